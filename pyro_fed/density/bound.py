@@ -171,6 +171,14 @@ class RowDensities(Protocol):
     def looped(self) -> bool:
         """Whether `vmap` is a loop over ordinary runs of the model."""
 
+    @property
+    def num_rows(self) -> int:
+        """Rows over all clients."""
+
+    @property
+    def widest(self) -> int:
+        """Rows of the partitioned plate, or of the largest plate nested in it."""
+
     def doubled(self) -> RowDensities:
         """These densities, computed in float64."""
 

@@ -6,7 +6,7 @@ import torch
 
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.scores import clients_log_likelihoods, log_likelihoods
-from pyro_fed.density.latents.ascent_starts import AGREE, AGREE_LEVEL, ascent_starts
+from pyro_fed.density.latents.ascent_starts import AGREE, AGREE_LEVEL, ascent_starts, first_client
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.rows.batches import BATCHES, Batch
 
@@ -49,7 +49,7 @@ def test_derivatives_under_a_gaussian_climb_from_zero_once(fed, monkeypatch):
     climbed, centre = [], Quadrature.centre
     monkeypatch.setattr(Quadrature, "centre", lambda *args: climbed.append(1) or centre(*args))
     found = derivatives.of_likelihood(problem, points, batch)
-    assert len(climbed) <= 1  # at the mean; none where that step was traced
+    assert not climbed  # a compiled step climbs at the mean, and near it
     sd = points.std(0)  # of each client's points: what these are known to matters, not a score far narrower than they
     value, score, curvature = (one - other for one, other in zip(found, from_zero, strict=True))
     assert float(value.abs().max()) < AGREE_LEVEL
@@ -57,9 +57,22 @@ def test_derivatives_under_a_gaussian_climb_from_zero_once(fed, monkeypatch):
     assert float((curvature * sd.unsqueeze(1) * sd.unsqueeze(2)).abs().max()) < AGREE
 
 
+def test_modes_are_known_at_each_of_a_few_points_however_far_apart(fed):
+    problem, data, points = fed.problem, fed.client_data(), points_of(fed, 1.0)[:, :3]
+    near = ascent_starts(problem, points, data.full_batch())
+    assert bool(near.arrive.all())
+    counts = data.rows[0][data.row_index[0][: data.num_rows[0]]]
+    known = first_client(near.batch.near[0])
+    found = clients_log_likelihoods(problem, points, data)
+    for z, total in zip(points[0], found[0], strict=True):
+        shape, scale = z.exp()  # given a count, exp(x (shape + count) - exp(x) (1 / scale + 1)) of x = log(rate)
+        mode = ((shape + counts) / (1 / scale + 1)).log()
+        assert float((known.modes(z)[: len(counts), 0] - mode).abs().max()) < 0.01
+        assert float(total - hierarchies.rates_log_lik(z, counts).sum()) == pytest.approx(0, abs=1e-3)
+
+
 def test_nothing_is_begun_where_it_saves_nothing(fed):
     points, batch = points_of(fed, 0.2), fed.client_data().full_batch()
-    assert ascent_starts(fed.problem, points[:, :8], batch) is None  # few points
     gaussian = hierarchies.federation("means")  # two steps from anywhere
     assert ascent_starts(gaussian.problem, points[:, :, :1], gaussian.client_data().full_batch()) is None
     assert Batch(*batch[:2]).near == ()

@@ -40,9 +40,14 @@ class Centre(NamedTuple):
         """
         return self.mode + solve_lower_transposed(self.factor, units)
 
+    def units_of(self, place: Tensor) -> Tensor:
+        """Where places (..., d) are in units of the curvatures, C'(x - m): what `places_at` takes."""
+        found: Tensor = (self.factor.mT @ (place - self.mode).unsqueeze(-1)).squeeze(-1)
+        return found
+
     def distance(self, place: Tensor) -> Tensor:
-        """How many SDs places (..., d) are from the modes, |C'(x - m)|."""
-        found: Tensor = (self.factor.mT @ (place - self.mode).unsqueeze(-1)).squeeze(-1).norm(dim=-1)
+        """How many SDs places (..., d) are from the modes."""
+        found: Tensor = self.units_of(place).norm(dim=-1)
         return found
 
 

@@ -10,12 +10,15 @@ functions, H the curvature of f in x),
 so that one step or two arrive, and fewer nodes may do. Both are looked at where they are least likely to, at the points
 that are farthest from the mean: fewer nodes are taken where they hardly move the rows' log-likelihood (`AGREE`). A
 client whose rows are not integrated well there begins at zero as before, with all nodes. Its own rows decide, not who
-is computed beside it.
+is computed beside it. At a few points the modes are found at each of them.
+
+All climbs are one compiled step, taken as often as needed: a trace of all steps is as many times as large.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
@@ -23,6 +26,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
+from pyro_fed.density.latents.ascent import Ascent, Centre
 from pyro_fed.density.latents.quadrature import (
     CONVERGED_DECREMENT,
     GAUSSIAN_ORDER,
@@ -34,6 +38,7 @@ from pyro_fed.density.latents.quadrature import (
     gauss_hermite,
 )
 from pyro_fed.density.rows.batches import BATCHES, Batch
+from pyro_fed.ops.entries import choose as chosen
 from pyro_fed.ops.tiny import solve_lower, solve_lower_transposed
 
 if TYPE_CHECKING:
@@ -43,6 +48,8 @@ T = TypeVar("T")
 
 #: Points that are looked at, the farthest; and how many times as many there are at least, or it saves nothing.
 NUM_OUTERMOST_POINTS, MIN_POINTS_RATIO = 4, 4
+#: Newton steps to the modes at a point until it is seen which clients' rows have arrived.
+STEPS_BETWEEN_LOOKS = 4
 #: Nats by which fewer nodes may move the log-likelihood of all clients at one such point more than at the others, and
 #: by which they may move it at all of them, beyond so many roundings of its terms.
 AGREE, AGREE_LEVEL, ROUNDING_UNITS = 0.01, 0.05, 4
@@ -90,16 +97,18 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
     if not dim or rule.starts or ((rule.mode_steps or 0) <= NEAR_STEPS and not rule.by_tails(dim)):
         return None
     if points.shape[1] < MIN_POINTS_RATIO * NUM_OUTERMOST_POINTS:
-        return None
+        return _at_few_points(problem, points.to(problem.dtype).contiguous(), batch)
     mean = points.double().mean(1, keepdim=True)
     sd = points.double().std(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     farthest = ((points - mean) / sd).square().sum(-1).topk(NUM_OUTERMOST_POINTS).indices
     outermost = points.gather(1, farthest.unsqueeze(-1).expand(-1, -1, points.shape[2]))
     probes = torch.cat([mean, outermost.double()], 1).to(problem.dtype)
-    place, slope = problem.mapped(_modes, (0, BATCHES), calls=0)(probes[:, 0], batch)
+    middle = probes[:, :1].contiguous()
+    modes = _modes(problem, middle, batch)
+    slope = problem.mapped(_slope, (0, BATCHES, 0), calls=0)(middle, batch, modes)
     steps = torch.ones(len(points), NEAR_STEPS, dtype=problem.dtype, device=points.device)
-    near = NearbyModes(probes[:, 0], place, slope, steps)
-    left, differences, size = problem.mapped(_trial, (0, BATCHES), calls=0)(probes, batch._replace(near=(near,)))
+    near = NearbyModes(middle, modes.mode, slope, steps)
+    left, differences, size = _trial(problem, probes, batch._replace(near=(near,)))
     there = (left <= CONVERGED_DECREMENT).transpose(1, 2).flatten(2).all(2)  # (C, steps); not a number is not
     number = (~there).long().cumprod(1).sum(1) + 1
     share = (batch.weight > 0).sum(1).double() / problem.num_rows
@@ -154,34 +163,86 @@ def _padded_rules(
     return torch.stack(units).to(like), torch.stack(log_weights).to(like)
 
 
-def _modes(problem: Problem, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The modes of the rows' latents at θ (D,), (m, d), and how they move with it, (m, d, D)."""
-    centre = problem.quadrature.centre(problem, theta, batch.rows)
+def _at_few_points(problem: Problem, points: Tensor, batch: Batch) -> AscentStarts:
+    """`ascent_starts` at few points (C, S, D): the modes at each of them, and the usual nodes."""
+    place = _modes(problem, points, batch).mode
+    near = NearbyModes(points, place, place.unsqueeze(-1)[..., :0], place.new_ones(len(points), 1))
+    return AscentStarts(batch._replace(near=(near,)), torch.ones(len(points), dtype=torch.bool, device=points.device))
 
-    def score(z: Tensor) -> Tensor:
-        found: Tensor = grad(lambda x: problem.conditional_parts(z, batch.rows, x)[1].sum())(centre.mode)
-        return found
 
-    pull = vjp(lambda cotangent: vjp(score, theta)[1](cotangent)[0], torch.zeros_like(centre.mode))[1]
-    eye = torch.eye(len(theta), dtype=theta.dtype, device=theta.device)
-    mixed = problem.vmap(lambda one: pull(one)[0])(eye)  # ∂²f/∂x∂θ, (D, m, d)
-    slope = solve_lower_transposed(centre.factor, solve_lower(centre.factor, mixed)).detach()
-    return centre.mode, torch.where(slope.isfinite(), slope, 0.0).movedim(0, -1)
+def _modes(problem: Problem, points: Tensor, batch: Batch) -> Centre:
+    """The modes of C clients' rows at points (C, P, D): one step is compiled, and taken as often as a client needs."""
+    rule, bare = problem.quadrature, batch.weight == 0
+    state = problem.mapped(_feet, (0, BATCHES), calls=0)(points, batch)
+    left, there = rule.mode_steps or rule.max_mode_steps, bare.all(1)
+    while left and not bool(there.all()):
+        taken = min(left, STEPS_BETWEEN_LOOKS)
+        later, after = problem.scan(_climb, state, (points, batch), (), taken, (0, BATCHES))
+        state = pytree.tree_map(partial(chosen, there), state, later)
+        there = there | ((after[-1] <= rule.mode_tolerance) | bare.unsqueeze(1)).flatten(1).all(1)
+        left -= taken
+    return rule.climber(0).summit(state)
+
+
+def _feet(problem: Problem, points: Tensor, batch: Batch) -> Ascent:
+    """Where ascents begin at points (P, D): near what is known, or where ascents to unknown modes do."""
+    rule = problem.quadrature
+
+    def at(theta: Tensor) -> Ascent:
+        start = batch.near[0].modes(theta) if batch.near else rule.start(problem, theta, batch.rows)
+        return rule.climber(0).foot(problem, theta, batch.rows, start)
+
+    found: Ascent = problem.vmap(at)(points)
+    return found
+
+
+def _climb(problem: Problem, state: Ascent, const: tuple[Tensor, Batch], _: tuple[()]) -> tuple[Ascent, Tensor]:
+    """A Newton step at each point (P, D), and what it leaves, in SDs of a row's latents, (P, m)."""
+    (points, batch), climber = const, problem.quadrature.climber(0)
+
+    def at(theta: Tensor, state: Ascent) -> tuple[Ascent, Tensor]:
+        state = climber.climb(problem, theta, batch.rows, state)
+        return state, climber.summit(state).decrement
+
+    found: tuple[Ascent, Tensor] = problem.vmap(at)(points, state)
+    return found
+
+
+def _slope(problem: Problem, points: Tensor, batch: Batch, centre: Centre) -> Tensor:
+    """How the modes at points (P, D) move with these, (P, m, d, D)."""
+
+    def at(theta: Tensor, centre: Centre) -> Tensor:
+        def score(z: Tensor) -> Tensor:
+            found: Tensor = grad(lambda x: problem.conditional_parts(z, batch.rows, x)[1].sum())(centre.mode)
+            return found
+
+        pull = vjp(lambda cotangent: vjp(score, theta)[1](cotangent)[0], torch.zeros_like(centre.mode))[1]
+        eye = torch.eye(len(theta), dtype=theta.dtype, device=theta.device)
+        mixed = problem.vmap(lambda one: pull(one)[0])(eye)  # ∂²f/∂x∂θ, (D, m, d)
+        slope = solve_lower_transposed(centre.factor, solve_lower(centre.factor, mixed)).detach()
+        return torch.where(slope.isfinite(), slope, 0.0).movedim(0, -1)
+
+    found: Tensor = problem.vmap(at)(points, centre)
+    return found
 
 
 def _trial(problem: Problem, probes: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """What ascents that begin near leave at points (P, D) after each step, in SDs of a row's latents, (P, steps, m).
+    """What ascents that begin near leave at points (C, P, D) after each step, in SDs of latents, (C, P, steps, m).
 
-    And what rules with fewer nodes add to the rows' log-likelihood, (P, rules), and the size of its terms, (P,).
+    And what rules with fewer nodes add to the rows' log-likelihood, (C, P, rules), and the size of its terms, (C, P).
     """
-    rule, (near,) = problem.quadrature, batch.near
-    climber = rule.climber(0)
+    bare = batch._replace(near=())
+    foot = problem.mapped(_feet, (0, BATCHES), calls=0)(probes, batch)
+    state, left = problem.scan(_climb, foot, (probes, bare), (), batch.near[0].steps.shape[1], (0, BATCHES))
+    differences, size = problem.mapped(_by_rules, (0, BATCHES, 0), calls=0)(probes, bare, state)
+    return torch.where(batch.weight.unsqueeze(1) > 0, left, 0.0).movedim(0, 2), differences, size
 
-    def at(theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        state, left = climber.foot(problem, theta, batch.rows, near.place + near.slope @ (theta - near.theta)), []
-        for _ in near.steps:
-            state = climber.climb(problem, theta, batch.rows, state)
-            left.append(climber.summit(state).decrement)
+
+def _by_rules(problem: Problem, probes: Tensor, batch: Batch, state: Ascent) -> tuple[Tensor, Tensor]:
+    """What rules with fewer nodes add to the log-likelihood at points (P, D), (P, rules), and its size, (P,)."""
+    rule, climber = problem.quadrature, problem.quadrature.climber(0)
+
+    def at(theta: Tensor, state: Ascent) -> tuple[Tensor, Tensor]:
         centre = climber.summit(state)
         tried = [by_curvature(centre, *one) for one in _rules(rule, problem.local_dim)]
         every = [*tried, rule.around(problem, theta, batch.rows, centre)]
@@ -190,8 +251,7 @@ def _trial(problem: Problem, probes: Tensor, batch: Batch) -> tuple[Tensor, Tens
         parts = values.split([len(nodes.place) for nodes in every])
         log_marginal = [torch.logsumexp(v + nodes.log_weight, 0) for v, nodes in zip(parts, every, strict=True)]
         sums = torch.stack([(one * batch.weight).sum() for one in log_marginal])
-        size = (log_marginal[-1].abs() * batch.weight).sum()
-        return torch.where(batch.weight > 0, torch.stack(left), 0.0), sums[:-1] - sums[-1], size
+        return sums[:-1] - sums[-1], (log_marginal[-1].abs() * batch.weight).sum()
 
-    found: tuple[Tensor, Tensor, Tensor] = problem.vmap(at)(probes)
+    found: tuple[Tensor, Tensor] = problem.vmap(at)(probes, state)
     return found

@@ -48,7 +48,7 @@ from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.latents.ascent import Ascent, Centre, Climber, Rows
-from pyro_fed.density.latents.several_modes import MOST_STARTS, alive, log_shares, needed_starts
+from pyro_fed.density.latents.several_modes import MOST_STARTS, alive, log_shares, modes_at_points, needed_starts
 from pyro_fed.density.latents.tails import Line, Profile, line
 from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import SettingError
@@ -57,6 +57,8 @@ from pyro_fed.ops.tiny import log_det_lower, solve_lower, solve_lower_transposed
 
 #: What a model needs is found at so many θ, uniform on (-PROBE_RADIUS, PROBE_RADIUS), and so many rows.
 PROBES, PROBE_ROWS, PROBE_RADIUS = 16, 64, 2.0
+#: The same of rows that have others nested in them: so many of these, of at least so many groups.
+PROBE_NESTED_ROWS, FEWEST_GROUPS = 4_096, 4
 #: Nodes a dimension that integrate a Gaussian with its first two derivatives; and the distance from the mode, in SDs,
 #: at which a log density is compared with a parabola.
 GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
@@ -87,12 +89,12 @@ class Nodes(NamedTuple):
 
 
 class NearbyModes(NamedTuple):
-    """What is known of the integrals of m rows near one θ, see `ascent_starts`.
+    """What is known of the integrals of m rows near A points θ, see `ascent_starts`.
 
     Attributes:
-        theta: there, (D,).
-        place: the modes there, (m, d).
-        slope: how they move with θ, (m, d, D).
+        theta: there, (A, D).
+        place: the modes there, (A, m, d).
+        slope: how they move with θ, (A, m, d, D), or (A, m, d, 0) where modes are needed at these points alone.
         steps: shares of the Newton steps from there to the modes at another θ, (k,): 1, or 0 where fewer are enough.
         nodes: a rule for N(0, I) that is enough, (Q, d) and log weights (Q,), -inf where fewer are; () for the usual.
     """
@@ -102,6 +104,15 @@ class NearbyModes(NamedTuple):
     slope: Tensor
     steps: Tensor
     nodes: tuple[Tensor, ...] = ()
+
+    def modes(self, theta: Tensor) -> Tensor:
+        """About where the modes at θ (D,) are, (m, d), by the nearest of the points."""
+        away = theta - self.theta
+        if len(away) == 1:
+            return self.place[0] + self.slope[0] @ away[0, : self.slope.shape[-1]]
+        at = away.square().sum(-1).argmin().unsqueeze(0)
+        place, slope, away = (part.index_select(0, at).squeeze(0) for part in (self.place, self.slope, away))
+        return place + slope @ away[: slope.shape[-1]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,20 +196,22 @@ class Quadrature(metaclass=Checked):
         """
         generator = torch.Generator().manual_seed(0)
         theta = 2 * torch.rand(PROBES, problem.dim, generator=generator, dtype=problem.bound.dtype) - 1
-        theta, at = PROBE_RADIUS * theta, torch.linspace(0, problem.bound.num_rows - 1, PROBE_ROWS).long().unique()
+        few = min(PROBE_ROWS, max(FEWEST_GROUPS, PROBE_NESTED_ROWS * problem.num_rows // problem.widest))
+        theta, at = PROBE_RADIUS * theta, torch.linspace(0, problem.bound.num_rows - 1, few).long().unique()
         rows = tuple(leaf[at] for leaf in problem.rows)
         rule, theta, foot = self._with_feet(problem, theta, rows)
         steps = self.mode_steps or rule._steps(problem, theta, rows, foot)
         found = replace(rule, mode_steps=steps)._for_modes(problem, theta, rows)
+        centres = modes_at_points(problem, found, theta, rows)
         if self.order is None:
-            gaussian = not found.starts and found._bend(problem, theta, rows) <= self.gaussian_tolerance
+            gaussian = not found.starts and found._bend(problem, theta, rows, centres) <= self.gaussian_tolerance
             order = min(GAUSSIAN_ORDER, self.max_order) if gaussian else found._sufficient_order(problem, theta, rows)
             found = replace(found, order=order)
         if self.tails is not None:
             return found
-        if not found._errs(problem, theta, rows):
+        if not found._errs(problem, theta, rows, centres):
             found = replace(found, tails=False)
-            return replace(found, order=self.order or found._enough_for_one(problem, theta, rows))
+            return replace(found, order=self.order or found._enough_for_one(problem, theta, rows, centres))
         found = replace(found, tails=True)  # its ascent starts elsewhere
         return replace(found, mode_steps=self.mode_steps or found._steps(problem, theta, rows))
 
@@ -236,27 +249,35 @@ class Quadrature(metaclass=Checked):
         probed, at = theta[:MODES_PROBED], torch.linspace(0, len(rows[0]) - 1, MODES_ROWS).long().unique()
         return replace(self, starts=needed_starts(problem, self, probed, tuple(leaf[at] for leaf in rows)))
 
-    def _errs(self, problem: RowDensities, theta: Tensor, rows: Rows) -> bool:
+    def _log_marginals(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> Tensor:
+        """The rows' log marginal likelihoods at θ (S, D), (S, m), by nodes at these modes, (S, J, m, ...)."""
+        found: Tensor = problem.vmap(
+            lambda one, centre: torch.logsumexp(self.log_masses(problem, one, rows, centre)[1], 0)
+        )(theta, centres)
+        return found
+
+    def _errs(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
         """Whether at most `max_order` nodes placed by the curvature err at θ (S, D), and those placed by tails do not.
 
-        More nodes may do at these θ, and not where a posterior goes: those that are placed by tails go there too.
+        Modes are those of ascents that tails have no part in. More nodes may do at these θ, and not where a posterior
+        goes: those that are placed by tails go there too.
         """
         if problem.local_dim > 1 or self.places(1) < FEWEST_OF_TAILS:
             return False
         tails, usual = replace(self, tails=True), replace(self, order=min(self.places(1), self.max_order), tails=False)
         many = replace(tails, order=max(2 * self.places(1), MANY_OF_TAILS), max_nodes=2 * self.max_nodes)
 
-        def values(rule: Quadrature) -> Tensor:
-            found: Tensor = problem.vmap(lambda one: rule.log_parts(problem, one, rows)[1])(theta)
-            return found
-
-        exact = values(many)
-        if self._largest_difference(values(usual), exact) <= self.node_tolerance:
+        of_tails = modes_at_points(problem, tails, theta, rows)
+        exact = many._log_marginals(problem, theta, rows, of_tails)
+        if self._largest_difference(usual._log_marginals(problem, theta, rows, centres), exact) <= self.node_tolerance:
             return False
-        as_given = self._largest_difference(values(replace(self, tails=False)), exact)
-        return self._largest_difference(values(tails), exact) <= max(self.node_tolerance, as_given)
+        given = replace(self, tails=False)._log_marginals(problem, theta, rows, centres)
+        found = tails._log_marginals(problem, theta, rows, of_tails)
+        return self._largest_difference(found, exact) <= max(
+            self.node_tolerance, self._largest_difference(given, exact)
+        )
 
-    def _enough_for_one(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
+    def _enough_for_one(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> int:
         """The fewest nodes of `ORDERS` by which a row's log marginal likelihood at θ (S, D) is that by `order`.
 
         Several latents have as many as they need already, and rows of several modes keep what they have.
@@ -266,9 +287,7 @@ class Quadrature(metaclass=Checked):
             return most
 
         def values(order: int) -> Tensor:
-            rule = replace(self, order=order)
-            found: Tensor = problem.vmap(lambda one: rule.log_parts(problem, one, rows)[1])(theta)
-            return found
+            return replace(self, order=order)._log_marginals(problem, theta, rows, centres)
 
         exact = values(most)
         allowed = self.node_tolerance + ROUNDING_UNITS * torch.finfo(exact.dtype).eps * exact.abs()
@@ -323,7 +342,7 @@ class Quadrature(metaclass=Checked):
     def _foot(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
         """Where the ascents at several θ (S, D) begin."""
         climber = self.climber(0)
-        found: Ascent = problem.vmap(lambda one: climber.foot(problem, one, rows, self._start(problem, one, rows)))(
+        found: Ascent = problem.vmap(lambda one: climber.foot(problem, one, rows, self.start(problem, one, rows)))(
             theta
         )
         return found
@@ -338,14 +357,13 @@ class Quadrature(metaclass=Checked):
             state, steps = climb(theta, state), steps + 1
         return steps + 1
 
-    def _bend(self, problem: RowDensities, theta: Tensor, rows: Rows) -> float:
+    def _bend(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> float:
         """How far log joint densities are from parabolas, `GAUSSIAN_REACH` SDs from the modes at θ, beyond rounding."""
         axes = torch.eye(problem.local_dim, dtype=problem.bound.dtype)
         lines = torch.cat([axes, axes.mean(0, keepdim=True)])
         directions = GAUSSIAN_REACH * torch.cat([lines, -lines]) / lines.norm(dim=1).repeat(2).unsqueeze(1)
 
-        def bend(one: Tensor) -> Tensor:
-            centre = self.centre(problem, one, rows)
+        def bend(one: Tensor, centre: Centre) -> Tensor:
             top = problem.conditional_parts(one, rows, centre.mode)[1]
 
             def along(direction: Tensor) -> Tensor:
@@ -356,7 +374,7 @@ class Quadrature(metaclass=Checked):
             beyond: Tensor = apart - ROUNDING_UNITS * torch.finfo(top.dtype).eps * top.abs()
             return beyond.amax()
 
-        return float(problem.vmap(bend)(theta).max())
+        return float(problem.vmap(bend)(theta, Centre(*(part[:, 0] for part in centres))).max())
 
     def by_tails(self, dim: int) -> bool:
         """Whether nodes are placed by tails, see `tails`."""
@@ -397,11 +415,22 @@ class Quadrature(metaclass=Checked):
     def placed(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes | None = None) -> Nodes:
         """The nodes of the rows' latents at θ (D,), those of one mode after the other; constants for derivatives."""
         if near is not None:
-            centre = self.centre_near(problem, theta, rows, near)
-            return by_curvature(centre, *near.nodes) if near.nodes else self.around(problem, theta, rows, centre)
+            return self.placed_around(problem, theta, rows, self.centre_near(problem, theta, rows, near), near)
         if self.starts:
             return self._around_each(problem, theta, rows, self.centres(problem, theta, rows))
         return self.around(problem, theta, rows, self.centre(problem, theta, rows))
+
+    def placed_around(
+        self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, near: NearbyModes
+    ) -> Nodes:
+        """`placed` at modes that are known: the nodes that are enough near this θ, or the usual."""
+        return by_curvature(centre, *near.nodes) if near.nodes else self.around(problem, theta, rows, centre)
+
+    def placed_alike(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes) -> Nodes:
+        """The nodes at θ (D,) in units of the curvatures there, for other θ: C'(x - m), and weights without |C|."""
+        centre = self.centre_near(problem, theta, rows, near)
+        nodes = self.around(problem, theta, rows, centre)
+        return Nodes(centre.units_of(nodes.place), nodes.log_weight + log_det_lower(centre.factor))
 
     def around(
         self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, part: tuple[Centre, int] | None = None
@@ -497,7 +526,7 @@ class Quadrature(metaclass=Checked):
         """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives."""
         theta = theta.detach()
         climber = self.climber(self.mode_steps or self.max_mode_steps)
-        return climber.summit(climber.climbed(problem, theta, rows, self._start(problem, theta, rows)))
+        return climber.summit(climber.climbed(problem, theta, rows, self.start(problem, theta, rows)))
 
     def centre_near(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes) -> Centre:
         """Modes of the rows' latents at θ (D,), from what is known near it, and curvatures a step before them.
@@ -509,7 +538,7 @@ class Quadrature(metaclass=Checked):
             near: from where ascents begin.
         """
         here, climber = theta.detach(), self.climber(0)
-        state = climber.foot(problem, here, rows, near.place + near.slope @ (here - near.theta))
+        state = climber.foot(problem, here, rows, near.modes(here))
         *before, last = near.steps.unbind()
         for share in before:
             state = climber.climb(problem, here, rows, state, share)
@@ -544,7 +573,7 @@ class Quadrature(metaclass=Checked):
         """How modes are climbed to."""
         return Climber(steps, self.shorten, self.floor)
 
-    def _start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
+    def start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
         """Where the rows' ascents begin, (m, d)."""
         dim = problem.local_dim
         offset = (ASCENT_OFFSET if self.by_tails(dim) else 0.0) if self.offset is None else self.offset

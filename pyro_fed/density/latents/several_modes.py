@@ -172,7 +172,7 @@ def needed_starts(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) 
     climber = rule.climber(0)
     starts = rule.starts or ()
 
-    found = search(problem, theta, rows, _modes_at_points(problem, rule, theta, rows), climber)
+    found = search(problem, theta, rows, modes_at_points(problem, rule, theta, rows), climber)
     known = found.mode.shape[1] - MOST_NEW
     mass = log_mass(found)  # (S, J + new, m)
     lacking = mass[:, known:] - torch.logsumexp(mass, 1, keepdim=True) > math.log(rule.node_tolerance)
@@ -183,7 +183,7 @@ def needed_starts(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) 
         nearest = places[((places - middle) / spread).square().sum(-1).argmin()]
         starts = (*starts, tuple(nearest.tolist()))
         trial = rule.from_places(starts)
-        now = _modes_at_points(problem, trial, theta, rows)
+        now = modes_at_points(problem, trial, theta, rows)
         for j in range(now.mode.shape[1]):
             end = Centre(*(part[:, j].unsqueeze(1) for part in now))
             others = Centre(*(part[:, known:] for part in found))
@@ -201,7 +201,7 @@ def missed_mode_log_mass(problem: RowDensities, rule: Rule, theta: Tensor, rows:
         theta: (S, D).
         rows: row tensors, each (m, ...).
     """
-    known = _modes_at_points(problem, rule, theta, rows)
+    known = modes_at_points(problem, rule, theta, rows)
     every = search(problem, theta, rows, known, rule.climber(0))
 
     def lacking(one: Tensor, found: Centre, more: Centre) -> Tensor:
@@ -213,7 +213,7 @@ def missed_mode_log_mass(problem: RowDensities, rule: Rule, theta: Tensor, rows:
     return raised
 
 
-def _modes_at_points(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> Centre:
+def modes_at_points(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> Centre:
     """The modes that a rule finds at each θ (S, D): (S, J, m, ...)."""
     return Centre(*problem.vmap(lambda one: rule.centres(problem, one, rows))(theta))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,11 +19,12 @@ from pyro_fed.conventions import seeding
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.draws import draw_locals
-from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.latents.quadrature import NearbyModes, Nodes, Quadrature
 from pyro_fed.density.latents.several_modes import missed_mode_log_mass, needed_starts
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.tiny import log_det_lower
 
 if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
@@ -124,20 +126,40 @@ def _missed_modes(problem: Problem, theta: Tensor) -> list[Finding]:
 
 def _log_lik_difference_sd(problem: Problem, theta: Tensor, rule: Quadrature, exact: Quadrature) -> float:
     """SD over draws (S, D) of the difference between two rules' pooled log-likelihoods; infinite where one is NaN."""
-    at = evenly(len(theta), CHECK_DRAWS)
+    some = theta[evenly(len(theta), CHECK_DRAWS)]
     rows = problem.all_rows
-    known = ascent_starts(problem, theta[at].unsqueeze(0), one_client(rows, theta))
-    near = None if known is None else first_client(known.batch.near[0])
-    own = near if near is None or rule == problem.quadrature else near._replace(nodes=())
-    finer = None if near is None else near._replace(nodes=())
-
-    def error(one: Tensor) -> Tensor:
-        precise, found = exact.log_parts(problem, one, rows, finer)[1], rule.log_parts(problem, one, rows, own)[1]
-        return (precise - found).sum()
-
-    pieces = in_chunks(theta[at], exact.num_nodes(problem.local_dim) * problem.widest)
+    known = ascent_starts(problem, some.unsqueeze(0), one_client(rows, theta))
+    if known is None:
+        error, nodes = partial(_difference, problem, rows, rule, exact), exact.num_nodes(problem.local_dim)
+    else:
+        near = first_client(known.batch.near[0])
+        own = near if rule == problem.quadrature else near._replace(nodes=())
+        finer = exact.placed_alike(problem, some.mean(0), rows, near._replace(nodes=()))
+        error, nodes = partial(_difference_near, problem, rows, rule, own, finer), len(finer.log_weight)
+    pieces = in_chunks(some, nodes * problem.widest)
     apart = float(torch.cat([problem.vmap(error)(piece) for piece in pieces]).std(correction=0))
     return math.inf if math.isnan(apart) else apart
+
+
+def _difference(
+    problem: Problem, rows: tuple[Tensor, ...], rule: Quadrature, exact: Quadrature, theta: Tensor
+) -> Tensor:
+    """Difference between two rules' pooled log-likelihoods at θ (D,)."""
+    return (exact.log_parts(problem, theta, rows)[1] - rule.log_parts(problem, theta, rows)[1]).sum()
+
+
+def _difference_near(
+    problem: Problem, rows: tuple[Tensor, ...], rule: Quadrature, near: NearbyModes, exact: Nodes, theta: Tensor
+) -> Tensor:
+    """The same where modes are known, at which the exact nodes (Q, m) are placed, in units of the curvatures."""
+    centre = rule.centre_near(problem, theta, rows, near)
+    found = rule.placed_around(problem, theta, rows, centre, near)
+    precise = Nodes(centre.places_at(exact.place), exact.log_weight - log_det_lower(centre.factor))
+    place = torch.cat([precise.place, found.place])
+    values = problem.vmap(lambda x: problem.conditional_parts(theta, rows, x)[1])(place)
+    values = values + torch.cat([precise.log_weight, found.log_weight])
+    exactly, ours = values.split([len(precise.place), len(found.place)])
+    return (torch.logsumexp(exactly, 0) - torch.logsumexp(ours, 0)).sum()
 
 
 def _finer(problem: Problem, rule: Quadrature) -> Quadrature:
