@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -145,7 +146,7 @@ def _from_data(
         try:
             pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
             seen = {
-                name: observed_rows(value, lambda at, name=name: _log_likelihoods(problem, at, True)[0][name], problem)
+                name: observed_rows(value, partial(_log_likelihoods_of, name, problem), problem)
                 for name, value in pointwise.items()
             }
             lp = {"lp": (problem.log_prior(flat) + total).reshape(draws.shape[:2])}
@@ -195,6 +196,11 @@ def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict
     total = sum((value.sum(-1) for value in pointwise.values()), flat.new_zeros(len(flat)))
     latent = {"", *problem.layout.local}
     return {name: value for name, value in pointwise.items() if name not in latent}, total
+
+
+def _log_likelihoods_of(name: str, problem: Problem, flat: Tensor) -> Tensor:
+    """Log-likelihoods (S, n) of one observed site."""
+    return _log_likelihoods(problem, flat, wanted=True)[0][name]
 
 
 def make_inference_data(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) -> InferenceData:
