@@ -17,6 +17,7 @@
 import os
 import warnings
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import pyro_fed as pf
@@ -33,6 +34,7 @@ fed = pf.Federation(
     logistic.model, (x, y), plate="data", num_clients=10, partition=pf.partition.Dirichlet(0.3, by=y), seed=0
 )
 pf.plot_partition(fed)
+plt.show()
 # %% [markdown]
 # The reference is NUTS on the pooled data: what one would do if the data could be brought together.
 
@@ -55,9 +57,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     own = pf.run(pf.NUTS(**chains, start="prior"), alone, **options)
 pf.plot_comparison({"pooled": nuts, "client 0 alone": own, "FedEP": fedep}, "pooled")
+plt.show()
 # %%
 table = pf.compare({"pooled": nuts, "FedEP": fedep}, "pooled", federation=fed, test=test)
-table[["mean_error", "sd_ratio_min", "sd_ratio_max", "accuracy", "ece"]].round(3)
+print(table[["mean_error", "sd_ratio_min", "sd_ratio_max", "accuracy", "ece"]].round(3))
 
 # %% [markdown]
 # No client's posterior is close to the pooled one; their product is.

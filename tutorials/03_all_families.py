@@ -17,6 +17,7 @@
 import os
 import warnings
 
+import matplotlib.pyplot as plt
 import pyro
 import pyro.distributions as dist
 import torch
@@ -62,10 +63,11 @@ with warnings.catch_warnings():
         results["DSVGD"] = pf.run(pf.DSVGD(), fed, **quiet)
         results["FSGLD"] = pf.run(pf.FSGLD(), fed, **quiet)
 table = pf.compare(results, "NUTS", federation=fed)
-table[["mean_error", "sd_ratio_min", "sd_ratio_max", "prior_count", "rounds", "bytes_up", "warnings"]]
+print(table[["mean_error", "sd_ratio_min", "sd_ratio_max", "prior_count", "rounds", "bytes_up", "warnings"]])
 
 # %%
 pf.plot_comparison(results, "NUTS")
+plt.show()
 # %%
 w, pooled = results["FedEP"].posterior["w"], results["NUTS"].posterior["w"]
 away = abs(w.mean(("chain", "draw")) - pooled.mean(("chain", "draw"))) / pooled.std(("chain", "draw"))

@@ -125,6 +125,7 @@ def log_posterior(z):
 
 
 pf.plot_particles(idata, log_posterior)
+plt.show()
 
 # %% [markdown]
 # ## Parallel DSVGD and client selection (Yang, Liu and Kassab, Fig. 2)
@@ -156,3 +157,4 @@ for name, (algorithm, schedule) in schemes.items():
     axis.plot(rounds, accuracy, marker=".", label=name)
 axis.set(xlabel="round", ylabel="test accuracy")
 axis.legend(frameon=False)
+plt.show()

@@ -27,6 +27,7 @@ from pyro_fed.analysis.plots.comparison import most_different
 from pyro_fed.analysis.plots.criticism import draw_influence
 from pyro_fed.analysis.plots.style import REFERENCE, line_colors, shortened
 from pyro_fed.analysis.report import svg
+from pyro_fed.audit.clients.dealt import by_the_outcome
 from pyro_fed.errors import PyroFedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import ess, rhat
@@ -434,7 +435,7 @@ def _influence(about: Compared) -> Picture | None:
 
     def panel(name: str, idata: InferenceData) -> Panel:
         found = influence(idata, about.federation)
-        if found.attrs["stands_apart"]:
+        if found.attrs["stands_apart"] and not by_the_outcome(about.federation, about.federation.problem):
             notes.append(f" {name}: {found.attrs['stands_apart']}.".replace("..", "."))
         size = found["influence"].values
         kept = _strongest(-size)
