@@ -80,8 +80,8 @@ def kl(approximate):
     return float(np.trapezoid(exact * np.log(exact / np.maximum(approximate, 1e-300)), grid))
 
 
-steps = 20 if FAST else 200
-particles = {"num_particles": 50 if FAST else 200}
+steps = 100 if FAST else 200
+particles = {"num_particles": 100 if FAST else 200}
 rounds = range(1, 5 if FAST else 11)
 dsvgd = pf.PaperDSVGD(local_steps=steps, distill_steps=steps, **particles)
 udsvgd = pf.UDSVGD(local_steps=steps, **particles)

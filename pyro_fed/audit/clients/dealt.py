@@ -22,7 +22,7 @@ from pyro_fed.federation.labels import row_labels
 def by_the_outcome(federation: Federation, problem: Problem) -> bool:
     """Whether the partition dealt rows out by an outcome, or by a function of it, such as labels or `y > 0`.
 
-    Which of its arguments a `pyro.factor` takes for the outcome is not known: there each of the rows' columns may be it.
+    Which of its arguments a `pyro.factor` takes for the outcome is not known: each of the rows' columns may be it.
     """
     count = problem.num_rows
     by = federation.partition.dealt_by(count, row_labels(problem.arguments))
