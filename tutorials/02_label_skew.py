@@ -39,8 +39,8 @@ plt.show()
 # The reference is NUTS on the pooled data: what one would do if the data could be brought together.
 
 # %%
-size = 250 if FAST else 1000
-chains = {"num_samples": size, "warmup_steps": size, "num_chains": 2}
+size, warmup = (200, 150) if FAST else (1000, 1000)
+chains = {"num_samples": size, "warmup_steps": warmup, "num_chains": 2}
 options = {"progress": not FAST, "audit": not FAST}
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # R-hat asks for longer chains than continuous integration runs
@@ -55,7 +55,7 @@ rows = fed.client_rows[0]
 alone = pf.Federation(logistic.model, (x[rows], y[rows]), plate="data", num_clients=1)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    own = pf.run(pf.NUTS(**chains, start="prior"), alone, **options)
+    own = pf.run(pf.NUTS(**chains, start="prior", max_tree_depth=5 if FAST else 10), alone, **options)
 pf.plot_comparison({"pooled": nuts, "client 0 alone": own, "FedEP": fedep}, "pooled")
 plt.show()
 # %%

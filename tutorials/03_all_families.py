@@ -54,8 +54,8 @@ results = {}
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # they are shown in the table
     quiet = {"seed": 0, "progress": not FAST, "audit": not FAST}
-    size = 250 if FAST else 1000
-    long = pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2)
+    size, warmup = (200, 150) if FAST else (1000, 1000)
+    long = pf.NUTS(num_samples=size, warmup_steps=warmup, num_chains=2)
     results["NUTS"] = pf.run(long, fed, **quiet)
     results["FedEP"] = pf.run(pf.FedEP(), fed, **quiet)
     results["P2PVI"] = pf.run(pf.P2PVI(), fed, graph=pf.graph.ring(5), **quiet)
