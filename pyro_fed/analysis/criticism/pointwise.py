@@ -33,7 +33,7 @@ from pyro_fed.density.observations import observed_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.errors import DataError
-from pyro_fed.ops.arviz_versions import psis
+from pyro_fed.ops.arviz_versions import leave_out_weights
 
 #: A Pareto k above this is very bad: the weights have no mean.
 VERY_BAD = 1.0
@@ -200,17 +200,6 @@ def widest(problem: Problem, data: ClientData, site: str) -> int:
         return int(data.row_index.shape[1])
     plates = observed_plates(problem)
     return int(nested.get(plates[chosen_site(plates, site)], data.row_index.shape[1]))
-
-
-def leave_out_weights(log_lik: np.ndarray, efficiency: float) -> tuple[np.ndarray, np.ndarray]:
-    """Pareto smoothed, normalised log weights (S, n) of the draws without each row, and Pareto's k (n,) of each row.
-
-    `efficiency` is the effective number of draws over S. A row of the same density at all draws, as one that they
-    predict with certainty, has equal weights, which need no tail: its k is that of a bounded one, -inf.
-    """
-    smoothed = [psis(-row, efficiency) for row in log_lik.T]
-    k = np.where(np.ptp(log_lik, axis=0) == 0, -np.inf, [k for _, k in smoothed])
-    return np.stack([weights for weights, _ in smoothed], 1), k
 
 
 def _log_sum(values: np.ndarray) -> np.ndarray:
