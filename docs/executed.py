@@ -127,7 +127,7 @@ def _settings(fast: bool) -> Iterator[None]:
 
 
 def _run_cell(source: str, module: types.ModuleType, path: Path, above: int, name: str) -> list[nbformat.NotebookNode]:
-    """Run a cell and say what it showed: printed text, the value of its last line, figures.
+    """Run a cell and say what it showed: printed text, the value of its last line or what that prints, figures.
 
     Args:
         source: of the cell.
@@ -142,7 +142,10 @@ def _run_cell(source: str, module: types.ModuleType, path: Path, above: int, nam
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
         exec(compile(tree, str(path), "exec"), vars(module))
         if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), str(path), "eval"), vars(module))
+            shown = _printed(last.value)
+            value = eval(compile(ast.Expression(shown or last.value), str(path), "eval"), vars(module))
+            if shown is not None and not hasattr(value, "_repr_html_"):
+                value = print(value)
     outputs = [nbformat.v4.new_output("stream", name="stdout", text=printed.getvalue())] if printed.getvalue() else []
     if value is not None and not _drawn(value):
         data = {"text/plain": repr(value)}
@@ -150,6 +153,14 @@ def _run_cell(source: str, module: types.ModuleType, path: Path, above: int, nam
             data["text/html"] = value._repr_html_()
         outputs.append(nbformat.v4.new_output("display_data", data=data))
     return outputs + _figures(name)
+
+
+def _printed(call: ast.expr) -> ast.expr | None:
+    """What a call of `print` prints, if that is one thing: a page shows it as a notebook would."""
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "print":
+        alone = len(call.args) == 1 and not call.keywords and not isinstance(call.args[0], ast.Starred)
+        return call.args[0] if alone else None
+    return None
 
 
 def _drawn(value: Any) -> bool:

@@ -16,6 +16,7 @@
 import os
 
 import arviz as az
+import matplotlib.pyplot as plt
 import pyro
 import pyro.distributions as dist
 import torch
@@ -43,10 +44,11 @@ y = torch.tensor(y, dtype=torch.float64)
 
 # %%
 fed = pf.Federation(model, (x, y), plate="data", num_clients=10, seed=0)
-fed.summary()
+print(fed.summary())
 
 # %%
 pf.plots.plot_partition(fed)
+plt.show()
 
 # %% [markdown]
 # `fit` answers with an ArviZ `InferenceData` under the model's own names. It begins with federated expectation
@@ -54,10 +56,11 @@ pf.plots.plot_partition(fed)
 
 # %%
 idata = pf.fit(fed, seed=0, progress=not FAST)
-az.summary(idata, kind="stats")
+print(az.summary(idata, kind="stats"))
 
 # %%
 pf.plots.plot_forest(idata)
+plt.show()
 
 # %% [markdown]
 # Then it looks for reasons to doubt the answer, in the model's own densities. Where it finds any it goes on, by
@@ -65,23 +68,23 @@ pf.plots.plot_forest(idata)
 # done, what that cost, and what spoke against it; nothing did here, and nothing more was spent.
 
 # %%
-pf.steps(idata)
+print(pf.steps(idata))
 
 # %%
-idata.attrs["doubts"] or "nothing is left to doubt"
+print(idata.attrs["doubts"] or "nothing is left to doubt")
 
 # %% [markdown]
 # Who sent what stands in the group `federation`: here in kilobytes a client, over all rounds.
 
 # %%
-(idata.federation["bytes_up"].sum("round") / 1000).to_series()
+print((idata.federation["bytes_up"].sum("round") / 1000).to_series())
 
 # %% [markdown]
 # Who knows what to run can run it: `pf.run` takes one algorithm, with its settings.
 
 # %%
 same = pf.run(pf.FedEP(), fed, seed=0, progress=not FAST, audit=not FAST)
-bool((same.posterior["w"] == idata.posterior["w"]).all())
+print(bool((same.posterior["w"] == idata.posterior["w"]).all()))
 
 # %% [markdown]
 # New observations are drawn by `predict`.

@@ -17,6 +17,7 @@
 import os
 import warnings
 
+import matplotlib.pyplot as plt
 import pyro
 import pyro.distributions as dist
 import torch
@@ -53,8 +54,8 @@ results = {}
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # they are shown in the table
     quiet = {"seed": 0, "progress": not FAST, "audit": not FAST}
-    size, depth = (100, 4) if FAST else (1000, 10)
-    long = pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2, max_tree_depth=depth)
+    size, warmup = (200, 150) if FAST else (1000, 1000)
+    long = pf.NUTS(num_samples=size, warmup_steps=warmup, num_chains=2)
     results["NUTS"] = pf.run(long, fed, **quiet)
     results["FedEP"] = pf.run(pf.FedEP(), fed, **quiet)
     results["P2PVI"] = pf.run(pf.P2PVI(), fed, graph=pf.graph.ring(5), **quiet)
@@ -62,10 +63,11 @@ with warnings.catch_warnings():
         results["DSVGD"] = pf.run(pf.DSVGD(), fed, **quiet)
         results["FSGLD"] = pf.run(pf.FSGLD(), fed, **quiet)
 table = pf.compare(results, "NUTS", federation=fed)
-table[["mean_error", "sd_ratio_min", "sd_ratio_max", "prior_count", "rounds", "bytes_up", "warnings"]]
+print(table[["mean_error", "sd_ratio_min", "sd_ratio_max", "prior_count", "rounds", "bytes_up", "warnings"]])
 
 # %%
 pf.plots.plot_comparison(results, "NUTS")
+plt.show()
 # %%
 w, pooled = results["FedEP"].posterior["w"], results["NUTS"].posterior["w"]
 away = abs(w.mean(("chain", "draw")) - pooled.mean(("chain", "draw"))) / pooled.std(("chain", "draw"))

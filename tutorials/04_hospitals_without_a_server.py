@@ -15,6 +15,7 @@
 import os
 import warnings
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import pyro_fed as pf
@@ -33,15 +34,16 @@ fed = pf.Federation(regression.model, (x, y), plate="data", num_clients=6, parti
 # %%
 ring = pf.graph.ring(6)
 pf.plots.plot_graph(ring)
+plt.show()
 # %%
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     options = {"progress": not FAST, "audit": not FAST}
     idata = pf.run(pf.P2PVI(), fed, graph=ring, num_rounds=20 if FAST else None, **options)
-    size, depth = (60, 4) if FAST else (1000, 10)
+    size, depth = (100, 6) if FAST else (1000, 10)
     long = pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2, max_tree_depth=depth)
     nuts = pf.run(long, fed, **options)
-idata.attrs["warnings"] or "no warnings"
+print(idata.attrs["warnings"] or "no warnings")
 
 # %% [markdown]
 # Every agent has a posterior of its own, a chain of the result. They agree with each other, and with the
@@ -52,5 +54,6 @@ means = idata.posterior["w"].mean("draw").values
 spread = means.std(0) / nuts.posterior["w"].std(["chain", "draw"]).values
 print("disagreement of the hospitals, in posterior SDs:", np.round(spread.max(), 3))
 pf.plots.plot_comparison({"pooled": nuts, "P2PVI": idata}, "pooled")
+plt.show()
 # %%
 assert spread.max() < 0.5

@@ -16,6 +16,8 @@
 import os
 import warnings
 
+import matplotlib.pyplot as plt
+
 import pyro_fed as pf
 from pyro_fed.recipes import library
 
@@ -43,7 +45,7 @@ with warnings.catch_warnings():
     doubtful = pf.run(published, fed, **options)
 results = {"FedEP": good, "DSVGD as published": doubtful}
 table = pf.compare(results, federation=fed, test=test)
-table[["prior_count", "prior_count_se", "ksd", "test_log_density", "accuracy", "ece", "mce"]].round(3)
+print(table[["prior_count", "prior_count_se", "ksd", "test_log_density", "accuracy", "ece", "mce"]].round(3))
 
 # %%
 for name, said in table["warnings"].items():
@@ -56,6 +58,7 @@ for name, said in table["warnings"].items():
 
 # %%
 pf.plots.plot_reliability(results, fed, test)
+plt.show()
 # %% [markdown]
 # The accuracy hardly tells the two apart. The posterior does.
 

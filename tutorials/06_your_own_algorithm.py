@@ -23,6 +23,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import matplotlib.pyplot as plt
 import pyro
 import pyro.distributions as dist
 import torch
@@ -102,10 +103,11 @@ def model(y):
 y = torch.linspace(0.0, 2.0, 12, dtype=torch.float64)
 fed = pf.Federation(model, (y,), plate="data", num_clients=3)
 idata = pf.run(FederatedAscent(), fed, progress=False)
-idata.attrs["converged"], idata.federation.sizes["round"], float(idata.posterior["mu"][0, 0])
+print(idata.attrs["converged"], idata.federation.sizes["round"], float(idata.posterior["mu"][0, 0]))
 
 # %%
 pf.plots.plot_convergence(idata)  # what `monitor` says of each round
+plt.show()
 
 # %% [markdown]
 # The exact mode is the sum of the data over N + 1.

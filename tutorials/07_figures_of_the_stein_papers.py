@@ -80,8 +80,8 @@ def kl(approximate):
     return float(np.trapezoid(exact * np.log(exact / np.maximum(approximate, 1e-300)), grid))
 
 
-steps = 20 if FAST else 200
-particles = {"num_particles": 50 if FAST else 200}
+steps = 100 if FAST else 200
+particles = {"num_particles": 100 if FAST else 200}
 rounds = range(1, 5 if FAST else 11)
 dsvgd = pf.papers.PaperDSVGD(local_steps=steps, distill_steps=steps, **particles)
 udsvgd = pf.papers.UDSVGD(local_steps=steps, **particles)
@@ -125,6 +125,7 @@ def log_posterior(z):
 
 
 pf.plots.plot_particles(idata, log_posterior)
+plt.show()
 
 # %% [markdown]
 # ## Parallel DSVGD and client selection (Yang, Liu and Kassab, Fig. 2)
@@ -156,3 +157,4 @@ for name, (algorithm, schedule) in schemes.items():
     axis.plot(rounds, accuracy, marker=".", label=name)
 axis.set(xlabel="round", ylabel="test accuracy")
 axis.legend(frameon=False)
+plt.show()

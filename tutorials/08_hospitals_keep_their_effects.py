@@ -16,6 +16,7 @@
 import os
 import warnings
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import pyro_fed as pf
@@ -40,7 +41,7 @@ fed = pf.Federation(
     coords={"hospital": [f"hospital {chr(65 + h)}" for h in range(num_hospitals)]},
 )
 print(fed)
-fed.summary()
+print(fed.summary())
 
 # %% [markdown]
 # Given the common parameters each level is integrated out where its patients are, so that messages speak of `mu`,
@@ -52,7 +53,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     options = {"audit": False, "progress": False} if FAST else {}
     idata = pf.run(pf.FedEP(), fed, **options)
-idata.attrs["warnings"] or "no warnings"
+print(idata.attrs["warnings"] or "no warnings")
 
 # %% [markdown]
 # The levels stand under the hospitals' names. Those of small hospitals are drawn towards the common mean: this is
@@ -71,6 +72,7 @@ for name, size, m, s, t in zip(levels["hospital"].values, patients, mean, sd, tr
 
 # %%
 pf.plots.plot_contributions(pf.contributions(idata, fed))
+plt.show()
 
 # %% [markdown]
 # What a client sends in a round, against what its hospitals have.

@@ -79,6 +79,7 @@ for (name, point), marker in zip(points.items(), "s^x", strict=True):
     axis.plot(*point, marker, color="tab:red", label=name)
 axis.set(xlabel="theta[0]", ylabel="theta[1]", aspect="equal")
 axis.legend(frameon=False, fontsize="small")
+plt.show()
 
 # %% [markdown]
 # ## Federated stochastic gradient Langevin dynamics (El Mekkaoui et al., Fig. 2, 3b and 4)
@@ -130,6 +131,7 @@ for row, (name, own) in zip(axes, kinds.items(), strict=True):
         error_axis.plot(number, error, linestyle="-" if name == "DSGLD" else "--", label=f"{name} ({count})")
 error_axis.set(xscale="log", yscale="log", xlabel="draws a chain", ylabel="squared error of the mean")
 error_axis.legend(frameon=False, ncols=2, fontsize="small")
+plt.show()
 
 # %% [markdown]
 # The constants of Theorems 1 and 2 say why: over the square [-6, 6]², a row's gradient (γ², DSGLD's) is about a hundred
@@ -144,6 +146,7 @@ axis.bar(np.arange(10) - 0.2, gamma, 0.4, label=r"$\gamma_s^2$, DSGLD")
 axis.bar(np.arange(10) + 0.2, epsilon, 0.4, label=r"$\epsilon_s^2$, FSGLD")
 axis.set(xlabel="client", yscale="log", ylim=(1, 2000))
 axis.legend(frameon=False)
+plt.show()
 
 # %% [markdown]
 # ## Peer-to-peer variational inference (Wang et al., Fig. 1)
@@ -182,3 +185,4 @@ for axis, (title, links) in zip(axes, {"alone": alone, "together": graph}.items(
     axis.axhline(0.64, color="black", linestyle="--", label="noise alone")
     axis.set(title=title, xlabel="round", ylabel="test MSE")
 axes[0].legend(frameon=False)
+plt.show()

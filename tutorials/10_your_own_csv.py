@@ -14,6 +14,7 @@
 # %%
 import os
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pyro
@@ -39,7 +40,7 @@ pd.concat(frames).sample(frac=1, random_state=0).to_csv("patients.csv", index=Fa
 
 # %%
 patients = pd.read_csv("patients.csv")
-patients.head()
+print(patients.head())
 
 # %% [markdown]
 # The model is ordinary Pyro. Hospitals have a plate, which holds what each has of its own; patients have another, and
@@ -70,30 +71,32 @@ columns = [patients[name] for name in ("hospital", "age", "dose", "pressure")]
 names = sorted(patients["hospital"].unique())
 each = pf.partition.ByGroup(names)
 fed = pf.Federation(model, (*columns, len(names)), plate="hospitals", rows={"patients": "hospital"}, partition=each)
-fed.summary()
+print(fed.summary())
 
 # %% [markdown]
 # Without a hierarchy it is shorter: a plate over patients, and `partition=pf.partition.ByGroup(patients["hospital"])`.
 # Files that lie apart need no partition at all: `pf.Federation.from_clients(model, [(...), (...)], plate=...)`.
 
 # %%
-idata = pf.run(pf.FedEP(), fed, seed=0, progress=False, audit=False) if FAST else pf.fit(fed, seed=0)
-pf.Overview(idata)
+idata = pf.run(pf.FedAIS(), fed, seed=0, progress=False, audit=False) if FAST else pf.fit(fed, seed=0)
+print(pf.Overview(idata))
 
 # %% [markdown]
 # `fit` tries `FedEP` first, and weighs draws by `FedAIS` where the checks of its answer object, as they do here: the
-# spread of six hospitals is skewed. The rows of this example can be pooled, so that NUTS tells whether that is right.
+# spread of six hospitals is skewed. The rows of this example can be pooled, so that NUTS tells whether that is right;
+# where a scale is latent its steps have to be small (`target_accept_prob`).
 
 # %%
-size, depth = (30, 3) if FAST else (1000, 10)
-long = pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2, max_tree_depth=depth)
+size, warmup = (300, 200) if FAST else (1000, 1000)
+long = pf.NUTS(num_samples=size, warmup_steps=warmup, num_chains=2, target_accept_prob=0.95)
 nuts = pf.run(long, fed, seed=0, progress=False, audit=not FAST)
 results = {"NUTS": nuts, "federated": idata}
 table = pf.compare(results, "NUTS", federation=None if FAST else fed)  # a federation adds checks, and their time
-table[["mean_error", "sd_ratio_min", "sd_ratio_max", "rounds", "bytes_up"]].round(2)
+print(table[["mean_error", "sd_ratio_min", "sd_ratio_max", "rounds", "bytes_up"]].round(2))
 
 # %%
 pf.plots.plot_forest(results, "NUTS")
+plt.show()
 
 # %% [markdown]
 # What would each hospital say alone, over what all say together? One without a dot has no Gaussian answer by itself: a
@@ -101,6 +104,7 @@ pf.plots.plot_forest(results, "NUTS")
 
 # %%
 pf.plots.plot_client_forest(pf.contributions(idata, fed), labels=["per_year", "per_dose"])
+plt.show()
 
 # %% [markdown]
 # Everything that is known of both results as one page, which needs no other file:
@@ -120,7 +124,7 @@ for name, own in patients.groupby("hospital"):
     here = np.zeros(len(own), dtype=int)
     apart[name] = (here, own["age"], own["dose"], own["pressure"], 1)
 separate = pf.Federation.from_clients(model, apart, plate="hospitals", rows={"patients": "hospital"})
-rounds = 2 if FAST else None
+rounds = 4 if FAST else None
 again = pf.run(pf.FedEP(), separate, num_rounds=rounds, seed=0, progress=False, audit=not FAST)
 
 # %%

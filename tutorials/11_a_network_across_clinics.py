@@ -71,6 +71,7 @@ def model(x, y):
 skew = pf.partition.Dirichlet(0.3, by=y)
 fed = pf.Federation(model, (x, y), plate="images", num_clients=10, partition=skew, seed=0)
 pf.plots.plot_partition(fed)
+plt.show()
 
 # %% [markdown]
 # `FedAvg` averages weights. `FedEP` has a Gaussian over them: every clinic refines its own factor of it by gradients on
@@ -118,7 +119,7 @@ for name, idata in results.items():
         "kB sent by a clinic": float(idata["federation"]["bytes_up"].sum()) / 10 / 1000 if name != "pooled" else np.nan,
     }
 table = pd.DataFrame(table).T.astype(float)
-table.round(3)
+print(table.round(3))
 
 # %% [markdown]
 # Averaging that is cut short after 30 rounds is unsure of all images, which costs log density. After 150 it has the log
@@ -140,6 +141,7 @@ print(f"images and labels: {(x.numel() + y.numel()) / 1000:.0f} kB as bytes; par
 
 # %%
 pf.plots.plot_reliability(results, fed, test)
+plt.show()
 
 # %% [markdown]
 # ## Where it does not know
@@ -168,6 +170,7 @@ for ax, (name, idata) in zip(axes, results.items(), strict=False):
 axes[0].set_ylabel("share of images below")
 axes[-1].set(xlabel="% of all images handed to a person", ylabel="% of the others right", title="the surest first")
 axes[-1].legend(frameon=False, fontsize=8)
+plt.show()
 
 # %% [markdown]
 # "Told apart" is the share of pairs, one image of each kind, in which the unknown digit has the larger entropy. It is

@@ -191,8 +191,9 @@ def comparison_block(table: pd.DataFrame) -> str:
     """The comparison as text: a block of columns for each subject, then what speaks against the results."""
     import pandas as pd
 
-    from pyro_fed.analysis.judging.compare import TABLES
+    from pyro_fed.analysis.judging.compare import TABLES, findings_of
     from pyro_fed.analysis.report import terminal
+    from pyro_fed.codes.finding import doubts_among, texts
 
     lines = []
     for part in TABLES:
@@ -201,6 +202,11 @@ def comparison_block(table: pd.DataFrame) -> str:
         block = pd.DataFrame(written, index=table.index)
         block.index.name = None
         lines += [terminal.heading(part.title), *(f"  {line}" for line in block.to_string().splitlines())]
+    found = findings_of(table)
     lines.append(terminal.heading("What speaks against them"))
-    lines += [terminal.field(str(name), str(text) or "nothing") for name, text in table["warnings"].items()]
+    lines += [terminal.field(name, "; ".join(texts(doubts_among(every))) or "nothing") for name, every in found.items()]
+    remarks = {name: "; ".join(texts(one for one in every if not one.is_doubt)) for name, every in found.items()}
+    if any(remarks.values()):
+        lines.append(terminal.heading("Remarks, which speak against none"))
+        lines += [terminal.field(name, text) for name, text in remarks.items() if text]
     return "\n".join(lines)

@@ -129,6 +129,19 @@ def begin(name: str, total: int, unit: str, *, done: int = 0, shown: bool = True
     return _Terminal(start, inner) if sys.stderr.isatty() else _Log(start, inner)
 
 
+def say(line: str, *, shown: bool = True) -> None:
+    """Print a line between bars; nothing where progress is not shown, or a function of the user's is told of it."""
+    here = _here.get()
+    if not shown or (_everywhere if here is None else here) is not True:
+        return
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        tqdm.write(line, file=sys.stderr)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
 class Bar(ABC):
     """The progress of a running phase; a context that closes itself."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,24 @@ def observed_values(problem: Problem) -> dict[str, Tensor]:
     trace = problem.execute_at(torch.zeros(problem.dim, dtype=problem.dtype), problem.all_rows).trace
     layout = problem.layout
     return {name: trace.nodes[name]["value"] for name in layout.observed if name not in layout.factors}
+
+
+def observed_rows(log_lik: Tensor, elsewhere: Callable[[Tensor], Tensor], problem: Problem) -> Tensor:
+    """Whether rows (n,) were observed: a mask makes their log density zero at the draws and everywhere else.
+
+    Draws of the posterior alone do not tell: a row that they predict with certainty has a log density of zero, too.
+
+    Args:
+        log_lik: (S, n), the rows' log densities at draws.
+        elsewhere: the same at other points (P, D), (P, n); called if rows are in doubt.
+        problem: the model's densities.
+    """
+    seen = (log_lik != 0).any(0)
+    if bool(seen.all()):
+        return seen
+    spread = torch.randn(2, problem.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points = torch.cat([torch.zeros_like(spread[:1]), spread]).to(log_lik)
+    return seen | (elsewhere(points) != 0).any(0)
 
 
 def observation_distribution(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Any:

@@ -93,6 +93,17 @@ def psis(log_weights: Array, efficiency: float = 1.0) -> tuple[Array, float]:
     return smooth, float(k) if math.isfinite(k) else math.inf
 
 
+def leave_out_weights(log_lik: Array, efficiency: float = 1.0) -> tuple[Array, Array]:
+    """Pareto smoothed, normalised log weights (S, n) of the draws without each row, and Pareto's k (n,) of each row.
+
+    `efficiency` is the effective number of draws over S. A row of the same density at all draws, as one that they
+    predict with certainty, has equal weights, which need no tail: its k is that of a bounded one, -inf.
+    """
+    smoothed = [psis(-row, efficiency) for row in log_lik.T]
+    k = np.where(np.ptp(log_lik, axis=0) == 0, -np.inf, [k for _, k in smoothed])
+    return np.stack([weights for weights, _ in smoothed], 1), k
+
+
 def elpd_se(variance: float, rows: int) -> float:
     """The standard error of a sum over rows, as in the installed ArviZ.
 

@@ -77,9 +77,14 @@ class Explanation:
 
         return pd.DataFrame(_rows(self.phases), columns=list(COLUMNS))
 
+    @property
+    def outlook(self) -> str:
+        """How many stages of a plan may be needed, and why; "" for a single algorithm."""
+        return outlook(self.traits, self.phases[-1].stage)
+
     def __str__(self) -> str:
-        lines, stage, known = [self._model], 0, list[Algorithm | None]()
         several = self.phases[-1].stage > 1
+        lines, stage, known = [self._model, *([self.outlook] if several else [])], 0, list[Algorithm | None]()
         for number, phase in enumerate(self.phases, 1):
             if several and phase.stage != stage:
                 stage = phase.stage
@@ -101,13 +106,29 @@ class Explanation:
     def _repr_html_(self) -> str:
         """In a notebook: the phases, and the choices as a table."""
         rows = [[str(cell) for cell in row] for row in _rows(self.phases)]
-        return html.block("what will be run", html.text(self._model), html.table(list(COLUMNS), rows))
+        return html.block(
+            "what will be run", html.text(self._model), html.text(self.outlook), html.table(list(COLUMNS), rows)
+        )
 
     @property
     def _model(self) -> str:
         traits = self.traits
         counts = (traits.dim, "parameter"), (traits.num_rows, "row"), (traits.num_clients, "client")
         return ", ".join(f"{count:,} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
+
+
+def outlook(traits: Traits, stages: int) -> str:
+    """A sentence on how many stages of a plan may be needed, and what speaks for more than the first; "" for one."""
+    if stages < 2:
+        return ""
+    reasons = [
+        f"the scale of {', '.join(map(repr, traits.effects))} is itself latent" if traits.effects else "",
+        "scores jump, so that curvatures say little" if traits.non_smooth_scores else "",
+        "the support of a latent depends on another one" if traits.moving_supports else "",
+    ]
+    why = "; ".join(filter(None, reasons))
+    first = f"more than the first are likely to be needed: {why}" if why else "the first is enough for most models"
+    return f"at most {stages} stages, each dearer, and run where the answers before are doubted; {first}"
 
 
 @checked

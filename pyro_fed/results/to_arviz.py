@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping
-from functools import reduce
+from functools import partial, reduce
 from importlib.metadata import version
 from operator import add
 from typing import Any, cast
@@ -26,7 +26,7 @@ from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.deterministic_sites import without_data
 from pyro_fed.density.latents.assignments import assign
 from pyro_fed.density.layout import name_dims
-from pyro_fed.density.observations import observed_values
+from pyro_fed.density.observations import observed_rows, observed_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.density.rows.labelled import Labels
@@ -141,6 +141,7 @@ def _from_data(
     """The groups that need the rows; a note on what is left out is added to the record."""
     flat = draws.reshape(-1, draws.shape[-1])
     pointwise: dict[str, Tensor] = {}
+    seen: dict[str, Tensor] = {}
     lp: dict[str, Tensor] = {}
     if log_likelihood and len(flat) * problem.widest > MAX_POINTWISE:
         left_out = sentences.log_likelihood_left_out(draws=len(flat), rows=problem.widest, most=MAX_POINTWISE)
@@ -149,6 +150,10 @@ def _from_data(
     if log_likelihood or len(flat) * problem.evaluations <= MAX_UNASKED:
         try:
             pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
+            seen = {
+                name: observed_rows(value, partial(_log_likelihoods_of, name, problem), problem)
+                for name, value in pointwise.items()
+            }
             lp = {"lp": log_prior + total.reshape(draws.shape[:2])}
         except TimeIsUp:
             record.findings.append(sentences.not_in_time(what="the groups log_likelihood and lp"))
@@ -164,7 +169,7 @@ def _from_data(
         with ending_at(None):
             plates = problem.compiler.find_once(("plates of terms",), problem.term_plates, problem)
         whole = _dataset(shaped, {name: [plates[name]] for name in shaped}, federation.coords)
-        groups["log_likelihood"] = _of_observed_rows(whole)
+        groups["log_likelihood"] = _of_observed_rows(whole, seen)
     return groups
 
 
@@ -175,23 +180,17 @@ def _log_prior_terms(problem: Problem, draws: Tensor) -> dict[str, Tensor]:
     return {name: torch.cat([piece[name] for piece in pieces]).reshape(draws.shape[:2]) for name in pieces[0]}
 
 
-def _of_observed_rows(terms: xr.Dataset) -> xr.Dataset:
-    """Pointwise terms (chain, draw, row) without the rows at which no site was observed, whose terms a mask makes zero.
+def _of_observed_rows(terms: xr.Dataset, seen: Mapping[str, Tensor]) -> xr.Dataset:
+    """Pointwise terms (chain, draw, row) without the rows at which no site was observed.
 
     In leave-one-out such rows would distort standard errors and the counts of Pareto's k. Their labels are missing from
     the coordinate. If no row was observed, all are kept.
     """
     for dim in set(terms.dims) - {"chain", "draw"}:
-        sites = [value for value in terms.data_vars.values() if dim in value.dims]
-        seen = np.any([observed_rows(value.values.reshape(-1, value.sizes[dim])) for value in sites], axis=0)
-        if seen.any() and not seen.all():
-            terms = terms.isel({dim: seen})
+        kept = torch.stack([seen[str(name)] for name, value in terms.data_vars.items() if dim in value.dims]).any(0)
+        if bool(kept.any()) and not bool(kept.all()):
+            terms = terms.isel({dim: kept.cpu().numpy()})
     return terms
-
-
-def observed_rows(log_lik: np.ndarray) -> np.ndarray:
-    """Whether rows (n,) were observed, by log densities (S, n): those that a mask leaves out are zero at every draw."""
-    return np.asarray((log_lik != 0).any(0))
 
 
 def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict[str, Tensor], Tensor]:
@@ -209,6 +208,11 @@ def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict
     total = sum((value.sum(-1) for value in pointwise.values()), flat.new_zeros(len(flat)))
     latent = {"", *problem.layout.local}
     return {name: value for name, value in pointwise.items() if name not in latent}, total
+
+
+def _log_likelihoods_of(name: str, problem: Problem, flat: Tensor) -> Tensor:
+    """Log-likelihoods (S, n) of one observed site."""
+    return _log_likelihoods(problem, flat, wanted=True)[0][name]
 
 
 def make_inference_data(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) -> InferenceData:

@@ -16,6 +16,7 @@ from pyro_fed.algorithm.record import NONCENTRED, BySums
 from pyro_fed.audit import perhaps_wrong
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, texts
+from pyro_fed.conventions import progress
 from pyro_fed.conventions.settings_repr import all_settings
 from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
@@ -23,6 +24,7 @@ from pyro_fed.density.symmetry import Symmetry
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, QuorumError, SettingError
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.policy import Setup, chain_of, resolve_for_run
+from pyro_fed.policy.explanation import outlook
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, stage_label
 from pyro_fed.runtime.context import Context
@@ -81,7 +83,12 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
     record.planned = frozenset({type(stage.algorithm).__name__ for stage in stages} | forms)
     trial = _Trial(replace(finish, aim=plan.aim))
     choice: Choice | None = None
+    shown = finish.context.progress
+    if coming := outlook(problem.traits, len(stages)):
+        progress.say(f"{type(plan).__name__}: {coming}", shown=shown)
     for number, stage in enumerate(stages):
+        if number:
+            progress.say(f"stage {number + 1} of at most {len(stages)}, {stage_label(stage)}, {trial.why}", shown=shown)
         trial.run(number, stage)
         choice = choose(plan, problem, trial.answers, trial.tried) if trial.answers else None
         settled = (
@@ -139,6 +146,14 @@ class _Trial:
         """Whether the last stages' doubts are about the densities themselves, which the next stage would share."""
         last = self.answers[-MOST_OF_DENSITY:]
         return len(last) == MOST_OF_DENSITY and all(answer.has(Topic.DENSITY) for answer in last)
+
+    @property
+    def why(self) -> str:
+        """Why a further stage is tried, as a clause."""
+        last = self.steps[-1]
+        if last.doubts:
+            return f"as {last.algorithm} is doubted: {last.doubts[0].split('. ')[0]}"
+        return f"as {last.algorithm} has no answer" if last.doubts is None else "to confirm or refine what was found"
 
     def notes_of(self, answer: Answer) -> list[Finding]:
         """The notes on all stages, and those on the returned answer, each once; notes on clients are of this answer."""

@@ -170,3 +170,19 @@ def test_masked_rows_are_not_left_out():
     for labels in (criterion(found, "elpd_i")["data"], idata.log_likelihood["data"]):
         assert labels.values.tolist() == kept.nonzero()[:, 0].tolist()
     assert idata.observed_data.sizes["data"] == 40
+
+
+def saturated(x, y):
+    w = pyro.sample("w", dist.Normal(2.0, 0.1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=w * x), obs=y)
+
+
+def test_rows_that_are_predicted_with_certainty_count():
+    """Their log density is zero at every draw, as that of masked rows is; their weights are all equal."""
+    x = torch.cat([torch.linspace(-2, 2, 20), torch.tensor([4e3, 5e3])])
+    fed = pf.Federation(saturated, (x, (x > 0.1).float()), plate="data", num_clients=2)
+    idata = pf.run(pf.FedLaplace(), fed, **QUIET)
+    assert (idata.log_likelihood["y"][..., -2:] == 0).all()
+    assert idata.log_likelihood.sizes["data"] == pf.loo(idata, fed).n_data_points == 22
+    assert pf.compare({"FedLaplace": idata})["bad_pareto_k"]["FedLaplace"] == 0

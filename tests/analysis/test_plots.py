@@ -10,7 +10,7 @@ import pyro_fed as pf
 from pyro_fed.errors import SettingError
 from pyro_fed.results.to_arviz import make_inference_data
 
-plt, xr = late("matplotlib.pyplot"), late("xarray")
+plt, xr, pd = late("matplotlib.pyplot"), late("xarray"), late("pandas")
 
 pytestmark = pytest.mark.usefixtures("close_figures")
 
@@ -138,6 +138,38 @@ def test_forest_is_in_units_of_the_reference_and_points_at_what_is_outside():
     alone = pf.plots.plot_forest(results["near"])
     lines = alone.collections[0].get_segments()
     np.testing.assert_allclose(lines[1][:, 0], np.quantile(near, (0.03, 0.97)))
+
+
+def test_one_bad_result_among_five_flattens_no_figure():
+    results = {"truth": result(0.0), **{name: result(0.1, seed=i) for i, name in enumerate("abc", 1)}}
+    usual = pf.plots.plot_forest(results, "truth").get_xlim()
+    high = pf.plots.plot_comparison(results, "truth")[0].get_ylim()[1]
+    results["bad"] = result(477.0, 0.01, seed=9)
+    forest = pf.plots.plot_forest(results, "truth")
+    assert forest.get_xlim() == pytest.approx(usual, rel=0.2)
+    truth, bad = (results[name].posterior["w"].values[0] for name in ("truth", "bad"))
+    away = (bad.mean(0) - truth.mean(0)) / truth.std(0)
+    assert [text.get_text() for text in forest.texts] == [f"{one:.3g}" for one in away]
+    assert pf.plots.plot_comparison(results, "truth")[0].get_ylim()[1] == pytest.approx(high)
+
+
+def test_one_bad_client_flattens_no_figure():
+    names = [f"University Hospital of the North, ward {i}" for i in range(6)]
+    sizes = {name: ("client", np.array([4e3, 1.0, 2.0, 1.5, 1.2, 0.8])) for name in ("influence", "disagreement")}
+    found = xr.Dataset({"shift": (("client", "parameter"), np.ones((6, 1))), **sizes})
+    _, bars = pf.plots.plot_influence(found.assign_coords(client=names, parameter=["w"]))
+    assert bars.get_xlim()[1] < 3 and [text.get_text() for text in bars.texts] == ["4e+03", "4e+03"]
+    labels = [text.get_text() for text in bars.figure.axes[0].get_yticklabels()]
+    assert len(set(labels)) == 6 and max(map(len, labels)) <= 26
+
+
+def test_names_of_dots_do_not_hide_each_other():
+    columns = {"mean_error": [0.11, 0.1, 0.12, 477.0], "bytes_up": [3.3e6, 3.2e6, 3.3e6, 1e6], "bytes_down": [1.0] * 4}
+    ax = pf.plots.plot_cost(pd.DataFrame(columns, index=["FedEP", "FedAIS", "DSVGD", "FedLaplace"]))
+    renderer = ax.figure.canvas.get_renderer()
+    boxes = [text.get_window_extent(renderer) for text in ax.texts]
+    assert len(boxes) == 4
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
 
 
 def test_pair_shows_the_reference_below_and_says_what_is_outside():

@@ -67,6 +67,18 @@ def test_whether_rows_were_dealt_out_by_their_outcome(rows, make, expected):
     assert by_the_outcome(fed, fed.problem) is expected
 
 
+def written_out(x, y):
+    weights = pyro.sample("weights", dist.Normal(torch.zeros(2), 5.0).to_event(1))
+    with pyro.plate("rows", len(x)):
+        pyro.factor("fit", -0.5 * (y - weights[0] - weights[1] * x) ** 2)
+
+
+@pytest.mark.parametrize(("make", "expected"), [(pf.partition.SortedBy, True), (pf.partition.ByGroup, False)])
+def test_rows_of_a_factor_are_dealt_out_by_an_outcome_too(rows, make, expected):
+    fed = pf.Federation(written_out, rows, plate="rows", num_clients=2, partition=make(by=rows[1] > 0))
+    assert by_the_outcome(fed, fed.problem) is expected
+
+
 def test_labels_in_any_order_follow_from_an_outcome_of_few_values_and_not_from_one_that_is_different_in_each_row():
     labels = np.array(["b", "a", "c"] * 10)
     outcome = np.array([0.0, 1.0, 2.0] * 10)

@@ -53,6 +53,7 @@ SCRIPT = """# %% [markdown]
 
 # %%
 import matplotlib.pyplot as plt
+import pandas as pd
 from dataclasses import dataclass
 
 @dataclass
@@ -63,12 +64,16 @@ def seven():
     return 7
 
 print(seven())
-Kept()
+print(Kept())
+
+# %%
+print(pd.DataFrame({"a": [1]}))
 
 # %%
 _, ax = plt.subplots()
 ax.plot([0, 1], color="black", label="line")
 ax.set_xlabel("round")
+plt.show()
 """
 
 
@@ -76,14 +81,14 @@ def test_cells_are_run_as_a_notebook_runs_them(executed, tmp_path):
     script = tmp_path / "00_small.py"
     script.write_text(SCRIPT)
     notebook = executed.run(script, fast=True)
-    _, first, second = notebook.cells
-    assert [one.output_type for one in first.outputs] == ["stream", "display_data"]
-    assert (first.outputs[0].text, first.outputs[1].data["text/plain"]) == ("7\n", "Kept(value=3)")
-    (figure,) = second.outputs  # the label that the last line returned is part of the figure
+    _, first, table, second = notebook.cells
+    assert [one.text for one in first.outputs] == ["7\nKept(value=3)\n"]
+    assert "<table" in table.outputs[0].data["text/html"]  # what a script prints is shown as a notebook shows it
+    (figure,) = second.outputs
     assert 'aria-label="Figure: round. Shown: line"' in figure.data["text/html"]
     assert "#000000" not in figure.data["text/html"]
     cards = docs_module("gallery").cards({"00_small": notebook})
-    assert "<strong>A title</strong><span>Words first.</span>" in cards and 'id="g00_small-2-1-' in cards
+    assert "<strong>A title</strong><span>Words first.</span>" in cards and 'id="g00_small-3-1-' in cards
     script.write_text("# %% [markdown]\n# # A title\n\n# %%\n1 / 0\n")
     with pytest.raises(ZeroDivisionError) as raised:
         executed.run(script, fast=True)

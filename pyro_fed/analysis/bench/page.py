@@ -39,6 +39,8 @@ SHOWN = 12
 WIDTH, HEIGHT, MARGINS = 880, 420, (64, 44, 14, 52)
 #: Smaller values are drawn here, since a logarithmic axis has no zero.
 SMALLEST = 1e-3
+#: Share of the answers whose errors the vertical axis of a scatter has room for; larger ones are triangles at its top.
+ON_SCALE = 0.95
 
 HOW_TO_READ = """
 A case is a model with its data, whose posterior is known: in closed form, or by a long run of NUTS on all rows. Its
@@ -92,14 +94,15 @@ SCATTERS = (
         "bytes",
         "bytes of all clients, both directions",
         readable_bytes,
-        "Cells with an answer of methods that leave the data where they are.",
+        "Cells with an answer of methods that leave the data where they are. A triangle at the top has a larger error.",
     ),
     Scatter(
         "By CPU time",
         "cpu_seconds",
         "seconds of CPU, all clients simulated in one process",
         readable_seconds,
-        "All cells with an answer. Squares are other people's methods; those on pooled data are among them.",
+        "All cells with an answer. Squares are other people's methods; those on pooled data are among them. "
+        "A triangle at the top has a larger error.",
     ),
 )
 
@@ -242,7 +245,8 @@ def _scatter(
     points = [one for one in results.outcomes if one.answered and one.scores.get(plot.key)]
     left, right, top, bottom = MARGINS[0], WIDTH - MARGINS[1], MARGINS[2], HEIGHT - MARGINS[3]
     across = _decades([max(one.scores[plot.key] or 0.0, SMALLEST) for one in points])
-    up = _decades([*(max(one.scores["mean_error"] or 0.0, SMALLEST) for one in points), LARGEST_MEAN_ERROR])
+    errors = sorted(max(one.scores["mean_error"] or 0.0, SMALLEST) for one in points)
+    up = _decades([*errors[: math.ceil(ON_SCALE * len(errors))], LARGEST_MEAN_ERROR])
 
     def x(value: float) -> float:
         return round(left + (right - left) * _place(value, across), 1)
@@ -269,7 +273,8 @@ def _scatter(
             {
                 "id": ids[_key(one)],
                 "x": x(one.scores[plot.key] or 0.0),
-                "y": y(one.scores["mean_error"] or 0.0),
+                "y": max(y(one.scores["mean_error"] or 0.0), top + 5.0),
+                "above": (one.scores["mean_error"] or 0.0) > 10.0 ** up[-1],
                 "colour": colours[one.algorithm],
                 "square": one.algorithm in others,
                 "title": f"{one.algorithm} on {one.case}, {one.split}: {one.scores['mean_error']:.3g} SD, "

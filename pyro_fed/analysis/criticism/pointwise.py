@@ -8,7 +8,7 @@ For row i and draws z_1 … z_S of the posterior
 
 A client sends Σ loo_i, Σ loo_i², Σ waic_i, Σ waic_i², Σ lppd_i, Σ of the variances, the number of its rows, and how
 many rows have a good, bad or very bad Pareto k. With `pointwise` it sends each row's numbers too, otherwise none. A row
-whose log density is zero at every draw is not counted: a mask says that nothing was observed there.
+whose log density is zero everywhere is not counted: a mask says that nothing was observed there.
 
 `Pointwise` is an `Algorithm` of one round, so that it runs on every executor.
 
@@ -29,11 +29,11 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import State
 from pyro_fed.analysis.predicting.one_round import OneRound
+from pyro_fed.density.observations import observed_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.errors import DataError
-from pyro_fed.ops.arviz_versions import psis
-from pyro_fed.results.to_arviz import observed_rows
+from pyro_fed.ops.arviz_versions import leave_out_weights
 
 #: A Pareto k above this is very bad: the weights have no mean.
 VERY_BAD = 1.0
@@ -80,8 +80,9 @@ class Pointwise(OneRound):
         width = widest(problem, data, self.site)
         if not int(data.num_rows[client]):
             return self._message(dict.fromkeys(SUMS, 0.0), np.empty((3, 0)), np.empty(0, dtype=bool), width)
-        log_lik = self._rows(problem, shared["draws"][client], data, client).double().cpu().numpy()
-        seen = observed_rows(log_lik)
+        at_draws = self._rows(problem, shared["draws"][client], data, client)
+        seen = observed_rows(at_draws, lambda at: self._rows(problem, at, data, client), problem).cpu().numpy()
+        log_lik = at_draws.double().cpu().numpy()
         if not seen.any():
             return self._message(dict.fromkeys(SUMS, 0.0), np.empty((3, 0)), seen, width)
         log_lik = log_lik[:, seen]
@@ -174,15 +175,6 @@ def widest(problem: Problem, data: ClientData, site: str) -> int:
         return int(data.row_index.shape[1])
     plates = observed_plates(problem)
     return int(nested.get(plates[chosen_site(plates, site)], data.row_index.shape[1]))
-
-
-def leave_out_weights(log_lik: np.ndarray, efficiency: float) -> tuple[np.ndarray, np.ndarray]:
-    """Pareto smoothed, normalised log weights (S, n) of the draws without each row, and Pareto's k (n,) of each row.
-
-    `efficiency` is the effective number of draws over S.
-    """
-    smoothed = [psis(-row, efficiency) for row in log_lik.T]
-    return np.stack([weights for weights, _ in smoothed], 1), np.array([k for _, k in smoothed], dtype=float)
 
 
 def _log_sum(values: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.ops.arviz_versions import psis
+from pyro_fed.ops.arviz_versions import leave_out_weights
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 from pyro_fed.results.inference_data import InferenceData
 
@@ -43,9 +43,9 @@ def loo(idata: InferenceData) -> tuple[dict[str, float], list[Finding]]:
         ]
     if np.ptp(total, axis=0).max() == 0:
         return {}, []  # a single point, repeated: nothing can be left out
-    smoothed = [psis(-row) for row in total.T]
-    bad = np.array([k for _, k in smoothed]) > LARGEST_PARETO_K
-    without = np.logaddexp.reduce(total + np.stack([weights for weights, _ in smoothed], 1), 0)
+    smoothed, k = leave_out_weights(total)
+    bad = k > LARGEST_PARETO_K
+    without = np.logaddexp.reduce(total + smoothed, 0)
     costs = np.logaddexp.reduce(total, 0) - np.log(len(total)) - without
     values = {
         "elpd_loo": float(without.sum()),

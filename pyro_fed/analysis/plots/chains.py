@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from scipy.stats import rankdata
 
 from pyro_fed.analysis.judging.draws import Draws
-from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, GivenAxes, check_labels, panels, tidy
+from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, GivenAxes, check_labels, panels, shortened, tidy
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.arviz_versions import rhat
@@ -65,8 +65,8 @@ def plot_chains(
         values = draws.values[..., draws.labels.index(label)]
         _path(path, values)
         _ranks(ranks, values)
-        path.set_title(label, fontsize=10)
-        ranks.set_title(f"{label}, ranks", fontsize=10)
+        path.set_title(shortened(label), fontsize=10)
+        ranks.set_title(f"{shortened(label)}, ranks", fontsize=10)
     return axes
 
 

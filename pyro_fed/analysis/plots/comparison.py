@@ -8,7 +8,17 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from pyro_fed.analysis.judging.distances import posterior_matrix
-from pyro_fed.analysis.plots.style import REFERENCE_LINE, GivenAxes, by_name, check_labels, colors, legend, panels, tidy
+from pyro_fed.analysis.plots.style import (
+    REFERENCE_LINE,
+    GivenAxes,
+    by_name,
+    check_labels,
+    colors,
+    legend,
+    panels,
+    shortened,
+    tidy,
+)
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.arviz_versions import kde
@@ -16,8 +26,11 @@ from pyro_fed.results.inference_data import InferenceData
 
 #: Half-width of a panel, in SDs of the reference. A result whose mean lies outside is named at the edge.
 PANEL_SDS = 5.0
-#: Densities are cut at this many times the reference's height, so that lower ones stay visible.
-MAX_RELATIVE_HEIGHT = 4.0
+#: Densities are cut at this many times the reference's height, so that lower ones stay visible. Those that are cut are
+#: named at the edge.
+MAX_RELATIVE_HEIGHT = 2.5
+#: The label of such names, by which they are counted.
+EDGE = "_edge"
 
 
 @checked
@@ -61,7 +74,7 @@ def plot_comparison(
     for one, label in zip(axes, shown, strict=True):
         column = known.index(label)
         _panel(one, {name: value[:, column] for name, value in draws.items()}, reference, palette)
-        one.set_title(label, fontsize=10)
+        one.set_title(shortened(label), fontsize=10)
     legend(axes, ax is None)
     if ax is None:
         axes[0].figure.supylabel("posterior density", fontsize=10)
@@ -112,6 +125,7 @@ def _panel(ax: Axes, draws: dict[str, np.ndarray], reference: str, palette: dict
     grid, density = _density(truth)
     ax.fill_between(grid, density, color=palette[reference], label=f"{reference} (reference)".lstrip(), linewidth=0)
     ax.plot(grid, density, color=REFERENCE_LINE, linewidth=0.8)
+    tallest = density.max()
     for name, values in draws.items():
         if name == reference:
             continue
@@ -122,9 +136,13 @@ def _panel(ax: Axes, draws: dict[str, np.ndarray], reference: str, palette: dict
         grid, height = _density(values)
         ax.plot(grid, height, color=color, label=label, linewidth=1.6)
         if not low < values.mean() < high:
-            _label_outside_mean(ax, name, values.mean() > high, color)
+            _name_at_edge(ax, f"{shortened(name)} →" if values.mean() > high else f"← {shortened(name)}", color)
+            continue
+        tallest = max(tallest, height.max())
+        if height.max() > MAX_RELATIVE_HEIGHT * density.max():
+            _name_at_edge(ax, f"{shortened(name)} ↑", color)
     ax.set_xlim(low, high)
-    ax.set_ylim(0, min(ax.get_ylim()[1], MAX_RELATIVE_HEIGHT * density.max()))
+    ax.set_ylim(0, min(1.05 * tallest, MAX_RELATIVE_HEIGHT * density.max()))
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
     tidy(ax, grid=None)
@@ -136,11 +154,10 @@ def _density(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return kde(values, max(low - room, 0.0) if low > 0 else low - room, values.max() + room)
 
 
-def _label_outside_mean(ax: Axes, name: str, right: bool, color: str) -> None:
-    """Name a result whose mean lies outside the panel, with an arrow at that edge."""
-    place = sum(text.get_gid() == "outside" for text in ax.texts)
-    text = f"{name} →" if right else f"← {name}"
+def _name_at_edge(ax: Axes, text: str, color: str) -> None:
+    """Write a result's name, with an arrow, where its mean lies outside the panel or its density is cut."""
+    place, right = sum(one.get_label() == EDGE for one in ax.texts), not text.startswith("←")
     ax.text(
         0.98 if right else 0.02, 0.9 - 0.13 * place, text, transform=ax.transAxes, color=color, fontsize=8,
-        ha="right" if right else "left", gid="outside",
+        ha="right" if right else "left", label=EDGE,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, new_axes, tidy
+from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, legend_above, new_axes, shortened, tidy, width_with
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError, shown
 
@@ -38,13 +38,13 @@ def plot_contributions(
     names = [*(str(name) for name in found["client"].values), "the prior"]
     values = np.append(found["contribution"].values, float(found["prior_contribution"]))
     place = np.arange(len(names))
-    panel = new_axes(ax, figsize or (4.6, 1.0 + 0.28 * len(names)))
+    panel = new_axes(ax, figsize or (width_with(names, 4.6), 1.0 + 0.28 * len(names)))
     panel.barh(place, 100 * values, 0.7, color=[*[COLORS[0]] * (len(names) - 1), REFERENCE_LINE], label="information")
     if "rows" in found:
         rows = found["rows"].values / max(1, found["rows"].values.sum())
         panel.scatter(100 * rows, place[:-1], marker="|", s=130, linewidth=2, color=COLORS[1], zorder=3, label="rows")
-        panel.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
-    panel.set_yticks(place, names, fontsize=8)
+        legend_above(panel)
+    panel.set_yticks(place, [shortened(name) for name in names], fontsize=8)
     panel.set(ylim=(len(names) - 0.5, -0.5), xlabel="share of all, %")
     tidy(panel, grid="x")
     return panel

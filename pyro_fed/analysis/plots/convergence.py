@@ -47,9 +47,10 @@ def plot_convergence(
         >>> by_round, by_bytes = pf.plots.plot_convergence({"FedEP": idata, "PVI": other})
     """
     results = by_name(results)
-    with_metric = {name: idata for name, idata in results.items() if metric in idata["federation"]}
+    recorded = {name: idata for name, idata in results.items() if "federation" in idata}
+    with_metric = {name: idata for name, idata in recorded.items() if metric in idata["federation"]}
     if not with_metric:
-        known = sorted({str(name) for idata in results.values() for name in idata["federation"].data_vars})
+        known = sorted({str(name) for idata in recorded.values() for name in idata["federation"].data_vars})
         raise SettingError(f"plot_convergence: metric must be one of {known}, received {metric!r}")
     axes = panels(ax, 2, 2, figsize or (8.4, 3.2), sharey=True)
     palette = colors(results)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from pyro_fed.analysis.numbers import readable_bytes
-from pyro_fed.analysis.plots.style import REFERENCE_LINE, line_colors, new_axes, plain_ticks, tidy
+from pyro_fed.analysis.plots.style import REFERENCE_LINE, line_colors, name_dots, new_axes, plain_ticks, tidy
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.errors import SettingError
@@ -57,13 +57,8 @@ def plot_cost(
     panel = new_axes(ax, figsize)
     palette = line_colors([str(name) for name in table.index])
     panel.set(xscale="log", yscale="log")
-    for name, x, y in zip(table.index[known], sent[known], wrong[known], strict=True):
-        panel.scatter(x, y, s=34, color=palette[str(name)], zorder=3)
-        left = x > np.sqrt(sent[known].min() * sent[known].max())
-        panel.annotate(
-            str(name), (x, y), xytext=(-6 if left else 6, 4), textcoords="offset points", fontsize=9,
-            ha="right" if left else "left", color=palette[str(name)],
-        )  # fmt: skip
+    names = [str(name) for name in table.index[known]]
+    panel.scatter(sent[known], wrong[known], s=34, color=[palette[name] for name in names], zorder=3)
     if error == "mean_error":
         panel.axhline(MATTERS, color=REFERENCE_LINE, linewidth=1, linestyle="--")
     panel.margins(x=0.15, y=0.2)
@@ -73,4 +68,5 @@ def plot_cost(
     panel.set_xlabel("sent and received by all clients")
     panel.set_ylabel("mean error, reference SDs" if error == "mean_error" else error)
     tidy(panel, grid="both")
+    name_dots(panel, names, sent[known], wrong[known], palette)
     return panel

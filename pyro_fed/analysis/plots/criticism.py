@@ -6,7 +6,19 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.plots.style import COLORS, REFERENCE, GivenAxes, new_axes, panels, tidy
+from pyro_fed.analysis.plots.style import (
+    COLORS,
+    REFERENCE,
+    GivenAxes,
+    legend_above,
+    mark_outside,
+    new_axes,
+    panels,
+    shortened,
+    tidy,
+    usual_reach,
+    width_with,
+)
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError, shown
 
@@ -43,7 +55,8 @@ def plot_influence(
     most = np.nan_to_num(np.abs(found["shift"].values)).max(0)
     chosen = np.sort(np.argsort(-most)[:MOST_PARAMETERS])
     names = found["client"].values
-    size = figsize or (4 + 0.35 * len(chosen), 1.5 + 0.3 * len(names))
+    letters = max(len(shortened(label)) for label in found["parameter"].values)
+    size = figsize or (4 + 0.35 * len(chosen), 1.2 + 0.09 * letters + 0.3 * len(names))
     left, right = panels(ax, 2, 2, size, width_ratios=(3, 2))
     draw_shifts(left, found, chosen)
     draw_influence(right, found)
@@ -55,8 +68,8 @@ def draw_shifts(ax: Axes, found: xr.Dataset, chosen: np.ndarray) -> None:
     shifts, labels = found["shift"].values[:, chosen], found["parameter"].values[chosen]
     image = ax.pcolormesh(shifts, cmap="RdBu_r", vmin=-STRONGEST, vmax=STRONGEST)
     ax.set(xticks=np.arange(len(chosen)) + 0.5, yticks=np.arange(len(shifts)) + 0.5, title="shift of the mean (SDs)")
-    ax.set_xticklabels(labels, rotation=90)
-    ax.set_yticklabels([f"{name}" for name in found["client"].values])
+    ax.set_xticklabels([shortened(label) for label in labels], rotation=90)
+    ax.set_yticklabels([shortened(name) for name in found["client"].values])
     ax.invert_yaxis()
     ax.figure.colorbar(image, ax=ax, extend="both", shrink=0.8)
 
@@ -70,8 +83,12 @@ def draw_influence(ax: Axes, found: xr.Dataset, named: bool = False) -> None:
     ax.set(ylim=(len(size) - 0.5, -0.5), xlabel="SDs")
     for at in place[np.isinf(found["influence"].values)]:
         ax.text(0, at, " nothing is known without it", fontsize=7, va="center")
-    ax.set_yticks(place if named else [], [f"{name}" for name in found["client"].values] if named else [])
-    ax.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    reach = usual_reach(np.concatenate([size, far]))
+    ax.set_xlim(0, 1.05 * reach or 1.0)
+    for values, at, color in ((size, place - 0.2, COLORS[0]), (far, place + 0.2, COLORS[1])):
+        mark_outside(ax, values, at, color, beyond=True)
+    ax.set_yticks(place if named else [], [shortened(name) for name in found["client"].values] if named else [])
+    legend_above(ax)
     tidy(ax, grid="x")
 
 
@@ -136,7 +153,7 @@ def plot_check_intervals(
     """
     one = _statistic(found, statistic)
     place = np.arange(one.sizes["client"])
-    panel = new_axes(ax, figsize or (4.6, 1.2 + 0.28 * len(place)))
+    panel = new_axes(ax, figsize or (width_with(one["client"].values, 4.6), 1.2 + 0.28 * len(place)))
     known = np.isfinite(one["observed"].values)
     low, high = np.quantile(one["replicated"].values[known], REPLICATED, axis=-1)
     observed, outside = one["observed"].values[known], np.zeros(int(known.sum()), dtype=bool)
@@ -145,9 +162,14 @@ def plot_check_intervals(
     for which, color, label in ((~outside, COLORS[0], "observed"), (outside, COLORS[1], "observed, outside")):
         if which.any():
             panel.scatter(observed[which], place[known][which], s=22, color=color, zorder=3, label=label)
-    panel.set_yticks(place, [str(name) for name in one["client"].values])
+    panel.set_yticks(place, [shortened(name) for name in one["client"].values])
+    middle = np.median((low + high) / 2) if known.any() else 0.0
+    reach = usual_reach(np.concatenate([low, high, observed]) - middle)
+    if reach:
+        panel.set_xlim(middle - 1.08 * reach, middle + 1.08 * reach)
+    mark_outside(panel, observed, place[known], COLORS[1])
     panel.set(ylim=(len(place) - 0.5, -0.5), xlabel=str(one["statistic"].item()), ylabel="client")
-    panel.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+    legend_above(panel)
     tidy(panel, grid="x")
     return panel
 
@@ -163,9 +185,14 @@ def _statistic(found: xr.Dataset, statistic: str | None) -> xr.Dataset:
 
 def _check(ax: Axes, one: xr.Dataset) -> None:
     values, observed = one["replicated"].values, float(one["observed"])
-    ax.set(yticks=[], title=f"{one['client'].item()}: p = {float(one['p_value']):.2f}")
+    ax.set(yticks=[], title=f"{shortened(one['client'].item(), 20)}: p = {float(one['p_value']):.2f}")
     ax.title.set_fontsize(8)
     if np.isfinite(observed):
         ax.hist(values, bins=min(30, len(np.unique(values))), color=COLORS[0], alpha=0.6)
         ax.axvline(observed, color=COLORS[1], linewidth=2)
+        middle = np.median(values)
+        reach = usual_reach(np.append(values, observed) - middle)
+        if reach < abs(observed - middle):
+            ax.set_xlim(middle - 1.1 * reach, middle + 1.1 * reach)
+            mark_outside(ax, np.array([observed]), np.array([0.9 * ax.get_ylim()[1]]), COLORS[1])
     tidy(ax, grid=None)

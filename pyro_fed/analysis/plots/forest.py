@@ -19,10 +19,15 @@ from pyro_fed.analysis.plots.style import (
     GivenAxes,
     by_name,
     check_labels,
+    legend_above,
     line_colors,
+    mark_outside,
     new_axes,
     panels,
+    shortened,
     tidy,
+    usual_reach,
+    width_with,
 )
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError, shown
@@ -30,7 +35,7 @@ from pyro_fed.results.inference_data import InferenceData
 
 #: Quantiles of the draws at the ends of the thin line (94 %, as in tables) and of the thick line (the middle half).
 OUTER, INNER = (0.03, 0.97), (0.25, 0.75)
-#: Half-width of a forest in SDs of the reference. A mean that lies outside is shown by an arrow at the edge.
+#: Largest half-width of a forest in SDs of the reference. A mean that lies outside is an arrow at the edge.
 WIDEST = 6.0
 #: Right ends of the written columns, in points from the axes.
 COLUMN_ENDS = (105, 155)
@@ -84,23 +89,27 @@ def plot_forest(
     if standardise:
         centre, scale = truth.mean(0), np.where(truth.std(0) > 0, truth.std(0), 1.0)
     step = max(1, len(others))
-    panel = new_axes(ax, figsize or (4.8, 1.0 + 0.13 * (step + 0.8) * max(len(shown), 4)))
+    panel = new_axes(ax, figsize or (width_with(shown, 4.8), 1.0 + 0.13 * (step + 0.8) * max(len(shown), 4)))
     place = np.arange(len(shown), dtype=float)
     if others:
         _band(panel, (truth - centre) / scale, place, f"{reference} (reference)")
     palette = line_colors(results, reference if others else None)
-    for i, name in enumerate(others or [reference]):
-        values = (draws[name][:, columns] - centre) / scale
-        at = place + 0.64 * ((i + 0.5) / step - 0.5)
-        _intervals(panel, values, at, palette[name], name, WIDEST if standardise else np.inf)
-    panel.set_yticks(place, shown, fontsize=8)
+    each = {name: (draws[name][:, columns] - centre) / scale for name in others or [reference]}
+    ends = [np.quantile(values, OUTER, axis=0) for values in each.values()]
+    if standardise:  # as far as half of the results need
+        reaches = sorted(float(np.abs(one).max()) for one in ends)
+        inside = np.abs(np.quantile((truth - centre) / scale, OUTER, axis=0)).max()
+        widest = min(WIDEST, 1.15 * max(inside, reaches[(len(reaches) - 1) // 2]))
+        panel.set_xlim(-widest, widest)
+    else:
+        panel.set_xlim(*_room(np.min(ends), np.max(ends)))
+    for i, (name, values) in enumerate(each.items()):
+        _intervals(panel, values, place + 0.64 * ((i + 0.5) / step - 0.5), palette[name], name)
+    panel.set_yticks(place, [shortened(label) for label in shown], fontsize=8)
     panel.set_ylim(len(shown) - 0.4, -0.6)
     panel.set_xlabel("SDs of the reference from its mean" if standardise else "value")
-    if standardise:
-        left, right = panel.get_xlim()
-        panel.set_xlim(max(left, -WIDEST), min(right, WIDEST))
     if len(results) > 1:
-        panel.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+        legend_above(panel)
     tidy(panel, grid="x")
     return panel
 
@@ -111,17 +120,19 @@ def _band(ax: Axes, values: np.ndarray, place: np.ndarray, name: str) -> None:
     ax.vlines(values.mean(0), place - 0.4, place + 0.4, color=REFERENCE_LINE, linewidth=1)
 
 
-def _intervals(ax: Axes, values: np.ndarray, place: np.ndarray, color: str, name: str, widest: float) -> None:
-    mean = values.mean(0)
-    inside = np.abs(mean) < widest
+def _room(low: float, high: float) -> tuple[float, float]:
+    room = 0.05 * (high - low) or 1.0
+    return low - room, high + room
+
+
+def _intervals(ax: Axes, values: np.ndarray, place: np.ndarray, color: str, name: str) -> None:
+    mean, limits = values.mean(0), ax.get_xlim()
     for quantiles, width in ((OUTER, 0.9), (INNER, 2.4)):
-        low, high = np.clip(np.quantile(values, quantiles, axis=0), -widest, widest)
+        low, high = np.clip(np.quantile(values, quantiles, axis=0), *limits)
         ax.hlines(place, low, high, color=color, linewidth=width)
-    ax.scatter(mean[inside], place[inside], s=9, color=color, zorder=3, label=name)
-    for side, marker in ((1, ">"), (-1, "<")):
-        far = ~inside & (np.sign(mean) == side)
-        if far.any():
-            ax.scatter(np.full(far.sum(), side * 0.98 * widest), place[far], s=22, marker=marker, color=color, zorder=3)
+    ax.scatter(mean, place, s=9, color=color, zorder=3, label=name)
+    ax.set_xlim(limits)
+    mark_outside(ax, mean, place, color)
 
 
 @checked
@@ -175,7 +186,7 @@ def plot_client_forest(
         _one_parameter(panel, one, clients)
         if written:
             _write_columns(panel, one, clients)
-        panel.set_title(label, fontsize=10, loc="left" if written else "center")
+        panel.set_title(shortened(label), fontsize=10, loc="left" if written else "center")
         panel.set_xlabel("unconstrained (log, if positive)", fontsize=8)
     return axes
 
@@ -190,10 +201,11 @@ def _one_parameter(ax: Axes, one: xr.Dataset, clients: list[str]) -> None:
     ax.hlines(place[known], (mean - CLIENT_SDS * sd)[known], (mean + CLIENT_SDS * sd)[known], color=COLORS[0], lw=1.2)
     area = 10 + 160 * np.clip(one["share"].values[known], 0, 1)
     ax.scatter(mean[known], place[known], s=area, color=COLORS[0], zorder=3)
-    ax.set_yticks(place, clients, fontsize=8)
+    ax.set_yticks(place, [shortened(name) for name in clients], fontsize=8)
     ax.set_ylim(len(clients) - 0.5, -0.5)
-    left, right = ax.get_xlim()
-    ax.set_xlim(max(left, centre - WIDEST * width), min(right, centre + WIDEST * width))
+    reach = max(width, usual_reach(np.abs(mean[known] - centre) + CLIENT_SDS * sd[known]))
+    ax.set_xlim(centre - 1.05 * reach, centre + 1.05 * reach)
+    mark_outside(ax, mean[known], place[known], COLORS[0])
     tidy(ax, grid="x")
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from pyro_fed.analysis.judging.distances import posterior_matrix, thin
 from pyro_fed.analysis.plots.comparison import PANEL_SDS, checked_reference, most_different
-from pyro_fed.analysis.plots.style import REFERENCE_LINE, GivenAxes, by_name, colors, panels, tidy
+from pyro_fed.analysis.plots.style import REFERENCE_LINE, GivenAxes, by_name, colors, panels, shortened, tidy
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.results.inference_data import InferenceData
@@ -62,7 +62,7 @@ def plot_pair(
     for panel, name in zip(axes, others, strict=True):
         values = None if name == reference else thin(draws[name][:, columns], SHOWN)
         _scatter(panel, thin(truth, SHOWN), values, palette[name])
-        panel.set(xlabel=chosen[0], ylabel=chosen[1])
+        panel.set(xlabel=shortened(chosen[0]), ylabel=shortened(chosen[1]))
         panel.set_title(name, fontsize=10)
     return axes
 

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation
+from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator
 
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.results.inference_data import InferenceData
@@ -38,6 +38,15 @@ WRITTEN_OUT = 1e6
 
 #: A logarithmic axis over less than this factor shows few powers of ten: 2, 3 and 5 times a power are written too.
 FEW_TICKS_FACTOR = 30.0
+#: An axis reaches to the largest of its values that is at most so many times the middle one; others stand at its edge.
+REACH = 6.0
+#: Where the name of a dot may stand, in points from it, and its side that is turned there: the first that is free.
+PLACES_OF_NAMES = (
+    (7, 5, "left"), (-7, 5, "right"), (7, -7, "left"), (-7, -7, "right"), (0, 13, "center"), (0, -14, "center"),
+    (7, 17, "left"), (-7, 17, "right"), (7, -19, "left"), (-7, -19, "right"),
+)  # fmt: skip
+#: The most powers of ten with their numbers on a logarithmic axis.
+MOST_POWERS = 7
 #: Largest side of a figure, in inches.
 MAX_FIGURE_INCHES = 200.0
 
@@ -124,8 +133,86 @@ def legend(axes: np.ndarray, own: bool, most: int = 5) -> None:
         axes[0].legend(handles, names, frameon=False, fontsize=8)
 
 
+def shortened(name: object, most: int = 26) -> str:
+    """A name of a client or parameter as a figure has room for it: beginning and end, at most `most` letters."""
+    text = str(name)
+    end = most // 2
+    return text if len(text) <= most else f"{text[: most - end - 1]}…{text[-end:]}"
+
+
+def usual_reach(values: np.ndarray) -> float:
+    """How far an axis reaches, so that a few values far from zero do not flatten the others: see `REACH`.
+
+    Args:
+        values: numbers of either sign, those that are not finite left out; zero if there are none.
+    """
+    sizes = np.sort(np.abs(values[np.isfinite(values)]))
+    return float(sizes[sizes <= REACH * sizes[len(sizes) // 2]].max()) if len(sizes) else 0.0
+
+
+def mark_outside(ax: Axes, values: np.ndarray, place: np.ndarray, color: str, *, beyond: bool = False) -> None:
+    """Mark values outside a horizontal axis' limits by arrows and numbers: within its edge, or `beyond` the right one.
+
+    Args:
+        ax: axes whose limits are set.
+        values: numbers (n,); those within the limits, and those that are not finite, are left out.
+        place: their places (n,) on the vertical axis.
+        color: of arrows and numbers.
+        beyond: right of the axes, as bars that are cut need it.
+    """
+    low, high = ax.get_xlim()
+    for value, at in zip(values, place, strict=True):
+        if low <= value <= high or not np.isfinite(value):
+            continue
+        right = value > high
+        arrow, number = (1.02, 1.04) if beyond else (0.985, 0.965) if right else (0.015, 0.035)
+        side = "left" if beyond or not right else "right"
+        edge: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "color": color, "clip_on": False, "zorder": 3}
+        ax.scatter(arrow, at, s=22, marker=">" if right else "<", linewidth=0, **edge)
+        ax.text(number, at, f"{value:.3g}", fontsize=6, ha=side, va="center", **edge)
+
+
+def legend_above(ax: Axes, columns: int = 3) -> None:
+    """Draw a legend above an axes, narrow enough for a small figure."""
+    ax.legend(
+        fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, frameon=False, columnspacing=1.0,
+        handletextpad=0.4, handlelength=1.2,
+    )  # fmt: skip
+
+
+def width_with(names: Iterable[object], least: float) -> float:
+    """The width of a figure, in inches, with room for names at its left."""
+    return max(least, 3.2 + 0.075 * max((len(shortened(name)) for name in names), default=0))
+
+
+def name_dots(ax: Axes, names: Sequence[str], x: np.ndarray, y: np.ndarray, palette: Mapping[str, str]) -> None:
+    """Name dots beside them, where their names hide neither each other nor another dot."""
+    from matplotlib.transforms import Bbox
+
+    canvas: Any = ax.figure.canvas
+    canvas.figure.draw_without_rendering()  # which finds the axes' places
+    renderer, inside = canvas.get_renderer(), ax.get_window_extent()
+    dots = [Bbox.from_bounds(a - 5, b - 5, 10, 10) for a, b in ax.transData.transform(np.column_stack([x, y]))]
+    taken = list(dots)
+    for name, at in zip(names, zip(x, y, strict=True), strict=True):
+        best, fewest = PLACES_OF_NAMES[0], float("inf")
+        words = ax.annotate(
+            shortened(name), at, xytext=best[:2], textcoords="offset points", fontsize=9, color=palette[name]
+        )
+        for across, up, side in PLACES_OF_NAMES:
+            words.set(position=(across, up), ha=side, va="center")
+            box = words.get_window_extent(renderer)
+            hidden = sum(box.overlaps(other) for other in taken) + (not inside.fully_containsx(box.x0))
+            hidden += not inside.fully_containsx(box.x1)
+            if hidden < fewest:
+                best, fewest = (across, up, side), hidden
+        words.set(position=best[:2], ha=best[2])
+        taken.append(words.get_window_extent(renderer))
+
+
 def plain_ticks(axis: Axis) -> None:
     """Write the numbers of a logarithmic axis with all digits, such as 0.01 and 10,000."""
+    axis.set_major_locator(LogLocator(numticks=MOST_POWERS))
     powers = LogFormatterSciNotation()
     powers.set_axis(axis)
 

@@ -25,8 +25,9 @@ from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws
 from pyro_fed.analysis.judging.moments import Gaps, gaps
 from pyro_fed.analysis.plots.comparison import most_different
 from pyro_fed.analysis.plots.criticism import draw_influence
-from pyro_fed.analysis.plots.style import REFERENCE, line_colors
+from pyro_fed.analysis.plots.style import REFERENCE, line_colors, shortened
 from pyro_fed.analysis.report import svg
+from pyro_fed.audit.clients.dealt import by_the_outcome
 from pyro_fed.errors import PyroFedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import ess, rhat
@@ -325,7 +326,7 @@ def _chains(about: Compared) -> Picture | None:
 
         def draw(axes: Any) -> None:
             plots.plot_chains(about.results[name], labels=[worst], ax=axes)
-            axes[0].set_title(f"{name}: {worst}", fontsize=10)
+            axes[0].set_title(f"{name}: {shortened(worst)}", fontsize=10)
             axes[1].set_title("")
 
         largest = written_rhat(float(chains.rhat.max()))
@@ -345,7 +346,8 @@ def _convergence(about: Compared) -> Picture | None:
     shown = {name: one for name, one in recorded.items() if "change" in one["federation"]}
     if not shown:
         return None
-    palette = line_colors(shown)
+    every = {**about.drawable, **about.results}  # which have their colours by their place
+    palette = {name: colour for name, colour in line_colors(every).items() if name in shown}
     last = {name: one["federation"]["change"].values for name, one in shown.items()}
     ends = ", ".join(
         f"{name} {recorded[name]['federation'].sizes['round']:,} rounds down to {np.nanmin(values):.2g}"
@@ -354,7 +356,7 @@ def _convergence(about: Compared) -> Picture | None:
     )
 
     def draw(axes: Any) -> None:
-        plots.plot_convergence(shown, ax=axes)
+        plots.plot_convergence(every, ax=axes)
         _without_legend(axes)
 
     evidence = [
@@ -441,7 +443,7 @@ def _influence(about: Compared) -> Picture | None:
 
     def panel(name: str, idata: InferenceData) -> Panel:
         found = influence(idata, about.federation)
-        if found.attrs["stands_apart"]:
+        if found.attrs["stands_apart"] and not by_the_outcome(about.federation, about.federation.problem):
             notes.append(f" {name}: {found.attrs['stands_apart']}.".replace("..", "."))
         size = found["influence"].values
         kept = _strongest(-size)

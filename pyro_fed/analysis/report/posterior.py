@@ -11,6 +11,7 @@ import numpy as np
 from pyro_fed.analysis.judging.tables import cell
 from pyro_fed.analysis.numbers import digits
 from pyro_fed.analysis.report.pictures import Compared, written_rhat
+from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit
 
 #: Largest number of rows of the table; of more parameters, those on which the results differ most are shown.
 MOST_ROWS = 200
@@ -22,8 +23,8 @@ of the reference, and the ratio of the SD to the reference's. Sort by such a col
 """
 OF_ONE = "Mean, SD and 94 % interval (equal tails) of every parameter."
 CHAINS = """
-The chains' parameter of the largest R-hat (at most 1.01 is wanted), and the smallest effective number of draws (at
-least 400).
+The chains' largest R-hat and its parameter, and the smallest effective number of draws of all chains, beside what is
+wanted of so many chains: R-hat at most, effective draws at least.
 """
 
 
@@ -62,11 +63,20 @@ def _mixing_table(about: Compared) -> dict[str, Any]:
     for name, chains in about.chains.items():
         draws = about.draws[name]
         count, each, _ = draws.values.shape
-        values = (float(count), float(each), float(chains.rhat.max()), float(np.nanmin(chains.ess)))
-        written = (f"{count}", f"{each:,}", written_rhat(values[2]), f"{values[3]:,.0f}")
+        most, least = r_hat_limit(count), float(fewest_effective(count))
+        values = (float(count), float(each), float(chains.rhat.max()), most, float(np.nanmin(chains.ess)), least)
+        written = (f"{count}", f"{each:,}", written_rhat(values[2]), f"{most:.3f}", f"{values[4]:,.0f}", f"{least:.0f}")
         worst = draws.labels[int(chains.rhat.argmax())]
         rows[name] = [*zip(written, values, strict=True), (worst, worst)]
-    columns = ["chains", "draws each", "largest R-hat", "smallest ESS", "parameter of that R-hat"]
+    columns = [
+        "chains",
+        "draws each",
+        "largest R-hat",
+        "at most",
+        "smallest ESS",
+        "at least",
+        "parameter of that R-hat",
+    ]
     return {"title": "Have the chains mixed?", "note": CHAINS, "first": "result", "columns": columns, "rows": rows}
 
 

@@ -14,17 +14,24 @@ import numpy as np
 
 from pyro_fed.density.observations import observed_values
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.labelled import plain
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.labels import row_labels
 
 
 def by_the_outcome(federation: Federation, problem: Problem) -> bool:
-    """Whether the partition dealt rows out by an outcome, or by a function of it, such as labels or `y > 0`."""
+    """Whether the partition dealt rows out by an outcome, or by a function of it, such as labels or `y > 0`.
+
+    Which of its arguments a `pyro.factor` takes for the outcome is not known: each of the rows' columns may be it.
+    """
     count = problem.num_rows
     by = federation.partition.dealt_by(count, row_labels(problem.arguments))
     if by is None:
         return False
-    outcomes = [value.detach().cpu() for value in observed_values(problem).values()]
+    values = [*observed_values(problem).values()]
+    if problem.layout.factors:
+        values += [leaf for _, nested, leaf in problem.arguments.columns if nested is None]
+    outcomes = [plain(value).detach().cpu() for value in values]
     of_rows = [value.reshape(count, -1).numpy() for value in outcomes if value.dim() and len(value) == count]
     return any(is_function(by, column) for value in of_rows for column in value.T)
 
