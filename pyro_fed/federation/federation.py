@@ -392,9 +392,11 @@ class Federation:
         """
         form = noncentred_form(self.problem)
         if form is None:
+            local = list(self.problem.layout.local)
+            rest = f"; {listed(map(repr, local))} inside the plate are integrated out, so that no funnel is left"
             raise ModelError(
                 f"the model has no non-centred form: of its latents {list(self.problem.sites)} none has a scale that "
-                "depends on another latent"
+                f"depends on another latent{rest if local else ''}"
             )
         return self.with_problem(form)
 

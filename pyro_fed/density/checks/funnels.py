@@ -63,10 +63,11 @@ def funnel_hint(problem: Problem) -> list[str]:
         f"the scale of '{name}' depends on {' and '.join(map(repr, on))}, itself latent" for name, on in sites.items()
     )
     config = ", ".join(f"'{name}': LocScaleReparam(0.0)" for name in sites)
+    here = "run on fed.noncentred (fit(fed) tries that by itself), or "  # which leaves rows' own latents as they are
     return [
-        f"a funnel is likely: {scales}. Where the data say little about it, use the non-centred form: run on "
-        "fed.noncentred (fit(fed) tries that by itself), or rewrite the model: from pyro.infer.reparam import "
-        f"LocScaleReparam; model = pyro.poutine.reparam(model, config={{{config}}})"
+        f"a funnel is likely: {scales}. Where the data say little about it, use the non-centred form: "
+        f"{'' if sites.keys() <= problem.layout.local.keys() else here}rewrite the model: from pyro.infer.reparam "
+        f"import LocScaleReparam; model = pyro.poutine.reparam(model, config={{{config}}})"
     ]
 
 

@@ -155,3 +155,19 @@ def test_a_funnel_is_told():
 def test_settings_out_of_range(setting):
     with pytest.raises(SettingError, match=next(iter(setting))):
         pf.NUTS(**setting)
+
+
+def test_a_funnel_of_latents_inside_the_plate_is_cured_by_rewriting_alone():
+    """`fed.noncentred` has no other form of these, which all algorithms but the pooled ones integrate out."""
+
+    def effects(y):
+        spread = pyro.sample("spread", dist.HalfNormal(y.new_tensor(1.0)))
+        with pyro.plate("data", len(y)):
+            level = pyro.sample("level", dist.Normal(0.0, spread))
+            pyro.sample("y", dist.Normal(level, 1.0), obs=y)
+
+    fed = pf.Federation(effects, (torch.linspace(-1.0, 1.0, 6, dtype=torch.float64),), plate="data", num_clients=2)
+    (hint,) = funnel_hint(fed.joint.problem)
+    assert "LocScaleReparam" in hint and "fed.noncentred" not in hint
+    with pytest.raises(pf.ModelError, match="no non-centred form.*'level' inside the plate are integrated out"):
+        _ = fed.noncentred
