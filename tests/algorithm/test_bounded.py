@@ -479,7 +479,7 @@ def test_draws_of_a_liar_are_moved_and_stretched_to_the_limits():
         given = sent.messages["draws"].clone()
         algorithm = pf.infer.ConsensusMC()
         held = algorithm.contributions().bounded_messages(Bounded(), {}, {}, sent)
-        whole = {"draws": draws[:1, 0], "num_clients": torch.tensor(CLIENTS)}
+        whole = {"draws": draws[:1, 0], "num_clients": torch.tensor(CLIENTS), "seed": torch.tensor(0)}
         found = algorithm.combine(whole, held.messages, torch.ones(CLIENTS))["draws"].reshape(-1, 3)
         keep = [k for k in range(CLIENTS) if k != LIAR]
         nine = type(honest)(honest.precision[keep], honest.eta[keep]).product_over(0)

@@ -28,8 +28,8 @@ def executed():
     return docs_module("executed")
 
 
-def test_there_are_eleven():
-    assert [path.name[:2] for path in TUTORIALS] == [f"{i:02}" for i in range(1, 12)]
+def test_there_are_twelve():
+    assert [path.name[:2] for path in TUTORIALS] == [f"{i:02}" for i in range(1, 13)]
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
