@@ -65,12 +65,12 @@ def agent(
     peers.number(name)
     assigned = dict(parse_assignment(text) for text in assignments)
 
-    def asked() -> list[approval.Facts]:
+    def facts_of_order() -> list[approval.Facts]:
         chosen = recipe.load(recipe_name)
         run = {**chosen.run, **({"num_rounds": rounds} if rounds is not None else {})}
         return [approval.recipe_facts(chosen, chosen.build(assigned, where="--set"), run)]
 
-    gate = None if policy_path is None else approval.approved_gate(policy_path, name, model, asked)
+    gate = None if policy_path is None else approval.approved_gate(policy_path, name, model, facts_of_order)
     if gate is not None and gate.approval and gate.folder is not None:
         model = str(approval.copied_model(gate.folder))
     module = library.load_model(model, with_data=False)  # which may import the recipe's algorithm

@@ -68,8 +68,8 @@ def power_scale(
             f"{idata.attrs.get('algorithm', 'something else')}, has {draws}: run an algorithm with a posterior, or "
             "with a larger num_draws"
         )
-    names = _known("var_names", var_names, list(map(str, posterior.data_vars)))
-    sites = _known("prior", prior, list(map(str, log_prior.data_vars)))
+    names = _checked_names("var_names", var_names, list(map(str, posterior.data_vars)))
+    sites = _checked_names("prior", prior, list(map(str, log_prior.data_vars)))
     found = {"prior": power_scaling(idata, "prior", names, sites)}
     if "log_likelihood" in idata:
         found["likelihood"] = power_scaling(idata, "likelihood", names, None)
@@ -83,7 +83,7 @@ def power_scale(
     return table
 
 
-def _known(argument: str, chosen: Sequence[str] | None, known: list[str]) -> list[str]:
+def _checked_names(argument: str, chosen: Sequence[str] | None, known: list[str]) -> list[str]:
     """The chosen names, all that are known by default."""
     if unknown := [name for name in chosen or () if name not in known]:
         raise SettingError(f"power_scale: {argument} names {unknown[0]!r}; {closest(unknown[0], known)}")

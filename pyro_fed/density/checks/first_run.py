@@ -90,11 +90,11 @@ def _at_a_prior_draw(run: Callable[[Source], Execution], dtype: torch.dtype) -> 
 def _run_at(run: Callable[[Source], Execution], spread: float, dtype: torch.dtype) -> FirstRun:
     generator = torch.Generator().manual_seed(0)
 
-    def near(msg: Message, transform: Any) -> Tensor:
+    def value_near_zero(msg: Message, transform: Any) -> Tensor:
         shape = transform.inverse_shape(msg["fn"].shape())
         return spread * torch.randn(shape, generator=generator, dtype=dtype)
 
-    return _run(run, near, spread)
+    return _run(run, value_near_zero, spread)
 
 
 def _run(run: Callable[[Source], Execution], latent: Source, spread: float) -> FirstRun:

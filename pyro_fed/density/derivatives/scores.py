@@ -110,11 +110,11 @@ def likelihood_curves(problem: Problem, at: tuple[Tensor, Tensor], batch: Batch)
     def log_lik(z: Tensor) -> Tensor:
         return problem.log_lik(z, batch)
 
-    def one(z: Tensor, direction: Tensor) -> Tensor:
+    def slope_along(z: Tensor, direction: Tensor) -> Tensor:
         curve: Tensor = vjp(grad(log_lik), z)[1](direction)[0]
         return curve
 
-    curves: Tensor = problem.vmap(one)(*at)
+    curves: Tensor = problem.vmap(slope_along)(*at)
     return curves
 
 

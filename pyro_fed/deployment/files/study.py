@@ -181,7 +181,7 @@ class Study:
             paths = sorted((self.folder / folder).glob(f"*{ENDING}"))
             return {path.name: {"sha256": digest_of(path.read_bytes()), "bytes": path.stat().st_size} for path in paths}
 
-        def said(site: str) -> dict[str, Any]:
+        def site_entry(site: str) -> dict[str, Any]:
             numbers = (number for number in range(self.present) if self.is_closed(number))
             letters = [found.letter.more for number in numbers if (found := self.answer_to(number, site)) is not None]
             own = {name: sorted({str(more.get(name, "")) for more in letters}) for name in ("policy", "approval")}
@@ -195,7 +195,7 @@ class Study:
             "python": f"{sys.version.split()[0]} on {platform.platform()}",
             "versions": {one.name: one.version for one in sorted(distributions(), key=lambda one: one.name.lower())},
             "coordinator": self.fingerprint,
-            "sites": {site: said(site) for site in self.sites},
+            "sites": {site: site_entry(site) for site in self.sites},
             "questions": self.questions,
             "result": digest_of(self.result.read_bytes()),
             "bytes": {name: sum(one["bytes"] for one in each.values()) for name, each in mailed.items()},

@@ -60,7 +60,7 @@ def with_loo(result: Any, federation: RemoteFederation, executor: RemoteClients,
     If that is not possible, the result is returned unchanged, with the reason in its attribute `no_loo`.
     """
 
-    def asked() -> xr.Dataset:
+    def loo_group() -> xr.Dataset:
         found, wide = loo_and_waic(result, federation, var_name=site or None, executor=executor)
         attrs = {name: int(found[name]) if name == "warning" else found[name] for name in OF_ALL}
         attrs |= {"elpd_waic": wide["elpd_waic"], "se_waic": wide["se"], "p_waic": wide["p_waic"]}
@@ -68,7 +68,7 @@ def with_loo(result: Any, federation: RemoteFederation, executor: RemoteClients,
         table = found["by_client"].assign(waic=wide["by_client"]["elpd"], p_waic=wide["by_client"]["p"])
         return xr.Dataset.from_dataframe(table).assign_attrs(attrs)
 
-    return _with_answer(result, LOO, asked)
+    return _with_answer(result, LOO, loo_group)
 
 
 def with_estimand(result: Any, federation: RemoteFederation, executor: RemoteClients, module: Any, name: str) -> Any:
@@ -76,11 +76,11 @@ def with_estimand(result: Any, federation: RemoteFederation, executor: RemoteCli
 
     If that is not possible, the result is returned unchanged, with the reason in its attribute `no_estimand_NAME`.
     """
-    asked, do = named_questions(module, federation.problem)[name], getattr(module, ESTIMANDS)[name].get("do") or {}
+    question, do = named_questions(module, federation.problem)[name], getattr(module, ESTIMANDS)[name].get("do") or {}
     return _with_answer(
         result,
         f"{ESTIMAND}{name}",
-        lambda: group_of(estimand_by_rounds(result, federation, asked, do, executor), "posterior"),
+        lambda: group_of(estimand_by_rounds(result, federation, question, do, executor), "posterior"),
     )
 
 
@@ -91,18 +91,18 @@ def with_influence(result: Any, federation: RemoteFederation, executor: RemoteCl
     """
     run_by = result.attrs.get("chosen", result.attrs.get("algorithm"))
 
-    def asked() -> xr.Dataset:
+    def influence_group() -> xr.Dataset:
         if "sites" in result and group_of(result, "sites").attrs.get("algorithm") == run_by:
             return influence(result)
         return _influence_by_rounds(result, federation, executor)
 
-    return _with_answer(result, INFLUENCE, asked)
+    return _with_answer(result, INFLUENCE, influence_group)
 
 
-def _with_answer(result: Any, group: str, asked: Callable[[], xr.Dataset]) -> Any:
+def _with_answer(result: Any, group: str, answer: Callable[[], xr.Dataset]) -> Any:
     """The result with an answer's group; or unchanged, with the reason in an attribute: the run's result is kept."""
     try:
-        return with_group(result, group, asked())
+        return with_group(result, group, answer())
     except PyroFedError as error:
         result.attrs[f"no_{group}"] = str(error)
         return result

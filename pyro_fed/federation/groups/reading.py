@@ -70,12 +70,13 @@ def with_column_names(
     if rows is None:
         return None
 
-    def whole(name: str) -> str:
+    def argument_of(name: str) -> str:
         held = [argument for argument in arguments.names if argument.endswith(f"[{name!r}]")]
         return held[0] if name not in arguments.names and len(held) == 1 else name
 
     return {
-        plate: [whole(name) for name in ([parts] if isinstance(parts, str) else parts)] for plate, parts in rows.items()
+        plate: [argument_of(name) for name in ([parts] if isinstance(parts, str) else parts)]
+        for plate, parts in rows.items()
     }
 
 
