@@ -55,7 +55,7 @@ def small(kind, **settings):
 
 def few_sgld_draws():
     """Surrogates from short local chains."""
-    return pf.infer.LocalSGLD(num_samples=20, burn_in=10)
+    return pf.infer.LocalSGLD(num_samples=20, burn_in=10, stages=2)
 
 
 ALGORITHMS = [
