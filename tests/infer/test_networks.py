@@ -591,7 +591,7 @@ def test_a_point_whose_steps_grow_is_said_to_be_on_its_way(fed, growth, rounds, 
 
 
 @pytest.mark.filterwarnings("ignore:the SDs still changed")  # by 1 % a round, where that is said
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_a_noise_scale_leaves_the_mode_at_which_the_network_knows_all_rows(seed):
     """Pooled variational inference has a scale of 0.72 and a log density of -1.05; the mode 0.30 and -3.8."""
     columns, target = (torch.tensor(a, dtype=torch.float32) for a in late_diabetes())
