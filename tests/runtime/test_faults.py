@@ -11,6 +11,9 @@ from algorithms import line, line_data, unequal_lines
 import pyro_fed as pf
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Explicit
+from pyro_fed.infer.langevin.chain_store import ChainStore
+from pyro_fed.infer.langevin.server_state import ServerState
+from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.policy import resolve
 from pyro_fed.runtime.executors import Executor, Faulty, Sequential
 from pyro_fed.runtime.executors.remote import Remote
@@ -104,7 +107,8 @@ def test_a_failed_visit_leaves_the_particles_where_they_were():
 def test_a_failed_visit_leaves_the_chain_where_it_was():
     algorithm = pf.FSGLD(num_chains=2, local_steps=4, thin=4, burn_in=0, batch_size=None)
     problem = unequal_lines().problem
-    shared = {"position": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "step_size": torch.tensor(0.1)}
+    chains = ChainStore.begin(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    shared = as_entries(ServerState(chains, torch.tensor(0), torch.tensor(0.1), torch.full((3,), 1 / 3)))
     one = {
         "position": torch.tensor([[5.0, 6.0]]),
         "client": torch.tensor([2]),

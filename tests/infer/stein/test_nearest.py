@@ -3,6 +3,7 @@
 import numpy as np
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 
 import pyro_fed as pf
@@ -48,6 +49,7 @@ def moments(idata):
     return w.mean((0, 1)), w.std((0, 1))
 
 
+@pytest.mark.filterwarnings("ignore:the chains have not mixed. R-hat is 1.01")  # of a processor's last digits
 def test_one_mode_is_begun_at_the_gaussian_nearest_to_it():
     """Means are not the mode's, by up to 0.4 SDs; a turn is ten steps then, of which a hundred are made."""
     fed = federation(poisson)
