@@ -240,7 +240,7 @@ difference = (risk.sel(treated=1) - risk.sel(treated=0)).rename("risk difference
 print(az.summary(difference.to_dataset(), kind="stats", round_to=3))
 
 # %%
-pf.plots.plot_client_forest(pf.contributions(idata), labels=["effects[2]"], written=True)
+pf.plots.plot_client_forest(pf.contributions(idata), labels=["effects[2]"], annotate=True)
 plt.gca().set_title("log odds ratio of death, treated against untreated", fontsize=10, loc="left")
 
 # %% [markdown]

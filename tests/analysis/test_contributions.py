@@ -51,7 +51,7 @@ def test_figures_show_the_contributions(fed):
     (one,) = pf.plots.plot_client_forest(found, labels=["w[1]"])
     dots = next(c for c in one.collections if len(c.get_offsets()) == 3)
     np.testing.assert_allclose(dots.get_offsets()[:, 0], found["mean"].values[:, 1])
-    (one,) = pf.plots.plot_client_forest(found, labels=["w[1]"], written=True)
+    (one,) = pf.plots.plot_client_forest(found, labels=["w[1]"], annotate=True)
     said = [text.get_text() for text in one.texts]
     mean, sd, share = (found[name].values[:, 1] for name in ("mean", "sd", "share"))
     assert said[2:8:2] == [f"{m:.2f} [{m - 1.645 * s:.2f}, {m + 1.645 * s:.2f}]" for m, s in zip(mean, sd, strict=True)]

@@ -141,7 +141,7 @@ def plot_client_forest(
     *,
     labels: Sequence[str] | None = None,
     most: int = 6,
-    written: bool = False,
+    annotate: bool = False,
     ax: GivenAxes = None,
     figsize: tuple[float, float] | None = None,
 ) -> np.ndarray:
@@ -151,7 +151,7 @@ def plot_client_forest(
         found: the dataset returned by `pyro_fed.contributions`.
         labels: parameters, a panel each; by default those on which clients differ most.
         most: largest number of panels.
-        written: write each client's mean, 90 % interval and weight beside its line, and those of all clients below,
+        annotate: write each client's mean, 90 % interval and weight beside its line, and those of all clients below,
             with a diamond, as published forests have them.
         ax: matplotlib axes, one for each panel; by default a new figure is made.
         figsize: width and height of a new figure, in inches.
@@ -164,7 +164,7 @@ def plot_client_forest(
         SettingError: `found` is something else, or there is an unknown parameter.
 
     Example:
-        >>> pf.plots.plot_client_forest(pf.contributions(idata), labels=["w[0]"], written=True)
+        >>> pf.plots.plot_client_forest(pf.contributions(idata), labels=["w[0]"], annotate=True)
     """
     if not {"share", "mean", "sd", "all_mean", "all_sd"} <= set(getattr(found, "data_vars", ())):
         raise SettingError(
@@ -177,16 +177,16 @@ def plot_client_forest(
         apart = np.nanmax(np.where(np.isfinite(far), far, 0.0), axis=0)
         labels = [known[i] for i in sorted(np.argsort(-apart, kind="stable")[:most])]
     clients = [str(name) for name in found["client"].values]
-    columns = min(1 if written else 3, len(labels))
-    height = 0.8 + 0.24 * (max(len(clients), 3) + 2 * written)
-    width = 6.4 if written else 3.4 * columns
+    columns = min(1 if annotate else 3, len(labels))
+    height = 0.8 + 0.24 * (max(len(clients), 3) + 2 * annotate)
+    width = 6.4 if annotate else 3.4 * columns
     axes = panels(ax, len(labels), columns, figsize or (width, height * -(-len(labels) // columns)))
     for panel, label in zip(axes, labels, strict=True):
         one = found.isel(parameter=known.index(label))
         _one_parameter(panel, one, clients)
-        if written:
+        if annotate:
             _write_columns(panel, one, clients)
-        panel.set_title(shortened(label), fontsize=10, loc="left" if written else "center")
+        panel.set_title(shortened(label), fontsize=10, loc="left" if annotate else "center")
         panel.set_xlabel("unconstrained (log, if positive)", fontsize=8)
     return axes
 
