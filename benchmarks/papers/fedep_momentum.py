@@ -46,21 +46,23 @@ RATE, MOMENTUM = 0.5, 0.9
 BURN_IN, DRAWS, SHOWN = 60, 200, (1, 5, 10, 15, 20, 25, 30, 32, 34, 36)
 
 
-def recursion(rounds: int, momentum: float, times: int = 20) -> np.ndarray:
+def recursion(
+    rounds: int, momentum: float, times: int = 20, clients: int = CLIENTS, per_round: int = PER_ROUND
+) -> np.ndarray:
     """What is left of a precision of one, all of which is to go, by round; the mean over choices of clients."""
     left = []
     for seed in range(times):
         rng = np.random.default_rng(seed)
-        sites, velocities = np.ones(CLIENTS), np.zeros(CLIENTS)
-        q, velocity, path = float(CLIENTS), 0.0, []
+        sites, velocities = np.ones(clients), np.zeros(clients)
+        q, velocity, path = float(clients), 0.0, []
         for _ in range(rounds):
-            chosen = rng.choice(CLIENTS, PER_ROUND, replace=False)
+            chosen = rng.choice(clients, per_round, replace=False)
             change = -sites[chosen]
             velocity = momentum * velocity + change.mean()
             q += RATE * velocity
-            velocities[chosen] = momentum * velocities[chosen] + change / PER_ROUND
+            velocities[chosen] = momentum * velocities[chosen] + change / per_round
             sites[chosen] += RATE * velocities[chosen]
-            path.append(q / CLIENTS)
+            path.append(q / clients)
         left.append(path)
     return np.mean(left, 0)
 
@@ -69,16 +71,6 @@ def swing(clients: int, momentum: float) -> float:
     """How far a precision of one, all of which is to go, swings below zero if all clients take part in each round."""
     angle = np.arccos((1 + momentum - RATE / clients) / (2 * momentum**0.5))
     return float(np.exp(np.pi * np.log(momentum**0.5) / angle))
-
-
-def of_all_clients(rounds: int, clients: int, momentum: float) -> np.ndarray:
-    """What is left of a precision of one, all of which is to go, by round, if all clients take part in each."""
-    left, velocity, path = 1.0, 0.0, []
-    for _ in range(rounds):
-        velocity = momentum * velocity - left / clients
-        left += RATE * velocity
-        path.append(left)
-    return np.array(path)
 
 
 def smallest_precisions(rounds: int, clients: int) -> np.ndarray:
@@ -154,7 +146,7 @@ def main() -> None:
     options = parser.parse_args()
     x, y = load_digits(return_X_y=True)
     rows, test = next(splits((torch.tensor(x, dtype=torch.float32), torch.tensor(y))))
-    every, run = of_all_clients(10, 10, MOMENTUM), smallest_precisions(10, 10)
+    every, run = recursion(10, MOMENTUM, 1, 10, 10), smallest_precisions(10, 10)
     swings = ", ".join(f"{clients}: {swing(clients, MOMENTUM):.2f}" for clients in (3, 10, 100))
     print(f"all clients take part, swing to the other side, by their number: {swings}")
     print("ten clients, what is left by round: " + " ".join(f"{one:.2f}" for one in every))

@@ -439,12 +439,11 @@ def _influence(about: Compared) -> Picture | None:
         of_clients = {name: one for name, one in of_clients.items() if "sites" in one}
     elif about.federation.num_clients < 2:
         return None
-    dealt = about.federation is not None and by_the_outcome(about.federation, about.federation.problem)
-    notes = []
+    federation, notes = about.federation, list[str]()
 
     def panel(name: str, idata: InferenceData) -> Panel:
-        found = influence(idata, about.federation)
-        if found.attrs["stands_apart"] and not dealt:
+        found = influence(idata, federation)
+        if found.attrs["stands_apart"] and (federation is None or not by_the_outcome(federation, federation.problem)):
             notes.append(f" {name}: {found.attrs['stands_apart']}.".replace("..", "."))
         size = found["influence"].values
         kept = _strongest(-size)

@@ -118,16 +118,13 @@ class Optimised(StepRule):
             weights = torch.full_like(changes.eta[:, 0], 1.0 / (len(changes.eta) - 1))
             weights[0] = 1.0
             changes = changes.power(weights)
-        step, after = self.optimiser.step(_natural(q), _natural(changes.product_over(0)), memory, self.rate)
-        move = type(q)(step["precision"], step["eta"])
+        move, after = _optimised(self.optimiser, self.rate, q, changes.product_over(0), memory)
         share = backtrack(q, move)
         fractions = q.eta.new_full((len(changes.eta),), self.rate if float(share) > 0 else 0.0)
         prior_taken, memory = drop_batch_axis(changes.power(fractions)), {**server.memory, **prefixed(OPTIM, after)}
         if self.site_optimiser is not None:
-            own = within(server.memory, PRIOR_OPTIM)
-            change = _natural(drop_batch_axis(changes))
-            taken, own = self.site_optimiser.step(_natural(server.prior), change, own, self.rate)
-            prior_taken = type(q)(taken["precision"], taken["eta"])
+            own, change = within(server.memory, PRIOR_OPTIM), drop_batch_axis(changes)
+            prior_taken, own = _optimised(self.site_optimiser, self.rate, server.prior, change, own)
             memory |= prefixed(PRIOR_OPTIM, own)
         return Step(q.product(move.power(share)), prior_taken, fractions[1:], flat_like(q), memory)
 
@@ -151,15 +148,23 @@ def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:
 
 def optimised_site_steps(optimiser: Optimiser, rate: float, local: State, change: Gaussian) -> tuple[Gaussian, State]:
     """The steps of C clients' sites, t_k ← t_k optim(Δ_k), each by its own optimiser, and the optimisers' states."""
-    steps, states = [], []
+    kind, steps, states = type(change), [], []
     for k in range(len(change.eta)):
         own = {name: value[k] for name, value in within(local, OPTIM).items()}
-        site = {name: local[name][k] for name in ("precision", "eta")}
-        step, state = optimiser.step(site, {"precision": change.precision[k], "eta": change.eta[k]}, own, rate)
+        site, its_change = kind(local["precision"][k], local["eta"][k]), kind(change.precision[k], change.eta[k])
+        step, state = _optimised(optimiser, rate, site, its_change, own)
         steps.append(step)
         states.append(state)
     stacked = prefixed(OPTIM, {name: torch.stack([state[name] for state in states]) for name in states[0]})
-    return type(change)(*(torch.stack([step[name] for step in steps]) for name in ("precision", "eta"))), stacked
+    return kind(*(torch.stack(part) for part in zip(*((s.precision, s.eta) for s in steps), strict=True))), stacked
+
+
+def _optimised(
+    optimiser: Optimiser, rate: float, at: Gaussian, change: Gaussian, memory: State
+) -> tuple[Gaussian, State]:
+    """optim(Δ), the optimiser's step of a Gaussian along its change, and the optimiser's state after it."""
+    step, after = optimiser.step(_natural(at), _natural(change), memory, rate)
+    return type(at)(step["precision"], step["eta"]), after
 
 
 def _natural(q: Gaussian) -> dict[str, Tensor]:
