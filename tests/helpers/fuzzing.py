@@ -284,7 +284,7 @@ def of_results():
         "plot_graph": ({"graph": agents, "round": 0, "names": None, "figsize": (2.0, 2.0), "seed": 0}, 2),
         "plot_influence": ({"found": of_result("influence"), "ax": None, "figsize": None}, 2),
         "plot_client_forest": (
-            {"found": of_result("contributions"), "labels": None, "most": 2, "written": False, "figsize": None},
+            {"found": of_result("contributions"), "labels": None, "most": 2, "annotate": False, "figsize": None},
             2,
         ),
         "plot_contributions": ({"found": of_result("contributions"), "ax": None, "figsize": None}, 2),
