@@ -12,6 +12,7 @@ from .analysis import *
 from .conventions.progress import Progress as Progress
 from .conventions.progress import set_progress as set_progress
 from .density.latents.quadrature import Quadrature as Quadrature
+from .density.running import losses as losses
 from .density.running.shared import shared as shared
 from .errors import DataError as DataError
 from .errors import ModelError as ModelError

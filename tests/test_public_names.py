@@ -21,7 +21,20 @@ PROMISED = (
     *("Auto", "DSVGD", "FSGLD", "NUTS", "P2PEP", "P2PVI", "SVI", "FedAIS", "FedAvg", "FedEP", "FedLaplace", "SFVI"),
     *("DataError", "ModelError", "PyroFedError", "SettingError", "Federation", "InferenceData", "Overview", "Private"),
     *("Progress", "Quadrature", "combination", "executors", "graph", "metrics", "partition", "schedule", "testing"),
-    *("errors", "infer", "papers", "plots", "step", "tilted", "update", "codebook", "render_model", "sbc", "loo"),
+    *(
+        "errors",
+        "infer",
+        "papers",
+        "plots",
+        "losses",
+        "step",
+        "tilted",
+        "update",
+        "codebook",
+        "render_model",
+        "sbc",
+        "loo",
+    ),
     *("column_sums", "compare", "fit", "ksd", "pooled_moments", "power_scale", "predict", "run", "set_progress"),
 )
 #: Rooms whose door is a stub.
@@ -158,7 +171,19 @@ def test_names_version_and_help_load_nothing_heavy(code):
 
 LATE = ("sympy", "networkx", "pyro_fed.analysis", "pyro_fed.infer.stein", "ray", "flwr", "jinja2")
 MODULES = (
-    *("codebook", "combination", "errors", "executors", "graph", "infer", "metrics", "papers", "partition", "plots"),
+    *(
+        "codebook",
+        "combination",
+        "errors",
+        "executors",
+        "graph",
+        "infer",
+        "losses",
+        "metrics",
+        "papers",
+        "partition",
+        "plots",
+    ),
     *("schedule", "testing"),
 )
 #: What each fresh process prints in its last line; `pf.combination` is a module that the door of its room does not

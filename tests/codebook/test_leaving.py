@@ -138,11 +138,11 @@ def determined(frame):
 
 def test_no_small_count_follows_from_what_leaves():
     withheld = 0
-    for seed in range(60):
+    for seed in range(30):
         found, number = determined(a_table(seed))
         assert found == [], seed
         withheld += number
-    assert withheld > 50
+    assert withheld > 25
 
 
 def test_the_oracle_finds_what_the_second_cell_protects(monkeypatch):
