@@ -1,9 +1,9 @@
 """Rows that are wrong: errors of ordinary Bayes and of robust losses (FedGVI), by the share of wrong rows.
 
 Ten clients of 100 rows, an intercept and two weights. "regression": unit noise, a share of rows at three clients has 10
-added. "logistic": a share of the labels at three clients is flipped; "certain labels" has weights of four times the size, so
-that the model is sure of most rows. A cell is the largest error of a posterior
-mean, in SDs of the posterior of the same rows without the fault, which `FedEP` gives too; the mean over seeds.
+added. "logistic": a share of the labels at three clients is flipped; "certain labels" has weights of four times the
+size, so that the model is sure of most rows. A cell is the largest error of a posterior mean, in SDs of the posterior
+of the same rows without the fault, which `FedEP` gives too; the mean over seeds.
 
     python -m benchmarks.faults.robust_losses [SEEDS]
 """
