@@ -27,7 +27,7 @@ from pyro_fed.density.derivatives import fewer_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.guides.automatic import is_hand_written
-from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
+from pyro_fed.infer.averaging.optim import OPTIM, SGD, Optimiser
 from pyro_fed.infer.ep import ascent, rows_first
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.findings import at_rest
@@ -219,9 +219,24 @@ class Optimising(Damped):
         return told, figures
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """The warnings of the other settings, and one that optimisers give up q = t_0 Π_k t_k."""
+        """The warnings of the other settings, and one if optimisers gave up q = t_0 Π_k t_k."""
         notes = super().warnings(record, problem)
-        return notes if self.is_product else [*notes, sentences.sites_are_not_the_quotient()]
+        return notes if self._kept_product(record.figures) else [*notes, sentences.sites_are_not_the_quotient()]
+
+    def _kept_product(self, figures: list[dict[str, float]]) -> bool:
+        """Whether q = t_0 Π_k t_k held: steps of q were the sum of the sites', by the same linear rule, none shortened.
+
+        Momentum adds up to the same only if no site missed a round; sites that no client keeps are q's own share.
+        """
+        if self.is_product:
+            return True
+        plain = SGD(momentum=0.0)
+        rule = self.server_optimiser or plain
+        if not isinstance(rule, SGD) or rule != (self.prior_optimiser or plain):
+            return False
+        rounds = [one for one in figures if one]
+        whole = all(not one["cut"] and (self.server_optimises or one["fraction"] >= self.rate) for one in rounds)
+        return whole and (rule == plain or self.additive or all(one["share"] == 1 for one in rounds))
 
     def client_state(self, sites: Gaussian) -> State:
         """The clients' sites, and the optimiser's state."""

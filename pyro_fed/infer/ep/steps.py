@@ -126,7 +126,8 @@ class Optimised(StepRule):
             own, change = within(server.memory, PRIOR_OPTIM), drop_batch_axis(changes)
             prior_taken, own = _optimised(self.site_optimiser, self.rate, server.prior, change, own)
             memory |= prefixed(PRIOR_OPTIM, own)
-        return Step(q.product(move.power(share)), prior_taken, fractions[1:], flat_like(q), memory)
+        moved = q.product(move.power(share))
+        return Step(moved, prior_taken, fractions[1:], flat_like(q), memory, cut=bool(share < 1))
 
 
 def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:
