@@ -36,6 +36,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions import seeding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.derivatives import in_blocks
@@ -50,9 +51,6 @@ from pyro_fed.infer.ep.guided_steps import UNKNOWN, Path
 from pyro_fed.infer.sites.gaussian_sites import largest_move
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.backtrack import MIN_FRACTION
-
-#: Seed of the draws for expectations, the same at the server and at all clients.
-DRAWS_SEED = 0
 
 
 class Server(NamedTuple):
@@ -227,7 +225,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         return carry, (scores, values)
 
     def _draws(self, problem: Problem, natural: Tensor) -> Draws:
-        return self.family(problem).draws(natural, self.num_points, DRAWS_SEED)
+        return self.family(problem).draws(natural, self.num_points, seeding.COMMON)
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Objections to changes far above the others', in units of λ."""

@@ -53,8 +53,6 @@ from pyro_fed.ops.gaussian import Gaussian
 ONE_PASS = "one pass from the prior is all; use FedEP"
 #: Where Newton's method ends before a run, in SDs; before a run that has to know whether there is a mode, it goes on.
 WARM_TOLERANCE = 0.5
-#: Factor on `num_points` for a hand-written guide, whose expectations are not of polynomials.
-DRAWS_A_POINT = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,8 +423,9 @@ class Guided(EP):
             *(name for name in own_fields if name not in shared),
         )
         own: dict[str, Any] = {name: getattr(self, name) for name in shared}
+        draws_a_point = GuidedFedEP.num_points // EP.num_points  # expectations are not of polynomials
         damping = 1.0 if own["damping"] is None else own["damping"]
-        return self.guided(**own | {"num_points": DRAWS_A_POINT * self.num_points, "damping": damping})
+        return self.guided(**own | {"num_points": draws_a_point * self.num_points, "damping": damping})
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

@@ -16,10 +16,6 @@ from pyro_fed.infer.langevin.chain_diagnostics import rhat_and_ess
 from pyro_fed.infer.langevin.client_state import Visit
 from pyro_fed.ops.entries import evenly
 
-#: Capacity of the buffers at first, in draws of a chain.
-FIRST_CAPACITY = 256
-#: Capacity of the buffers at first, in numbers, if that is fewer draws.
-FIRST_NUMBERS = 10_000_000
 #: Largest number of coordinates that are judged; of more, evenly spaced ones are.
 JUDGED_COORDINATES = 2000
 #: R-hat and ESS are computed again when the number of draws has grown by this share,
@@ -78,9 +74,8 @@ class ChainStore(NamedTuple):
     @classmethod
     def begin(cls, position: Tensor) -> ChainStore:
         """Chains at positions (M, D), with empty buffers."""
-        number, dim = position.shape
-        room = max(1, min(FIRST_CAPACITY, FIRST_NUMBERS // (number * dim)))
-        buffers = Draws(position.new_zeros(number, room, dim), *(position.new_zeros(number, room) for _ in range(3)))
+        column = position.new_zeros(len(position), 1)
+        buffers = Draws(torch.zeros_like(position)[:, None], *(column.clone() for _ in range(3)))
         none, unknown = torch.zeros((), dtype=torch.int64), torch.tensor(float("nan"))
         return cls(position, none, none.clone(), buffers, unknown, unknown.clone(), none.clone())
 

@@ -53,7 +53,8 @@ from pyro_fed.infer.langevin.chain_store import ChainStore
 from pyro_fed.infer.langevin.findings import trajectory_findings
 from pyro_fed.infer.langevin.hmc_state import HmcState
 from pyro_fed.infer.langevin.start import at_surrogates
-from pyro_fed.infer.langevin.trajectories import DIVERGENCE, first_step, retuned_factor, retuned_step, steps_of
+from pyro_fed.infer.langevin.trajectories import first_step, retuned_factor, retuned_step, steps_of
+from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
 from pyro_fed.ops.entries import choose

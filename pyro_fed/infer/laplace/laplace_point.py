@@ -14,9 +14,10 @@ from torch import Tensor
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.laplace.states import Server
-from pyro_fed.infer.sites.gaussian_sites import MIN_CURVATURE, absolute
+from pyro_fed.infer.sites.gaussian_sites import absolute
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.matrices import MIN_EIGENVALUE
 
 #: A curvature that falls by this log factor for each posterior SD is that of a mode at infinity: there a Newton step
 #: keeps its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on
@@ -110,18 +111,18 @@ def _way_back(server: Server, mass: Tensor) -> Tensor | None:
 def _outward(q: Gaussian, score: Tensor) -> Tensor:
     """A step off a saddle: along the most negative curvature, one SD of |H| long, uphill if there is a slope.
 
-    It is zero if no scaled curvature is below -`MIN_CURVATURE`: a flat direction is no escape.
+    It is zero if no scaled curvature is below -`MIN_EIGENVALUE`: a flat direction is no escape.
     """
     matrix = q.precision if q.dense else q.precision.diag_embed()
     scale = matrix.diagonal().abs().sqrt()
-    scale = torch.where(scale > 0, scale, scale.amax().clamp_min(MIN_CURVATURE))
+    scale = torch.where(scale > 0, scale, scale.amax().clamp_min(MIN_EIGENVALUE))
     if q.dense:
         values, vectors = torch.linalg.eigh((matrix / scale.unsqueeze(-1) / scale).nan_to_num())
         value, vector = values[0], vectors[:, 0]
     else:
         vector = (q.precision < 0).to(scale)
         value, vector = -vector.amax(), vector / vector.sum().clamp_min(1).sqrt()
-    if not bool(value < -MIN_CURVATURE):
+    if not bool(value < -MIN_EIGENVALUE):
         return torch.zeros_like(score)
     away: Tensor = vector / scale / value.abs().sqrt()
     signs = torch.where(score == 0, 1.0, score.sign()) if not q.dense else torch.where(away @ score < 0, -1.0, 1.0)

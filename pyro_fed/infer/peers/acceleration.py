@@ -10,12 +10,10 @@ from typing import NamedTuple
 
 import torch
 
+from pyro_fed.infer.ep.step_control import ACCELERATION, StepControl
 from pyro_fed.infer.sites.gaussian_sites import where
 from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.gaussian import Gaussian
-
-#: Settings of `ops.anderson.acceleration`.
-GROWTH, LONGEST_STEP = 2.0, 5.0
 
 
 class History(NamedTuple):
@@ -42,7 +40,7 @@ class History(NamedTuple):
         """The histories with a round that ended at beliefs q (A,), `at` the points for the next sites."""
         points = remember(_swap_leading_axes(self.points), self.at)
         moves = remember(_swap_leading_axes(self.moves), q.quotient(self.at))
-        ahead = q.product(acceleration(points, moves, 1.0, GROWTH, LONGEST_STEP))
+        ahead = q.product(acceleration(points, moves, 1.0, StepControl.growth, ACCELERATION["full"][1]))
         ahead = where(ahead.is_proper(), ahead, q)
         return History(ahead, _swap_leading_axes(points), _swap_leading_axes(moves))
 

@@ -35,12 +35,10 @@ from pyro_fed.errors import SettingError
 from pyro_fed.ops.entries import choose, with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
-from pyro_fed.ops.matrices import times
+from pyro_fed.ops.matrices import times, with_absolute_eigenvalues
 from pyro_fed.ops.moments import Moments
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 
-#: Smallest eigenvalue of a scaled curvature |H| if H is not positive definite.
-MIN_CURVATURE = 1e-6
 #: Largest total of numbers of the points of an expectation; large models have fewer points.
 POINT_NUMBERS = 1_000_000
 #: A Gaussian is no start if the log prior's expectation under it is this many nats for each parameter below its value
@@ -257,21 +255,15 @@ def is_finite(q: Gaussian) -> Tensor:
     return q.precision.flatten(q.eta.dim() - 1).isfinite().all(-1) & q.eta.isfinite().all(-1)
 
 
-def absolute(q: Gaussian, floor: float = MIN_CURVATURE) -> tuple[Gaussian, Tensor]:
+def absolute(q: Gaussian) -> tuple[Gaussian, Tensor]:
     """The Gaussian with |H| in place of an indefinite precision H, and whether H was indefinite, (...).
 
-    It is for directions and starting points. H is scaled to a diagonal of ±1, its eigenvalues are replaced by their
-    absolute values, at least `floor`, and it is scaled back. A positive definite H is returned unchanged.
+    It is for directions and starting points, see `ops.matrices`. A positive definite H is returned unchanged.
     """
     proper = q.is_proper()
     if bool(proper.all()):
         return q, ~proper
-    matrix = q.to_full().precision
-    scale = matrix.diagonal(dim1=-2, dim2=-1).abs().sqrt()
-    scale = torch.where(scale > 0, scale, scale.amax(-1, keepdim=True).clamp_min(floor))
-    both = scale.unsqueeze(-1) * scale.unsqueeze(-2)
-    values, vectors = torch.linalg.eigh((matrix / both).nan_to_num())
-    size = (vectors * values.abs().clamp_min(floor).unsqueeze(-2)) @ vectors.mT * both
+    size = with_absolute_eigenvalues(q.to_full().precision)
     fixed = size if q.dense else size.diagonal(dim1=-2, dim2=-1)
     return type(q)(choose(proper, q.precision, fixed), q.eta), ~proper
 

@@ -18,9 +18,10 @@ from pyro_fed.ops.gaussian_structures import STRUCTURES
 if TYPE_CHECKING:
     from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian
 
-#: Draws of the prior for the first means and variances, and the largest number of Newton steps from there.
+#: Draws of the prior for the first means and variances.
 NUM_DRAWS = 32
-MAX_STEPS = 50
+#: Largest number of Newton steps to a Gaussian that the prior is part of.
+MAX_NEWTON_STEPS = 50
 #: KL divergence between successive q below which the steps stop.
 SMALLEST_KL = 1e-12
 
@@ -30,7 +31,7 @@ def fit_prior(algorithm: SpreadGaussian, problem: Problem, generator: torch.Gene
     draws = problem.sample_prior(NUM_DRAWS, generator).double()
     q = STRUCTURES["diag"].from_moments(draws.mean(0), draws.var(0))
     q = q.to_full() if algorithm.structure == "full" else q
-    for _ in range(MAX_STEPS):
+    for _ in range(MAX_NEWTON_STEPS):
         delta = algorithm.prior_site(problem, q).quotient(q)
         new = q.product(delta.power(backtrack(q, delta)))
         if float(new.kl(q)) < SMALLEST_KL:

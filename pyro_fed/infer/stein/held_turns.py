@@ -6,7 +6,7 @@ Of client k's score at the n-th particle the server knows the surrogate's and, f
 
 in SDs of the Gaussian that the particles are whitened by: a residual of e moves the mean by e SDs. It is cut back to
 
-    R_k ≤ max(b ρ_k^(1/2) med_j R_j / ρ_j^(1/2), `LEAST_REACH_SDS`)
+    R_k ≤ max(b ρ_k^(1/2) med_j R_j / ρ_j^(1/2), `ACCEPTED_SHIFT_SDS`)
 
 with ρ the rows over the median client's, at least 1 for R_k; and beyond twice that bound as in `algorithm.bounding`.
 The server validates the new particles: it makes the turn itself, towards the prior and all clients' sites with the
@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import LARGEST_DISTANCE, LEAST_REACH_SDS, median_of, redescending, relative_rows
+from pyro_fed.algorithm.bounding import ACCEPTED_SHIFT_SDS, LARGEST_DISTANCE, median_of, redescending, relative_rows
 
 
 class HeldResiduals(NamedTuple):
@@ -46,7 +46,7 @@ def held_residuals(known: Tensor, clients: Tensor, sent: Tensor, rows: Tensor | 
     share = relative_rows(known.new_ones(len(known)) if rows is None else rows.to(known))
     size = everyone.double().square().sum(-1).mean(-1).sqrt().to(known)
     usual = median_of(size / share.sqrt(), share)
-    reach = (pull * share.clamp_min(1.0).sqrt() * usual).clamp_min(LEAST_REACH_SDS)[clients]
+    reach = (pull * share.clamp_min(1.0).sqrt() * usual).clamp_min(ACCEPTED_SHIFT_SDS)[clients]
     own = size[clients]
     short = torch.where(own > reach, redescending(own, reach) / own, 1.0)
     return HeldResiduals(sent * short.reshape(-1, 1, 1), (own - reach).double().clamp(0, LARGEST_DISTANCE))

@@ -40,6 +40,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.contributions import Contributions
+from pyro_fed.algorithm.message_limits import IMPOSSIBLE
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.algorithm.tempered import Tempered
@@ -67,8 +68,6 @@ from pyro_fed.ops.importance import flattened, systematic
 MOST_POINTS = 400
 #: Effective draws that the weights must leave if proposals are made around weighted draws.
 FEWEST_EFFECTIVE = 100
-#: Log-likelihood of an impossible draw, because messages hold finite numbers.
-IMPOSSIBLE = -1e30
 
 
 @explains_unknown

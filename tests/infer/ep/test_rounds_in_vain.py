@@ -82,7 +82,7 @@ def test_what_a_network_has_to_rise_goes_with_its_rows_and_begins_anew_with_anot
         climb = climb.with_bound(torch.tensor(value, dtype=torch.float64))
         climb = replace(climb, best_value=climb.recent_bests[-1])
         ends.append(bool(climb.slow))
-    assert ends.index(True) == ascent.RECENT and bool(climb.best_value == 0.05)  # 0.1 nats of 1,000 rows
+    assert ends.index(True) == ascent.RECENT_ROUNDS and bool(climb.best_value == 0.05)  # 0.1 nats of 1,000 rows
     _, anew = climb._narrowed(q_at(0.0))
     assert not bool(anew.with_bound(torch.tensor(0.0, dtype=torch.float64)).slow)
 
