@@ -25,6 +25,7 @@ TABLES = {
     "laplace": "pyro_fed.policy.laplace",
     "papers": "pyro_fed.policy.papers",
     "peers": "pyro_fed.policy.peers",
+    "pooled": "pyro_fed.policy.papers",
     "sites": "pyro_fed.policy.gaussian",
     "stein": "pyro_fed.policy.stein",
     "surrogates": "pyro_fed.policy.surrogates",

@@ -10,6 +10,7 @@ from .few_rows import first_row_count as first_row_count
 from .few_rows import log_likelihoods_at as log_likelihoods_at
 from .few_rows import of_some_rows as of_some_rows
 from .few_rows import pick_rows as pick_rows
+from .looks import flat_direction as flat_direction
 from .looks import look_at_likelihood as look_at_likelihood
 from .looks import look_at_prior as look_at_prior
 from .scores import clients_likelihood_curves as clients_likelihood_curves

@@ -23,7 +23,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Settings, chosen_setting, explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_between, check_choice, check_positive
-from pyro_fed.density.derivatives import fewer_rows
+from pyro_fed.density.derivatives import fewer_rows, flat_direction
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.guides.automatic import is_hand_written
@@ -36,7 +36,7 @@ from pyro_fed.infer.ep.point_sites import Averaging, PointSites
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.steps import Optimised, StepRule, optimised_site_steps
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.laplace.laplace_point import ESCAPING, flat_direction, mode_level
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, mode_level
 from pyro_fed.infer.sites.gaussian_sites import (
     absolute,
     add_batch_axis,
@@ -374,7 +374,7 @@ class WarmStarted(EP):
         """Refuse a federated Laplace approximation without a mode."""
         if float(start.shared.get("fall", 0.0)) > ESCAPING:
             raise ModelError(f"{type(self).__name__}: {sentences.MODE_AT_INFINITY}")
-        if problem.layout.improper and (free := flat_direction(gaussian(start.shared), problem)):
+        if free := flat_direction(problem, gaussian(start.shared).precision):
             raise ModelError(
                 f"{type(self).__name__}: the posterior is improper: along {free} the density is flat, since the data "
                 "say nothing of it, nor do the priors. Give proper priors, or leave out what others express"

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.density.problem import Problem
 from pyro_fed.infer.laplace.states import Server
 from pyro_fed.infer.sites.gaussian_sites import absolute
 from pyro_fed.ops.cholesky import equilibrated_cholesky
@@ -33,25 +32,6 @@ LOST_MASS = 7.0
 #: The same where H was not positive definite, with a limit on the points without a larger mass: masses by |H| may be
 #: wrong by some nats.
 LOST_ROUGHLY, POINTS = 20.0, 5
-#: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
-#: diagonal is scaled to one may have if there is no curvature; and parts of such a direction that are named.
-ROUNDING_UNITS, MOST_NAMED_PARTS, NAMED_PART = 10.0, 4, 0.1
-
-
-def flat_direction(q: Gaussian, problem: Problem) -> str:
-    """A direction that neither data nor priors inform, such as "'a' - 'b'", from the Gaussian at the mode; or ""."""
-    if not q.dense:
-        return ""
-    scale = q.precision.diagonal().clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
-    values, directions = torch.linalg.eigh(scale[:, None] * q.precision * scale)
-    if float(values[0]) > ROUNDING_UNITS * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
-        return ""
-    parts = directions[:, 0] * scale
-    parts = parts * parts[parts.abs().argmax()].sign() / parts.abs().max()
-    largest = parts.abs().argsort(descending=True, stable=True)[:MOST_NAMED_PARTS].sort().values.tolist()
-    terms = [(parts[i] < 0, f"'{problem.name_of(i)}'") for i in largest if float(parts[i].abs()) > NAMED_PART]
-    first, *others = terms
-    return ("-" if first[0] else "") + first[1] + "".join(f" {'-' if minus else '+'} {name}" for minus, name in others)
 
 
 def mode_level(state: State) -> float:

@@ -24,7 +24,7 @@ def gaussian_prior(algorithm: SpreadGaussian, problem: Problem, drawn: bool, gen
         ModelError: the prior has no Gaussian approximation.
     """
     start = problem.init(1, generator).double()
-    if bool(problem.traits.prior_kinks.any()) and not problem.layout.improper:
+    if problem.traits.proper_kinks:
         prior = add_batch_axis(fit_prior(algorithm, problem, generator))
     else:
         row = tuple(leaf[None, :1] for leaf in problem.rows)

@@ -150,7 +150,7 @@ class FedAIS(Tempered):
             product = one_each(each, num_clients).product_over(0)
             proposals, sites = self.annealing.draw(problem, product, q, generator), as_state(each, HELD)
         _check_known(proposals)
-        drawn = WeightedDraws.begin(proposals, num_clients, proper=not problem.layout.improper)
+        drawn = WeightedDraws.begin(proposals, num_clients, proper=not problem.traits.improper)
         return drawn._asdict(), {"answered": drawn.answered.new_zeros(num_clients)} | sites
 
     @property
