@@ -25,6 +25,21 @@ class Agent(NamedTuple):
     start: Tensor
 
 
+class Turn(NamedTuple):
+    """Where an agent of `P2PVI` stands in its turns.
+
+    Args:
+        next_row: the row at which its next turn begins, (A,).
+        strict: whether its beliefs have to be proper, as the product of all sites once was not, (A,); None where rounds
+            are not accelerated.
+        pace: factor of the rate of its stochastic steps, (A,); None is one.
+    """
+
+    next_row: Tensor
+    strict: Tensor | None = None
+    pace: Tensor | None = None
+
+
 class NetworkAgent(NamedTuple):
     """An agent that refines its belief by gradients, see `networks`.
 
