@@ -14,6 +14,15 @@ The round loop asks by `isinstance`. What else an algorithm may do is a method o
 from pyro_fed.algorithm.capabilities.graphs import OnGraph
 from pyro_fed.algorithm.capabilities.method_checks import check_taken_up
 from pyro_fed.algorithm.capabilities.rounds import Chains, Indicators, LocalRounds
-from pyro_fed.algorithm.capabilities.site_keeping import SiteKeeping, no_sites
+from pyro_fed.algorithm.capabilities.site_keeping import SiteKeeping, no_distribution_left, no_sites
 
-__all__ = ["Chains", "Indicators", "LocalRounds", "OnGraph", "SiteKeeping", "check_taken_up", "no_sites"]
+__all__ = [
+    "Chains",
+    "Indicators",
+    "LocalRounds",
+    "OnGraph",
+    "SiteKeeping",
+    "check_taken_up",
+    "no_distribution_left",
+    "no_sites",
+]

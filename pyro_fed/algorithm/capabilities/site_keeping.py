@@ -64,6 +64,14 @@ class SiteKeeping(ABC):
         raise no_sites(self)
 
 
+def no_distribution_left(algorithm: object) -> SettingError:
+    """The error of an algorithm whose prior and sites of the clients that are left cannot be multiplied."""
+    return SettingError(
+        f"{type(algorithm).__name__}: the prior and the sites of the clients that are left are no distribution: run "
+        "it afresh on them"
+    )
+
+
 def no_sites(algorithm: object) -> SettingError:
     """The error of an algorithm whose clients' contributions cannot be put in or taken out."""
     return SettingError(

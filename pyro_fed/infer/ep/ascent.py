@@ -217,11 +217,8 @@ def fraction_within(q: Gaussian, move: Gaussian, fraction: float, radius: float)
     return 0.0
 
 
-def is_in_vain(state: State) -> bool:
-    """Whether the round that led to a state returned to the best q for the last time."""
-    return "returns" in state and bool(state["reset"]) and bool(state["returns"] >= RETURNS)
-
-
-def is_slow(state: State) -> bool:
-    """Whether the round returned to the best q for the last time because the bound hardly rises any more."""
-    return "slow" in state and bool(state["slow"])
+def reached_end(state: State) -> dict[str, float]:
+    """Why the round returned to the best q for the last time, as a figure: repeatedly "in_vain", or a "slow" rise."""
+    in_vain = "returns" in state and bool(state["reset"]) and bool(state["returns"] >= RETURNS)
+    slow = "slow" in state and bool(state["slow"])
+    return {name: 1.0 for name, ended in (("in_vain", in_vain), ("slow", slow)) if ended}

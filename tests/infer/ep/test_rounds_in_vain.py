@@ -99,8 +99,8 @@ def returned(distances):
     climb = replace(climb, best=q_at(0.0), onward=onward, best_value=torch.tensor(0.0))
     for distance in distances:
         _, climb = climb.way_back(q_at(distance), torch.tensor(-2.0), 1.0)
-        ends.append(ascent.is_in_vain({**as_entries(climb), "reset": torch.ones(())}))
-    assert not ascent.is_in_vain({**as_entries(climb), "reset": torch.zeros(())})  # a run that goes on from there
+        ends.append("in_vain" in ascent.reached_end({**as_entries(climb), "reset": torch.ones(())}))
+    assert not ascent.reached_end({**as_entries(climb), "reset": torch.zeros(())})  # a run that goes on from there
     return ends
 
 
