@@ -22,7 +22,7 @@ TABLES = {
     "averaging": "pyro_fed.policy.networks",
     "ep": "pyro_fed.policy.ep",
     "langevin": "pyro_fed.policy.langevin",
-    "laplace": "pyro_fed.policy.laplace",
+    "laplace": "pyro_fed.policy.gaussian",
     "papers": "pyro_fed.policy.papers",
     "peers": "pyro_fed.policy.peers",
     "pooled": "pyro_fed.policy.papers",

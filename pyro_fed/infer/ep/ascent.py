@@ -124,20 +124,19 @@ class Climb:
         """
         if not bool(self.best_value.isfinite()):
             return None if bool(bound.isfinite()) and not self._is_too_wide(q, bound) else self._narrowed(q)
-        if bool(bound.isfinite() & (bound >= self.best_value - fall)):
+        if not bool(has_fallen(bound, self.best_value, fall)):
             return None
         tried = largest_move(moments_of(self.best), moments_of(q))
-        length = float(tried) if bool(tried.isfinite()) else math.inf
-        if length < CLOSE and bool(bound.isfinite()):
+        if bool(tried < CLOSE) and bool(bound.isfinite()):
             return None
-        radius = min(SHRINK * length, FIRST_RADIUS)
-        again = self._returned(q.eta.new_tensor(radius))
+        radius = shorter_radius(tried)
+        again = self._returned(radius)
         if bool(again.returns >= RETURNS):
             return self.best, again
-        fraction = fraction_within(self.best, self.onward, 1.0, radius)
+        fraction = fraction_within(self.best, self.onward, 1.0, float(radius))
         if not fraction:
             return self._narrowed(self.best)
-        return self.best.product(self.onward.power(fraction)), replace(again, radius=q.eta.new_tensor(radius))
+        return self.best.product(self.onward.power(fraction)), replace(again, radius=radius)
 
     def after_acceptance(self, q: Gaussian, bound: Tensor, move: Gaussian, fall: float) -> Self:
         """Update the best q, and enlarge the radius.
@@ -174,6 +173,16 @@ class Climb:
         value, bests = (torch.full_like(known, -torch.inf) for known in (self.best_value, self.recent_bests))
         anew = replace(self, narrowed=self.narrowed + 1, best_value=value, recent_bests=bests)
         return at_mean(type(q)(q.precision * 4, q.eta), q.mean()), anew
+
+
+def has_fallen(bound: Tensor, best: Tensor, fall: float) -> Tensor:
+    """Whether bounds have fallen from the best ones by more than a step may lose, or are not finite, of any shape."""
+    return best.isfinite() & ~(bound.isfinite() & (bound >= best - fall))
+
+
+def shorter_radius(length: Tensor) -> Tensor:
+    """The radius after a step of some length, in SDs, that was taken back, of any shape."""
+    return (SHRINK * length.nan_to_num(nan=torch.inf)).clamp_max(FIRST_RADIUS)
 
 
 def first_climb(q: Gaussian) -> Climb:

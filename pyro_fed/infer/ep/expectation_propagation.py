@@ -49,13 +49,13 @@ from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.sites.gaussian_sites import (
     SpreadGaussian,
     as_state,
+    fit_prior,
     flat_site,
     gaussian,
     is_finite,
     kept_where,
     prepend_gaussian,
 )
-from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 

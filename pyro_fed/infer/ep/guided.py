@@ -46,8 +46,10 @@ from pyro_fed.errors import SettingError
 from pyro_fed.guides.automatic import is_hand_written
 from pyro_fed.guides.kept_draws import KeptDraws
 from pyro_fed.guides.written import Draws, GuideFamily, read_guide
+from pyro_fed.infer.ep.ascent import has_fallen
 from pyro_fed.infer.ep.findings import at_rest
 from pyro_fed.infer.ep.guided_steps import UNKNOWN, Path
+from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.sites.gaussian_sites import largest_move
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.backtrack import MIN_FRACTION
@@ -245,7 +247,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         natural, move, bound, path = server.natural, server.change, server.bound, server.path
         zero, nothing = torch.zeros_like(server.fraction), torch.zeros_like(natural)
         everyone = bool(server.share >= 1)
-        if everyone and path.has_fallen(bound):
+        if everyone and bool(has_fallen(bound, path.best_value, StepControl.fall)):
             new, path = path.back(family.proper)
             server = server._replace(prior_natural=new, fraction=zero, added=nothing, reset=zero + 1)
         else:

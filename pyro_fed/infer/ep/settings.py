@@ -5,6 +5,16 @@ Optimising        optimisers of q and of the clients' sites in place of fraction
 Controlled        how expected Newton steps are accelerated and held back
 WarmStarted       where a run begins
 Guided            guides that are functions, which another algorithm federates
+
+A network's rounds go by some of its rows first, then by four times as many, and finally by all of them (`as_of_more`).
+It needs many rounds, each at the cost of its rows, and a few rows are enough for most of the way. So rounds by
+some thousand rows are run to their end, and rounds by four times as many begin at their q: in each of D directions
+the posterior of these lies some 1.7 SDs away, and has half the SD.
+
+    q_n ∝ p_0 Π t_k       of n rows as a posterior of its own: few rows that counted as many would be learned by heart
+    q_4n ≈ q_n⁴           where rounds by 4 n rows begin, with an equal share of q_4n / p_0 for every client
+
+q_n⁴ raises the prior, too, which is a small error for a start if rows are many.
 """
 
 from __future__ import annotations
@@ -28,7 +38,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.guides.automatic import is_hand_written
 from pyro_fed.infer.averaging.optim import OPTIM, SGD, Optimiser
-from pyro_fed.infer.ep import ascent, rows_first
+from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.findings import at_rest
 from pyro_fed.infer.ep.guided import GuidedFedEP
@@ -360,7 +370,7 @@ class WarmStarted(EP):
         q, sites, prior = warm_sites(start, lambda q: self.narrowed(problem, q))
         if self.start == "few_rows":
             times = self.rows_of_rounds(problem.num_rows) / self.rows_before(problem)
-            q, share = rows_first.as_of_more(q, prior, times, num_clients)
+            q, share = as_of_more(q, prior, times, num_clients)
             sites = flat_site(problem, self.structure, num_clients).product(add_batch_axis(share))
         shared, local = self.first_states(problem, q, prior, sites)
         return shared | self._network_thresholds(problem, shared, start), local
@@ -458,3 +468,9 @@ def warm_sites(
     proper = narrowed(at_mean(proper, start.shared["point"]))
     apart = proper.quotient(prior.product(sites.product_over(0)))
     return proper, sites.product(apart.power(1.0 / len(sites.eta))), prior
+
+
+def as_of_more(q: Gaussian, prior: Gaussian, times: float, num_clients: int) -> tuple[Gaussian, Gaussian]:
+    """The start of rounds by `times` as many rows: q, and each client's share of its likelihood."""
+    sharper = q.power(times)
+    return sharper, sharper.quotient(prior).power(1.0 / num_clients)

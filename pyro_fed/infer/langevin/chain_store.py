@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.infer.langevin.chain_diagnostics import rhat_and_ess
-from pyro_fed.infer.langevin.client_state import Visit
+from pyro_fed.infer.langevin.client_state import Arrival, Visit
 from pyro_fed.ops.entries import evenly
 
 #: Largest number of coordinates that are judged; of more, evenly spaced ones are.
@@ -171,3 +171,27 @@ def _growth(ess: float, wanted: int | None) -> float:
     least, most = FORECAST
     times = wanted / ess
     return FAR_GROWTH if times > DISTANT_END_FACTOR else min(max(times, least), most)
+
+
+class ServerState(NamedTuple):
+    """The server's state that all samplers share.
+
+    Attributes:
+        chains: the chains' positions and draws.
+        burn_in: first steps of each that are not kept, ().
+        step_size: h of their steps, before they fall or are shortened, ().
+        share: f_s, the share of a chain's visits to each client, (K,).
+        visited: which clients have had a visit, (K,); None if it is not used.
+    """
+
+    chains: ChainStore
+    burn_in: Tensor
+    step_size: Tensor
+    share: Tensor
+    visited: Tensor | None = None
+
+    def arrivals(self, clients: Tensor) -> Arrival:
+        """The chains, each for the client in its place, (M,), or for as many in a row, (M K,)."""
+        steps, step_size = (value.expand(len(clients)) for value in (self.chains.steps, self.step_size))
+        position = self.chains.position
+        return Arrival(position.repeat_interleave(len(clients) // len(position), 0), clients, steps, step_size)

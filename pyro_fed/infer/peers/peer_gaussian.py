@@ -42,8 +42,8 @@ from pyro_fed.errors import GraphError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.peers.beliefs import gaussian_prior, or_infinity, range_over_agents, repeated
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
+from pyro_fed.infer.peers.local_laplace import gaussian_prior, or_infinity, range_over_agents, repeated
 from pyro_fed.infer.peers.states import Agent
 from pyro_fed.infer.sites.gaussian_sites import (
     SpreadGaussian,
@@ -51,13 +51,13 @@ from pyro_fed.infer.sites.gaussian_sites import (
     add_batch_axis,
     as_state,
     at_mean,
+    fit_prior,
     flat_site,
     gaussian,
     moments_of,
     moves,
     where,
 )
-from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix

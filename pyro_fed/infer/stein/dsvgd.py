@@ -70,7 +70,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.infer.stein.at_rest import EndOfRun, stein_figures
+from pyro_fed.infer.stein.at_rest import EndOfRun, particle_findings, stein_figures
 from pyro_fed.infer.stein.contributions import TurnContributions
 from pyro_fed.infer.stein.corrected_sites import (
     SENT,
@@ -81,9 +81,7 @@ from pyro_fed.infer.stein.corrected_sites import (
     client_scores,
     scores_by_sites,
 )
-from pyro_fed.infer.stein.dsvgd_start import first_states
-from pyro_fed.infer.stein.pace import TURN_DIVISOR, with_pace
-from pyro_fed.infer.stein.particle_findings import particle_findings
+from pyro_fed.infer.stein.dsvgd_start import TURN_DIVISOR, first_states, with_pace
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.infer.stein.states import Server
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey

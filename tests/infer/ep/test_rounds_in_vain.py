@@ -12,6 +12,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.infer.ep import ascent
+from pyro_fed.infer.ep.states import Server
 from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
@@ -36,11 +37,11 @@ def run_with(bounds, fed, monkeypatch):
     """A run whose bound in round i is the i-th of these, and the last one ever after; and q in each."""
     seen = []
 
-    def bound(self, server, messages):
+    def bound(server, messages):
         seen.append(server.q.eta.clone())
         return server.q.eta.new_tensor(bounds[min(len(seen), len(bounds)) - 1])
 
-    monkeypatch.setattr(pf.FedEP, "lower_bound", bound)
+    monkeypatch.setattr(Server, "lower_bound", bound)
     return pf.run(pf.FedEP(start="prior", tolerance=1e-12), fed, **QUIET), seen
 
 

@@ -124,9 +124,9 @@ class Newton(TiltedInference):
                 moments = numerics.expected(problem, q_hat, data)
                 value = torch.where(moving, moments.value, value)
             gain = _gain(q_hat, received.cavity, moments)
-            fell = moving & top.isfinite() & ~(gain >= top - StepControl.fall)
+            fell = moving & ascent.has_fallen(gain, top, StepControl.fall)
             top = torch.fmax(top, torch.where(moving, gain, top))
-            radius = torch.where(fell, (ascent.SHRINK * length).clamp_max(ascent.FIRST_RADIUS), ascent.GROW * radius)
+            radius = torch.where(fell, ascent.shorter_radius(length), ascent.GROW * radius)
             step = site_of(moments, q_hat.mean()).product(received.cavity).quotient(q_hat)
             start, onward = _either(fell, start, q_hat), _either(fell, onward, step)
             taken, moved = _within(start, onward, radius)
@@ -141,7 +141,7 @@ class Newton(TiltedInference):
         far = moving & (length > LONG_STEP_SDS)
         if bool(far.any()):  # long steps, of whose end nothing is known
             gain = _gain(q_hat, received.cavity, numerics.expected(problem, q_hat, data))
-            q_hat = _either(far & ~(gain >= top - StepControl.fall), start, q_hat)
+            q_hat = _either(far & ascent.has_fallen(gain, top, StepControl.fall), start, q_hat)
         return q_hat, value
 
 
