@@ -13,7 +13,7 @@ from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.dsvgd import DSVGD
-from pyro_fed.infer.stein.importance import MOST_DIM, POINTS, AdaptiveImportance
+from pyro_fed.infer.stein.importance import POINTS, AdaptiveImportance
 from pyro_fed.infer.stein.modes import Modes
 from pyro_fed.infer.stein.nearest import Nearest
 from pyro_fed.infer.stein.parallel_dsvgd import ParallelDSVGD
@@ -31,8 +31,8 @@ PARTICLES, STEPS = 20, 50
 SHORT_TURN, SHORT_STEP = 10, 0.02
 #: So many times fewer points show whether the modes' approximations are enough, where rows are many.
 FEWER_POINTS = 4
-#: Largest number of parameters for which modes are searched.
-MAX_MODES_DIM = 30
+#: Largest number of parameters for which modes are searched, and for which weights are tried.
+MAX_MODES_DIM, MAX_WEIGHTS_DIM = 30, 12
 #: Of more parameters no Hessian tells whether a Gaussian's centre is a maximum.
 EXACT_DIM = FULL_DIM
 
@@ -104,10 +104,10 @@ def source_of(case: Case) -> Decision | None:
             return Decision("ep", "a large model: FedEP's Gaussian, by stochastic gradients")
         return Decision("points", "a large model: sites at the point that averaging finds")
     if begin == "modes":
-        if traits.dim <= MOST_DIM:
+        if traits.dim <= MAX_WEIGHTS_DIM:
             what = f"{parameters(traits.dim)}, of which weighted points tell how much each mode has"
             return Decision("importance", what)
-        return Decision("nearest", f"{parameters(traits.dim)}, more than importance weights take ({MOST_DIM})")
+        return Decision("nearest", f"{parameters(traits.dim)}, more than importance weights take ({MAX_WEIGHTS_DIM})")
     if traits.dim <= EXACT_DIM and begin == "gaussian":
         return Decision("ep", f"{parameters(traits.dim)}: the Gaussian nearest to the posterior")
     if traits.dim <= EXACT_DIM and traits.non_smooth_scores:

@@ -23,7 +23,7 @@ came last. (With surrogates alone it depends on the last client. The argument is
 decide how fast particles get there, and how many local steps are safe.
 
 **Likelihoods that are nearly their surrogates**, as of many rows or of linear models. If a client's residuals hardly
-vary over the particles (`STRAIGHT`), it uses its own site, too, during the steps (`_steps_by_sites`). Its residuals are
+vary over the particles (`_straight`), it uses its own site, too, during the steps (`_steps_by_sites`). Its residuals are
 exact before and after these: the fixed point is the same, and a turn takes two scores of its rows in place of L + 2.
 
 **Kernel, start and steps.** The kernel `Balanced` keeps two moments and the marginals right. Particles start as
@@ -64,6 +64,7 @@ from pyro_fed.algorithm.schedule import RoundRobin, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_between, check_choice
 from pyro_fed.density.problem import Problem
@@ -91,10 +92,6 @@ from pyro_fed.ops.kernels import MEDIAN_RBF
 from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState
 from pyro_fed.ops.whitening import Coordinates
 
-#: Let a client have the share s of all rows. If its residuals vary over the particles by less than `STRAIGHT` s in any
-#: coordinate, its site with the particles' own residuals can replace its rows during a turn: over a whole SD the error
-#: is at most this share of the posterior's score at one SD, and the next turn removes it.
-STRAIGHT = 0.1
 #: Steps after which the step has fallen to 2^-decay.
 DECAY_OFFSET = 500.0
 #: Rounds, at least a pass, over whose mean particles that started apart are returned.
@@ -260,11 +257,16 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return -(-self.local_steps // TURN_DIVISOR) if near else self.local_steps
 
     def _straight(self, problem: Problem, received: Received, site: Site, data: ClientData) -> bool:
-        """Whether the site of the client of this turn can replace its rows while particles move, see `STRAIGHT`."""
+        """Whether the site of the client of this turn, with the residuals, can replace its rows while particles move.
+
+        It can if the residuals of a client with the share s of all rows vary over the particles by less than
+        `NEGLIGIBLE` s in any coordinate: over a whole SD the error is at most this share of the posterior's score at
+        one SD, and the next turn removes it.
+        """
         if self.batch_size is not None or bool(received.apart.any()):
             return False
         varies = site.residual.std(-2).amax(-1)
-        return bool((varies <= STRAIGHT * data.num_rows / problem.num_rows).all())
+        return bool((varies <= NEGLIGIBLE * data.num_rows / problem.num_rows).all())
 
     def mover(self, received: Received) -> Self:
         """This algorithm with the kernel that fits the start: particles that are far apart share no linear map."""

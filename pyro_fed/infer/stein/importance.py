@@ -47,9 +47,6 @@ from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K
 from pyro_fed.ops.student_mixtures import Mixture, fitted
 
-#: Largest number of parameters for which weights are tried.
-MOST_DIM = 12
-
 #: Points of a round, and the largest number of rounds.
 POINTS, ROUNDS = 1024, 10
 #: Effective number of points that is enough: means are then known to 0.07 SD.

@@ -106,7 +106,7 @@ def run(clients, passes=None):
 @pytest.mark.filterwarnings("ignore:not converged after 8|not converged after 32")  # which no discrepancy could be
 @pytest.mark.parametrize("clients", [1, 4])
 def test_turns_towards_sites_take_no_rows_and_end_where_turns_towards_rows_do(clients, monkeypatch):
-    """Particle by particle to well within `STRAIGHT` of an SD, by which a site may be wrong over one."""
+    """Particle by particle to well within `NEGLIGIBLE` of an SD, by which a site may be wrong over one."""
 
     def refused(*_):
         raise AssertionError("rows were taken in every step")
@@ -115,7 +115,7 @@ def test_turns_towards_sites_take_no_rows_and_end_where_turns_towards_rows_do(cl
     with monkeypatch.context() as patch:
         patch.setattr(TiltedTarget, "scores", refused)
         towards_sites = run(clients, passes=8)
-    monkeypatch.setattr(dsvgd, "STRAIGHT", -1.0)
+    monkeypatch.setattr(dsvgd, "NEGLIGIBLE", -1.0)
     with monkeypatch.context() as patch, pytest.raises(AssertionError, match="rows were taken"):
         patch.setattr(TiltedTarget, "scores", refused)
         run(clients)

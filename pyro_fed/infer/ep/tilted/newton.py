@@ -32,14 +32,15 @@ from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.ep.tilted.laplace import Laplace
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import is_finite, moments_of, moves, site_of, where
 from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked_step, move
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.moments import Moments
 
 #: A client's q̂ has converged when no mean has moved by more than this many SDs in a step, and no SD by more than this
-#: share: a tenth of the algorithm's tolerance for a round. The fixed point does not depend on it.
-REST = 1e-4
+#: share, as Newton's method for the mode has. The fixed point does not depend on it.
+REST = FedLaplace.tolerance
 #: A last step of more SDs than these is checked before it is sent: a shorter one loses little.
 LONG_STEP_SDS = 1.0
 
