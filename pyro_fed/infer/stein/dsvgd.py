@@ -23,8 +23,9 @@ came last. (With surrogates alone it depends on the last client. The argument is
 decide how fast particles get there, and how many local steps are safe.
 
 **Likelihoods that are nearly their surrogates**, as of many rows or of linear models. If a client's residuals hardly
-vary over the particles (`_straight`), it uses its own site, too, during the steps (`_steps_by_sites`). Its residuals are
-exact before and after these: the fixed point is the same, and a turn takes two scores of its rows in place of L + 2.
+vary over the particles (`_straight`), it uses its own site, too, during the steps (`_steps_by_sites`). Its residuals
+are exact before and after these: the fixed point is the same, and a turn takes two scores of its rows in place of
+L + 2.
 
 **Kernel, start and steps.** The kernel `Balanced` keeps two moments and the marginals right. Particles start as
 standardised points of the Gaussian of `survey`, or, where it finds several modes or mass elsewhere, at these. The step
