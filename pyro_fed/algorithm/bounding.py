@@ -56,6 +56,7 @@ from torch import Tensor
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.matrices import with_absolute_eigenvalues
 
 #: Passes in which q and the limits are made to fit each other, and the move of a mean in SDs at which they end.
 MAX_LIMIT_PASSES, PASS_TOLERANCE = 40, 1e-5
@@ -63,13 +64,10 @@ MAX_LIMIT_PASSES, PASS_TOLERANCE = 40, 1e-5
 REVERSED_PASS_FACTOR, REPEATED_PASS_FACTOR = 0.5, 1.5
 #: A normal number is beyond this in half of the cases: from medians of sizes to SDs.
 NORMAL_MEDIAN_DEVIATION = 0.6745
-#: Effect of one client's chain or particles on a mean, in SDs, that is always accepted, however well the others'
-#: surrogates fit.
-LEAST_REACH_SDS = 0.5
+#: Effect of one client on a mean, in SDs, that is always accepted, however well the others' surrogates fit.
+ACCEPTED_SHIFT_SDS = 0.5
 #: The others know so much of each direction at least: in passes that have not ended q may be of one site alone.
 LEAST_OTHERS = 0.01
-#: Smallest eigenvalue, relative to the others, of a q that is not positive definite.
-EIGENVALUE_FLOOR = 1e-6
 #: A departure that is so many times its limit counts for less, and one of twice that for nothing.
 REDESCENDING_FACTOR = 2.0
 #: How far beyond a limit is told, at most: where the others agree to the bit any distance is without bound.
@@ -368,9 +366,5 @@ def _positive(q: Gaussian) -> Gaussian:
     """|H| in place of a precision H that is not positive definite: it only sets the units."""
     if bool(q.is_proper()):
         return q
-    matrix = q.precision if q.dense else torch.diag(q.precision)
-    scale = matrix.diagonal().abs().sqrt()
-    scale = torch.where(scale > 0, scale, scale.amax().clamp_min(EIGENVALUE_FLOOR))
-    values, vectors = torch.linalg.eigh(matrix / scale.unsqueeze(-1) / scale)
-    fixed = (vectors * values.abs().clamp_min(EIGENVALUE_FLOOR)) @ vectors.mT * scale.unsqueeze(-1) * scale
+    fixed = with_absolute_eigenvalues(q.precision if q.dense else torch.diag(q.precision))
     return type(q)(fixed if q.dense else fixed.diagonal(), q.eta)

@@ -21,6 +21,8 @@ with a name in brackets belong to a capability that some algorithms take up (see
 States and messages are flat dictionaries of tensors. At a client everything has a leading axis C over the
 clients that work in this round, so that one call serves many clients at once; what is written per client
 goes through `problem.scan` or `problem.mapped`, which map it over that axis and compile it.
+
+Algorithms with a temperature, as in generalised Bayes.
 """
 
 from __future__ import annotations
@@ -321,3 +323,18 @@ class Algorithm(SettingsRepr, ABC):
 def overrides(algorithm: Algorithm, *methods: str) -> bool:
     """Whether an algorithm overrides one of these methods that have a default."""
     return any(getattr(type(algorithm), name) is not getattr(Algorithm, name) for name in methods)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tempered(Algorithm):
+    """Base of algorithms whose clients' rows come with their likelihood to the power 1/α.
+
+    Args:
+        temperature: α; 1 is Bayes.
+    """
+
+    temperature: float = 1.0
+
+    def row_temperature(self) -> float:
+        """α."""
+        return self.temperature

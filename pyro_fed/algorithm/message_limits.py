@@ -11,10 +11,10 @@ from torch import Tensor
 
 from pyro_fed.ops.gaussian import Gaussian
 
-#: A message that replaces what the client received may be so many times as large.
-LARGEST_GROWTH = 1e12
-#: One client's message may be so many times as large as the other clients' median,
-LARGEST_SHARE = 1e12
+#: Log-likelihood of what a client's rows exclude: it is finite, so that it can be sent, summed and mixed.
+IMPOSSIBLE = -1e30
+#: A message may be so many times as large as what the client received, or as the other clients' median,
+LARGEST_RATIO = 1e12
 #: or so large where there are no others.
 LARGEST_ALONE = 1e18
 #: A change may take away so many times the precision that there is, and as many times again as the client's expected
@@ -26,19 +26,19 @@ Objections = dict[str, Tensor]
 
 
 def grown(received: dict[str, Tensor], messages: dict[str, Tensor]) -> Objections:
-    """Clients whose message contains what they received, grown beyond `LARGEST_GROWTH`."""
+    """Clients whose message contains what they received, grown beyond `LARGEST_RATIO`."""
     return {
-        f"its '{name}' is more than {LARGEST_GROWTH:g} times what it received": _grown(received[name], messages[name])
+        f"its '{name}' is more than {LARGEST_RATIO:g} times what it received": _grown(received[name], messages[name])
         for name in messages
         if name in received and received[name].is_floating_point()
     }
 
 
 def _grown(received: Tensor, message: Tensor) -> Tensor:
-    """Whether each client's entry has grown beyond `LARGEST_GROWTH`, (C,); small numbers are not compared singly."""
-    if message.numel() and float(message.abs().max()) <= LARGEST_GROWTH:
+    """Whether each client's entry has grown beyond `LARGEST_RATIO`, (C,); small numbers are not compared singly."""
+    if message.numel() and float(message.abs().max()) <= LARGEST_RATIO:
         return torch.zeros(len(message), dtype=torch.bool, device=message.device)
-    return sizes(message) > LARGEST_GROWTH * (1 + sizes(received))
+    return sizes(message) > LARGEST_RATIO * (1 + sizes(received))
 
 
 def outlying_clients(size: Tensor, what: str) -> Objections:
@@ -46,7 +46,7 @@ def outlying_clients(size: Tensor, what: str) -> Objections:
     if len(size) == 1:
         return {f"its {what} is above {LARGEST_ALONE:g}": size > LARGEST_ALONE}
     usual = median_of_others(size.unsqueeze(-1)).squeeze(-1).clamp_min(1.0)
-    return {f"its {what} is more than {LARGEST_SHARE:g} times the other clients'": size > LARGEST_SHARE * usual}
+    return {f"its {what} is more than {LARGEST_RATIO:g} times the other clients'": size > LARGEST_RATIO * usual}
 
 
 def outlying_sites(messages: dict[str, Tensor]) -> Objections:

@@ -46,6 +46,7 @@ from pyro_fed.algorithm.accountant import gaussian_epsilon
 from pyro_fed.algorithm.combination import Shortened, as_numbers, clip
 from pyro_fed.algorithm.secret_noise import with_discrete_gaussian
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.limits import STANDARD_ERRORS
 from pyro_fed.conventions.setting_checks import check_between, check_choice, check_positive
 from pyro_fed.errors import SettingError
 
@@ -55,8 +56,6 @@ GRID_BITS = 36
 LARGEST_SUM = 2.0**62
 #: Norms and noise multipliers of which no product leaves float64.
 REPRESENTABLE = (1e-100, 1e100)
-#: The noise's squared length is taken for so many of its SDs more than its mean.
-SIGMAS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +158,7 @@ class Private(Shortened):
             return 0.0
         released = as_numbers(combined)
         count, size = released.shape
-        noise = (self.noise_multiplier * self.norm / count) ** 2 * (size + SIGMAS * (2 * size) ** 0.5)
+        noise = (self.noise_multiplier * self.norm / count) ** 2 * (size + STANDARD_ERRORS * (2 * size) ** 0.5)
         return math.sqrt(max(float(released[0].square().sum()) - noise, 0.0)) / self.norm
 
     def figures(self, releases: int) -> dict[str, float]:

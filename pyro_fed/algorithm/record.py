@@ -11,25 +11,27 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from pyro_fed.algorithm.bounding import ACCEPTED_SHIFT_SDS
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, texts
+from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.density.symmetry import Symmetry
 
 #: Among what a plan tries: the model's non-centred form.
 NONCENTRED = "non-centred"
-#: A message that was cut back by less than this, in SDs of a mean or as the logarithm of a factor, is not told of.
-REPORTED_CUT = 0.25
+#: Rounds over which it is judged how a run goes on.
+RECENT_ROUNDS = 10
 #: SDs that are so many times as wide as with a client's message uncut are told of: what is asked of honest cohorts.
 REPORTED_SD_FACTOR = 1.05
 #: Of fewer clients the median is no cohort's.
 FEWEST_MOVERS = 4
-#: A client moves the answer more than others do where it moves it by so many SDs in its median round, and by so many
-#: times what the median client does in its own.
-LARGE_SHIFT_SDS, LARGE_SHIFT_TIMES_MEDIAN = 0.5, 5.0
+#: A client moves the answer more than others do where it moves it by more than `ACCEPTED_SHIFT_SDS` in its median
+#: round, and by so many times what the median client does in its own.
+LARGE_SHIFT_TIMES_MEDIAN = 5.0
 #: Clients differ too much for limits relative to the cohort where more than this share of their messages were cut back
-#: in the last rounds, and so many of these are looked at. Two liars of ten are no such share.
-DISSIMILAR_SHARE, DISSIMILARITY_ROUNDS = 0.3, 10
+#: in the last rounds. Two faulty clients of ten are no such share.
+DISSIMILAR_SHARE = 0.3
 #: Messages whose numbers are mostly so many of the cohort's SDs from its medians stand apart: like clients are at 0.7.
 OUTLYING_MESSAGE_SDS = 6.0
 
@@ -260,7 +262,8 @@ class Record:
 
     def messages_cut_back(self) -> list[Finding]:
         """A finding on the clients whose messages were cut back to what the cohort does, if any."""
-        told = {k: [v for v in values if v > REPORTED_CUT] for k, values in self.by_client("beyond").items()}
+        # What cut a message back by less, in SDs of a mean or as the logarithm of a factor, is not told of.
+        told = {k: [v for v in values if v > MATTERS] for k, values in self.by_client("beyond").items()}
         cut = sorted((k for k in told if told[k]), key=lambda k: -len(told[k]))
         if not cut:
             return []
@@ -280,9 +283,9 @@ class Record:
 
     def share_cut_back(self) -> float:
         """The share of the clients' messages that were cut back in the last inspected rounds."""
-        last = [one for one in self.rounds if "beyond" in one.info][-DISSIMILARITY_ROUNDS:]
+        last = [one for one in self.rounds if "beyond" in one.info][-RECENT_ROUNDS:]
         cut = np.concatenate([one.info["beyond"] for one in last]) if last else np.zeros(0)
-        return float((cut > REPORTED_CUT).mean()) if len(cut) else 0.0
+        return float((cut > MATTERS).mean()) if len(cut) else 0.0
 
     def unlike(self) -> str:
         """A sentence that the clients are no cohort, by the last inspected rounds with cuts; "" if they are one."""
@@ -300,14 +303,14 @@ class Record:
 
     def restless(self) -> bool:
         """Whether the run has not settled in the inspected rounds: sites of a settled one tell more."""
-        return self.converged is False and len(self.figures) >= DISSIMILARITY_ROUNDS
+        return self.converged is False and len(self.figures) >= RECENT_ROUNDS
 
     def clients_move_the_answer(self) -> list[Finding]:
         """A finding on the clients that move the answer more than others do in most of their rounds, if any."""
         usual = {k: float(np.median(values)) for k, values in self.by_client("moved").items()}
         if len(usual) < FEWEST_MOVERS:
             return []
-        least = max(LARGE_SHIFT_SDS, LARGE_SHIFT_TIMES_MEDIAN * float(np.median(list(usual.values()))))
+        least = max(ACCEPTED_SHIFT_SDS, LARGE_SHIFT_TIMES_MEDIAN * float(np.median(list(usual.values()))))
         far = sorted((k for k in usual if usual[k] > least), key=lambda k: -usual[k])
         if not far:
             return []
@@ -334,7 +337,7 @@ class Record:
             usual = float(np.median([other for other, _, who in moves if who != client]))
             before = [other for other, when, who in moves if when < number and who != client]
             least = LARGE_SHIFT_TIMES_MEDIAN * max([usual, *before])
-            if value > max(LARGE_SHIFT_SDS, least) and value * LARGE_SHIFT_TIMES_MEDIAN >= furthest:
+            if value > max(ACCEPTED_SHIFT_SDS, least) and value * LARGE_SHIFT_TIMES_MEDIAN >= furthest:
                 name = self.client_names[client]
                 return (
                     f"before that, client {name} had moved the answer by {value:.2g} SDs in round {number}, the median "

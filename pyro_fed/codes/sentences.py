@@ -137,8 +137,8 @@ def gaussian_still_moves(sds: float, cures: Cures) -> str:
 def sites_are_not_the_quotient() -> str:
     """An optimiser breaks the invariant of EP."""
     return (
-        "an adaptive optimiser moves q and the sites by different amounts: q is not the product of prior "
-        "and sites any more (Guo et al., Section 2.2.3)"
+        "an optimiser moved q and the sites by different amounts: q is not the product of prior and sites any more "
+        "(Guo et al., Section 2.2.3)"
     )
 
 

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 #: Streams of one seed, so that the server, the schedule and the final draws never share numbers with a client.
 SERVER, SCHEDULE, CLIENT, DRAWS, GRAPH, LOCALS, ASSIGNMENTS, FAULTS, AUDIT = range(9)
+#: Seed of points and signs that are the same at the server and all clients, in every run.
+COMMON = 0
 
 
 #: NumPy's `SeedSequence`, whose stream is promised not to change: start and growth of the constants that words are

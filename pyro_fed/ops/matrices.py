@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+#: Smallest eigenvalue of |H|, relative to H's diagonal.
+MIN_EIGENVALUE = 1e-6
+
 
 def times(matrix: Tensor, x: Tensor) -> Tensor:
     """A x, of the shape of x (..., D), for a matrix A (..., D, D) or its diagonal (..., D)."""
@@ -19,6 +22,16 @@ def times(matrix: Tensor, x: Tensor) -> Tensor:
 def times_transposed(matrix: Tensor, x: Tensor) -> Tensor:
     """A' x; arguments as for `times`."""
     return times(matrix.mT if matrix.dim() > x.dim() else matrix, x)
+
+
+def with_absolute_eigenvalues(matrix: Tensor) -> Tensor:
+    """|H| of a symmetric H (..., D, D): scaled to a diagonal of ±1, with absolute eigenvalues, and scaled back."""
+    scale = matrix.diagonal(dim1=-2, dim2=-1).abs().sqrt()
+    scale = torch.where(scale > 0, scale, scale.amax(-1, keepdim=True).clamp_min(MIN_EIGENVALUE))
+    both = scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    values, vectors = torch.linalg.eigh((matrix / both).nan_to_num())
+    size: Tensor = (vectors * values.abs().clamp_min(MIN_EIGENVALUE).unsqueeze(-2)) @ vectors.mT * both
+    return size
 
 
 def positive_part(matrix: Tensor) -> Tensor:

@@ -1,11 +1,15 @@
-"""Structure and curvature of Gaussian approximations, and when stochastic gradients replace exact ones."""
+"""Structure and curvature of Gaussian approximations, the start of Newton's method, and when gradients replace it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyro_fed.density.traits import FULL_DIM, LARGE_DIM, Traits
 from pyro_fed.errors import ModelError
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm
-from pyro_fed.policy.choice import Case, Decision, Row, Table
+from pyro_fed.policy.choice import Case, Decision, Row, Rule, Table
+from pyro_fed.policy.refusals import affordable_rows
 
 #: Rows × parameters² up to which a full covariance of more than `FULL_DIM` parameters is taken where rows have linear
 #: predictors: a second a round. Logistic regression of 200 parameters on 2,000 rows takes 1.2 s so, and 40 s with
@@ -13,6 +17,8 @@ from pyro_fed.policy.choice import Case, Decision, Row, Table
 CHEAP_PRODUCTS = 10_000_000_000
 #: Clients × parameters² up to which it is: 80 MB in double precision.
 CHEAP_ENTRIES = 10_000_000
+#: Rows in a step on a large model.
+LARGE_BATCH = 32
 #: Settings that say how steps are taken: a user who sets one gets the usual covariance.
 EXACT = frozenset({"client", "update", "curvature", "step_control"})
 
@@ -94,6 +100,30 @@ def parameters(dim: int) -> str:
     return f"{dim:,} parameters" if dim != 1 else "1 parameter"
 
 
+def newton_start_of(case: Case) -> Decision | None:
+    """The start of Newton's method."""
+    if case.algorithm.start != "auto":
+        return None
+    if case.traits.layers:
+        return Decision("fedavg", "a network is stationary at zeros, and averaging finds a better mode than Newton's")
+    return Decision("zeros", "no network: Newton's method finds the mode from zeros, on the unconstrained scale")
+
+
+def on_large(setting: str, value: Any, why: str) -> Rule:
+    """A rule that gives a setting another value on large models, unless it is set; `why` is a clause."""
+
+    def rule(case: Case) -> Decision | None:
+        if setting in case.own or not case.traits.large():
+            return None
+        return Decision(value, f"{why}: {parameters(case.traits.dim)}")
+
+    return rule
+
+
 COVARIANCE_ROW = Row("covariance", covariance_of, "covariance='full' or 'diag'")
 CURVATURE_ROW = Row("curvature", curvature_of, "curvature='hessian' or 'fisher'")
-TABLES = {GaussianAlgorithm: Table((COVARIANCE_ROW, CURVATURE_ROW))}
+NEWTON_START_ROW = Row("start", newton_start_of, "start='zeros', 'prior' or 'fedavg'")
+TABLES = {
+    GaussianAlgorithm: Table((COVARIANCE_ROW, CURVATURE_ROW)),
+    FedLaplace: Table((COVARIANCE_ROW, NEWTON_START_ROW, CURVATURE_ROW), (affordable_rows,)),
+}

@@ -10,45 +10,31 @@ below a tenth of a relaxation time, and a chain's predictions are worth little m
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.langevin.chain_diagnostics import USUAL_CHAINS
 from pyro_fed.infer.langevin.fald import FALD
 from pyro_fed.infer.langevin.fedhmc import FedHMC
 from pyro_fed.infer.langevin.fsgld import FSGLD
 from pyro_fed.infer.langevin.langevin import Langevin
 from pyro_fed.infer.langevin.saga_ld import SAGALD
 from pyro_fed.infer.langevin.step import Measured
-from pyro_fed.policy.choice import Case, Decision, Row, Rule, Table
-from pyro_fed.policy.gaussian import parameters
+from pyro_fed.policy.choice import Case, Decision, Row, Table
+from pyro_fed.policy.gaussian import LARGE_BATCH, on_large, parameters
 from pyro_fed.policy.refusals import affordable_rows
 from pyro_fed.policy.surrogates import SURROGATES
 
-#: Steps of a visit to a large model, rows a step, and one step in so many that is kept.
-STEPS, BATCH, THIN = 5, 32, 25
-#: Chains of a network of at most `LARGE_DIM` parameters.
-CHAINS = 4
+#: Steps of a visit to a large model, and one step in so many that is kept.
+STEPS, THIN = 5, 25
 #: Numbers in the tables of all chains of SAGA-LD beyond which they are refused: 4 GB in double precision.
 LARGEST_TABLES = 500_000_000
-
-
-def of_large(setting: str, value: Any, why: str) -> Rule:
-    """A rule that gives a setting another value on large models, with the reason `why`, unless it is set."""
-
-    def rule(case: Case) -> Decision | None:
-        if setting in case.own or not case.traits.large():
-            return None
-        return Decision(value, f"{why} ({parameters(case.traits.dim)})")
-
-    return rule
 
 
 def chains_of(case: Case) -> Decision | None:
     """The number of chains."""
     if "num_chains" in case.own or not case.traits.large() or case.traits.dim > LARGE_DIM:
         return None
-    return Decision(CHAINS, "a small network, whose steps are long: few chains move farther")
+    return Decision(USUAL_CHAINS, "a small network, whose steps are long: few chains move farther")
 
 
 def unmeasured_step_of(case: Case) -> Decision | None:
@@ -92,10 +78,10 @@ def is_small(case: Case) -> None:
 
 
 FSGLD_ROWS = (
-    Row("local_steps", of_large("local_steps", STEPS, "a visit to a large model costs its steps"), "local_steps="),
-    Row("batch_size", of_large("batch_size", BATCH, "a large model takes minibatches"), "batch_size="),
-    Row("thin", of_large("thin", THIN, "draws of a large model are long vectors"), "thin="),
-    Row("target_ess", of_large("target_ess", None, "the slowest of many parameters has few draws"), "target_ess="),
+    Row("local_steps", on_large("local_steps", STEPS, "a visit to a large model costs its steps"), "local_steps="),
+    Row("batch_size", on_large("batch_size", LARGE_BATCH, "a large model takes minibatches"), "batch_size="),
+    Row("thin", on_large("thin", THIN, "draws of a large model are long vectors"), "thin="),
+    Row("target_ess", on_large("target_ess", None, "the slowest of many parameters has few draws"), "target_ess="),
     Row("num_chains", chains_of, "num_chains="),
     SURROGATES,
 )

@@ -8,9 +8,9 @@ from pyro_fed.infer.peers.p2p_ep import P2PEP
 from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.push_sum import P2PPushSum
-from pyro_fed.policy import gaussian, laplace
+from pyro_fed.policy import gaussian
 from pyro_fed.policy.choice import Case, Decision, Row, Table, apply_table
-from pyro_fed.policy.gaussian import COVARIANCE_ROW, CURVATURE_ROW, full_by_default, takes_gradients
+from pyro_fed.policy.gaussian import COVARIANCE_ROW, CURVATURE_ROW, NEWTON_START_ROW, full_by_default, takes_gradients
 from pyro_fed.policy.networks import gradient_steps
 from pyro_fed.policy.refusals import affordable_rows
 
@@ -130,7 +130,7 @@ COVARIANCE = Row("covariance", covariance_of, "covariance='full' or 'diag'")
 DAMPING = Row("damping", damping_of, "damping=")
 CURVATURE = Row("curvature", curvature_of, CURVATURE_ROW.override)
 START = Row("start", start_of, "start='consensus', 'local' or 'prior'")
-NEWTON = Table((COVARIANCE_ROW, laplace.START, CURVATURE_ROW))
+NEWTON = Table((COVARIANCE_ROW, NEWTON_START_ROW, CURVATURE_ROW))
 
 TABLES = {
     P2PVI: Table((UPDATE, COVARIANCE, DAMPING, START, CURVATURE), (affordable_rows,)),

@@ -8,14 +8,12 @@ the labels that this client's rows do not have.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyro_fed.density.derivatives.few_rows import have_few
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.dsvgd import DSVGD
-from pyro_fed.infer.stein.importance import MOST_DIM, POINTS, AdaptiveImportance
+from pyro_fed.infer.stein.importance import POINTS, AdaptiveImportance
 from pyro_fed.infer.stein.modes import Modes
 from pyro_fed.infer.stein.nearest import Nearest
 from pyro_fed.infer.stein.parallel_dsvgd import ParallelDSVGD
@@ -23,31 +21,20 @@ from pyro_fed.infer.stein.survey import PooledEP, Survey
 from pyro_fed.infer.stein.svgd import SVGD
 from pyro_fed.ops.balanced import Marginal
 from pyro_fed.policy import ep
-from pyro_fed.policy.choice import Case, Decision, Row, Rule, Table
-from pyro_fed.policy.gaussian import CURVATURE_ROW, parameters
+from pyro_fed.policy.choice import Case, Decision, Row, Table
+from pyro_fed.policy.gaussian import CURVATURE_ROW, LARGE_BATCH, on_large, parameters
 from pyro_fed.policy.refusals import affordable_rows
 
-#: Particles of a large model, steps of a turn, and rows a step.
-PARTICLES, STEPS, BATCH = 20, 50, 32
+#: Particles of a large model, and steps of a turn.
+PARTICLES, STEPS = 20, 50
 #: Steps of a turn where the other clients are surrogates, and their size in SDs.
 SHORT_TURN, SHORT_STEP = 10, 0.02
 #: So many times fewer points show whether the modes' approximations are enough, where rows are many.
 FEWER_POINTS = 4
-#: Largest number of parameters for which modes are searched.
-MAX_MODES_DIM = 30
+#: Largest number of parameters for which modes are searched, and for which weights are tried.
+MAX_MODES_DIM, MAX_WEIGHTS_DIM = 30, 12
 #: Of more parameters no Hessian tells whether a Gaussian's centre is a maximum.
 EXACT_DIM = FULL_DIM
-
-
-def on_large(setting: str, value: Any, what: str) -> Rule:
-    """A rule that gives a setting another value on large models, unless it is set; `what` is that value as a clause."""
-
-    def rule(case: Case) -> Decision | None:
-        if setting in case.own or not case.traits.large():
-            return None
-        return Decision(value, f"{what}: {parameters(case.traits.dim)}")
-
-    return rule
 
 
 def from_gaussian(case: Case) -> bool:
@@ -117,10 +104,10 @@ def source_of(case: Case) -> Decision | None:
             return Decision("ep", "a large model: FedEP's Gaussian, by stochastic gradients")
         return Decision("points", "a large model: sites at the point that averaging finds")
     if begin == "modes":
-        if traits.dim <= MOST_DIM:
+        if traits.dim <= MAX_WEIGHTS_DIM:
             what = f"{parameters(traits.dim)}, of which weighted points tell how much each mode has"
             return Decision("importance", what)
-        return Decision("nearest", f"{parameters(traits.dim)}, more than importance weights take ({MOST_DIM})")
+        return Decision("nearest", f"{parameters(traits.dim)}, more than importance weights take ({MAX_WEIGHTS_DIM})")
     if traits.dim <= EXACT_DIM and begin == "gaussian":
         return Decision("ep", f"{parameters(traits.dim)}: the Gaussian nearest to the posterior")
     if traits.dim <= EXACT_DIM and traits.non_smooth_scores:
@@ -158,7 +145,7 @@ def one_mode_rows_of(case: Case) -> Decision | None:
 
 
 NUM_PARTICLES = Row("num_particles", on_large("num_particles", PARTICLES, "a particle is a network"), "num_particles=")
-BATCH_SIZE = Row("batch_size", on_large("batch_size", BATCH, "minibatches"), "batch_size=")
+BATCH_SIZE = Row("batch_size", on_large("batch_size", LARGE_BATCH, "minibatches"), "batch_size=")
 POOLED_STEPS = Row("local_steps", on_large("local_steps", STEPS, "a large model"), "local_steps=")
 LOCAL_STEPS = Row("local_steps", steps_of, "local_steps=")
 STEP_SIZE = Row("step_size", step_size_of, "step_size=")

@@ -12,6 +12,7 @@ from algorithms import line, line_data, unequal_lines
 
 import pyro_fed as pf
 from pyro_fed.algorithm.bounding import (
+    ACCEPTED_SHIFT_SDS,
     bounded_sites,
     distances_from_cohort,
     median_of,
@@ -21,8 +22,8 @@ from pyro_fed.algorithm.bounding import (
 )
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contributions import SentMessages
-from pyro_fed.algorithm.record import LARGE_SHIFT_SDS, Record, Round
-from pyro_fed.infer.laplace.line import held_values
+from pyro_fed.algorithm.record import Record, Round
+from pyro_fed.infer.laplace.contributions import held_values
 from pyro_fed.infer.peers.screening import two_links
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.runtime.executors import Faulty
@@ -397,7 +398,7 @@ def test_weights_move_no_honest_client_and_a_liar_is_named():
     """A client's log-likelihoods move the weights by what its site lacks of them: of a linear model, by nothing."""
     fed = ten_clients()
     held = run(pf.FedAIS(num_proposals=2000), combination=Bounded()).federation["moved"].values
-    assert held[-1].max() < LARGE_SHIFT_SDS and np.median(held[-1]) < 1e-10  # what is cut from a site comes back
+    assert held[-1].max() < ACCEPTED_SHIFT_SDS and np.median(held[-1]) < 1e-10  # what is cut from a site comes back
     assert np.isnan(run(pf.FedAIS(num_proposals=2000), combination=None).federation["moved"].values).all()
     liar = Faulty(probability=1.0, kinds=("hundredfold",), clients=(LIAR,))
     with warnings.catch_warnings(record=True) as caught:

@@ -77,7 +77,7 @@ def watched(algorithm, reads):
             code, module = sys._getframe(1).f_code, sys._getframe(1).f_globals.get("__name__", "")
             checks = code.co_name == "__post_init__" or code.co_name.startswith("_check")
             rules = module.startswith("pyro_fed.policy.") and module != "pyro_fed.policy.choice"
-            rooms = ("pyro_fed.infer", "pyro_fed.guides", "pyro_fed.algorithm.tempered", "pyro_fed.runtime.executors")
+            rooms = ("pyro_fed.infer", "pyro_fed.guides", "pyro_fed.algorithm.contract", "pyro_fed.runtime.executors")
             own = module.startswith(rooms) or rules
             if (own or code.co_name == "chosen_setting") and code.co_filename != "<string>" and not checks:
                 reads.add(name)

@@ -1,5 +1,6 @@
 from .concavity import count_tangents_below as count_tangents_below
 from .concavity import points_for_tangents as points_for_tangents
+from .derivatives import MAX_BLOCK as MAX_BLOCK
 from .derivatives import Derivatives as Derivatives
 from .derivatives import Kind as Kind
 from .derivatives import Structure as Structure
@@ -9,6 +10,7 @@ from .few_rows import first_row_count as first_row_count
 from .few_rows import log_likelihoods_at as log_likelihoods_at
 from .few_rows import of_some_rows as of_some_rows
 from .few_rows import pick_rows as pick_rows
+from .looks import flat_direction as flat_direction
 from .looks import look_at_likelihood as look_at_likelihood
 from .looks import look_at_prior as look_at_prior
 from .scores import clients_likelihood_curves as clients_likelihood_curves

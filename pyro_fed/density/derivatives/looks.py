@@ -17,6 +17,9 @@ from pyro_fed.ops.newton_ascent import Look
 
 #: Rounds of a search, for which the structure of rows is determined once.
 USUAL_ROUNDS = 10
+#: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
+#: diagonal is scaled to one may have if there is no curvature; and parts of such a direction that are named.
+FLAT_UNITS, MOST_NAMED_PARTS, NAMED_PART = 10.0, 4, 0.1
 
 
 def look_at_prior(problem: Problem, points: Tensor) -> Look:
@@ -59,3 +62,22 @@ def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Ten
 
     seen: Look = problem.vmap(at)(points)
     return seen
+
+
+def flat_direction(problem: Problem, precision: Tensor) -> str:
+    """A direction that neither data nor priors inform, such as "'a' - 'b'", from the precision at the mode; or "".
+
+    Proper priors inform all directions, and a diagonal precision shows none.
+    """
+    if not problem.layout.improper or precision.dim() == 1:
+        return ""
+    scale = precision.diagonal().clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
+    values, directions = torch.linalg.eigh(scale[:, None] * precision * scale)
+    if float(values[0]) > FLAT_UNITS * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
+        return ""
+    parts = directions[:, 0] * scale
+    parts = parts * parts[parts.abs().argmax()].sign() / parts.abs().max()
+    largest = parts.abs().argsort(descending=True, stable=True)[:MOST_NAMED_PARTS].sort().values.tolist()
+    terms = [(parts[i] < 0, f"'{problem.name_of(i)}'") for i in largest if float(parts[i].abs()) > NAMED_PART]
+    first, *others = terms
+    return ("-" if first[0] else "") + first[1] + "".join(f" {'-' if minus else '+'} {name}" for minus, name in others)

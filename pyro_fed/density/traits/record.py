@@ -24,6 +24,8 @@ from torch import Tensor
 LARGE_DIM = 1000
 #: Parameters up to which curvatures of rows, and full covariances, are affordable for any model.
 FULL_DIM = 100
+#: Parameters up to which some hundred points of a posterior have neighbours.
+NEIGHBOURS_DIM = 20
 #: A model is large, too, if its curvature is diagonal and a round takes more numbers than this: rows × parameters ×
 #: points, about ten seconds a round.
 LARGE_WORK = 2_000_000_000
@@ -196,6 +198,11 @@ class Traits:
         """The coordinates along which the prior's score jumps, as a lasso's does at zero, (D,) bool."""
         return self.search.prior_kinks()
 
+    @property
+    def proper_kinks(self) -> bool:
+        """Whether the priors are proper and a score of theirs jumps: a mode there has no Laplace approximation."""
+        return not self.improper and bool(self.prior_kinks.any())
+
     @cached_property
     def kinked_prior(self) -> bool:
         """Whether the prior's kinks rule out a Laplace approximation, and the prior is a place to begin at.
@@ -203,9 +210,7 @@ class Traits:
         If scales are latent, as in a hierarchical lasso, the Gaussian nearest to the prior is too wide to begin with:
         the likelihood overflows there, and Laplace's is the better place. A network is stationary at its prior's mean.
         """
-        if self.improper or not bool(self.prior_kinks.any()) or self.layers:
-            return False
-        return not self.latent_scales
+        return self.proper_kinks and not self.layers and not self.latent_scales
 
     @cached_property
     def latent_scales(self) -> bool:
@@ -237,7 +242,7 @@ class Traits:
 
         `rows` are those of all clients at each point.
         """
-        if self.dim <= LARGE_DIM:
+        if not self.many_parameters:
             return wanted
         room = WORKED_NUMBERS / max(1.0, rows * self.search.numbers_of_a_row())
         return min(wanted, max(2, int(room) // 2 * 2))
@@ -245,7 +250,7 @@ class Traits:
     @property
     def scores_dtype(self) -> torch.dtype:
         """Dtype of scores that are stored and sent: double precision, or the model's own if its parameters are many."""
-        return self.dtype if self.dim > LARGE_DIM else torch.float64
+        return self.dtype if self.many_parameters else torch.float64
 
     def require_affordable(self) -> None:
         """Refuse a network whose rows' own latents cost too much to be integrated out.
@@ -257,6 +262,16 @@ class Traits:
             self.search.require_affordable()
 
     @property
+    def points_have_neighbours(self) -> bool:
+        """Whether some hundred points are near to each other, so that a mixture around them follows any shape."""
+        return self.dim <= NEIGHBOURS_DIM
+
+    @property
+    def many_parameters(self) -> bool:
+        """Whether the parameters alone make the model large, whatever its rows."""
+        return self.dim > LARGE_DIM
+
+    @property
     def few_parameters(self) -> bool:
         """Whether full covariances and Hessians cost little, whatever the model."""
         return self.dim <= FULL_DIM
@@ -266,7 +281,7 @@ class Traits:
 
         `points` is the number at which an algorithm takes expectations, 1 for none.
         """
-        if self.dim > LARGE_DIM:
+        if self.many_parameters:
             return True
         if self.few_parameters:
             return False

@@ -30,9 +30,6 @@ from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.surrogates.fedais import FedAIS
 
-#: Parameters up to which draws around weighted draws are tried: beyond, some hundred points have no neighbours.
-AGAIN_DIM = 20
-
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +76,7 @@ class Auto(Plan):
         if not problem.traits.few_parameters:  # importance weights fail there, and a few particles are too narrow
             return [FedEP(), *([Stage(FedEP(), noncentred=True)] if has_effects else []), FSGLD(), DSVGD()]
         weighed = FedAIS(surrogates=FedEP())
-        again = [FedAIS(surrogates=weighed)] if problem.dim <= AGAIN_DIM else []
+        again = [FedAIS(surrogates=weighed)] if problem.traits.points_have_neighbours else []
         apart = [Stage(one, noncentred=True) for one in (FedEP(), weighed, *again)]
         more: list[Algorithm | Stage] = [*apart] if has_effects else [*again]
         return [FedEP(), weighed, *more, DSVGD(), FedAIS(surrogates=DSVGD()), FSGLD(surrogates=FedEP())]

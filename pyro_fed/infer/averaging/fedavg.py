@@ -24,7 +24,7 @@ from torch.func import grad
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
-from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.record import RECENT_ROUNDS, Record
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
@@ -47,9 +47,9 @@ from pyro_fed.infer.averaging.descent import descent_ends
 from pyro_fed.infer.averaging.optim import OPTIM, Adam, Optimiser
 from pyro_fed.infer.sites.records import entries_as
 
-#: Rounds whose steps are averaged, and the largest ratio of the last steps' mean to that of the middle ones: steps of
-#: minibatches keep their length, and steps towards a point get shorter.
-RECENT, GROWN = 10, 2.0
+#: Largest ratio of the mean length of the last steps to that of the middle ones: steps of minibatches keep their
+#: length, and steps towards a point get shorter.
+GROWN = 2.0
 
 
 class Server(NamedTuple):
@@ -188,10 +188,12 @@ class LocalSGD(Algorithm):
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """A warning if steps grow at the end, because the point has not converged."""
         steps = [figures["change"] for figures in record.figures if "change" in figures]
-        if len(steps) < 4 * RECENT:
+        if len(steps) < 4 * RECENT_ROUNDS:
             return []
         half = len(steps) // 2
-        before, late = (sum(part) / RECENT for part in (steps[half - RECENT : half], steps[-RECENT:]))
+        before, late = (
+            sum(part) / RECENT_ROUNDS for part in (steps[half - RECENT_ROUNDS : half], steps[-RECENT_ROUNDS:])
+        )
         if not late > GROWN * before:
             return []
         return [sentences.server_steps_grow(late=late, before=before)]

@@ -37,10 +37,9 @@ from pyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultiv
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, Tempered
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State, prefixed, within
-from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.derivatives import clients_likelihood_scores

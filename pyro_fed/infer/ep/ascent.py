@@ -25,7 +25,7 @@ that has returned to one best q `RETURNS` times, with no shorter radius, ends th
 
 The bound of a network may rise without end: its weights have ridges along which the bound, 56,000 nats for 100,000
 rows, rises by a nat in five rounds, and single weights are of no interest. Its predictions depend on the bound for each
-row. If that has risen by less than `SLOW` in `RECENT` rounds, the run ends at the best q, too: the more rows, the
+row. If that has risen by less than `SLOW` in `RECENT_ROUNDS`, the run ends at the best q, too: the more rows, the
 sooner.
 
 Sites that belong to a rejected q are discarded: all clients get an equal share of the new one, as at a start from the
@@ -41,6 +41,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.record import RECENT_ROUNDS
 from pyro_fed.algorithm.states import State
 from pyro_fed.infer.sites.gaussian_sites import (
     NARROWINGS,
@@ -49,6 +50,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     largest_move,
     moments_of,
 )
+from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Entries of the server's state that are infinite if nothing is known, or have no bound.
@@ -57,12 +59,12 @@ UNKNOWN = frozenset({"best_value", "radius", "prior_value", "level", "returned_t
 SHRINK, GROW = 0.25, 2.0
 #: The longest first radius, in SDs: the length of steps of thousands of SDs is meaningless.
 FIRST_RADIUS = 2.0
-#: Returns to a best q that no step has improved by `GAIN` nats, before the end. A return with less than half the
-#: previous radius restarts the count, because it tries a new step.
-RETURNS, GAIN, LESS = 3, 0.01, 0.5
-#: Rounds in which a network's bound has to rise by this many nats for each row, which changes its predictions for a row
-#: by a hundredth of a percent.
-RECENT, SLOW = 10, 1e-4
+#: Returns to a best q that no step has improved by `GAIN` nats, before the end. A return with less than the radius of
+#: the previous one, enlarged once and reduced once, restarts the count, because it tries a new step.
+RETURNS, GAIN = 3, 0.01
+#: A network's bound has to rise by this many nats for each row in `RECENT_ROUNDS`, which changes its predictions for a
+#: row by a hundredth of a percent.
+SLOW = 1e-4
 #: The same in nats for each parameter in rounds by a part of the rows: the posterior of four times as many is 1.7 SDs
 #: away in each direction, or 1.5 nats for each parameter.
 START = 0.25
@@ -71,8 +73,6 @@ CLOSE = 0.02
 #: Nats for each parameter that the log density may lose from a start's mode to its Gaussian: six times a Gaussian's
 #: own.
 WIDE = 3.0
-#: Largest number of halvings of a fraction in search of the radius.
-HALVINGS = 100
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Climb:
         returns: number of returns of the last rounds to one best q.
         returned_to: the bound of this q.
         return_radius: the shortest radius of these returns.
-        recent_bests: the best bounds of the last `RECENT` rounds.
+        recent_bests: the best bounds of the last `RECENT_ROUNDS`.
         enough: smallest rise of `recent_bests` in nats.
         slow: 1 if they have risen by less.
     """
@@ -124,20 +124,19 @@ class Climb:
         """
         if not bool(self.best_value.isfinite()):
             return None if bool(bound.isfinite()) and not self._is_too_wide(q, bound) else self._narrowed(q)
-        if bool(bound.isfinite() & (bound >= self.best_value - fall)):
+        if not bool(has_fallen(bound, self.best_value, fall)):
             return None
         tried = largest_move(moments_of(self.best), moments_of(q))
-        length = float(tried) if bool(tried.isfinite()) else math.inf
-        if length < CLOSE and bool(bound.isfinite()):
+        if bool(tried < CLOSE) and bool(bound.isfinite()):
             return None
-        radius = min(SHRINK * length, FIRST_RADIUS)
-        again = self._returned(q.eta.new_tensor(radius))
+        radius = shorter_radius(tried)
+        again = self._returned(radius)
         if bool(again.returns >= RETURNS):
             return self.best, again
-        fraction = fraction_within(self.best, self.onward, 1.0, radius)
+        fraction = fraction_within(self.best, self.onward, 1.0, float(radius))
         if not fraction:
             return self._narrowed(self.best)
-        return self.best.product(self.onward.power(fraction)), replace(again, radius=q.eta.new_tensor(radius))
+        return self.best.product(self.onward.power(fraction)), replace(again, radius=radius)
 
     def after_acceptance(self, q: Gaussian, bound: Tensor, move: Gaussian, fall: float) -> Self:
         """Update the best q, and enlarge the radius.
@@ -157,7 +156,7 @@ class Climb:
         again = best <= self.returned_to + GAIN
         return replace(
             self,
-            returns=torch.where(again & (radius >= LESS * shortest), self.returns + 1, 1.0),
+            returns=torch.where(again & (radius >= SHRINK * GROW * shortest), self.returns + 1, 1.0),
             returned_to=torch.where(again, self.returned_to, best),
             return_radius=torch.where(again, torch.minimum(shortest, radius), radius),
         )
@@ -176,6 +175,16 @@ class Climb:
         return at_mean(type(q)(q.precision * 4, q.eta), q.mean()), anew
 
 
+def has_fallen(bound: Tensor, best: Tensor, fall: float) -> Tensor:
+    """Whether bounds have fallen from the best ones by more than a step may lose, or are not finite, of any shape."""
+    return best.isfinite() & ~(bound.isfinite() & (bound >= best - fall))
+
+
+def shorter_radius(length: Tensor) -> Tensor:
+    """The radius after a step of some length, in SDs, that was taken back, of any shape."""
+    return (SHRINK * length.nan_to_num(nan=torch.inf)).clamp_max(FIRST_RADIUS)
+
+
 def first_climb(q: Gaussian) -> Climb:
     """The state before the first round: no best q, an infinite radius, no gain required."""
     zero, one = flat_like(q), q.eta.new_ones(())
@@ -189,7 +198,7 @@ def first_climb(q: Gaussian) -> Climb:
         returns=0 * one,
         returned_to=-torch.inf * one,
         return_radius=torch.inf * one,
-        recent_bests=q.eta.new_full((RECENT,), -torch.inf),
+        recent_bests=q.eta.new_full((RECENT_ROUNDS,), -torch.inf),
         enough=0 * one,
         slow=0 * one,
     )
@@ -217,11 +226,8 @@ def fraction_within(q: Gaussian, move: Gaussian, fraction: float, radius: float)
     return 0.0
 
 
-def is_in_vain(state: State) -> bool:
-    """Whether the round that led to a state returned to the best q for the last time."""
-    return "returns" in state and bool(state["reset"]) and bool(state["returns"] >= RETURNS)
-
-
-def is_slow(state: State) -> bool:
-    """Whether the round returned to the best q for the last time because the bound hardly rises any more."""
-    return "slow" in state and bool(state["slow"])
+def reached_end(state: State) -> dict[str, float]:
+    """Why the round returned to the best q for the last time, as a figure: repeatedly "in_vain", or a "slow" rise."""
+    in_vain = "returns" in state and bool(state["reset"]) and bool(state["returns"] >= RETURNS)
+    slow = "slow" in state and bool(state["slow"])
+    return {name: 1.0 for name, ended in (("in_vain", in_vain), ("slow", slow)) if ended}

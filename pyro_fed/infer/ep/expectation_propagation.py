@@ -28,17 +28,16 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import SiteKeeping
+from pyro_fed.algorithm.capabilities import SiteKeeping, no_distribution_left
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State, select
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import resolve
 from pyro_fed.density.derivatives import of_some_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.errors import SettingError
 from pyro_fed.guides.automatic import guided_covariance
 from pyro_fed.infer.ep import ascent, findings, prior_site, step_control
 from pyro_fed.infer.ep.contributions import EPContributions, without_value
@@ -50,14 +49,13 @@ from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.sites.gaussian_sites import (
     SpreadGaussian,
     as_state,
-    flat_like,
+    fit_prior,
     flat_site,
     gaussian,
     is_finite,
     kept_where,
     prepend_gaussian,
 )
-from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -125,19 +123,8 @@ class EP(SpreadGaussian, SiteKeeping):
         """Update q ← q Π_k (Δ_k)^s_k and t_0 ← t_0 (Δ_0)^s_0, Algorithm 3, step 2; `weights` only gives the number."""
         server = entries_as(Server, shared)
         changes = prepend_gaussian(server.prior_change, self.changes_of(messages))
-        step = self.step_rule(len(weights)).step(server, changes, self.lower_bound(server, messages))
-        after = replace(
-            server,
-            q=step.q,
-            prior=server.prior.product(step.prior_taken),
-            prior_change=flat_like(step.q),  # it was this round's
-            fractions=step.client_fractions * messages["usable"],
-            added=step.added,
-            reset=torch.full_like(server.reset, float(step.reset)),
-            cut=torch.full_like(server.cut, float(step.cut)),
-            memory=step.memory,
-        )
-        return as_entries(after)
+        step = self.step_rule(len(weights)).step(server, changes, server.lower_bound(messages))
+        return as_entries(step.server_after(server, messages["usable"]))
 
     def settle(self, told: State, local: State) -> State:
         """Update t_k ← t_k (Δ_k)^s_k, step 5 of Algorithm 4, with the client's share of the added part."""
@@ -163,25 +150,10 @@ class EP(SpreadGaussian, SiteKeeping):
         change, value = prior_site.change_at(self, self.solver, problem, server)
         return as_entries(replace(server, prior_change=change, prior_value=value))
 
-    def lower_bound(self, server: Server, messages: State) -> Tensor | None:
-        """Σ_k E_q[log p_k] + E_q[log p_0] + H(q), the evidence's lower bound at q, (); NaN if a part is not finite.
-
-        It is None if the clients did not send their log-likelihoods, or these must not be used.
-        """
-        if "value" not in messages:
-            return None
-        change = server.prior_change
-        sound = messages["usable"].all() & is_finite(change)
-        value = server.prior_value + messages["value"].sum() + server.q.entropy()
-        return torch.where(sound, value, torch.nan)
-
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
         """What clients receive (s_k, their share of what was added to q, whether sites are discarded), and figures."""
         server = entries_as(Server, after)
-        share = as_state(server.added.power(1.0 / len(clients)), "share_")
-        shares = {name: part.expand(len(clients), *part.shape) for name, part in share.items()}
-        told = {"fraction": server.fractions, "reset": server.reset.expand(len(clients)), **shares}
-        return told, {"fraction": server.fractions}
+        return server.feedback(len(clients)), {"fraction": server.fractions}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The Gaussian q, which clients receive."""
@@ -265,8 +237,7 @@ class EP(SpreadGaussian, SiteKeeping):
 
     def first_states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
         """The server's and the clients' states at sites t_k, (K,), with the prior's t_0 and q = t_0 Π_k t_k."""
-        num_clients = len(sites.eta)
-        server = first_server(q, prior, num_clients, self.step_rule(num_clients).memory(q))
+        server = first_server(q, prior, len(sites.eta), self.step_rule(len(sites.eta)).memory(q))
         # A bound needs E_q[log p_0] in every round, whether or not t_0 changes.
         skips = not self.bound_is_known and prior_site.never_changes(self, problem, q, prior)
         return as_entries(replace(server, skips_prior=torch.tensor(skips))), self.client_state(sites)
@@ -284,14 +255,10 @@ class EP(SpreadGaussian, SiteKeeping):
         Raises:
             SettingError: the sites of those that are left make no distribution.
         """
-        kept = gaussian({name: value[origin] for name, value in local.items()})
-        prior, sites = gaussian(shared, "prior_"), kept_where(origin >= 0, kept)
+        prior, sites = gaussian(shared, "prior_"), kept_where(origin >= 0, gaussian(select(local, origin)))
         q = prior.product(sites.product_over(0))
         if not bool(q.is_proper()):
-            raise SettingError(
-                f"{type(self).__name__}: the prior and the sites of the clients that are left are no distribution: run "
-                "it afresh on them"
-            )
+            raise no_distribution_left(self)
         return self.first_states(problem, q, prior, sites)
 
     # -- how it ends ----------------------------------------------------------------------------------------
@@ -308,18 +275,9 @@ class EP(SpreadGaussian, SiteKeeping):
 
         `change` is that of the whole step, of which a round may take a part: it is the remaining distance.
         """
-        fractions, figures = after["fractions"], super().monitor(before, after)
-        ends = {"in_vain": ascent.is_in_vain(after), "slow": ascent.is_slow(after)}
-        return {
-            **figures,
-            **self.solver.figures(gaussian(before), gaussian(after)),
-            **{name: 1.0 for name, ended in ends.items() if ended},
-            "change": figures["change"] / self.part_taken(after),
-            "fraction": float(fractions.min()),
-            "skipped": float((fractions == 0).sum()),
-            "cut": float(after["cut"]),
-            "share": len(fractions) / int(after["num_clients"]),
-        }
+        figures, own = super().monitor(before, after), self.solver.figures(gaussian(before), gaussian(after))
+        left = {"change": figures["change"] / self.part_taken(after)}
+        return {**figures, **own, **ascent.reached_end(after), **left, **entries_as(Server, after).figures()}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """True if the run has returned to the best q repeatedly, or the bound has stopped rising."""
@@ -327,16 +285,15 @@ class EP(SpreadGaussian, SiteKeeping):
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about rounds that ended early, unused messages, a q that still moved, and the inference's own."""
-        newton, diagonal = self.solver.newton_steps > 0, self.structure == "diag"
         ends = findings.ended_early(record)
-        notes = ends or findings.unused_sites(record, newton)
+        notes = ends or findings.unused_sites(record, self.by_newton)
         notes += of_some_rows(problem, self.solver.few_rows)
-        notes += [] if ends else self.unsettled(record, newton, diagonal)
+        notes += [] if ends else self.unsettled(record)
         return notes + self.solver.findings(record, problem)
 
-    def unsettled(self, record: Record, newton: bool, diagonal: bool) -> list[Finding]:
+    def unsettled(self, record: Record) -> list[Finding]:
         """A warning if q still moved in the last round."""
-        return findings.still_moving(record, newton=newton, diagonal=diagonal)
+        return findings.still_moving(record, newton=self.by_newton, diagonal=self.structure == "diag")
 
     # -- faulty clients, privacy ----------------------------------------------------------------------------
     def contributions(self) -> Contributions:

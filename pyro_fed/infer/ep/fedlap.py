@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ from pyro_fed.infer.ep.findings import unrestricted_pass
 from pyro_fed.infer.ep.settings import Controlled, Converging, Optimising, WarmStarted
 from pyro_fed.infer.ep.tilted import Laplace, Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Spread of draws, in SDs, that approximates none: differences of scores over less are lost in single precision. No
@@ -96,6 +97,18 @@ class FedLapCov(Converging, WarmStarted, Optimising, Controlled):
     def points(self, q: Gaussian) -> Tensor:
         """The mean alone, (1, 1, D), where a prior that is not Gaussian is expanded too."""
         return q.mean()[None]
+
+
+class Client(NamedTuple):
+    """A client's curvature H_k, which it does not send, (C, ...); None where each round's step measures it anew."""
+
+    curvature: Tensor | None = None
+
+
+class Gap(NamedTuple):
+    """The bound on the distance of a point from the mode, of all clients, (), or each client's term, (C,)."""
+
+    gap: Tensor
 
 
 @explains_unknown
@@ -150,16 +163,15 @@ class FedLap(FedLapCov):
             sites = type(sites)(torch.zeros_like(curvature), sites.score(q.mean()))
             q = prior.product(sites.product_over(0))
         shared, local = super().first_states(problem, q, prior, sites)
-        if not self.solver.deterministic:
-            local["curvature"] = curvature.clone()
-        return {**shared, "gap": torch.full_like(shared["cut"], torch.inf)}, local
+        learnt = Client(None if self.solver.deterministic else curvature.clone())
+        return shared | as_entries(Gap(torch.full_like(shared["cut"], torch.inf))), local | as_entries(learnt)
 
     def begin_at(self, received: State, local: State, cavity: Gaussian) -> Gaussian:
         """Gaussians at m; if curvatures are learnt in steps, with the client's present ones."""
-        q = gaussian(received)
-        if "curvature" not in local:
+        q, curvature = gaussian(received), entries_as(Client, local).curvature
+        if curvature is None:
             return q
-        precision = cavity.precision + local["curvature"]
+        precision = cavity.precision + curvature
         return type(q)(precision, precision * q.mean())
 
     def local_step(
@@ -167,30 +179,29 @@ class FedLap(FedLapCov):
     ) -> tuple[State, State, State]:
         """Compute the change as `FedEP`, and the distance of the client's mode from the server's point."""
         message, after, info = super().local_step(problem, shared, local, data, noise)
-        gap, curvature = torch.where(message["usable"], info["gap"], 0.0).nan_to_num(), info.pop("curvature")
-        if "curvature" in local:
-            known = message["usable"].unsqueeze(-1)
-            after["curvature"] = torch.where(known, curvature, local["curvature"])
-        return {**message, "gap": gap}, after, info
+        usable, new, before = message["usable"], info.pop("curvature"), entries_as(Client, local).curvature
+        learnt = Client(None if before is None else torch.where(usable.unsqueeze(-1), new, before))
+        gap = Gap(torch.where(usable, info["gap"], 0.0).nan_to_num())
+        return message | as_entries(gap), after | as_entries(learnt), info
 
     def settle(self, told: State, local: State) -> State:
         """Settle as `FedEP`; curvatures remain the client's own."""
-        kept = {"curvature": local["curvature"]} if "curvature" in local else {}
-        return {**super().settle(told, local), **kept}
+        return super().settle(told, local) | as_entries(entries_as(Client, local))
 
     def clippable_part(self, messages: State) -> State:
         """The change without the distances, by which one client could end a run."""
-        return {name: value for name, value in super().clippable_part(messages).items() if name != "gap"}
+        return {name: value for name, value in super().clippable_part(messages).items() if name not in Gap._fields}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Combine as `FedEP`, and add up the bound, which is infinite if it is not known."""
-        known = "gap" in messages and bool(messages["usable"].all())
-        gap = messages["gap"].sum() if known else torch.full_like(shared["gap"], torch.inf)
-        return {**super().combine(shared, messages, weights), "gap": gap.to(shared["gap"])}
+        before = entries_as(Gap, shared).gap
+        known = messages.keys() >= set(Gap._fields) and bool(messages["usable"].all())
+        gap = entries_as(Gap, messages).gap.sum().to(before) if known else torch.full_like(before, torch.inf)
+        return super().combine(shared, messages, weights) | as_entries(Gap(gap))
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The figures of `FedEP`, and `bound`, in posterior SDs, on the point's distance from the mode before it."""
-        return {**super().monitor(before, after), "bound": float(after["gap"])}
+        return {**super().monitor(before, after), "bound": float(entries_as(Gap, after).gap)}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the bound, over a full pass of the clients, is below the tolerance."""

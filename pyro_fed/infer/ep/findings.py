@@ -6,15 +6,15 @@ import math
 
 import numpy as np
 
-from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.record import RECENT_ROUNDS, Record
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.infer.ep import ascent
 
 #: A q that still moves by more SDs than this in its last round has not converged.
 UNSETTLED_SDS = 1.0
-#: If less than this share of the steps could be taken in this many last rounds, steps were rejected repeatedly.
-STALLED_FRACTION, STALLED_ROUNDS = 1e-3, 3
+#: If less than this share of a step could be taken in the last `ascent.RETURNS` rounds, steps were rejected repeatedly.
+STALLED_FRACTION = 1e-3
 #: A pass is extrapolated only if it moved q at most `FAST` times as far as the one before; the predicted move must be
 #: below `GROWING` times the tolerance, because rates grow towards the end.
 FAST, GROWING = 0.1, 0.5
@@ -48,7 +48,7 @@ def ended_early(record: Record) -> list[Finding]:
     """Warnings about rounds that ended though q moves: they gain too little, or steps were rejected repeatedly."""
     samplers = record.untried("FSGLD", "DSVGD", "NUTS")
     if record.latest.get("slow"):
-        return [sentences.weights_still_move(rounds=ascent.RECENT, nats=ascent.SLOW, samplers=samplers)]
+        return [sentences.weights_still_move(rounds=RECENT_ROUNDS, nats=ascent.SLOW, samplers=samplers)]
     if record.latest.get("in_vain"):
         return [sentences.rounds_in_vain(returns=ascent.RETURNS, samplers=samplers)]
     return []
@@ -80,7 +80,7 @@ def unused_sites(record: Record, newton: bool) -> list[Finding]:
 
 def still_moving(record: Record, newton: bool, diagonal: bool) -> list[Finding]:
     """A warning if q still moved by more than `UNSETTLED_SDS` in its last round, with the cure."""
-    latest, last = record.latest, record.figures[-STALLED_ROUNDS:]
+    latest, last = record.latest, record.figures[-ascent.RETURNS :]
     if newton and record.converged is False and all(f.get("cut") and f["fraction"] < STALLED_FRACTION for f in last):
         fraction = max(f["fraction"] for f in last)
         return [sentences.steps_shortened(rounds=len(record.figures), fraction=fraction)]

@@ -36,6 +36,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions import seeding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.derivatives import in_blocks
@@ -45,14 +46,13 @@ from pyro_fed.errors import SettingError
 from pyro_fed.guides.automatic import is_hand_written
 from pyro_fed.guides.kept_draws import KeptDraws
 from pyro_fed.guides.written import Draws, GuideFamily, read_guide
+from pyro_fed.infer.ep.ascent import has_fallen
 from pyro_fed.infer.ep.findings import at_rest
 from pyro_fed.infer.ep.guided_steps import UNKNOWN, Path
+from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.sites.gaussian_sites import largest_move
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.backtrack import MIN_FRACTION
-
-#: Seed of the draws for expectations, the same at the server and at all clients.
-DRAWS_SEED = 0
 
 
 class Server(NamedTuple):
@@ -227,7 +227,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         return carry, (scores, values)
 
     def _draws(self, problem: Problem, natural: Tensor) -> Draws:
-        return self.family(problem).draws(natural, self.num_points, DRAWS_SEED)
+        return self.family(problem).draws(natural, self.num_points, seeding.COMMON)
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Objections to changes far above the others', in units of λ."""
@@ -247,7 +247,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         natural, move, bound, path = server.natural, server.change, server.bound, server.path
         zero, nothing = torch.zeros_like(server.fraction), torch.zeros_like(natural)
         everyone = bool(server.share >= 1)
-        if everyone and path.has_fallen(bound):
+        if everyone and bool(has_fallen(bound, path.best_value, StepControl.fall)):
             new, path = path.back(family.proper)
             server = server._replace(prior_natural=new, fraction=zero, added=nothing, reset=zero + 1)
         else:

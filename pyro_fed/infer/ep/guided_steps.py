@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.infer.ep.ascent import GROW, SHRINK
-from pyro_fed.infer.ep.step_control import ACCELERATION, StepControl
+from pyro_fed.infer.ep.step_control import ACCELERATION
 from pyro_fed.ops.anderson import least_squares
 from pyro_fed.ops.backtrack import MIN_FRACTION
 
@@ -52,10 +52,6 @@ class Path(NamedTuple):
         past = natural.new_full((ACCELERATION["diag"][0], len(natural)), torch.nan)
         one = natural.new_ones(())
         return cls(natural, torch.zeros_like(natural), -torch.inf * one, one, past, past)
-
-    def has_fallen(self, bound: Tensor) -> bool:
-        """Whether a bound is less than the best one, or not finite while that is."""
-        return bool(self.best_value.isfinite() & ~(bound >= self.best_value - StepControl.fall))
 
     def back(self, proper: Callable[[Tensor], bool]) -> tuple[Tensor, Path]:
         """Another λ in place of one at which the bound has fallen, and the new record; `proper` tests a λ."""

@@ -16,7 +16,7 @@ measured.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ from pyro_fed.infer.averaging.fedavg import FedAvg
 from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, as_state
 from pyro_fed.infer.sites.online_newton import FIRST_CURVATURE, OnlineNewton
+from pyro_fed.infer.sites.records import as_entries, entries_as
+from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
 #: The steps by which the curvature at the point is measured.
@@ -105,6 +107,28 @@ class RoundsOfAveraging(FedAvg):
         return self.rounds
 
 
+class Sent(NamedTuple):
+    """What the server sends: the point m, Λ_0, each site's share of the prior's pull (D,), and K; or (C, ...)."""
+
+    point: Tensor
+    prior_precision: Tensor
+    pull: Tensor
+    num_clients: Tensor
+
+
+class Server(NamedTuple):
+    """The server's state: what it sends, q and the prior's site."""
+
+    sent: Sent
+    q: Annotated[Gaussian, ""]
+    prior: Gaussian
+
+    def with_curvature(self, curvature: Tensor) -> Server:
+        """The state with q at the point, by the clients' curvatures together, (D,)."""
+        precision = self.prior.precision + curvature
+        return self._replace(q=DiagGaussian(precision, precision * self.sent.point))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PointSites(SpreadGaussian):
     """One round that gives every client a diagonal site at the point of a `FedAvg`.
@@ -149,23 +173,13 @@ class PointSites(SpreadGaussian):
         # A prior with tails is not log-concave everywhere; q's mean is at the point whatever the site's precision.
         prior = DiagGaussian(prior.precision.abs(), prior.eta)
         pull = (prior.precision * point - prior.eta) / num_clients
-        count = torch.tensor(num_clients)
-        shared = {**self._states(point, prior, share * num_clients), "pull": pull, "num_clients": count}
-        sites = {"precision": share.expand(num_clients, -1), "eta": (share * point + pull).expand(num_clients, -1)}
-        return shared, sites
-
-    def _states(self, point: Tensor, prior: DiagGaussian, curvature: Tensor) -> State:
-        precision = prior.precision + curvature
-        return {
-            "point": point,
-            **as_state(DiagGaussian(precision, precision * point)),
-            **as_state(prior, "prior_"),
-        }
+        server = Server(Sent(point, prior.precision, pull, torch.tensor(num_clients)), prior, prior)
+        site = DiagGaussian(share.expand(num_clients, -1), (share * point + pull).expand(num_clients, -1))
+        return as_entries(server.with_curvature(share * num_clients)), as_state(site)
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The point, the prior's precision, and the sites' share of the prior, which clients receive."""
-        names = ("point", "prior_precision", "pull", "num_clients")
-        return super().download({name: shared[name] for name in names}, clients)
+        return super().download(entries_as(Sent, shared)._asdict(), clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """Draws and minibatches, if the curvature is measured."""
@@ -177,14 +191,13 @@ class PointSites(SpreadGaussian):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Compute curvatures at the point."""
-        point, prior, clients = (shared[name] for name in ("point", "prior_precision", "num_clients"))
+        point, prior, pull, clients = entries_as(Sent, shared)
         if self.scale is None:
-            site = self.measured.curvature(problem, point, prior, clients, data, noise)
+            precision = self.measured.curvature(problem, point, prior, clients, data, noise)
         else:
-            site = torch.ones_like(point) * (self.scale * data.num_rows.double()).unsqueeze(-1)
-        return {"precision": site}, {"precision": site, "eta": site * shared["point"] + shared["pull"]}, {}
+            precision = torch.ones_like(point) * (self.scale * data.num_rows.double()).unsqueeze(-1)
+        return {"precision": precision}, as_state(DiagGaussian(precision, precision * point + pull)), {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Multiply the sites, with q's mean at the point."""
-        prior = DiagGaussian(shared["prior_precision"], shared["prior_eta"])
-        return {**shared, **self._states(shared["point"], prior, messages["precision"].sum(0))}
+        return as_entries(entries_as(Server, shared).with_curvature(messages["precision"].sum(0)))

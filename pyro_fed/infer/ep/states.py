@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.sites.gaussian_sites import flat_like
+from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, is_finite
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Entry of a client's state for the change that it has sent, until it knows the part that was taken.
@@ -48,6 +48,32 @@ class Server:
     reset: Tensor
     cut: Tensor
     memory: State
+
+    def lower_bound(self, messages: State) -> Tensor | None:
+        """Σ_k E_q[log p_k] + E_q[log p_0] + H(q), the evidence's lower bound at q, (); NaN if a part is not finite.
+
+        It is None if the clients did not send their log-likelihoods, or these must not be used.
+        """
+        if "value" not in messages:
+            return None
+        sound = messages["usable"].all() & is_finite(self.prior_change)
+        value = self.prior_value + messages["value"].sum() + self.q.entropy()
+        return torch.where(sound, value, torch.nan)
+
+    def feedback(self, clients: int) -> State:
+        """What the round's clients receive, (C, ...): s_k, whether sites are discarded, their share of `added`."""
+        shares = as_state(self.added.power(1.0 / clients), "share_")
+        each = {name: part.expand(clients, *part.shape) for name, part in shares.items()}
+        return {"fraction": self.fractions, "reset": self.reset.expand(clients), **each}
+
+    def figures(self) -> dict[str, float]:
+        """The smallest fraction taken, sites skipped, whether the step was cut, and the share of clients at work."""
+        return {
+            "fraction": float(self.fractions.min()),
+            "skipped": float((self.fractions == 0).sum()),
+            "cut": float(self.cut),
+            "share": len(self.fractions) / int(self.num_clients),
+        }
 
 
 def first_server(q: Gaussian, prior: Gaussian, num_clients: int, memory: State) -> Server:

@@ -30,6 +30,7 @@ If the clients send E_q[log p_k], a step after which the evidence's lower bound 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.ascent import Climb
 from pyro_fed.infer.ep.states import Server
 from pyro_fed.infer.ep.steps import Step, StepRule, largest_fractions
-from pyro_fed.infer.sites.gaussian_sites import as_state, drop_batch_axis, flat_like, gaussian
+from pyro_fed.infer.sites.gaussian_sites import drop_batch_axis, flat_like
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.backtrack import HALVINGS
@@ -107,6 +108,28 @@ class StepControl(Settings):
         return replace(self, memory=0, reach=UNHELD)
 
 
+class Memory(NamedTuple):
+    """What the rule keeps of past rounds.
+
+    Args:
+        caution: factor on δ for diagonal steps of a part of the clients.
+        shortest: length of the shortest of these, in SDs; infinite before the first.
+        turning: factor on a step that reverses the one before.
+        turned: the last undamped step, in SDs, (2 D,); zero before the first.
+        points: q of the last rounds, oldest first, (M,); NaN where there is none.
+        moves: the undamped changes of these, (M,).
+        climb: the lower bounds.
+    """
+
+    caution: Tensor
+    shortest: Tensor
+    turning: Tensor
+    turned: Tensor
+    points: Gaussian
+    moves: Gaussian
+    climb: Annotated[Climb, ""]
+
+
 @dataclass(frozen=True)
 class NewtonSteps(StepRule):
     """The sum of expected Newton steps, taken back if the bound falls, held back if it is not known, and accelerated.
@@ -125,13 +148,18 @@ class NewtonSteps(StepRule):
 
     def memory(self, q: Gaussian) -> State:
         """The state with no best q, an empty history, and nothing held back."""
-        never = {
-            "caution": q.eta.new_ones(()),
-            "shortest": q.eta.new_full((), torch.inf),
-            "turning": q.eta.new_ones(()),
-            "turned": q.eta.new_zeros(2 * q.dim),
-        }
-        return {**self._no_history(q), **never, **as_entries(ascent.first_climb(q))}
+        empty = self._no_history(q)
+        return as_entries(
+            Memory(
+                caution=q.eta.new_ones(()),
+                shortest=q.eta.new_full((), torch.inf),
+                turning=q.eta.new_ones(()),
+                turned=q.eta.new_zeros(2 * q.dim),
+                points=empty,
+                moves=empty,
+                climb=ascent.first_climb(q),
+            )
+        )
 
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
         """q Π_k (Δ_k)^s_k and the acceleration's addition; or a q to try in place of one at which the bound has fallen.
@@ -139,11 +167,11 @@ class NewtonSteps(StepRule):
         It has four parts: take back if the bound fell (`ascent`); hold back a step that could not be undone; take the
         largest fraction that leaves q a distribution; accelerate, if nothing of the step was held back.
         """
-        q, move, memory = server.q, changes.product_over(0), server.memory
+        q, move, memory = server.q, changes.product_over(0), entries_as(Memory, server.memory)
         everyone = len(changes.eta) - 1 == int(server.num_clients)
         radius = torch.inf
         if self.takes_back and everyone and bound is not None:
-            climb = entries_as(Climb, memory).with_bound(bound)
+            climb = memory.climb.with_bound(bound)
             if bool(climb.slow):
                 return self._back_to(climb.highest(q, bound), server, changes, climb)
             if (back := climb.way_back(q, bound, self.control.fall)) is not None:
@@ -151,44 +179,47 @@ class NewtonSteps(StepRule):
             if bool(bound.isfinite()):
                 climb = climb.after_acceptance(q, bound, move, self.control.fall)
                 radius = float(climb.radius)
-            memory = {**memory, **as_entries(climb)}
+            memory = memory._replace(climb=climb)
         # Steps of all clients go free, but where the parts of a bound that would be known have been withheld.
         free = everyone and (bound is not None or not self.takes_back)
-        share, cautions = (1.0, State()) if free else self._held_back(server, move, everyone)
+        share, memory = (1.0, memory) if free else self._held_back(memory, q, move, everyone)
         within = ascent.fraction_within(q, move, share, radius)
         fractions = largest_fractions(q, changes, self.damping * within)
         taken = changes.power(fractions)
         whole = self.accelerates and free and bool((fractions == self.damping).all())
-        added, history = self._accelerated(server, move) if whole else (flat_like(q), self._no_history(q))
-        new = q.product(taken.product_over(0)).product(added)
-        prior_taken, memory = drop_batch_axis(taken), {**memory, **cautions, **history}
-        return Step(new, prior_taken, fractions[1:], added, memory, cut=within < share)
+        added, memory = (
+            self._accelerated(memory, q, move) if whole else (flat_like(q), self._without_history(memory, q))
+        )
+        new, kept = q.product(taken.product_over(0)).product(added), server.memory | as_entries(memory)
+        return Step(new, drop_batch_axis(taken), fractions[1:], added, kept, cut=within < share)
 
     def _back_to(self, new: Gaussian, server: Server, changes: Gaussian, climb: Climb) -> Step:
         """Another q, whose sites are equal shares of it, as before any round.
 
         Sites from the rejected q are of no use: clients' changes relative to them would look like outliers.
         """
-        memory = {**server.memory, **as_entries(climb), **self._no_history(server.q)}
+        before = entries_as(Memory, server.memory)._replace(climb=climb)
+        memory = server.memory | as_entries(self._without_history(before, server.q))
         skipped, added = new.eta.new_zeros(len(changes.eta) - 1), new.quotient(server.prior)
         return Step(new, flat_like(new), skipped, added, memory, cut=bool(server.cut), reset=True)
 
-    def _held_back(self, server: Server, move: Gaussian, everyone: bool) -> tuple[float, State]:
-        """The factor on δ for a step that cannot be undone later, and the new state."""
-        q, memory, control = server.q, server.memory, self.control
+    def _held_back(self, memory: Memory, q: Gaussian, move: Gaussian, everyone: bool) -> tuple[float, Memory]:
+        """The factor on δ for a step that cannot be undone later, and what is kept of it."""
+        control = self.control
         if everyone and q.dense and control.memory != 0:
-            turned = _turning_state(memory, q, move)
-            return float(turned["turning"]) * self._within_reach(q, move), turned
+            memory = _with_turn(memory, q, move)
+            return float(memory.turning) * self._within_reach(q, move), memory
         after = q.precision + move.precision
         if q.dense or not bool((after > 0).all()):
-            return self._within_reach(q, move), {}
+            return self._within_reach(q, move), memory
         score = move.score(q.mean())
         length, reach = (score.square() / after).sum().sqrt(), control.reach * q.dim**0.5
-        far = (length > control.growth * memory["shortest"]) & (length > reach)
-        caution = torch.where(far, memory["caution"] / 2, memory["caution"])
-        shortest = torch.where(far, length, torch.minimum(length, memory["shortest"]))
+        far = (length > control.growth * memory.shortest) & (length > reach)
+        caution = torch.where(far, memory.caution / 2, memory.caution)
+        shortest = torch.where(far, length, torch.minimum(length, memory.shortest))
         step = ((score / after).square() * q.precision).sum().sqrt()
-        return float(caution * (reach / step).clamp_max(1.0)), {"caution": caution, "shortest": shortest}
+        factor = float(caution * (reach / step).clamp_max(1.0))
+        return factor, memory._replace(caution=caution, shortest=shortest)
 
     def _within_reach(self, q: Gaussian, move: Gaussian) -> float:
         """The largest fraction 1, 1/2, ... of a change that moves the mean no further than q reaches."""
@@ -200,36 +231,40 @@ class NewtonSteps(StepRule):
             fraction /= 2
         return fraction
 
-    def _accelerated(self, server: Server, move: Gaussian) -> tuple[Gaussian, State]:
+    def _accelerated(self, memory: Memory, q: Gaussian, move: Gaussian) -> tuple[Gaussian, Memory]:
         """The addition by Anderson's rule to the undamped change of q, and the history of these."""
-        q, control = server.q, self.control
+        control = self.control
         if control.memory == 0:
-            return flat_like(q), self._no_history(q)
-        points = remember(gaussian(server.memory, "points_"), q)
-        moves = remember(gaussian(server.memory, "moves_"), move)
+            return flat_like(q), self._without_history(memory, q)
+        points, moves = remember(memory.points, q), remember(memory.moves, move)
         longest = control.longest_step or ACCELERATION[_structure(q)][1]
         added = acceleration(points, moves, self.damping, control.growth, longest)
-        return added, {**as_state(points, "points_"), **as_state(moves, "moves_")}
+        return added, memory._replace(points=points, moves=moves)
 
-    def _no_history(self, q: Gaussian) -> State:
-        """An empty history of points and moves."""
+    def _without_history(self, memory: Memory, q: Gaussian) -> Memory:
+        """The memory with an empty history of points and moves."""
+        empty = self._no_history(q)
+        return memory._replace(points=empty, moves=empty)
+
+    def _no_history(self, q: Gaussian) -> Gaussian:
+        """NaN in place of the points, or moves, of the last rounds, (M,)."""
         rounds = ACCELERATION[_structure(q)][0] if self.control.memory is None else self.control.memory
-        past = type(q)(*(part.new_full((rounds, *part.shape), torch.nan) for part in (q.precision, q.eta)))
-        return {**as_state(past, "points_"), **as_state(past, "moves_")}
+        return type(q)(*(part.new_full((rounds, *part.shape), torch.nan) for part in (q.precision, q.eta)))
 
 
 def _structure(q: Gaussian) -> str:
     return "full" if q.dense else "diag"
 
 
-def _turning_state(memory: State, q: Gaussian, move: Gaussian) -> State:
-    """The factor on a step that reverses the one before, and the record of this step."""
+def _with_turn(memory: Memory, q: Gaussian, move: Gaussian) -> Memory:
+    """The memory with the factor on a step that reverses the one before, and this step."""
     covariance = q.moments()[1]
     variance = covariance.diagonal()
     mean = covariance @ move.score(q.mean()) * variance.rsqrt()
     narrower = 0.5 * (covariance @ move.precision * covariance).sum(-1) / variance
-    step, before = torch.cat([mean, narrower]), memory["turned"]
+    step, before = torch.cat([mean, narrower]), memory.turned
     away = before - step
-    share = memory["turning"] * (before * away).sum() / away.square().sum()
+    share = memory.turning * (before * away).sum() / away.square().sum()
     known = bool(before.any()) and bool(share.isfinite())
-    return {"turned": step, "turning": share.clamp(LEAST_TURNING_SHARE, 1.0) if known else torch.ones_like(share)}
+    turning = share.clamp(LEAST_TURNING_SHARE, 1.0) if known else torch.ones_like(share)
+    return memory._replace(turned=step, turning=turning)

@@ -12,7 +12,7 @@ Prior and sites move by the same fractions, so q = t_0 Π_k t_k holds in every r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -49,6 +49,20 @@ class Step(NamedTuple):
     memory: State
     cut: bool = False
     reset: bool = False
+
+    def server_after(self, server: Server, usable: Tensor) -> Server:
+        """The server's state after the step; `usable` (C,) says whose change could be used."""
+        return replace(
+            server,
+            q=self.q,
+            prior=server.prior.product(self.prior_taken),
+            prior_change=flat_like(self.q),  # it was this round's
+            fractions=self.client_fractions * usable,
+            added=self.added,
+            reset=torch.full_like(server.reset, float(self.reset)),
+            cut=torch.full_like(server.cut, float(self.cut)),
+            memory=self.memory,
+        )
 
 
 class StepRule(ABC):
@@ -126,7 +140,8 @@ class Optimised(StepRule):
             own, change = within(server.memory, PRIOR_OPTIM), drop_batch_axis(changes)
             prior_taken, own = _optimised(self.site_optimiser, self.rate, server.prior, change, own)
             memory |= prefixed(PRIOR_OPTIM, own)
-        return Step(q.product(move.power(share)), prior_taken, fractions[1:], flat_like(q), memory)
+        moved = q.product(move.power(share))
+        return Step(moved, prior_taken, fractions[1:], flat_like(q), memory, cut=bool(share < 1))
 
 
 def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:

@@ -89,7 +89,7 @@ class StreamingVB(EP):
         """1: the whole change, whatever the client's inference."""
         return 1.0
 
-    def unsettled(self, record: Record, newton: bool, diagonal: bool) -> list[Finding]:
+    def unsettled(self, record: Record) -> list[Finding]:
         """No warning: the last turn's move of q is not the remaining distance."""
         return []
 

@@ -13,13 +13,9 @@ import torch
 from torch import Tensor
 
 from pyro_fed.infer.langevin.chain_diagnostics import rhat_and_ess
-from pyro_fed.infer.langevin.client_state import Visit
+from pyro_fed.infer.langevin.client_state import Arrival, Visit
 from pyro_fed.ops.entries import evenly
 
-#: Capacity of the buffers at first, in draws of a chain.
-FIRST_CAPACITY = 256
-#: Capacity of the buffers at first, in numbers, if that is fewer draws.
-FIRST_NUMBERS = 10_000_000
 #: Largest number of coordinates that are judged; of more, evenly spaced ones are.
 JUDGED_COORDINATES = 2000
 #: R-hat and ESS are computed again when the number of draws has grown by this share,
@@ -78,9 +74,8 @@ class ChainStore(NamedTuple):
     @classmethod
     def begin(cls, position: Tensor) -> ChainStore:
         """Chains at positions (M, D), with empty buffers."""
-        number, dim = position.shape
-        room = max(1, min(FIRST_CAPACITY, FIRST_NUMBERS // (number * dim)))
-        buffers = Draws(position.new_zeros(number, room, dim), *(position.new_zeros(number, room) for _ in range(3)))
+        column = position.new_zeros(len(position), 1)
+        buffers = Draws(torch.zeros_like(position)[:, None], *(column.clone() for _ in range(3)))
         none, unknown = torch.zeros((), dtype=torch.int64), torch.tensor(float("nan"))
         return cls(position, none, none.clone(), buffers, unknown, unknown.clone(), none.clone())
 
@@ -176,3 +171,27 @@ def _growth(ess: float, wanted: int | None) -> float:
     least, most = FORECAST
     times = wanted / ess
     return FAR_GROWTH if times > DISTANT_END_FACTOR else min(max(times, least), most)
+
+
+class ServerState(NamedTuple):
+    """The server's state that all samplers share.
+
+    Attributes:
+        chains: the chains' positions and draws.
+        burn_in: first steps of each that are not kept, ().
+        step_size: h of their steps, before they fall or are shortened, ().
+        share: f_s, the share of a chain's visits to each client, (K,).
+        visited: which clients have had a visit, (K,); None if it is not used.
+    """
+
+    chains: ChainStore
+    burn_in: Tensor
+    step_size: Tensor
+    share: Tensor
+    visited: Tensor | None = None
+
+    def arrivals(self, clients: Tensor) -> Arrival:
+        """The chains, each for the client in its place, (M,), or for as many in a row, (M K,)."""
+        steps, step_size = (value.expand(len(clients)) for value in (self.chains.steps, self.step_size))
+        position = self.chains.position
+        return Arrival(position.repeat_interleave(len(clients) // len(position), 0), clients, steps, step_size)

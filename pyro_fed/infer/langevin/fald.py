@@ -40,10 +40,10 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin import findings
+from pyro_fed.infer.langevin.chain_store import ServerState
 from pyro_fed.infer.langevin.client_state import Visit
 from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits
 from pyro_fed.infer.langevin.contributions import AveragedVisitContributions
-from pyro_fed.infer.langevin.server_state import ServerState
 from pyro_fed.infer.langevin.step import Fixed, ForVisits, Measured, Step
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time

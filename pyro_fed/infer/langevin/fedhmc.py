@@ -37,10 +37,9 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Algorithm, Start
+from pyro_fed.algorithm.contract import Algorithm, Start, Tempered
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
@@ -53,7 +52,8 @@ from pyro_fed.infer.langevin.chain_store import ChainStore
 from pyro_fed.infer.langevin.findings import trajectory_findings
 from pyro_fed.infer.langevin.hmc_state import HmcState
 from pyro_fed.infer.langevin.start import at_surrogates
-from pyro_fed.infer.langevin.trajectories import DIVERGENCE, first_step, retuned_factor, retuned_step, steps_of
+from pyro_fed.infer.langevin.trajectories import first_step, retuned_factor, retuned_step, steps_of
+from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
 from pyro_fed.ops.entries import choose

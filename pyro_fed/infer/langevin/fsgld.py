@@ -44,8 +44,8 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.conducive import Conducive
 from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits
-from pyro_fed.infer.langevin.curvature import STABLE_STEP_SHARE
 from pyro_fed.infer.langevin.step import Fixed, Measured, Step
+from pyro_fed.infer.langevin.step_sizes import STABLE_STEP_SHARE
 from pyro_fed.infer.langevin.visiting import one_client
 from pyro_fed.infer.surrogates.mismatch import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given

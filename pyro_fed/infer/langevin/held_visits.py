@@ -9,7 +9,7 @@ e, in SDs of a parameter, the true positions z_t are
 and the positions sent are cut back to |z_t - p_t|_i ≤ R_i t h / 2 in SDs of θ_i. A chain spends 1/K of its time at each
 of K clients, so that a malicious client moves the mean by at most R_i / K SDs in the long run. R_i is
 
-    max(b m_i, `LEAST_REACH_SDS` K)   m_i the cohort's own departures, root mean square (`surrogates.mismatch`)
+    max(b m_i, `ACCEPTED_SHIFT_SDS` K)   m_i the cohort's own departures, root mean square (`surrogates.mismatch`)
 
 Honest visits within R_i are unchanged, to the bit.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import LEAST_REACH_SDS
+from pyro_fed.algorithm.bounding import ACCEPTED_SHIFT_SDS
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 
@@ -63,7 +63,7 @@ def held_visits(
     expected = mean + (path @ root.T if dense else root * path)
     sent = torch.cat([messages["draws"], messages["position"].unsqueeze(1)], 1)
     clients = len(shared["share"])
-    rate = torch.maximum(pull * shared["held_departure"], torch.full_like(spread, LEAST_REACH_SDS * clients))
+    rate = torch.maximum(pull * shared["held_departure"], torch.full_like(spread, ACCEPTED_SHIFT_SDS * clients))
     time = 0.5 * steps.cumsum(0)
     reach = torch.cat([time[stride - 1 :: stride], time[-1:]]).unsqueeze(-1) * rate * spread
     departure = sent - expected

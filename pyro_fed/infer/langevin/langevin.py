@@ -54,16 +54,14 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, Minibatch
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin import findings
-from pyro_fed.infer.langevin.chain_store import ChainStore
+from pyro_fed.infer.langevin.chain_store import ChainStore, ServerState
 from pyro_fed.infer.langevin.client_state import Arrival, ClientState, Visit
-from pyro_fed.infer.langevin.curvature import check_step, largest_curvature, longest_steps
 from pyro_fed.infer.langevin.gradients import MinibatchScore, Score
 from pyro_fed.infer.langevin.integrator import Integrator
 from pyro_fed.infer.langevin.minibatches import no_picks
-from pyro_fed.infer.langevin.server_state import ServerState
 from pyro_fed.infer.langevin.start import Beginning, at_prior, at_surrogates, new_clients
 from pyro_fed.infer.langevin.step import Derived, Fixed, Step
-from pyro_fed.infer.langevin.step_sizes import StepSizes
+from pyro_fed.infer.langevin.step_sizes import StepSizes, check_step, largest_curvature, longest_steps
 from pyro_fed.infer.langevin.travelling import TravellingChains
 from pyro_fed.infer.langevin.visits import Visits
 from pyro_fed.infer.sites.records import as_entries, entries_as

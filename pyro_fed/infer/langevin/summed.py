@@ -59,7 +59,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chain_store import ChainStore, Draws
 from pyro_fed.infer.langevin.contributions import SummedContributions
-from pyro_fed.infer.langevin.summed_findings import summed_chain_findings, widening
+from pyro_fed.infer.langevin.findings import summed_chain_findings, widening
 from pyro_fed.infer.sites.records import as_entries, entries_as
 
 #: Steps of the grid of rows' scores in `row_norm`, as a power of two.

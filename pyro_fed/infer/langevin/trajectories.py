@@ -29,6 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE
 from pyro_fed.ops.matrices import times, times_transposed
 
 #: The most that a step changes at once, and the share of acceptance that is told from 0 and 1.
@@ -37,10 +38,6 @@ LARGEST_CHANGE, ACCEPTANCE_MARGIN = 2.0, 0.01
 LONGEST_STEP = 1.5
 #: The most steps of a trajectory: shorter steps than this needs make shorter trajectories.
 MOST_STEPS = 100
-#: An error in H of this many nats is a divergence, as in Stan.
-DIVERGENCE = 1000.0
-#: A point with a larger number is nowhere: single precision ends soon after.
-LARGEST_NUMBER = 1e30
 #: Effective draws of a window: one in so many, as trajectories of early windows are not independent of each other.
 DRAWS_FOR_ONE = 4
 
@@ -100,7 +97,7 @@ class Trajectory(NamedTuple):
 
     def _without_lost(self) -> Trajectory:
         """The trajectories, of which those beyond all numbers stand still where they began, and are rejected there."""
-        near = self.point.abs().amax(-1) < LARGEST_NUMBER  # not of a NaN
+        near = self.point.abs().amax(-1) < torch.finfo(torch.float32).max  # not of a NaN
         return self._replace(
             point=torch.where(near[:, None], self.point, self.start),
             momentum=torch.where(near[:, None], self.momentum, 0.0),

@@ -18,15 +18,14 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import Chains
+from pyro_fed.algorithm.contract import Tempered
 from pyro_fed.algorithm.schedule import Schedule, Shuffled
 from pyro_fed.algorithm.states import State
-from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
-from pyro_fed.infer.langevin.chain_store import ChainStore
+from pyro_fed.infer.langevin.chain_store import ChainStore, ServerState
 from pyro_fed.infer.langevin.client_state import Arrival, Visit
-from pyro_fed.infer.langevin.server_state import ServerState
 from pyro_fed.infer.sites.records import as_entries, entries_as
 
 #: Largest number of random numbers of rounds that are computed at once: 40 MB in single precision, and several times

@@ -16,8 +16,8 @@ a likelihood is flat, Newton's step to there is as long, and a density at e^40 i
 Dirichlet's parameters.
 
 |H| has the eigenvalues of H in absolute value, after H is scaled to a diagonal of ±1 (so that no parameter's unit
-matters) and not below `MIN_CURVATURE`; if H is positive definite it is H, without the floor. With a diagonal structure
-H is its own diagonal.
+matters) and not below `ops.matrices.MIN_EIGENVALUE`; if H is positive definite it is H, without the floor. With a
+diagonal structure H is its own diagonal.
 
 Letters: θ `point`, d `direction`, s_j `fractions`, H `precision`; sites as in `gaussian_sites`:
 Λ_k = -∇² log p_k(θ), η_k = ∇ log p_k(θ) + Λ_k θ.

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.density.problem import Problem
 from pyro_fed.infer.laplace.states import Server
-from pyro_fed.infer.sites.gaussian_sites import MIN_CURVATURE, absolute
+from pyro_fed.infer.sites.gaussian_sites import absolute
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.matrices import MIN_EIGENVALUE
 
 #: A curvature that falls by this log factor for each posterior SD is that of a mode at infinity: there a Newton step
 #: keeps its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on
@@ -32,25 +32,6 @@ LOST_MASS = 7.0
 #: The same where H was not positive definite, with a limit on the points without a larger mass: masses by |H| may be
 #: wrong by some nats.
 LOST_ROUGHLY, POINTS = 20.0, 5
-#: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
-#: diagonal is scaled to one may have if there is no curvature; and parts of such a direction that are named.
-ROUNDING_UNITS, MOST_NAMED_PARTS, NAMED_PART = 10.0, 4, 0.1
-
-
-def flat_direction(q: Gaussian, problem: Problem) -> str:
-    """A direction that neither data nor priors inform, such as "'a' - 'b'", from the Gaussian at the mode; or ""."""
-    if not q.dense:
-        return ""
-    scale = q.precision.diagonal().clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
-    values, directions = torch.linalg.eigh(scale[:, None] * q.precision * scale)
-    if float(values[0]) > ROUNDING_UNITS * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
-        return ""
-    parts = directions[:, 0] * scale
-    parts = parts * parts[parts.abs().argmax()].sign() / parts.abs().max()
-    largest = parts.abs().argsort(descending=True, stable=True)[:MOST_NAMED_PARTS].sort().values.tolist()
-    terms = [(parts[i] < 0, f"'{problem.name_of(i)}'") for i in largest if float(parts[i].abs()) > NAMED_PART]
-    first, *others = terms
-    return ("-" if first[0] else "") + first[1] + "".join(f" {'-' if minus else '+'} {name}" for minus, name in others)
 
 
 def mode_level(state: State) -> float:
@@ -110,18 +91,18 @@ def _way_back(server: Server, mass: Tensor) -> Tensor | None:
 def _outward(q: Gaussian, score: Tensor) -> Tensor:
     """A step off a saddle: along the most negative curvature, one SD of |H| long, uphill if there is a slope.
 
-    It is zero if no scaled curvature is below -`MIN_CURVATURE`: a flat direction is no escape.
+    It is zero if no scaled curvature is below -`MIN_EIGENVALUE`: a flat direction is no escape.
     """
     matrix = q.precision if q.dense else q.precision.diag_embed()
     scale = matrix.diagonal().abs().sqrt()
-    scale = torch.where(scale > 0, scale, scale.amax().clamp_min(MIN_CURVATURE))
+    scale = torch.where(scale > 0, scale, scale.amax().clamp_min(MIN_EIGENVALUE))
     if q.dense:
         values, vectors = torch.linalg.eigh((matrix / scale.unsqueeze(-1) / scale).nan_to_num())
         value, vector = values[0], vectors[:, 0]
     else:
         vector = (q.precision < 0).to(scale)
         value, vector = -vector.amax(), vector / vector.sum().clamp_min(1).sqrt()
-    if not bool(value < -MIN_CURVATURE):
+    if not bool(value < -MIN_EIGENVALUE):
         return torch.zeros_like(score)
     away: Tensor = vector / scale / value.abs().sqrt()
     signs = torch.where(score == 0, 1.0, score.sign()) if not q.dense else torch.where(away @ score < 0, -1.0, 1.0)

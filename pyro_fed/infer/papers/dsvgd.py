@@ -65,8 +65,6 @@ from pyro_fed.ops.stein import ksd, largest_off, linear_identities, spread
 FEWEST_NEIGHBOURS = 2.0
 #: The KDE has degenerated if this holds for more than the rest of the particles.
 ALIVE = 0.5
-#: Largest number of parameters for which figures of every parameter, round and client are kept.
-MOST_DIM = 1000
 
 
 class Approximation(NamedTuple):
@@ -189,7 +187,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
             "kde_alive": alive.mean(-1),
             "spread": spread(particles).mean(-1),
         }
-        if problem.dim > MOST_DIM or self.num_particles == 1:
+        if problem.traits.many_parameters or self.num_particles == 1:  # figures of every parameter, round and client
             return found
         share = data.num_rows.to(particles.dtype) / problem.num_rows
         identities = problem.mapped(self._identities, (0, 0, BATCHES))

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contract import Noise, Start, Tempered
+from pyro_fed.algorithm.message_limits import IMPOSSIBLE
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
@@ -46,12 +46,8 @@ from pyro_fed.errors import DataError, GraphError, SettingError
 from pyro_fed.graph import Graph
 from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.infer.sites.records import entries_as
+from pyro_fed.infer.stein.importance import LEAST_EFFECTIVE_POINTS
 from pyro_fed.ops.mixing import mix
-
-#: Log-likelihood of a candidate that the rows exclude: it is finite, so that it can be mixed, and has no mass.
-RULED_OUT = -1e12
-#: Effective number of draws of the prior below which the run warns.
-FEWEST_EFFECTIVE_DRAWS = 50
 
 
 class Beliefs(NamedTuple):
@@ -180,7 +176,7 @@ class P2PFinite(Tempered, OnGraph):
             batch, position = self._rows(data, position)
             found = problem.mapped(_log_likelihoods, (0, BATCHES))(candidates, batch).double()
             v = shared["centrality"][:, None] if self.weighting == "exact" else 1.0
-            belief = belief + torch.nan_to_num(found, nan=RULED_OUT, neginf=RULED_OUT).clamp_min(RULED_OUT) / v
+            belief = belief + found.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE).clamp_min(IMPOSSIBLE) / v
         figures = {"rows_left": (data.num_rows - position).double(), "effective": _effective_candidates(belief)}
         return {"log_belief": torch.log_softmax(belief, -1)}, {"next_row": position}, figures
 
@@ -234,7 +230,7 @@ class P2PFinite(Tempered, OnGraph):
         if len(left) and left.sum() > 0:
             cure = "run more rounds, or larger batches"
             notes.append(sentences.rows_never_used(rows=int(left.sum()), cures=[cure]))
-        if self.candidates is None and len(worth) and worth.min() < FEWEST_EFFECTIVE_DRAWS:
+        if self.candidates is None and len(worth) and worth.min() < LEAST_EFFECTIVE_POINTS:
             notes.append(
                 sentences.candidates_miss_the_posterior(candidates=self.num_candidates, worth=float(worth.min()))
             )

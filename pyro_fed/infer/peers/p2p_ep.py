@@ -40,6 +40,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
+from pyro_fed.density.derivatives import MAX_BLOCK
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.infer.peers.p2p_vi import P2PVI
@@ -49,9 +50,6 @@ from pyro_fed.infer.peers.states import Agent
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, spread_points, where
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
-
-#: Clients × points × rows evaluated at once.
-MAX_BLOCK = 8_000_000
 
 
 @explains_unknown

@@ -60,12 +60,11 @@ from pyro_fed.graph import Graph
 from pyro_fed.infer.ep.tilted import IVON, Received, TiltedInference
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers import networks
-from pyro_fed.infer.peers.acceleration import History
 from pyro_fed.infer.peers.contributions import PeerContributions
 from pyro_fed.infer.peers.counted_rows import CountedRows
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole, without_distribution
-from pyro_fed.infer.peers.states import Agent
+from pyro_fed.infer.peers.states import Agent, History, Turn
 from pyro_fed.infer.peers.update import Newton, Update, check_update
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, is_finite, where
 from pyro_fed.infer.sites.records import as_entries, entries_as
@@ -195,16 +194,16 @@ class P2PVI(CountedRows):
             if self.structure == "full":
                 raise SettingError("P2PVI: the beliefs of update='ivon' are diagonal: take covariance='diag'")
             shared, local = networks.first_states(problem, num_clients, start, self)
-            local["next_row"] = torch.zeros(num_clients, dtype=torch.int64, device=shared["eta"].device)
-            return shared, local
-        shared, local = super().init(problem, num_clients, generator, start)
-        local["next_row"] = torch.zeros(num_clients, dtype=torch.int64, device=shared["eta"].device)
-        if self.accelerates:
-            strict = torch.zeros_like(shared["eta"][:, 0], dtype=torch.bool)
-            local |= {**as_entries(History.empty(gaussian(shared), self.solver.memory)), "strict": strict}
-        if self.solver.round_decay != 1:
-            local["pace"] = torch.ones(num_clients, dtype=torch.float64, device=shared["eta"].device)
-        return shared, local
+        else:
+            shared, local = super().init(problem, num_clients, generator, start)
+        none = torch.zeros_like(shared["eta"][:, 0])
+        turn = Turn(none.long())
+        if self.start != "fedavg" and self.accelerates:
+            local |= as_entries(History.empty(gaussian(shared), self.solver.memory))
+            turn = turn._replace(strict=none.bool())
+        if self.start != "fedavg" and self.solver.round_decay != 1:
+            turn = turn._replace(pace=torch.ones_like(none))
+        return shared, local | as_entries(turn)
 
     def on_graph(self, graph: Graph) -> Self:
         """Turn acceleration off if a round's consensus is not complete: agents then do not see whole steps."""
@@ -238,7 +237,7 @@ class P2PVI(CountedRows):
             belief, news, made = networks.step(self, solver, self.damping, problem, shared, local, held, data, noise)
         else:
             belief, news, made = self._tilted_step(problem, shared, local, held, data, noise)
-        next_row = news.get("next_row", local["next_row"])
+        next_row = entries_as(Turn, {**local, **news}).next_row
         left = data.num_rows - next_row if self.batch_size else torch.zeros_like(next_row)
         info = {"fraction": made, "rows_left": left.double(), **self.traces(gaussian(shared))}
         return as_state(belief), {**news, "prior_share": held}, info
@@ -249,23 +248,23 @@ class P2PVI(CountedRows):
         """b_i, the changes of the agents' states, and the fraction s of each site's change that is made, (C,)."""
         q, weight, agent = gaussian(shared), self.weight(shared["centrality"]), entries_as(Agent, local)
         old = agent.site if self.keeps_site else flat_like(q)  # as published a site is added to those before
-        rows, next_row = self.rows_of_round(data, local["next_row"])
-        news = {"next_row": next_row}
-        at, lost = q, without_distribution(q, agent.site)
+        turn, at, lost, news = entries_as(Turn, local), q, without_distribution(q, agent.site), State()
+        rows, next_row = self.rows_of_round(data, turn.next_row)
         if self.accelerates:
             history = entries_as(History, local).look_ahead(q)
             at = history.at
-            news |= {**as_entries(history), "strict": local["strict"] | lost}
-        if "pace" in local:
-            news["pace"] = local["pace"] * self.solver.round_decay
+            news |= as_entries(history)
+        strict = None if turn.strict is None else turn.strict | lost
+        pace = None if turn.pace is None else turn.pace * self.solver.round_decay
+        news |= as_entries(Turn(next_row, strict, pace))
         share = held if self.keeps_site else torch.where(agent.prior_share == 0, held, 0.0)
-        numerics, received = numerics_of(self, problem, share), Received(at, at / old, local.get("pace"))
+        numerics, received = numerics_of(self, problem, share), Received(at, at / old, turn.pace)
         answer, known = new_site(self.solver, problem, numerics, received, rows, noise, agent, weight, lost)
         improper = ~answer.usable & is_finite(answer.site)  # what is not finite is sent: the round refuses it
         site, proper = where(improper, old, answer.site), known & q.is_proper()
         change = site / old
-        if self.accelerates:
-            belief, fraction = seen_whole(q, old, site, weight, proper, news["strict"])
+        if strict is not None:
+            belief, fraction = seen_whole(q, old, site, weight, proper, strict)
         else:
             belief, fraction = public_belief(q, change**weight, proper, self.damping)
         site = old * change**fraction if self.keeps_site else agent.site

@@ -34,6 +34,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.conventions.nested_settings import chosen_setting, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
@@ -41,8 +42,8 @@ from pyro_fed.errors import GraphError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.peers.beliefs import gaussian_prior, or_infinity, range_over_agents, repeated
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
+from pyro_fed.infer.peers.local_laplace import gaussian_prior, or_infinity, range_over_agents, repeated
 from pyro_fed.infer.peers.states import Agent
 from pyro_fed.infer.sites.gaussian_sites import (
     SpreadGaussian,
@@ -50,19 +51,17 @@ from pyro_fed.infer.sites.gaussian_sites import (
     add_batch_axis,
     as_state,
     at_mean,
+    fit_prior,
     flat_site,
     gaussian,
     moments_of,
     moves,
     where,
 )
-from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
 
-#: Agents whose means or log SDs differ by more than this, in SDs, at the end of a run do not agree.
-DISAGREEMENT = 0.1
 #: Length of the Newton step, in SDs, at which the start is close enough: later rounds take sites anew.
 START_TOLERANCE = 1e-2
 #: Share of their disagreement that agents have after a round's consensus, if none is set.
@@ -251,7 +250,7 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         """Warnings about agents that disagree at the end, and about sites that could not move."""
         notes = list[Finding]()
         apart = record.latest.get("disagreement", 0.0)
-        if apart > DISAGREEMENT:
+        if apart > NEGLIGIBLE:
             notes.append(sentences.agents_disagree(sds=apart))
         stalled = (record.last("fraction") == 0).nonzero()[0].tolist()
         if stalled:

@@ -32,8 +32,7 @@ from pyro_fed.algorithm.contract import Noise
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.tilted import Numerics, Received, Tilted, TiltedInference
-from pyro_fed.infer.peers.beliefs import unit_spread
-from pyro_fed.infer.peers.local_laplace import local_laplace
+from pyro_fed.infer.peers.local_laplace import local_laplace, unit_spread
 from pyro_fed.infer.peers.states import Agent
 from pyro_fed.infer.sites.gaussian_sites import site_of, where, with_prior
 from pyro_fed.ops.backtrack import backtrack, move

@@ -29,6 +29,8 @@ from torch import Tensor
 STATISTICS = ("energy", "diverging", "acceptance_rate", "step_size", "tree_depth", "n_steps")
 #: The one site of the flat vector, and the name of its block of the mass matrix.
 SITE, BLOCK = "z", ("z",)
+#: An error in H of this many nats is a divergence, as in Pyro and Stan.
+DIVERGENCE = 1000.0
 
 
 class Leaf(NamedTuple):

@@ -85,19 +85,7 @@ class SVI(KeptDraws, Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start with zeros in place of the guide's draws.
-
-        Raises:
-            SettingError: a temperature, and latents of rows' own, of whose joint density the likelihood is no factor;
-                an automatic guide, and a latent whose support moves with others.
-        """
-        self._refuse_moving_supports(problem)
-        if self.temperature != 1 and problem.layout.local:
-            raise SettingError(
-                f"SVI: temperature={self.temperature:g} raises the rows' likelihood to a power, which is no factor of "
-                f"the joint density with latents inside the plate '{problem.plate}'; NUTS, FedEP and others integrate "
-                "these out, and have a temperature"
-            )
+        """Start with zeros in place of the guide's draws."""
         return {"draws": torch.zeros(self.kept_draw_count, problem.dim, dtype=problem.dtype)}, {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
@@ -121,18 +109,6 @@ class SVI(KeptDraws, Algorithm):
                 raise self._diverged(losses, model, guide, args, kwargs)
             draws = self._draws(problem, guide, args, kwargs)
         return {"draws": draws[None]}, {}, {"negative_elbo": torch.tensor([losses[-1]])}
-
-    def _refuse_moving_supports(self, problem: Problem) -> None:
-        """Refuse supports that move, because automatic guides use the support of their first draw."""
-        kind = self.guide if inspect.isclass(self.guide) else type(self.guide)
-        if not issubclass(kind, AutoGuide) or not (moving := problem.traits.moving_supports):
-            return
-        name, on = next(iter(moving.items()))
-        raise SettingError(
-            f"{type(self).__name__}: {kind.__name__} takes the support of '{name}' as it is at its first draw, and it "
-            f"moves with {on}, so that it would draw impossible values. Write the site in units of its bounds, "
-            f"u ~ Uniform(0, 1) and {name} = low + (high - low) * u, or take GVI or FedEP, whose scale moves along"
-        )
 
     def _diverged(self, losses: list[float], model: Any, guide: Any, args: Any, kwargs: Any) -> DivergenceError:
         """The error for an ELBO that is NaN, with the sites that cause it."""

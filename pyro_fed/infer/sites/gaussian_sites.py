@@ -14,6 +14,10 @@ as a client, at the server (`prepare`):
     Λ ← E_q[-∇² log p],    η ← E_q[∇ log p] + Λ E_q[θ]
 
 with expectations at standardised antithetic Sobol points, the same for all (see `ops.points`).
+
+The Gaussian for the prior (`fit_prior`), where FedEP starts without a warm start, begins at the means and variances
+of a few draws, and takes expected Newton steps to the smallest KL(q ‖ prior); for a prior that is Gaussian on the
+unconstrained scale the first step is exact.
 """
 
 from __future__ import annotations
@@ -25,22 +29,21 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.contract import Tempered
 from pyro_fed.algorithm.states import State
-from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.derivatives import Derivatives, Kind, Structure
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
+from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.entries import choose, with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
-from pyro_fed.ops.matrices import times
+from pyro_fed.ops.matrices import times, with_absolute_eigenvalues
 from pyro_fed.ops.moments import Moments
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 
-#: Smallest eigenvalue of a scaled curvature |H| if H is not positive definite.
-MIN_CURVATURE = 1e-6
 #: Largest total of numbers of the points of an expectation; large models have fewer points.
 POINT_NUMBERS = 1_000_000
 #: A Gaussian is no start if the log prior's expectation under it is this many nats for each parameter below its value
@@ -257,21 +260,15 @@ def is_finite(q: Gaussian) -> Tensor:
     return q.precision.flatten(q.eta.dim() - 1).isfinite().all(-1) & q.eta.isfinite().all(-1)
 
 
-def absolute(q: Gaussian, floor: float = MIN_CURVATURE) -> tuple[Gaussian, Tensor]:
+def absolute(q: Gaussian) -> tuple[Gaussian, Tensor]:
     """The Gaussian with |H| in place of an indefinite precision H, and whether H was indefinite, (...).
 
-    It is for directions and starting points. H is scaled to a diagonal of ±1, its eigenvalues are replaced by their
-    absolute values, at least `floor`, and it is scaled back. A positive definite H is returned unchanged.
+    It is for directions and starting points, see `ops.matrices`. A positive definite H is returned unchanged.
     """
     proper = q.is_proper()
     if bool(proper.all()):
         return q, ~proper
-    matrix = q.to_full().precision
-    scale = matrix.diagonal(dim1=-2, dim2=-1).abs().sqrt()
-    scale = torch.where(scale > 0, scale, scale.amax(-1, keepdim=True).clamp_min(floor))
-    both = scale.unsqueeze(-1) * scale.unsqueeze(-2)
-    values, vectors = torch.linalg.eigh((matrix / both).nan_to_num())
-    size = (vectors * values.abs().clamp_min(floor).unsqueeze(-2)) @ vectors.mT * both
+    size = with_absolute_eigenvalues(q.to_full().precision)
     fixed = size if q.dense else size.diagonal(dim1=-2, dim2=-1)
     return type(q)(choose(proper, q.precision, fixed), q.eta), ~proper
 
@@ -302,3 +299,25 @@ def sds_moved(q: Gaussian, deltas: Gaussian) -> Tensor:
     if q.dense:
         return ((pull @ spread) * spread.diagonal().rsqrt()).abs().amax(-1)
     return (pull * spread.sqrt()).abs().amax(-1)
+
+
+#: Draws of the prior for the first means and variances.
+NUM_DRAWS = 32
+#: Largest number of Newton steps to a Gaussian that the prior is part of.
+MAX_NEWTON_STEPS = 50
+#: KL divergence between successive q below which the steps stop.
+SMALLEST_KL = 1e-12
+
+
+def fit_prior(algorithm: SpreadGaussian, problem: Problem, generator: torch.Generator) -> Gaussian:
+    """The Gaussian closest to a proper prior, in the algorithm's structure."""
+    draws = problem.sample_prior(NUM_DRAWS, generator).double()
+    q = STRUCTURES["diag"].from_moments(draws.mean(0), draws.var(0))
+    q = q.to_full() if algorithm.structure == "full" else q
+    for _ in range(MAX_NEWTON_STEPS):
+        delta = algorithm.prior_site(problem, q).quotient(q)
+        new = q.product(delta.power(backtrack(q, delta)))
+        if float(new.kl(q)) < SMALLEST_KL:
+            return new
+        q = new
+    return q

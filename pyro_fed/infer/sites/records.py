@@ -12,6 +12,7 @@ way has the entries of that prefix.
 from __future__ import annotations
 
 import types
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -40,15 +41,13 @@ def entries_as(kind: type[Record], state: State, prefix: str = "") -> Record:
     for name, entry, part, optional in _fields(kind):  # type: ignore[arg-type]  # classes are hashable
         start = prefix + entry
         if part is State:
-            parts[name] = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
+            own = _names(kind) if not entry else frozenset()  # type: ignore[arg-type]
+            found = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
+            parts[name] = {key: value for key, value in found.items() if key not in own}
         elif part is not None:
             parts[name] = entries_as(part, state, start)
         elif not optional or start in state:
             parts[name] = state[start]
-    for name, entry, part, _ in _fields(kind):  # type: ignore[arg-type]
-        if part is State and not entry:
-            own = as_entries(kind(**{**parts, name: {}})).keys()
-            parts[name] = {key: value for key, value in state.items() if key not in own}
     return kind(**parts)
 
 
@@ -69,6 +68,20 @@ def as_entries(record: Any, prefix: str = "") -> State:
 
 
 @cache
+def _names(kind: Any) -> frozenset[str]:
+    """The entries that fields of a record have to themselves."""
+    if issubclass(kind, Gaussian):
+        return frozenset({"precision", "eta"})
+    names = set[str]()
+    for field in _fields(kind):
+        if field.kind is None:
+            names.add(field.entry)
+        elif field.kind is not State:
+            names |= {field.entry + name for name in _names(field.kind)}
+    return frozenset(names)
+
+
+@cache
 def _fields(kind: Any) -> tuple[_Field, ...]:
     def field(name: str, hint: Any) -> _Field:
         hint, other = get_args(hint) if get_origin(hint) is Annotated else (hint, None)
@@ -78,7 +91,7 @@ def _fields(kind: Any) -> tuple[_Field, ...]:
             return _Field(name, other or "", State, False)
         if issubclass(hint, Gaussian):
             return _Field(name, f"{name}_" if other is None else other, hint, False)
-        if hasattr(hint, "_fields"):
+        if hasattr(hint, "_fields") or is_dataclass(hint):
             return _Field(name, other or "", hint, False)
         return _Field(name, other or name, None, False)
 

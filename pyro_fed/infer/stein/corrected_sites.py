@@ -14,11 +14,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.func import grad
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.density.derivatives import prior_scores
+from pyro_fed.density.derivatives import clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch, ClientData
+from pyro_fed.infer.sites.records import entries_as
+from pyro_fed.ops.step_sizes import AdaGradState
 from pyro_fed.ops.whitening import Coordinates, site_scores
+
+#: Entries of the server's state that clients receive: those of `Received`, and AdaGrad's state.
+SENT = ("white", "residuals", *AdaGradState._fields, "mean", "factor", "precision", "eta", "apart", "pace", "near")
 
 
 class Site(NamedTuple):
@@ -91,6 +98,50 @@ class TiltedTarget(NamedTuple):
         residual = (1.0 - apart)[:, None, None] * (sites.residual - own.residual)
         others = Site(sites.precision - own.precision, sites.eta - own.eta, residual)
         return cls(received.coordinates, others, 1.0 + apart * (all_by_own - 1.0))
+
+    def scores(self, problem: Problem, white: Tensor, batch: Batch, temperature: float) -> Tensor:
+        """∇ log p̃_k at particles (N, D), Eq. (11) and (14), by a batch of the client's rows."""
+        batch = batch._replace(weight=self.own_weight * batch.weight)
+
+        def log_own(z: Tensor) -> Tensor:
+            return problem.log_joint(self.coordinates.model(z), batch, temperature)
+
+        others = self.others.surrogate_scores(white) + self.others.residual
+        own: Tensor = problem.vmap(grad(log_own))(white)
+        return own + others
+
+
+class Arrival(NamedTuple):
+    """The data of a turn when the particles reach a client; leading axes are clients.
+
+    Args:
+        received: what the client received.
+        target: p̃_k.
+        own: scores of its likelihood at the particles, (C, N, D).
+        site: t_k, which is exact at the particles.
+    """
+
+    received: Received
+    target: TiltedTarget
+    own: Tensor
+    site: Site
+
+    @classmethod
+    def of(cls, problem: Problem, shared: State, local: State, data: ClientData, temperature: float) -> Arrival:
+        """The data by what clients received and keep, and by their rows."""
+        received, site = Received.of(shared), entries_as(Site, local)
+        all_by_own = problem.num_rows / data.num_rows.clamp_min(1).to(problem.dtype)
+        own = client_scores(problem, received.coordinates, received.white, data, temperature)
+        target = TiltedTarget.of(received, site, all_by_own)
+        return cls(received, target, own, site.corrected(own, received.white))
+
+
+def client_scores(
+    problem: Problem, coordinates: Coordinates, white: Tensor, data: ClientData, temperature: float
+) -> Tensor:
+    """∇ log p_k / α at the particles, (C, N, D)."""
+    scores = clients_likelihood_scores(problem, coordinates.model(white), data)
+    return coordinates.pull(scores) / temperature
 
 
 def scores_by_sites(problem: Problem, white: Tensor, coordinates: Coordinates, sites: Site) -> Tensor:

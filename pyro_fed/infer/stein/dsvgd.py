@@ -23,8 +23,9 @@ came last. (With surrogates alone it depends on the last client. The argument is
 decide how fast particles get there, and how many local steps are safe.
 
 **Likelihoods that are nearly their surrogates**, as of many rows or of linear models. If a client's residuals hardly
-vary over the particles (`STRAIGHT`), it uses its own site, too, during the steps (`_steps_by_sites`). Its residuals are
-exact before and after these: the fixed point is the same, and a turn takes two scores of its rows in place of L + 2.
+vary over the particles (`_straight`), it uses its own site, too, during the steps (`_steps_by_sites`). Its residuals
+are exact before and after these: the fixed point is the same, and a turn takes two scores of its rows in place of
+L + 2.
 
 **Kernel, start and steps.** The kernel `Balanced` keeps two moments and the marginals right. Particles start as
 standardised points of the Gaussian of `survey`, or, where it finds several modes or mass elsewhere, at these. The step
@@ -50,11 +51,10 @@ n / n_k `own_weight`. A client receives: particles, Σ_j r_j, AdaGrad's state (N
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import Indicators
@@ -65,33 +65,34 @@ from pyro_fed.algorithm.schedule import RoundRobin, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_between, check_choice
-from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, with_batches
+from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.infer.stein.at_rest import EndOfRun, stein_figures
+from pyro_fed.infer.stein.at_rest import EndOfRun, particle_findings, stein_figures
 from pyro_fed.infer.stein.contributions import TurnContributions
-from pyro_fed.infer.stein.corrected_sites import Received, Site, TiltedTarget, scores_by_sites
-from pyro_fed.infer.stein.dsvgd_start import first_states
-from pyro_fed.infer.stein.pace import TURN_DIVISOR, with_pace
-from pyro_fed.infer.stein.particle_findings import particle_findings
+from pyro_fed.infer.stein.corrected_sites import (
+    SENT,
+    Arrival,
+    Received,
+    Site,
+    TiltedTarget,
+    client_scores,
+    scores_by_sites,
+)
+from pyro_fed.infer.stein.dsvgd_start import TURN_DIVISOR, first_states, with_pace
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.infer.stein.states import Server
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey
 from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import MEDIAN_RBF
-from pyro_fed.ops.stein import effective_number, spread
 from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState
 from pyro_fed.ops.whitening import Coordinates
 
-#: Let a client have the share s of all rows. If its residuals vary over the particles by less than `STRAIGHT` s in any
-#: coordinate, its site with the particles' own residuals can replace its rows during a turn: over a whole SD the error
-#: is at most this share of the posterior's score at one SD, and the next turn removes it.
-STRAIGHT = 0.1
 #: Steps after which the step has fallen to 2^-decay.
 DECAY_OFFSET = 500.0
 #: Rounds, at least a pass, over whose mean particles that started apart are returned.
@@ -100,22 +101,6 @@ AVERAGED_ROUNDS = 20
 BALANCED = Balanced()
 #: Particles, and AdaGrad's state.
 Carry = tuple[Tensor, AdaGradState]
-
-
-class Arrival(NamedTuple):
-    """The data of a turn when the particles reach a client; leading axes are clients.
-
-    Args:
-        received: what the client received.
-        target: p̃_k.
-        own: scores of its likelihood at the particles, (C, N, D).
-        site: t_k, which is exact at the particles.
-    """
-
-    received: Received
-    target: TiltedTarget
-    own: Tensor
-    site: Site
 
 
 @explains_unknown
@@ -216,27 +201,14 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The server's state without its figures, which clients receive."""
-        names = (
-            "white",
-            "residuals",
-            "history",
-            "steps",
-            "mean",
-            "factor",
-            "precision",
-            "eta",
-            "apart",
-            "pace",
-            "near",
-        )
-        return super().download({name: shared[name] for name in names}, clients)
+        return super().download({name: shared[name] for name in SENT}, clients)
 
     # -- a turn ---------------------------------------------------------------------------------------------
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Make L steps of SVGD towards the client's tilted target, Eq. (13), and correct its site at the end."""
-        arrival = self.arrival(problem, shared, local, data)
+        arrival = Arrival.of(problem, shared, local, data, self.temperature)
         received, target, _, site = arrival
         figures, steps = self.figures_at(problem, arrival), self._turn(shared)
         carry = received.white, AdaGradState(shared["history"], shared["steps"])
@@ -245,35 +217,12 @@ class DSVGD(ParticleAlgorithm, Indicators):
             (white, optimiser), gains = self._steps_by_sites(problem, received, residual, carry, steps)
         else:
             (white, optimiser), gains = self._steps_by_rows(problem, arrival, carry, steps, data, noise)
-        site = site.corrected(self.likelihood_scores(problem, received.coordinates, white, data), white)
+        own = client_scores(problem, received.coordinates, white, data, self.temperature)
+        site = site.corrected(own, white)
         residuals = target.others.residual + site.residual
         message = {"white": white, "residuals": residuals, **optimiser._asdict(), **figures}
         info = {"client_ksd": figures["ksd"], **self.entropy_figures(gains)}
         return message, {**local, "residual": site.residual}, info
-
-    def arrival(self, problem: Problem, shared: State, local: State, data: ClientData) -> Arrival:
-        """The data of a turn when the particles reach the clients."""
-        received, site = Received.of(shared), entries_as(Site, local)
-        all_by_own = problem.num_rows / data.num_rows.clamp_min(1).to(problem.dtype)
-        own = self.likelihood_scores(problem, received.coordinates, received.white, data)
-        target = TiltedTarget.of(received, site, all_by_own)
-        return Arrival(received, target, own, site.corrected(own, received.white))
-
-    def likelihood_scores(self, problem: Problem, coordinates: Coordinates, white: Tensor, data: ClientData) -> Tensor:
-        """∇ log p_k / α at the particles, (C, N, D)."""
-        scores = clients_likelihood_scores(problem, coordinates.model(white), data)
-        return coordinates.pull(scores) / self.temperature
-
-    def target_scores(self, problem: Problem, white: Tensor, target: TiltedTarget, batch: Batch) -> Tensor:
-        """∇ log p̃_k at particles (N, D), Eq. (11) and (14)."""
-        batch = batch._replace(weight=target.own_weight * batch.weight)
-
-        def log_own(z: Tensor) -> Tensor:
-            return problem.log_joint(target.coordinates.model(z), batch, self.temperature)
-
-        others = target.others.surrogate_scores(white) + target.others.residual
-        own: Tensor = problem.vmap(grad(log_own))(white)
-        return own + others
 
     def _steps_by_rows(
         self, problem: Problem, arrival: Arrival, carry: Carry, steps: int, data: ClientData, noise: Noise
@@ -287,7 +236,8 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def _step_by_rows(self, problem: Problem, carry: Carry, const: Any, picks: Any) -> tuple[Carry, Any]:
         white, optimiser = carry
         target, pace, rows = const
-        return self.stepped(white, self.target_scores(problem, white, target, batch_of(rows, picks)), optimiser, pace)
+        scores = target.scores(problem, white, batch_of(rows, picks), self.temperature)
+        return self.stepped(white, scores, optimiser, pace)
 
     def _steps_by_sites(
         self, problem: Problem, received: Received, residual: Tensor, carry: Carry, steps: int
@@ -308,11 +258,16 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return -(-self.local_steps // TURN_DIVISOR) if near else self.local_steps
 
     def _straight(self, problem: Problem, received: Received, site: Site, data: ClientData) -> bool:
-        """Whether the site of the client of this turn can replace its rows while particles move, see `STRAIGHT`."""
+        """Whether the site of the client of this turn, with the residuals, can replace its rows while particles move.
+
+        It can if the residuals of a client with the share s of all rows vary over the particles by less than
+        `NEGLIGIBLE` s in any coordinate: over a whole SD the error is at most this share of the posterior's score at
+        one SD, and the next turn removes it.
+        """
         if self.batch_size is not None or bool(received.apart.any()):
             return False
         varies = site.residual.std(-2).amax(-1)
-        return bool((varies <= STRAIGHT * data.num_rows / problem.num_rows).all())
+        return bool((varies <= NEGLIGIBLE * data.num_rows / problem.num_rows).all())
 
     def mover(self, received: Received) -> Self:
         """This algorithm with the kernel that fits the start: particles that are far apart share no linear map."""
@@ -332,7 +287,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     def indicate(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
         """The KSD of the particles from the client's target, or the client's likelihood scores there."""
-        arrival = self.arrival(problem, shared, local, data)
+        arrival = Arrival.of(problem, shared, local, data, self.temperature)
         return {"ksd": self.figures_at(problem, arrival)["ksd"]} if kind == "ksd" else {"scores": arrival.own}
 
     def positions(self, shared: State) -> Tensor:
@@ -383,21 +338,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """KSD, that of draws, errors of moments, spread in the Gaussian's SDs, effective number, move in these SDs."""
-        old, new = entries_as(Server, before), entries_as(Server, after)
-        return {
-            "ksd": float(new.ksd),
-            "ksd_of_draws": float(new.noise),
-            "mean_off": float(new.mean_off),
-            "sd_off": float(new.sd_off),
-            "spread": float(spread(new.white).mean()),
-            "effective_particles": float(effective_number(new.white)),
-            "change": float((new.white - old.white).square().mean().sqrt()),
-            "pass": float(old.passed),
-            "modes": float(new.modes),
-            "apart": float(new.apart),
-            "near": float(new.near),
-            "steps": float(new.steps),
-        }
+        return entries_as(Server, after).figures(entries_as(Server, before))
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the discrepancy is that of exact draws or no longer falls, and the moments have converged."""

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
+from pyro_fed.algorithm.message_limits import IMPOSSIBLE
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.nested_settings import chosen_setting
@@ -45,9 +46,6 @@ from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, AdaptiveImpo
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K
 from pyro_fed.ops.student_mixtures import Mixture, fitted
-
-#: Largest number of parameters for which weights are tried.
-MOST_DIM = 12
 
 #: Points of a round, and the largest number of rounds.
 POINTS, ROUNDS = 1024, 10
@@ -64,8 +62,6 @@ FITS, LARGEST_FAR_MASS = 0.75, 0.01
 PRIOR_DRAWS, A_COMPONENT = 48, 12
 #: A point is too far from a mode for particles to reach it if it is more than √D plus this many of its SDs away.
 FAR_SDS = 4.0
-#: Log-likelihood of impossible points. It is finite, so that a sum over clients is.
-IMPOSSIBLE = -1e300
 #: Figures of a round, entries of the server's state.
 FIGURES = ("worth", "k", "fits", "beyond")
 #: Of the points' entries in a state.

@@ -30,8 +30,9 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.contributions import ResidualContributions
+from pyro_fed.infer.stein.corrected_sites import Arrival
 from pyro_fed.infer.stein.dsvgd import DSVGD
-from pyro_fed.infer.stein.pace import with_pace
+from pyro_fed.infer.stein.dsvgd_start import with_pace
 from pyro_fed.infer.stein.states import Server
 
 #: Why a start without surrogates is refused.
@@ -123,7 +124,7 @@ class ParallelDSVGD(DSVGD):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Compute the change of the client's residual."""
-        arrival = self.arrival(problem, shared, local, data)
+        arrival = Arrival.of(problem, shared, local, data, self.temperature)
         figures, residual = self.figures_at(problem, arrival), arrival.site.residual
         change = {"change": residual - local["residual"]}
         return change, {**local, "residual": residual}, {"client_ksd": figures["ksd"]}

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
+from pyro_fed.ops.stein import effective_number, spread
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,23 @@ class Server:
     pass_ksd: Tensor
     lowest_ksd: Tensor
     account: State
+
+    def figures(self, before: Server) -> dict[str, float]:
+        """The figures of a round that began at the state `before`."""
+        return {
+            "ksd": float(self.ksd),
+            "ksd_of_draws": float(self.noise),
+            "mean_off": float(self.mean_off),
+            "sd_off": float(self.sd_off),
+            "spread": float(spread(self.white).mean()),
+            "effective_particles": float(effective_number(self.white)),
+            "change": float((self.white - before.white).square().mean().sqrt()),
+            "pass": float(before.passed),
+            "modes": float(self.modes),
+            "apart": float(self.apart),
+            "near": float(self.near),
+            "steps": float(self.steps),
+        }
 
     def adopting(self, entries: State) -> Server:
         """The state with some entries replaced by those with the same names."""

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pyro.infer.mcmc.adaptation import WarmupAdapter
+from pyro.ops.dual_averaging import DualAveraging
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -32,21 +33,19 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import progress
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
+from pyro_fed.infer.pooled.nuts import NUTS
 from pyro_fed.infer.pooled.nuts_chains import LEAPFROGS_A_DRAW, Chains
-from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, Leaf
+from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE, STATISTICS, Leaf
 
 Array = NDArray[Any]
 #: Random numbers that a lane draws at a time, and those that a leapfrog step takes: for the leaf, the tree and the
 #: direction.
 BLOCK, EACH = 512, 3
-#: H's error above which a trajectory diverges, as in Pyro and Stan.
-DIVERGENCE_ERROR = 1000.0
 #: Number of ones in binary numbers of 16 digits.
 ONES = np.array([number.bit_count() for number in range(1 << 16)])
-#: Acceptance at which the search for a first step size, by doubling or halving, ends; Pyro's.
-FIRST_ACCEPTANCE = 0.8
-#: Dual averaging: iterations by which early ones are damped, how fast averages forget, and the scale of the steps.
-HELD_BACK, FORGETTING, SHRINKAGE = 10.0, 0.75, 0.05
+#: Pyro's settings of dual averaging: `t0` iterations by which early ones are damped, `kappa`, how fast averages forget,
+#: and `gamma`, the scale of the steps.
+AVERAGING: Any = DualAveraging()
 #: Number of draws by whose weight an estimated covariance is shrunk, and its target; Stan's.
 PRIOR_DRAWS, PRIOR_VARIANCE = 5.0, 1e-3
 
@@ -153,7 +152,7 @@ class Walk:
         size = np.where(self.searching | (self.forward == 1), self.size, -self.size)
         leaf: Any = leapfrog(*self.end.values(), self.root, size.astype(self.energy.dtype), self.energy)
         looked = np.flatnonzero(self.searching)
-        diverged = leaf.error > DIVERGENCE_ERROR
+        diverged = leaf.error > DIVERGENCE
         grown = self._add(leaf, chance[:, 0])
         ended = diverged | grown | (self.leaf == 1 << self.depth)
         ended[looked] = False
@@ -258,7 +257,7 @@ class Walk:
     # -- adaptation -----------------------------------------------------------------------------------------
     def _look(self, at: Array, error: Array) -> None:
         """Double or halve the step size until the acceptance crosses the target; then continue the chain."""
-        trend = np.where(-error > np.log(FIRST_ACCEPTANCE), 1.0, -1.0)
+        trend = np.where(-error > np.log(NUTS.target_accept_prob), 1.0, -1.0)
         found = (self.trend[at] != 0) & (self.trend[at] != trend)
         other = at[~found]
         self.trend[other] = trend[~found]
@@ -274,10 +273,10 @@ class Walk:
         if not len(at):
             return
         self.count[at] += 1
-        count, share = self.count[at], 1 / (self.count[at] + HELD_BACK)
+        count, share = self.count[at], 1 / (self.count[at] + AVERAGING.t0)
         self.slack[at] = (1 - share) * self.slack[at] + share * (self.how.target_accept_prob - accepted)
-        log_size = self.pull[at] - np.sqrt(count) / SHRINKAGE * self.slack[at]
-        weight = count**-FORGETTING
+        log_size = self.pull[at] - np.sqrt(count) / AVERAGING.gamma * self.slack[at]
+        weight = count**-AVERAGING.kappa
         self.log_mean[at] = (1 - weight) * self.log_mean[at] + weight * log_size
         self.size[at] = np.exp(log_size)
         for number, (first, last) in enumerate(self.windows):

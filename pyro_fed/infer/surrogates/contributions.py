@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.bounding import (
+    ACCEPTED_SHIFT_SDS,
     LARGEST_DISTANCE,
     NORMAL_MEDIAN_DEVIATION,
     median_of,
@@ -23,9 +24,6 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 #: Prefix of the clients' sites in their states.
 HELD = "held_"
-#: Distance in nats of a client's log-likelihood at a draw from its site's that is always allowed, however near the
-#: others' are to theirs: a departure of this size over all draws moves a mean by at most as many SDs.
-LEAST_DEPARTURE_NATS = 0.5
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class LogLikContributions(Contributions):
         apart = values - expected - level
         usual = median_of(apart.abs() / share.sqrt().unsqueeze(-1), share)
         reach = (limits.pull * share.clamp_min(1.0).sqrt().unsqueeze(-1) * usual / NORMAL_MEDIAN_DEVIATION).clamp_min(
-            LEAST_DEPARTURE_NATS
+            ACCEPTED_SHIFT_SDS  # a departure of as many nats over all draws moves a mean by at most as much
         )
         fits = apart.abs() <= reach
         held = expected + torch.where(fits, apart, redescending(apart, reach))  # without the level

@@ -38,11 +38,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, Tempered, required_start
 from pyro_fed.algorithm.contributions import Contributions
+from pyro_fed.algorithm.message_limits import IMPOSSIBLE
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.codes import cures
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.kinds import cast_checked
@@ -54,12 +54,16 @@ from pyro_fed.errors import DivergenceError
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.surrogates.contributions import HELD, LogLikContributions
-from pyro_fed.infer.surrogates.fedais_findings import weight_findings
-from pyro_fed.infer.surrogates.log_densities import log_likelihoods_beyond_rounding, with_few_impossible
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
-from pyro_fed.infer.surrogates.proposals import AnnealedProposals, Proposals, around_points
+from pyro_fed.infer.surrogates.proposals import (
+    AnnealedProposals,
+    Proposals,
+    around_points,
+    log_likelihoods_beyond_rounding,
+    with_few_impossible,
+)
 from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, one_each
-from pyro_fed.infer.surrogates.weighted_draws import WeightedDraws
+from pyro_fed.infer.surrogates.weighted_draws import WeightedDraws, weight_findings
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import flattened, systematic
 
@@ -67,8 +71,6 @@ from pyro_fed.ops.importance import flattened, systematic
 MOST_POINTS = 400
 #: Effective draws that the weights must leave if proposals are made around weighted draws.
 FEWEST_EFFECTIVE = 100
-#: Log-likelihood of an impossible draw, because messages hold finite numbers.
-IMPOSSIBLE = -1e30
 
 
 @explains_unknown
@@ -151,7 +153,7 @@ class FedAIS(Tempered):
             product = one_each(each, num_clients).product_over(0)
             proposals, sites = self.annealing.draw(problem, product, q, generator), as_state(each, HELD)
         _check_known(proposals)
-        drawn = WeightedDraws.begin(proposals, num_clients, proper=not problem.layout.improper)
+        drawn = WeightedDraws.begin(proposals, num_clients, proper=not problem.traits.improper)
         return drawn._asdict(), {"answered": drawn.answered.new_zeros(num_clients)} | sites
 
     @property

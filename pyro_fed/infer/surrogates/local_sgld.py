@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contract import Noise, Start, Tempered
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown
@@ -36,6 +35,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, where
 from pyro_fed.infer.sites.power_iteration import largest_likelihood_curvature
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.entries import choose, with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
@@ -58,6 +58,13 @@ class Moments(NamedTuple):
         after = position - mean
         own = before.unsqueeze(-1) * after if self.squares.ndim == 2 else before * after
         return Moments(mean, self.squares + own, number)
+
+
+class Server(NamedTuple):
+    """The server's state: the point (D,) where all clients' chains start, and the product of the surrogates."""
+
+    position: Tensor
+    product: Gaussian
 
 
 @explains_unknown
@@ -120,12 +127,12 @@ class LocalSGLD(Tempered):
     ) -> tuple[State, State]:
         """Start all clients at the same draw from the prior."""
         structure = self.structure
-        shared = {"position": problem.init(1, generator)[0], **as_state(flat_site(problem, structure), "product_")}
-        return shared, as_state(flat_site(problem, structure, num_clients))
+        server = Server(problem.init(1, generator)[0], flat_site(problem, structure))
+        return as_entries(server), as_state(flat_site(problem, structure, num_clients))
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The point where all clients' chains start."""
-        return super().download({"position": shared["position"]}, clients)
+        return super().download({"position": entries_as(Server, shared).position}, clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """The noise and the minibatches of all steps, those of burn-in first."""
@@ -197,11 +204,11 @@ class LocalSGLD(Tempered):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Multiply the surrogates."""
-        return shared | as_state(gaussian(messages).product_over(), "product_")
+        return as_entries(entries_as(Server, shared)._replace(product=gaussian(messages).product_over()))
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws of the surrogates' product, without the prior: (1, num_draws, D)."""
-        product = gaussian(shared, "product_").require_proper("LocalSGLD: the product of the surrogates")
+        product = entries_as(Server, shared).product.require_proper("LocalSGLD: the product of the surrogates")
         return product.sample(num_draws, generator)[None]
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:

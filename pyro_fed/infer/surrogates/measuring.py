@@ -15,14 +15,10 @@ from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.sites.gaussian_sites import POINT_NUMBERS, as_state, gaussian
 from pyro_fed.infer.surrogates.contributions import MeasuredContributions
 from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, one_each, shares
 from pyro_fed.ops.gaussian import Gaussian
-
-#: Total of numbers at all clients' points above which clients are measured one by one: 8 MB in double precision, many
-#: times.
-AT_ONCE = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +77,7 @@ class Measuring(Algorithm):
         """Measure each client's surrogate, client by client if the numbers at all points are many."""
         count = problem.traits.affordable_points(data.row_index.numel(), self.num_points)
         clients = len(shared["eta"])
-        if clients == 1 or shared["eta"].numel() * count <= AT_ONCE:
+        if clients == 1 or shared["eta"].numel() * count <= POINT_NUMBERS:
             return self.measured(problem, shared, local, data, count)
         each = [slice(client, client + 1) for client in range(clients)]
         found = [self.measured(problem, select(shared, i), select(local, i), data.of(i), count) for i in each]

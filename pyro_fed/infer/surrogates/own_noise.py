@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import torch
 
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions import seeding
 from pyro_fed.density.derivatives import clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -39,8 +40,6 @@ from pyro_fed.ops.gaussian import Gaussian
 #: Distance of the scores of the second difference, in SDs of q: small enough for curvature, and large enough for the
 #: rounding of scores in single precision, of some hundred SDs each, to be below a hundredth of it.
 SCORE_STEP_SDS = 0.3
-#: Seed of the signs, the same at all clients.
-SIGNS_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ class OwnNoise(Measuring):
         """The clients' parts of shift and widening, (C, D) each."""
         q, share = gaussian(shared), local["share"].reshape(-1, 1)
         points = spread_points(q, num_points)
-        generator = torch.Generator().manual_seed(SIGNS_SEED)
+        generator = torch.Generator().manual_seed(seeding.COMMON)
         signs = (2 * torch.randint(2, points.shape[::2], generator=generator) - 1).to(points)
         mean, spread = q.moments()
         moved = SCORE_STEP_SDS * (q.transform(signs.unsqueeze(1).expand_as(points)) - mean)

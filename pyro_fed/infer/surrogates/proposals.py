@@ -13,6 +13,8 @@ Around points that represent a posterior they are draws of a mixture q (`surroga
     u_s = p_0(z_s) / q(z_s)
 
 Letters: z `draws`, logarithm of u `log_weights`.
+
+At distant draws a log density may be NaN, or dominated by rounding: such draws are impossible, if they are few.
 """
 
 from __future__ import annotations
@@ -24,11 +26,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.density.derivatives import prior_scores_and_values
+from pyro_fed.density.derivatives import log_likelihoods_at, prior_scores_and_values
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.infer.surrogates.defence import Defence
-from pyro_fed.infer.surrogates.log_densities import with_few_impossible
 from pyro_fed.infer.surrogates.neighbourhoods import around
 from pyro_fed.ops.adaptive_importance import FREEDOM
 from pyro_fed.ops.annealing import Annealed, Difference, anneal_sparingly, from_normal, levels_for
@@ -37,6 +38,40 @@ from pyro_fed.ops.gaussian_structures import DiagGaussian
 from pyro_fed.ops.points import even_normals
 from pyro_fed.ops.student import Tails
 from pyro_fed.ops.whitening import Coordinates, diagonal_coordinates
+
+#: Share of the draws at which the prior, or a client's log-likelihood, may be NaN, because the proposals' tails exceed
+#: its floating-point range: these draws are impossible. With more the model or the client has failed.
+MOST_UNKNOWN = 0.1
+#: Difference in nats between the highest log-likelihood of all draws and the eighth above which it is checked for
+#: rounding; and its relative change beside the draw that shows rounding.
+ABOVE, HIGHEST_DRAWS, ROUGH = 5.0, 8, 1e-3
+#: Distances of the check, in roundings of the draw: several, because rounding has few values, and they may agree by
+#: chance, most often at powers of two.
+ROUNDINGS = (16, -16, 5, -11)
+
+
+def log_likelihoods_beyond_rounding(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
+    """The clients' log-likelihoods (C, S) at draws (S, D), NaN where they are dominated by rounding.
+
+    Far away a likelihood may be the difference of large numbers with the same leading digits, such as lgamma(a + n) -
+    lgamma(a) at a = e^50, and be thousands of nats above all others. There it has another value next to the same draw.
+    """
+    values = log_likelihoods_at(problem, draws, data)
+    highest = values.nan_to_num(nan=-torch.inf).topk(min(HIGHEST_DRAWS, values.shape[1]), 1).values
+    if not bool((highest[:, 0] - highest[:, -1] > ABOVE).any()):
+        return values
+    most = torch.maximum(torch.ones_like(values), ROUGH * values.abs())
+    rounding = torch.zeros_like(values, dtype=torch.bool)
+    for roundings in ROUNDINGS:
+        beside = log_likelihoods_at(problem, draws * (1 + roundings * torch.finfo(draws.dtype).eps), data)
+        rounding |= (values - beside).abs() > most
+    return torch.where(rounding, torch.nan, values)
+
+
+def with_few_impossible(values: Tensor) -> Tensor:
+    """Log densities at draws (..., S), with NaN replaced by an impossible value if there are few."""
+    few = values.isnan().double().mean(-1, keepdim=True) <= MOST_UNKNOWN
+    return torch.where(values.isnan() & few, -torch.inf, values)
 
 
 class Proposals(NamedTuple):

@@ -24,22 +24,20 @@ from torch.func import grad, jacrev, vjp
 from torch.nn.functional import one_hot
 
 from pyro_fed.algorithm.contract import Start
+from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
-from pyro_fed.infer.sites.gaussian_sites import POINT_NUMBERS, gaussian
+from pyro_fed.infer.ep.prior_site import ROUNDING_SHARE
+from pyro_fed.infer.sites.gaussian_sites import MAX_NEWTON_STEPS, POINT_NUMBERS, gaussian
 from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.batched import quiet
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
 from pyro_fed.ops.matrices import positive_part, times
 
-#: Largest number of Newton steps to the mode of p(θ) Π q_s(θ), and the length of a step, in its SDs, at which they
-#: stop.
-NEWTON_STEPS = 50
+#: Length of a Newton step to the mode of p(θ) Π q_s(θ), in its SDs, at which they stop.
 NEWTON_CLOSE = 1e-6
-#: Seed of the signs that show whether latents are independent a priori, and the relative rounding of an entry.
-SIGN_SEED, ROUNDING_SHARE = 0, 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +156,7 @@ def posterior_gaussian(problem: Problem, sites: Gaussian) -> Gaussian:
     """
     product = sites.product_over()
     z = _finite_mean(product)
-    for _ in range(NEWTON_STEPS):
+    for _ in range(MAX_NEWTON_STEPS):
         curvature = _prior_curvature(problem, z, product)
         prior_score = grad(problem.log_prior)(z.to(problem.dtype)).double()
         # In displacements from z: precision of the posterior, eta equal to its score at z.
@@ -211,7 +209,7 @@ def _diagonal(problem: Problem, z: Tensor) -> Tensor:
     agree show that. If they do not, rows are computed in blocks.
     """
     pull = vjp(grad(problem.log_prior), z)[1]
-    generator = torch.Generator().manual_seed(SIGN_SEED)
+    generator = torch.Generator().manual_seed(seeding.COMMON)
     signs = [(torch.randint(0, 2, z.shape, generator=generator) * 2 - 1).to(z) for _ in range(2)]
     one, other = (s * pull(s)[0] for s in signs)
     if torch.allclose(one, other, rtol=ROUNDING_SHARE, atol=0.0):

@@ -73,12 +73,12 @@ WORKING = ([0, 1], [2], [1, 2], [0], [2, 1])
 MOMENTUM = 0.6
 
 
-def written_out(rounds, *, server, client, mean=False, stateless=False, delta=0.3):
-    """q of Algorithm 1 with some clients a round: optimisers of Section 2.2.3 with momentum, FedSEP of 2.2.4."""
+def written_out(rounds, *, server, client, mean=False, stateless=False, delta=0.3, schedule=WORKING):
+    """q and sites of Algorithm 1, clients by a schedule: optimisers of Section 2.2.3 with momentum, FedSEP of 2.2.4."""
     prior = np.array([PRIOR[1], PRIOR[0] * PRIOR[1]])
     q, sites, servers, clients = prior.copy(), np.zeros((3, 2)), np.zeros(2), np.zeros((3, 2))
     for i in range(rounds):
-        working, changes = WORKING[i % len(WORKING)], np.zeros((3, 2))
+        working, changes = schedule[i % len(schedule)], np.zeros((3, 2))
         for k in working:
             site = (q - prior) / 3 if stateless else sites[k]
             changes[k] = laplace(COUNTS[CLIENTS[k]].sum(), len(CLIENTS[k]), *(q - site)) - site
@@ -88,7 +88,7 @@ def written_out(rounds, *, server, client, mean=False, stateless=False, delta=0.
         for k in working:
             clients[k] = client * clients[k] + share * changes[k]
             sites[k] = sites[k] + delta * clients[k]
-    return q
+    return q, sites
 
 
 def momentum(value):
@@ -123,10 +123,49 @@ def test_optimisers_some_clients_and_the_average_site_are_those_of_the_paper(fed
     kind, settings, form = FORMS[name]
     algorithm = kind(client="laplace", damping=0.3, start="prior", tolerance=1e-12, **settings)
     idata = pf.run(algorithm, fed, num_rounds=rounds, schedule=pf.schedule.Explicit(WORKING), **QUIET)
-    precision, eta = written_out(rounds, **form)
+    (precision, eta), _ = written_out(rounds, **form)
     theta = idata.posterior["theta"].values.ravel()
     assert abs(theta.mean() - eta / precision) * precision**0.5 < 2e-3
     assert abs(np.log(theta.std() * precision**0.5)) < 2e-3
+
+
+EVERYONE = ([0, 1, 2],)
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "changes", "schedule", "holds"),
+    [
+        (0.0, 0.0, "sum", WORKING, True),
+        (0.0, None, "mean", WORKING, True),
+        (None, 0.0, "sum", WORKING, True),
+        (MOMENTUM, MOMENTUM, "mean", EVERYONE, True),
+        (MOMENTUM, MOMENTUM, "sum", WORKING, False),
+        (MOMENTUM, 0.2, "sum", EVERYONE, False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_optimisers_are_doubted_where_q_is_not_the_product_of_prior_and_sites(
+    fed, server, client, changes, schedule, holds
+):
+    prior = np.array([PRIOR[1], PRIOR[0] * PRIOR[1]])
+    q, sites = written_out(
+        4, server=server or 0.0, client=client or 0.0, mean=changes == "mean", delta=0.1, schedule=schedule
+    )
+    assert (abs(q - prior - sites.sum(0)).max() < 1e-9) == holds
+    given = {name: None if m is None else momentum(m) for name, m in (("server", server), ("client", client))}
+    optimisers = pf.infer.Optimisers(**given, changes=changes)
+    algorithm = pf.FedEP(client="laplace", damping=0.1, start="prior", optimisers=optimisers)
+    idata = pf.run(algorithm, fed, num_rounds=4, schedule=pf.schedule.Explicit(schedule), **QUIET)
+    assert ("sites_are_not_the_quotient" in set(pf.findings(idata)["code"])) != holds
+
+
+@pytest.mark.parametrize(("server", "doubted"), [(momentum(MOMENTUM), False), ("adam", True)])
+@pytest.mark.filterwarnings("ignore")
+def test_sites_that_no_client_keeps_follow_every_optimiser_that_is_linear(fed, server, doubted):
+    optimisers = pf.infer.Optimisers(server=server)
+    algorithm = pf.infer.FedSEP(client="laplace", damping=0.1, start="prior", optimisers=optimisers)
+    idata = pf.run(algorithm, fed, num_rounds=2, schedule=pf.schedule.Explicit(WORKING), **QUIET)
+    assert ("sites_are_not_the_quotient" in set(pf.findings(idata)["code"])) == doubted
 
 
 def rates(y):

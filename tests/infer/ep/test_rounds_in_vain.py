@@ -12,6 +12,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.infer.ep import ascent
+from pyro_fed.infer.ep.states import Server
 from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
@@ -36,11 +37,11 @@ def run_with(bounds, fed, monkeypatch):
     """A run whose bound in round i is the i-th of these, and the last one ever after; and q in each."""
     seen = []
 
-    def bound(self, server, messages):
+    def bound(server, messages):
         seen.append(server.q.eta.clone())
         return server.q.eta.new_tensor(bounds[min(len(seen), len(bounds)) - 1])
 
-    monkeypatch.setattr(pf.FedEP, "lower_bound", bound)
+    monkeypatch.setattr(Server, "lower_bound", bound)
     return pf.run(pf.FedEP(start="prior", tolerance=1e-12), fed, **QUIET), seen
 
 
@@ -82,7 +83,7 @@ def test_what_a_network_has_to_rise_goes_with_its_rows_and_begins_anew_with_anot
         climb = climb.with_bound(torch.tensor(value, dtype=torch.float64))
         climb = replace(climb, best_value=climb.recent_bests[-1])
         ends.append(bool(climb.slow))
-    assert ends.index(True) == ascent.RECENT and bool(climb.best_value == 0.05)  # 0.1 nats of 1,000 rows
+    assert ends.index(True) == ascent.RECENT_ROUNDS and bool(climb.best_value == 0.05)  # 0.1 nats of 1,000 rows
     _, anew = climb._narrowed(q_at(0.0))
     assert not bool(anew.with_bound(torch.tensor(0.0, dtype=torch.float64)).slow)
 
@@ -99,8 +100,8 @@ def returned(distances):
     climb = replace(climb, best=q_at(0.0), onward=onward, best_value=torch.tensor(0.0))
     for distance in distances:
         _, climb = climb.way_back(q_at(distance), torch.tensor(-2.0), 1.0)
-        ends.append(ascent.is_in_vain({**as_entries(climb), "reset": torch.ones(())}))
-    assert not ascent.is_in_vain({**as_entries(climb), "reset": torch.zeros(())})  # a run that goes on from there
+        ends.append("in_vain" in ascent.reached_end({**as_entries(climb), "reset": torch.ones(())}))
+    assert not ascent.reached_end({**as_entries(climb), "reset": torch.zeros(())})  # a run that goes on from there
     return ends
 
 

@@ -9,7 +9,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.density.derivatives.few_rows import log_likelihoods_at
-from pyro_fed.infer.surrogates.log_densities import log_likelihoods_beyond_rounding
+from pyro_fed.infer.surrogates.proposals import log_likelihoods_beyond_rounding
 
 QUIET = {"progress": False, "num_draws": 10, "log_likelihood": False, "compile": "off", "audit": False}
 

@@ -85,7 +85,7 @@ def turn(server, sites, k, x, y):
 
 def stepped(monkeypatch, k, straight):
     fed, _ = federation()
-    monkeypatch.setattr(dsvgd, "STRAIGHT", np.inf if straight else -1.0)
+    monkeypatch.setattr(dsvgd, "NEGLIGIBLE", np.inf if straight else -1.0)
     algorithm = pf.DSVGD(
         num_particles=N, local_steps=L, step_size=RATE, temperature=ALPHA, kernel=RBF(bandwidth=WIDTH), start="gaussian"
     )

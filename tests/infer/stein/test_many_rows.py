@@ -10,6 +10,7 @@ from pyro_fed.density.derivatives import looks, scores
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.traits import record
 from pyro_fed.infer.stein import dsvgd
+from pyro_fed.infer.stein.corrected_sites import TiltedTarget
 
 ROWS, DIM = 6000, 3
 
@@ -105,18 +106,18 @@ def run(clients, passes=None):
 @pytest.mark.filterwarnings("ignore:not converged after 8|not converged after 32")  # which no discrepancy could be
 @pytest.mark.parametrize("clients", [1, 4])
 def test_turns_towards_sites_take_no_rows_and_end_where_turns_towards_rows_do(clients, monkeypatch):
-    """Particle by particle to well within `STRAIGHT` of an SD, by which a site may be wrong over one."""
+    """Particle by particle to well within `NEGLIGIBLE` of an SD, by which a site may be wrong over one."""
 
     def refused(*_):
         raise AssertionError("rows were taken in every step")
 
     mean, sd = laplace(*rows())
     with monkeypatch.context() as patch:
-        patch.setattr(pf.DSVGD, "target_scores", refused)
+        patch.setattr(TiltedTarget, "scores", refused)
         towards_sites = run(clients, passes=8)
-    monkeypatch.setattr(dsvgd, "STRAIGHT", -1.0)
+    monkeypatch.setattr(dsvgd, "NEGLIGIBLE", -1.0)
     with monkeypatch.context() as patch, pytest.raises(AssertionError, match="rows were taken"):
-        patch.setattr(pf.DSVGD, "target_scores", refused)
+        patch.setattr(TiltedTarget, "scores", refused)
         run(clients)
     towards_rows = run(clients, passes=8)
     assert float(((towards_sites - towards_rows) / sd).abs().max()) < 0.03
@@ -135,7 +136,7 @@ def test_few_rows_whose_scores_are_straight_are_not_taken_in_every_step_either(m
     def refused(*_):
         raise AssertionError("rows were taken in every step")
 
-    monkeypatch.setattr(pf.DSVGD, "target_scores", refused)
+    monkeypatch.setattr(TiltedTarget, "scores", refused)
     y = torch.linspace(-1, 2, 20, dtype=torch.float64)
     fed = pf.Federation(located, (y,), plate="data", num_clients=4)
     z = pf.run(pf.DSVGD(start="gaussian"), fed, progress=False, audit=False).posterior["z"].values

@@ -58,12 +58,10 @@ from pyro_fed.density.rows.batches import (
     with_batches,
 )
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.averaging.optim import SGD
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, site_from, tilted_scale
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times, times_transposed
-
-#: Momentum of the sampler "sgd" if none is set.
-MOMENTUM = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +178,7 @@ class Chain(TiltedInference):
         else:
             direction = times(factor, times_transposed(factor, score))
             scale = 1.0 if self.preconditioned else 1.0 / num_rows.clamp_min(1).to(z)
-            velocity = (MOMENTUM if self.momentum is None else self.momentum) * velocity + direction * scale
+            velocity = (SGD.momentum if self.momentum is None else self.momentum) * velocity + direction * scale
             moving = at_work(picks).to(z) if self.unit == "epochs" else 1.0
             z = z + moving * self.step_size * velocity
         return (z, velocity), (z,)

@@ -108,9 +108,8 @@ class IVON(OnlineNewton, TiltedInference):
         growth = sum(recent) / max(1, len(recent))
         if abs(growth) > SETTLED_GROWTH:
             notes.append(sentences.sds_still_change(percent_a_round=100 * growth))
-        if problem.layout.improper:
-            notes.append(sentences.improper_priors(sites=sorted(problem.layout.improper)))
-        return notes
+        improper = sorted(problem.traits.improper)
+        return [*notes, sentences.improper_priors(sites=improper)] if improper else notes
 
 
 def _largest_magnitude(value: Tensor) -> Tensor:

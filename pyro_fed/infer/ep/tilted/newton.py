@@ -9,9 +9,9 @@ all without a Laplace approximation for the start, as when scores jump. The obje
 
     -KL(q̂ ‖ p_k q_-k) = E_q̂[log p_k] + E_q̂[log q_-k] + H(q̂) + a constant,
 
-so that a client goes back if a step has lost more than `FALL` of it, and makes a smaller fraction of the same change,
-as `FedEP`'s server does (`ascent`). Where q is as wide as a prior the first expectations are of densities far from the
-mass; a turn can begin at the mode of p_k q_-k in place of q, with the curvature there (`laplace`).
+so that a client goes back if a step has lost more than `StepControl.fall` of it, and makes a smaller fraction of the
+same change, as `FedEP`'s server does (`ascent`). Where q is as wide as a prior the first expectations are of densities
+far from the mass; a turn can begin at the mode of p_k q_-k in place of q, with the curvature there (`laplace`).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from pyro_fed.density.derivatives import pick_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep import ascent
+from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.ep.tilted.laplace import Laplace
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import is_finite, moments_of, moves, site_of, where
 from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked_step, move
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.moments import Moments
 
 #: A client's q̂ has converged when no mean has moved by more than this many SDs in a step, and no SD by more than this
-#: share: a tenth of the algorithm's tolerance for a round. The fixed point does not depend on it.
-REST = 1e-4
-#: Nats that a step may lose: as the evidence's lower bound (`StepControl.fall`), to which points contribute too.
-FALL = 1.0
+#: share, as Newton's method for the mode has. The fixed point does not depend on it.
+REST = FedLaplace.tolerance
 #: A last step of more SDs than these is checked before it is sent: a shorter one loses little.
 LONG_STEP_SDS = 1.0
 
@@ -125,9 +125,9 @@ class Newton(TiltedInference):
                 moments = numerics.expected(problem, q_hat, data)
                 value = torch.where(moving, moments.value, value)
             gain = _gain(q_hat, received.cavity, moments)
-            fell = moving & top.isfinite() & ~(gain >= top - FALL)
+            fell = moving & ascent.has_fallen(gain, top, StepControl.fall)
             top = torch.fmax(top, torch.where(moving, gain, top))
-            radius = torch.where(fell, (ascent.SHRINK * length).clamp_max(ascent.FIRST_RADIUS), ascent.GROW * radius)
+            radius = torch.where(fell, ascent.shorter_radius(length), ascent.GROW * radius)
             step = site_of(moments, q_hat.mean()).product(received.cavity).quotient(q_hat)
             start, onward = _either(fell, start, q_hat), _either(fell, onward, step)
             taken, moved = _within(start, onward, radius)
@@ -142,7 +142,7 @@ class Newton(TiltedInference):
         far = moving & (length > LONG_STEP_SDS)
         if bool(far.any()):  # long steps, of whose end nothing is known
             gain = _gain(q_hat, received.cavity, numerics.expected(problem, q_hat, data))
-            q_hat = _either(far & ~(gain >= top - FALL), start, q_hat)
+            q_hat = _either(far & ascent.has_fallen(gain, top, StepControl.fall), start, q_hat)
         return q_hat, value
 
 
