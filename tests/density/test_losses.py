@@ -74,6 +74,16 @@ def test_small_powers_are_the_log_density(loss):
     assert torch.allclose(scores, scores[0].expand(3), atol=1e-5)
 
 
+def test_the_density_power_is_a_proper_score_and_the_generalised_cross_entropy_has_larger_logits():
+    """Of Bernoulli rows with π = 0.7 the mean score is largest at the true logit, and at 1/(1 - δ) times that."""
+    logits = torch.linspace(-1, 4, 5001, dtype=DOUBLE)
+    true = math.log(0.7 / 0.3)
+    for loss, factor in [(DensityPower(beta=0.5), 1.0), (GeneralisedCrossEntropy(delta=0.5), 2.0)]:
+        scores = [RobustObservation(dist.Bernoulli(logits=logits), loss).log_prob(torch.tensor(y)) for y in (0.0, 1.0)]
+        best = logits[(0.3 * scores[0] + 0.7 * scores[1]).argmax()]
+        assert float(best) == pytest.approx(factor * true, abs=2e-3)
+
+
 def contaminated():
     """90 values about 1 and ten at 12."""
     y = 1.0 + torch.randn(100, generator=torch.Generator().manual_seed(3), dtype=DOUBLE)

@@ -9,7 +9,9 @@ power; Zhang & Sabuncu (2018) for the generalised cross entropy.
     density power:               L = -(p(y | θ)^β - 1) / β + ∫ p(z | θ)^(1+β) dz / (1 + β)                    (2)
     generalised cross entropy:   L = (1 - p(y | θ)^δ) / δ,    y one of finitely many values                   (3)
 
-With β or δ towards 0 both are -log p(y | θ), up to a constant. A row that the model thinks impossible moves θ by
+The density power is a proper score: the true p minimises its mean. The generalised cross entropy is not: its mean is
+least at p(y) ∝ π(y)^(1/(1-δ)) where the true probabilities are π, so that logits become 1/(1-δ) times as large (Zhang &
+Sabuncu want classes, not probabilities). With β or δ towards 0 both are -log p(y | θ), up to a constant. A row that the model thinks impossible moves θ by
 p^β ∇ log p, which vanishes, where ordinary Bayes moves it by ∇ log p, which does not.
 
 FedGVI is partitioned variational inference with such a loss at the clients. Here the loss belongs to the model, as
@@ -110,6 +112,9 @@ class DensityPower(Loss):
 @dataclass(frozen=True, kw_only=True)
 class GeneralisedCrossEntropy(Loss):
     """The generalised cross entropy, Eq. (3): robust against wrong labels, for observations with finitely many values.
+
+    For classification: probabilities that it fits are too extreme, with logits 1/(1 - δ) times the true ones. Take
+    `DensityPower` for weights and probabilities.
 
     Args:
         delta: δ in (0, 1]. Towards 0 it is the cross entropy; 1 is the mean absolute error, 1 - p.
