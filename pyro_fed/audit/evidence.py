@@ -16,7 +16,7 @@ from pyro_fed.audit.chains.detour import Detour
 from pyro_fed.audit.chains.groups import EstimatedMoments, by_groups, groups
 from pyro_fed.audit.chains.moments import Moments, moments_verdict, wrong_moments
 from pyro_fed.audit.chains.motion import moments_by_chains
-from pyro_fed.audit.few_rows import on_few_rows
+from pyro_fed.audit.few_rows import near_draws, on_few_rows
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import moments_by_weights
 from pyro_fed.audit.target import Target, for_checks
@@ -102,7 +102,7 @@ class Evidence:
         """The posterior in coordinates that whiten the draws; None for a point, one draw, or an infinite variance."""
         usable = self.algorithm.draws_are != "point" and len(self.flat) > 1
         usable = usable and bool(self.flat.double().var(0).isfinite().all())
-        return Target.of(self.problem, self.flat, self.temperature) if usable else None
+        return near_draws(Target.of(self.problem, self.flat, self.temperature), self.points) if usable else None
 
     @cached_property
     def jump_lines(self) -> dict[str, Line]:
@@ -112,10 +112,7 @@ class Evidence:
     @cached_property
     def few_rows_target(self) -> Target | None:
         """`target`, around the draws by few rows if these agree with all (see `few_rows`); None if `target` is."""
-        if self.target is None:
-            return None
-        generator = seeding.torch_generator(self.seed, seeding.AUDIT, 4)
-        return on_few_rows(self.target, self.target.white(self.points), generator)
+        return None if self.target is None else on_few_rows(self.target, self.target.white(self.points))
 
     @cached_property
     def from_prior(self) -> Tensor | None:
@@ -216,8 +213,8 @@ class Evidence:
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 6)
 
         def of_one(draws: Tensor) -> Moments:
-            target = Target.of(self.problem, draws, self.temperature)
-            own = on_few_rows(target, target.white(draws), generator)
+            target = near_draws(Target.of(self.problem, draws, self.temperature), draws)
+            own = on_few_rows(target, target.white(draws))
             return moments_by_chains(own, self.quantities, draws, generator, self.aim)
 
         return by_groups(parts, self.quantities.labels, of_one)

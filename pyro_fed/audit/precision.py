@@ -43,7 +43,7 @@ def precision(evidence: Evidence) -> list[Finding]:
     z = finite[evenly(len(finite), compared_draws(problem.traits, FEWEST_COMPARED_DRAWS, DRAWS))]
     score, value = scores_at(for_checks(problem), z)
     single = score.double(), value.double()
-    double = TemperedDensity().score_and_value(problem.doubled(), z.double(), problem.doubled().all_rows)
+    double = TemperedDensity().score_and_value(problem.doubled(), z.double(), (problem.doubled().all_rows, ()))
     factor = whitening_factor(finite.double())
     found = _errors(single, double, factor)
     if found is None and overrides(evidence.algorithm, "log_density"):

@@ -24,21 +24,22 @@ from torch import Tensor
 from pyro_fed.audit.target import LARGE_BATCH, Target
 from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, NOTHING, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.student_mixtures import Mixture, fitted
-from pyro_fed.policy.audit import rounds_of_weighted_points
+from pyro_fed.policy.audit import weighted_points
 
-#: Points of a round, as many as are computed together; and the most rounds.
-POINTS, ROUNDS = LARGE_BATCH, 6
+#: The most rounds. A round has as many points as are computed together, or fewer where they cost much.
+ROUNDS = 6
+#: The fewest points of a round, of which each of the first mixture's parts has some.
+FEWEST_POINTS = 512
 #: Widths of the points around the draws, in the draws' own. Beyond these, each width is `FACTOR` times the one before,
 #: up to the prior's SD, and at most `LARGEST_WIDTH`.
 NEAR_WIDTHS, FACTOR, LARGEST_WIDTH = (1.0, 1.5, 3.0), 3.0, 1000.0
 #: Shares of the first points: around the draws, farther out, and from the prior.
 AROUND_SHARE, FARTHER_SHARE, PRIOR_SHARE = 0.5, 0.25, 0.25
-#: No points are added once their effective number is this large, and the weights' tail can be trusted.
-SETTINGS = AdaptiveSettings(enough=1000, longest_tail=0.5, second_moments=True)
+#: No points are added once their effective number is this large, and the weights' tail can be trusted. With fewer, they
+#: are not used.
+SETTINGS = AdaptiveSettings(enough=400, longest_tail=0.5, second_moments=True)
 #: Effective number of points for a fit.
 FIT_ON = 5 * COMPONENTS
-#: Points are used if their effective number is at least this.
-LEAST_EFFECTIVE_POINTS = 400
 
 
 @dataclass(frozen=True)
@@ -65,24 +66,20 @@ def weighed_points(
         from_prior: gives draws of the prior in the model's coordinates (M, D), or None if it is improper.
         generator: source of randomness.
     """
-    rounds = rounds_of_weighted_points(target.problem.traits, target.evaluations, POINTS, ROUNDS)
-    if not rounds:
+    points = weighted_points(target.problem.traits, target.evaluations, FEWEST_POINTS, LARGE_BATCH)
+    if not points:
         return None
-    first = _first(target, draws, from_prior, generator).shared_out(POINTS)
+    first = _first(target, draws, from_prior, generator).shared_out(points)
     sampler = AdaptiveImportanceSampler.start(SETTINGS, first, generator)
-    for taken in range(1, rounds + 1):
+    for taken in range(1, ROUNDS + 1):
         sampler = sampler.tell(target.values(sampler.trial))
         if sampler.all_impossible:
             return None
-        if taken == rounds or sampler.is_enough():
+        if taken == ROUNDS or sampler.is_enough():
             break
-        sampler = sampler.draw(sampler.refit(FIT_ON, generator).shared_out(POINTS), generator)
+        sampler = sampler.draw(sampler.refit(FIT_ON, generator).shared_out(points), generator)
     found = sampler.smoothed
-    return (
-        _some(sampler)
-        if found.pareto_k <= SETTINGS.longest_tail and found.effective >= LEAST_EFFECTIVE_POINTS
-        else None
-    )
+    return _some(sampler) if SETTINGS.are_met(found.effective, found.pareto_k) else None
 
 
 def _some(sampler: AdaptiveImportanceSampler) -> WeightedPoints:

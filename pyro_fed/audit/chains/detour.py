@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.chains.hmc import Chains
+from pyro_fed.audit.few_rows import near_draws
 from pyro_fed.audit.target import Target
 from pyro_fed.density.noncentred import NonCentred, noncentred_form
 from pyro_fed.ops.entries import evenly
@@ -52,7 +53,7 @@ class Detour:
             return None
         there = Target.of(form, apart, target.temperature)
         if target.few is None:
-            return cls(form, there, generator)
+            return cls(form, near_draws(there, apart), generator)
 
         def seen_as(white: Tensor) -> Tensor:
             return target.white(form.centred(there.model(white).to(form.dtype)))

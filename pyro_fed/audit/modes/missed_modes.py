@@ -82,7 +82,7 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
     if target is None:
         return []
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 1)
-    few = on_rows_alone(target, generator)
+    few = on_rows_alone(target)
     numbers = climbs(evidence.problem.traits, few.evaluations, CLIMB)
     if numbers is None:
         return []
