@@ -1,4 +1,4 @@
-"""What the checks of an answer cost as a share of the rounds that made it, by numbers of rows, with and without effects.
+"""What the checks of an answer cost as a share of its rounds, by numbers of rows, with and without effects.
 
     python -m benchmarks.speed.checks [CASE ...] [--profile]
 
@@ -76,7 +76,10 @@ def work(case: str, profile: bool) -> None:
         return of
 
     cells = []
-    with mock.patch.object(Finish, "judge", timed(Finish.judge)), mock.patch.object(Finish, "weigh", timed(Finish.weigh)):
+    with (
+        mock.patch.object(Finish, "judge", timed(Finish.judge)),
+        mock.patch.object(Finish, "weigh", timed(Finish.weigh)),
+    ):
         fed = federation(*CASES[case])
         for seed in (0, 1):
             checks, watched = 0.0, profile and seed == 1
@@ -84,7 +87,8 @@ def work(case: str, profile: bool) -> None:
             found = pf.run(pf.FedEP(), fed, seed=seed, progress=False, log_likelihood=False)
             rounds = time.process_time() - began - checks
             cells += [f"{rounds:.2f}", f"{checks:.2f}", f"{checks / rounds:.2f}"]
-    print(row(case, *cells, str(found["federation"].sizes["round"]), str(len(found.attrs["doubts"]))), flush=True)
+    cells += [str(found["federation"].sizes["round"]), "doubted" * bool(found.attrs["doubts"])]
+    print(row(case, *cells), flush=True)
     if profile:
         for order, most in (("tottime", 20), ("cumulative", 70)):
             pstats.Stats(watch).sort_stats(order).print_stats("pyro_fed" if order == "cumulative" else "", most)
@@ -97,7 +101,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
     names = ("rounds", "checks", "ratio")
-    print(heading("", *(f"{name}, {when}" for when in ("first", "again") for name in names), "rounds", "doubts"))
+    print(heading("", *(f"{name}, {when}" for when in ("first", "again") for name in names), "rounds", ""))
     for case in given.cases:
         alone(work, case, given.profile)
 

@@ -29,6 +29,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import spread
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import evenly
+from pyro_fed.policy.audit import takes_weighted_points
 
 #: The most draws at which densities are computed; and the fewest by which a distribution is judged.
 MOST_DRAWS, FEWEST_DRAWS = 1000, 500
@@ -141,7 +142,7 @@ class Evidence:
         found = self._by_importance(near, self.chains)
         if found is not None or near.problem.dtype != torch.float32 or near.few is not None:
             return found
-        return self._by_importance(replace(near, problem=for_checks(near.problem.doubled())), self.chains)
+        return self._by_importance(replace(near, problem=for_checks(near.problem.doubled()), near=None), self.chains)
 
     def _by_importance(self, near: Target, chains: Moments) -> WeightedPoints | None:
         """The weighted points by densities of a target, see `weighted_points`."""
@@ -173,11 +174,27 @@ class Evidence:
 
     @cached_property
     def chains(self) -> Moments | None:
-        """The posterior's means and SDs by chains that begin at the draws; None without a target."""
+        """The posterior's means and SDs by chains that begin at the draws; None without a target.
+
+        If weighted points follow, and no finer aim is asked for, a first look is enough.
+        """
+        return self._by_chains(0, weighted=self._few_chains)
+
+    @property
+    def chains_alone(self) -> Moments | None:
+        """The moments by chains that decide without weighted points."""
+        return self._by_chains(0) if self._few_chains else self.chains
+
+    @property
+    def _few_chains(self) -> bool:
+        return self.aim is None and takes_weighted_points(self.problem.traits)
+
+    def _by_chains(self, stream: int, **how: bool) -> Moments | None:
+        """The moments by chains with random numbers of their own, see `moments_by_chains`."""
         if self.few_rows_target is None:
             return None
-        generator = seeding.torch_generator(self.seed, seeding.AUDIT)
-        return moments_by_chains(self.few_rows_target, self.quantities, self.flat, generator, self.aim)
+        generator = seeding.torch_generator(self.seed, seeding.AUDIT, stream)
+        return moments_by_chains(self.few_rows_target, self.quantities, self.flat, generator, self.aim, **how)
 
     @cached_property
     def estimated_moments(self) -> EstimatedMoments | None:
@@ -190,20 +207,19 @@ class Evidence:
           further; these are the chains'. If the two together do not decide, many chains are run.
         - The chains' estimates alone, if they find something wrong that the combined estimates do not find right.
         """
-        found, near = self.chains, self.few_rows_target
-        if found is None or near is None:
+        found = self.chains
+        if found is None:
             return None
         if found.stuck and (parts := groups(self.flat.double())):
             return self._by_groups(parts)
         weighed = None if found.stuck else self.by_weights
         if weighed is None:
-            return EstimatedMoments(found, self.quantities.labels)
+            return EstimatedMoments(found if found.stuck else self.chains_alone or found, self.quantities.labels)
         if bool(wrong_moments(weighed).any()):
             return EstimatedMoments(weighed, self.quantities.labels)
         both = weighed.where_told(found).unless_refuted(found)
         if moments_verdict(both) is None:
-            generator = seeding.torch_generator(self.seed, seeding.AUDIT, 7)
-            found = moments_by_chains(near, self.quantities, self.flat, generator, self.aim, again=True)
+            found = self._by_chains(7, again=True) or found
             both = weighed.where_told(found).unless_refuted(found)
         by_chains = bool(wrong_moments(found).any()) and moments_verdict(both, NEAR_LIMIT_SHARE) is not False
         return EstimatedMoments(found if by_chains else both, self.quantities.labels)

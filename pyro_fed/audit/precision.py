@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import overrides
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.target import TemperedDensity, for_checks, scores_at, whitening_factor
+from pyro_fed.audit.target import TemperedDensity, density_cost, for_checks, scores_at, whitening_factor
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEGLIGIBLE
@@ -40,7 +40,7 @@ def precision(evidence: Evidence) -> list[Finding]:
     finite = draws[draws.isfinite().all(1)]
     if problem.dtype != torch.float32 or len(finite) < 2:
         return []
-    z = finite[evenly(len(finite), compared_draws(problem.traits, FEWEST_COMPARED_DRAWS, DRAWS))]
+    z = finite[evenly(len(finite), compared_draws(problem.traits, density_cost(problem), FEWEST_COMPARED_DRAWS, DRAWS))]
     score, value = scores_at(for_checks(problem), z)
     single = score.double(), value.double()
     double = TemperedDensity().score_and_value(problem.doubled(), z.double(), (problem.doubled().all_rows, ()))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.evidence import Evidence
+from pyro_fed.audit.target import density_cost
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEGLIGIBLE
@@ -51,7 +52,7 @@ def splitting(evidence: Evidence) -> list[Finding]:
     points = evidence.points[evidence.points.isfinite().all(1)].double()
     if not len(points):
         return []
-    z = points[evenly(len(points), compared_draws(problem.traits, FEWEST_COMPARED_DRAWS, DRAWS))]
+    z = points[evenly(len(points), compared_draws(problem.traits, density_cost(problem), FEWEST_COMPARED_DRAWS, DRAWS))]
     generator = torch.Generator().manual_seed(0)
     local = torch.randn(problem.bound.num_rows, problem.local_dim, generator=generator, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):

@@ -32,9 +32,9 @@ from pyro_fed.policy.audit import SCORE_COST
 DRAWS_A_DIMENSION = 4
 #: The most parameters that are whitened together; more are whitened one by one.
 LARGEST_FULL = 500
-#: Points are computed in groups of these sizes, the last one filled up, since each further size would have to be traced:
-#: of climbs, of chains, and of weighted points.
-SMALL_BATCH, BATCH, LARGE_BATCH = 32, 128, 2048
+#: Points are computed in groups of these sizes, the last one filled up, since each further size would be traced: of
+#: climbs, of few chains and many, and of weighted points.
+BATCHES = 16, 32, 128, 2048
 #: An SD smaller than this share of the largest is rounding.
 SMALLEST_SD_SHARE = 1e-10
 #: Half the distance over which scores are compared for a curvature: in the result's SDs, or as a multiple of a
@@ -168,14 +168,13 @@ class Target:
 
     @property
     def evaluations(self) -> int:
-        """The number of rows' densities that one log density takes near the draws, steps to latents' modes included."""
-        problem = self.problem
-        if not problem.local_dim:
-            return math.ceil(problem.evaluations * self.share)
-        near = None if self.near is None else self.near.modes
-        nodes = len(near.nodes[1]) if near is not None and near.nodes else problem.num_nodes
-        steps = len(near.steps) if near is not None else problem.quadrature.mode_steps or 0
-        return math.ceil(problem.widest * (nodes + SCORE_COST * steps) * self.share)
+        """Densities of rows that one log density takes near the draws."""
+        return math.ceil(density_cost(self.problem, None if self.near is None else self.near.modes) * self.share)
+
+    @property
+    def far_evaluations(self) -> int:
+        """Densities of rows that one log density takes far from the draws."""
+        return math.ceil(density_cost(self.problem) * self.share)
 
     def __call__(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Log density (S,) and its gradient (S, D) at whitened points (S, D); -inf and zero if one is not finite."""
@@ -220,6 +219,15 @@ class Target:
         return tuple(torch.cat(parts)[order] for parts in zip(*found, strict=True))
 
 
+def density_cost(problem: Problem, near: NearbyModes | None = None) -> int:
+    """Densities of rows that one log density takes; of rows with latents of their own the ways to their modes too."""
+    if not problem.local_dim:
+        return problem.evaluations
+    nodes = len(near.nodes[1]) if near is not None and near.nodes else problem.num_nodes
+    steps = problem.quadrature.mode_steps or 0 if near is None else len(near.steps)
+    return problem.widest * (nodes + SCORE_COST * steps)
+
+
 def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Scores (S, D) and log densities (S,) at the model's points z (S, D), as the run computes them, in its dtype.
 
@@ -247,8 +255,7 @@ def _at(
 def _points_at_once(count: int, evaluations: int) -> int:
     """How many of so many points are computed together: a power of two, since each size is traced."""
     room = max(1, CHUNK // max(1, evaluations))
-    most = SMALL_BATCH if count <= SMALL_BATCH else BATCH if count < LARGE_BATCH else LARGE_BATCH
-    return min(2 ** (room.bit_length() - 1), most)
+    return min(2 ** (room.bit_length() - 1), max((size for size in BATCHES if size <= count), default=BATCHES[0]))
 
 
 def _piece(problem: Problem, compiled: Any, piece: Tensor, given: Any, size: int) -> list[Tensor]:

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.target import LARGE_BATCH, Target
+from pyro_fed.audit.target import BATCHES, Target
 from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, NOTHING, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.student_mixtures import Mixture, fitted
-from pyro_fed.policy.audit import weighted_points
+from pyro_fed.policy.audit import takes_weighted_points, weighted_points
 
 #: The most rounds. A round has as many points as are computed together, or fewer where they cost much.
 ROUNDS = 6
@@ -66,9 +66,9 @@ def weighed_points(
         from_prior: gives draws of the prior in the model's coordinates (M, D), or None if it is improper.
         generator: source of randomness.
     """
-    points = weighted_points(target.problem.traits, target.evaluations, FEWEST_POINTS, LARGE_BATCH)
-    if not points:
+    if not takes_weighted_points(target.problem.traits):
         return None
+    points = weighted_points(target.evaluations, FEWEST_POINTS, BATCHES[-1])
     first = _first(target, draws, from_prior, generator).shared_out(points)
     sampler = AdaptiveImportanceSampler.start(SETTINGS, first, generator)
     for taken in range(1, ROUNDS + 1):

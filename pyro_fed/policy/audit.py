@@ -8,7 +8,7 @@ the first look leaves undecided is worth `DENSITIES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pyro_fed.density.traits import LARGE_DIM, Traits
@@ -24,9 +24,9 @@ MOST_OPERATIONS = 5_000_000_000
 #: Chains: of the first walk; of a second one, where the first is undecided; and of a third, for results whose error may
 #: matter but may also be chance. Few chains hardly determine the SD of a long tail.
 FEWEST_CHAINS, CHAINS, MANY_CHAINS = 32, 128, 2048
-#: Numbers of climbs: from draws of the prior, from points around the result, and from its draws; and where each density
-#: takes a run of the model.
-CLIMBS, LOOPED_CLIMBS = (16, 8, 4), (5, 3, 2)
+#: Numbers of climbs: from draws of the prior, from points around the result, and from its draws; and where these are
+#: costly, or each density takes a run of the model.
+CLIMBS, COSTLY_CLIMBS = (16, 8, 4), (5, 3, 2)
 #: More parameters than this are not searched for modes, whose curvature costs as many scores.
 LARGEST_DIM_OF_CLIMBS = 50
 #: With more parameters than this, importance weights are worth too little.
@@ -45,35 +45,41 @@ class Walk(NamedTuple):
     transitions: int
 
 
-def walks(traits: Traits, evaluations: int, scores: int, shortest: int, longest: int) -> list[Walk]:
+def walks(traits: Traits, evaluations: int, scores: int, looks: Sequence[int], weighted: bool = False) -> list[Walk]:
     """Chains and transitions of one walk after the other, each for what the one before has not decided.
 
     Args:
         traits: of the model.
         evaluations: densities of rows in a log density.
         scores: of a transition.
-        shortest: number of transitions of the shortest walk.
-        longest: of the longest.
+        looks: numbers of transitions before which a walk may end, at least three.
+        weighted: whether weighted points decide, so that a first look of chains is enough.
     """
+    _, shortest, some, *_, longest = looks
     afford = DENSITIES // max(1, evaluations * scores)
     first = Walk(FEWEST_CHAINS, min(max(afford // FEWEST_CHAINS, shortest), longest))
+    if weighted:
+        enough = FIRST_DENSITIES // max(1, FEWEST_CHAINS * evaluations * scores)
+        return [first._replace(transitions=min(max(enough, some), first.transitions))]
     if traits.looped:
         return [first]
     chains = min(max(afford // shortest, FEWEST_CHAINS), CHAINS)
-    found = [first, Walk(chains, min(max(afford // chains, shortest), longest))]
-    many = min(MANY_CHAINS, afford // longest)
-    return found[: 2 if chains > FEWEST_CHAINS else 1] + [Walk(many, longest)] * (many > chains)
+    second, many = Walk(chains, min(max(afford // chains, shortest), longest)), min(MANY_CHAINS, afford // longest)
+    return [first, *[second] * (chains > FEWEST_CHAINS), *[Walk(many, longest)] * (many > chains)]
 
 
 def climbs(traits: Traits, evaluations: int, steps: int) -> tuple[int, int, int] | None:
     """Numbers of climbs from the prior, around the result and from its draws; None where modes are not searched for.
+
+    They are few where a step of all climbs costs more than a first look.
 
     Args:
         traits: of the model.
         evaluations: densities of rows in a log density.
         steps: of a climb, at most.
     """
-    chosen = LOOPED_CLIMBS if traits.looped else CLIMBS
+    costly = traits.looped or evaluations * sum(CLIMBS) > FIRST_DENSITIES
+    chosen = COSTLY_CLIMBS if costly else CLIMBS
     affordable = traits.dim <= LARGEST_DIM_OF_CLIMBS and evaluations * steps * sum(chosen) <= DENSITIES
     return chosen if affordable else None
 
@@ -89,29 +95,36 @@ def affords(traits: Traits, points: int = 0) -> bool:
     return cheap and not traits.looped and traits.dim <= LARGEST_DIM_OF_CLIMBS
 
 
-def weighted_points(traits: Traits, evaluations: int, fewest: int, most: int) -> int:
-    """Number of weighted points of a round; none in many dimensions.
+def takes_weighted_points(traits: Traits) -> bool:
+    """Whether points are weighted: not in many dimensions, nor where each density takes a run of the model.
 
     Args:
         traits: of the model.
+    """
+    return not traits.looped and traits.dim <= LARGEST_DIM_OF_WEIGHTS
+
+
+def weighted_points(evaluations: int, fewest: int, most: int) -> int:
+    """Number of weighted points of a round.
+
+    Args:
         evaluations: densities of rows in a log density.
         fewest: points.
         most: points.
     """
-    if traits.looped or traits.dim > LARGEST_DIM_OF_WEIGHTS:
-        return 0
     return max(fewest, min(most, FIRST_DENSITIES // max(1, evaluations)))
 
 
-def compared_draws(traits: Traits, fewest: int, most: int) -> int:
+def compared_draws(traits: Traits, evaluations: int, fewest: int, most: int) -> int:
     """Number of draws at which densities, with their scores, are compared in two ways.
 
     Args:
         traits: of the model.
+        evaluations: densities of rows in a log density.
         fewest: at least; also where the model is run one draw at a time.
         most: at most.
     """
-    return fewest if traits.looped else max(fewest, min(most, FIRST_DENSITIES // (2 * SCORE_COST * traits.evaluations)))
+    return fewest if traits.looped else max(fewest, min(most, FIRST_DENSITIES // (2 * SCORE_COST * evaluations)))
 
 
 def unaffordable_operations(traits: Traits, operations: Callable[[], float], scores: int, shortest: int) -> float:

@@ -20,7 +20,7 @@ from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.derivatives.few_rows import MORE, first_row_count
 
 N, DIM = 17_000, 3
-ROWS = first_row_count(DIM) // MORE  # that stand for all at first
+ROWS = first_row_count(DIM, MORE)  # that stand for all at first
 
 
 def logistic(x, y):

@@ -39,15 +39,17 @@ def moments_by_chains(
     generator: torch.Generator,
     aim: Limits | None = None,
     again: bool = False,
+    weighted: bool = False,
 ) -> Moments:
     """The posterior's moments of `quantities`, by chains from a result's draws (S, D), which whiten `target`.
 
     Few chains are run first, and more where they do not decide. `aim` are limits finer than `WRONG`, up to which chains
-    should measure errors, or None. With `again`, more chains are run at once, since few have not been conclusive.
+    should measure errors, or None. With `again`, more chains are run at once, since few have not been conclusive. With
+    `weighted`, few are all that is run, as weighted points decide.
     """
     z, problem = draws.double(), target.problem
     walk = _Walk(target, Detour.of(target, z, generator), quantities, z, generator, aim)
-    planned = walks(problem.traits, target.evaluations, SCORES, LOOKS[1], LOOKS[-1])
+    planned = walks(problem.traits, target.evaluations, SCORES, LOOKS, weighted)
     for chains, transitions in planned[1:] if again and len(planned) > 1 else planned:
         found, undecided = walk(chains, transitions)
         if not undecided:

@@ -83,7 +83,7 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
         return []
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 1)
     few = on_rows_alone(target)
-    numbers = climbs(evidence.problem.traits, few.evaluations, CLIMB)
+    numbers = climbs(evidence.problem.traits, few.far_evaluations, CLIMB)
     if numbers is None:
         return []
     white = target.white(evidence.points)

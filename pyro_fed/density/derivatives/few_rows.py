@@ -76,9 +76,9 @@ def row_numbers(dim: int, num_rows: int, divisor: int = 1) -> Iterator[int]:
     Args:
         dim: parameters, D.
         num_rows: of all clients.
-        divisor: of the first number, for points that are known to lie around the draws.
+        divisor: of the first number, as for `first_row_count`.
     """
-    count = first_row_count(dim) // divisor
+    count = first_row_count(dim, divisor)
     while count * MORE <= num_rows:
         yield count
         count *= MORE
@@ -110,13 +110,14 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
     return found.index_copy(0, others, clients_log_likelihoods(problem, draws[others], data.of(others)))
 
 
-def first_row_count(dim: int) -> int:
+def first_row_count(dim: int, divisor: int = 1) -> int:
     """How many rows stand for all at first.
 
     Args:
         dim: parameters, D.
+        divisor: of the number that any model takes at least.
     """
-    return max(ROWS, ROWS_A_PARAMETER * dim)
+    return max(ROWS // divisor, ROWS_A_PARAMETER * dim)
 
 
 def fewer_rows(num_rows: int) -> int:
@@ -151,28 +152,12 @@ def _worth_a_try(problem: Problem, draws: Tensor) -> bool:
 def _by_few(problem: Problem, draws: Tensor, few: ClientData, times: Tensor, at_mean: Moments) -> Tensor:
     """By some rows of each client, and what these miss to second order."""
     mean = _mean(draws)
-    missed = missed_by(problem, mean, few, times, at_mean, draws.shape[1])
+    some = (with_trailing_axes(times, part) * part for part in likelihoods_at(problem, mean, few, draws.shape[1]))
+    missed = Quadratic(*(whole - part for whole, part in zip(at_mean, some, strict=True)))
     found = times.unsqueeze(1) * clients_log_likelihoods(problem, draws, few)
     for first in range(0, draws.shape[1], SPREAD):
         found[:, first : first + SPREAD] += missed.value(draws[:, first : first + SPREAD].double() - mean.unsqueeze(1))
     return found
-
-
-def missed_by(
-    problem: Problem, mean: Tensor, few: ClientData, times: Tensor, whole: Moments, uses: int
-) -> Quadratic:
-    """What some rows of C clients, counted several times, miss of all rows' log-likelihoods around points.
-
-    Args:
-        problem: the model's densities.
-        mean: the points (C, D).
-        few: some of the clients' rows, as of `pick_rows`.
-        times: how often each of these counts (C,).
-        whole: `likelihoods_at` the same points, of all rows.
-        uses: how many points' densities will be computed by few rows.
-    """
-    some = likelihoods_at(problem, mean, few, uses)
-    return Quadratic(*(all_of - with_trailing_axes(times, part) * part for all_of, part in zip(whole, some, strict=True)))
 
 
 def pick_rows(problem: Problem, data: ClientData, count: int) -> tuple[ClientData, Tensor]:
