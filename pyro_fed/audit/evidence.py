@@ -38,8 +38,8 @@ MOST_DRAWS, FEWEST_DRAWS = 1000, 500
 #: parameters there are fewer, so that they have at most the second number of entries (16 MB, copied a few times).
 MANY_DRAWS, MANY_NUMBERS = 4096, 2_000_000
 
-#: Draws of the prior from which modes and other mass are looked for; and the fewest of them that have to be finite.
-FROM_PRIOR, FEWEST_FROM_PRIOR = 64, 32
+#: Draws of the prior from which modes and other mass are looked for; half of them have to be finite.
+FROM_PRIOR = 64
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Evidence:
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 5)
         found = self.problem.init(FROM_PRIOR, generator, checked=False)
         found = found[found.isfinite().all(-1)]
-        return found if len(found) >= FEWEST_FROM_PRIOR else None
+        return found if 2 * len(found) >= FROM_PRIOR else None
 
     @cached_property
     def weighted_points(self) -> WeightedPoints | None:

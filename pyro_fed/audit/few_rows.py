@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import FewRows, Target
-from pyro_fed.conventions.limits import NEGLIGIBLE
+from pyro_fed.conventions.limits import NEGLIGIBLE, ROUNDING_UNITS
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.few_rows import (
     MORE,
     PROBES,
-    ROUNDING_UNITS,
     Quadratic,
     likelihoods_at,
     pick_rows,

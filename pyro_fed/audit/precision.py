@@ -26,8 +26,6 @@ from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import compared_draws
 
-#: Draws at which both are computed, and the fewest, with many rows.
-DRAWS, FEWEST_COMPARED_DRAWS = 32, 4
 #: Largest relative error of the smallest variance that is accepted: 10 % of an SD.
 LARGEST_VARIANCE_ERROR = 0.2
 
@@ -40,7 +38,7 @@ def precision(evidence: Evidence) -> list[Finding]:
     finite = draws[draws.isfinite().all(1)]
     if problem.dtype != torch.float32 or len(finite) < 2:
         return []
-    z = finite[evenly(len(finite), compared_draws(problem.traits, density_cost(problem), FEWEST_COMPARED_DRAWS, DRAWS))]
+    z = finite[evenly(len(finite), compared_draws(problem.traits, density_cost(problem)))]
     score, value = scores_at(for_checks(problem), z)
     single = score.double(), value.double()
     double = TemperedDensity().score_and_value(problem.doubled(), z.double(), (problem.doubled().all_rows, ()))

@@ -33,8 +33,8 @@ FEWEST_POINTS = 512
 #: Widths of the points around the draws, in the draws' own. Beyond these, each width is `FACTOR` times the one before,
 #: up to the prior's SD, and at most `LARGEST_WIDTH`.
 NEAR_WIDTHS, FACTOR, LARGEST_WIDTH = (1.0, 1.5, 3.0), 3.0, 1000.0
-#: Shares of the first points: around the draws, farther out, and from the prior.
-AROUND_SHARE, FARTHER_SHARE, PRIOR_SHARE = 0.5, 0.25, 0.25
+#: Share of the first points around the draws; the others are farther out and from the prior, half of them each.
+AROUND_SHARE = 0.5
 #: No points are added once their effective number is this large, and the weights' tail can be trusted. With fewer, they
 #: are not used.
 SETTINGS = AdaptiveSettings(enough=400, longest_tail=0.5, second_moments=True)
@@ -97,13 +97,13 @@ def _first(
     around = _join_mixtures((0.5, near), (0.5, _fit(draws, generator)))
     if target.few is not None:
         return around
-    found = from_prior()
+    found, farther = from_prior(), (1 - AROUND_SHARE) / 2
     if found is None:
-        return _join_mixtures((AROUND_SHARE, around), (FARTHER_SHARE, _round(target, _rungs(LARGEST_WIDTH))))
+        return _join_mixtures((AROUND_SHARE, around), (farther, _round(target, _rungs(LARGEST_WIDTH))))
     prior = target.white(found)
     rungs = _rungs(float(prior.std(0).max()))
-    parts = [(AROUND_SHARE, around), (PRIOR_SHARE, _fit(prior, generator))]
-    return _join_mixtures(*parts, *([(FARTHER_SHARE, _round(target, rungs))] if len(rungs) else []))
+    parts = [(AROUND_SHARE, around), (farther, _fit(prior, generator))]
+    return _join_mixtures(*parts, *([(farther, _round(target, rungs))] if len(rungs) else []))
 
 
 def _fit(points: Tensor, generator: torch.Generator) -> Mixture:

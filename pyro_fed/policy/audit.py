@@ -27,6 +27,8 @@ FEWEST_CHAINS, CHAINS, MANY_CHAINS = 32, 128, 2048
 #: Numbers of climbs: from draws of the prior, from points around the result, and from its draws; and where these are
 #: costly, or each density takes a run of the model.
 CLIMBS, COSTLY_CLIMBS = (16, 8, 4), (5, 3, 2)
+#: Draws at which densities are compared in two ways; and the fewest, as where each takes a run of the model.
+COMPARED_DRAWS, FEWEST_COMPARED_DRAWS = 32, 3
 #: More parameters than this are not searched for modes, whose curvature costs as many scores.
 LARGEST_DIM_OF_CLIMBS = 50
 #: With more parameters than this, importance weights are worth too little.
@@ -115,16 +117,15 @@ def weighted_points(evaluations: int, fewest: int, most: int) -> int:
     return max(fewest, min(most, FIRST_DENSITIES // max(1, evaluations)))
 
 
-def compared_draws(traits: Traits, evaluations: int, fewest: int, most: int) -> int:
+def compared_draws(traits: Traits, evaluations: int) -> int:
     """Number of draws at which densities, with their scores, are compared in two ways.
 
     Args:
         traits: of the model.
         evaluations: densities of rows in a log density.
-        fewest: at least; also where the model is run one draw at a time.
-        most: at most.
     """
-    return fewest if traits.looped else max(fewest, min(most, FIRST_DENSITIES // (2 * SCORE_COST * evaluations)))
+    afford = 0 if traits.looped else FIRST_DENSITIES // (2 * SCORE_COST * evaluations)
+    return max(FEWEST_COMPARED_DRAWS, min(COMPARED_DRAWS, afford))
 
 
 def unaffordable_operations(traits: Traits, operations: Callable[[], float], scores: int, shortest: int) -> float:

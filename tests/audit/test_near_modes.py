@@ -23,9 +23,11 @@ def counts(y):
 
 def test_known_modes_change_no_density():
     generator = torch.Generator().manual_seed(0)
-    y = torch.poisson((0.5 + 0.7 * torch.randn(30, generator=generator, dtype=torch.float64)).exp(), generator=generator)
+    y = torch.poisson(
+        (0.5 + 0.7 * torch.randn(12, generator=generator, dtype=torch.float64)).exp(), generator=generator
+    )
     problem = pf.Federation(counts, (y,), plate="data", num_clients=3).problem.doubled()
-    draws = torch.tensor([0.5, -0.4]) + 0.15 * torch.randn(200, 2, generator=generator, dtype=torch.float64)
+    draws = torch.tensor([0.5, -0.4]) + 0.15 * torch.randn(40, 2, generator=generator, dtype=torch.float64)
     whole = Target.of(problem, draws)
     target = near_draws(whole, draws)
     assert target.near is not None and 3 * target.evaluations < whole.evaluations == target.far_evaluations

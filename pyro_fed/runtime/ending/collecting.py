@@ -16,6 +16,7 @@ from torch import Tensor
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.draws import draw_locals
@@ -31,9 +32,8 @@ if TYPE_CHECKING:
 
 #: The rows' latents are not collected, and a note says so, if draws × latents are more numbers than this.
 MAX_COLLECTED = 100_000_000
-#: Draws of θ at which the integrals are checked; and the largest SD over these draws of the log-likelihood's error, in
-#: nats, that is accepted. An error that is the same everywhere changes nothing.
-CHECK_DRAWS, LARGEST_ERROR = 16, 0.1
+#: Draws of θ at which the integrals are checked. An error that is the same at all of them changes nothing.
+CHECK_DRAWS = 16
 #: The finer rule of that check: so many more nodes for each dimension, and so many times as many in all.
 MORE_NODES, MORE_TIMES = 20, 4
 #: Draws of θ, and rows, at which further modes are looked for; a mode counts if it has more than this share of its
@@ -75,13 +75,13 @@ def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
     if missed := _missed_modes(problem, theta):
         return missed
     error = integration_error(problem, theta)
-    if error <= LARGEST_ERROR:
+    if error <= NEGLIGIBLE:
         return []
     rule = replace(problem.quadrature, mode_steps=problem.quadrature.max_mode_steps)
     for _ in range(MAX_FINER_RULES):
         rule = _finer(problem, rule)
         left = _log_lik_difference_sd(problem, theta, rule, _finer(problem, rule))
-        if left <= LARGEST_ERROR:
+        if left <= NEGLIGIBLE:
             break
     return [
         sentences.integrals_are_inaccurate(
@@ -89,7 +89,7 @@ def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
             plate=problem.plate,
             error=error,
             finer=f"pf.Quadrature({_settings(problem, rule)})",
-            left=left if left > LARGEST_ERROR else None,
+            left=left if left > NEGLIGIBLE else None,
         )
     ]
 
