@@ -29,10 +29,10 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import spread
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import takes_weighted_points
+from pyro_fed.policy.audit import MOST_DRAWS, may_round, takes_weighted_points
 
-#: The most draws at which densities are computed; and the fewest by which a distribution is judged.
-MOST_DRAWS, FEWEST_DRAWS = 1000, 500
+#: The fewest draws by which a distribution is judged.
+FEWEST_DRAWS = 500
 #: Draws for the moments of a distribution that can give more draws than the run has. By chance an SD of this many is
 #: 1.1 % off, the worst of sixty 3.5 %, and less with Sobol points: chance is not mistaken for an error. With many
 #: parameters there are fewer, so that they have at most the second number of entries (16 MB, copied a few times).
@@ -140,7 +140,7 @@ class Evidence:
         if near is None or self.chains is None:
             return None
         found = self._by_importance(near, self.chains)
-        if found is not None or near.problem.dtype != torch.float32 or near.few is not None:
+        if found is not None or near.few is not None or not may_round(near.problem.traits):
             return found
         return self._by_importance(replace(near, problem=for_checks(near.problem.doubled()), near=None), self.chains)
 

@@ -35,7 +35,7 @@ from pyro_fed.density.derivatives.few_rows import (
 )
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import takes_full_matrices
+from pyro_fed.policy.audit import takes_full_matrices, takes_some_rows
 
 #: How much farther from the mean the draws at which densities are compared are moved.
 OUTWARD_FACTOR = 1.5
@@ -83,8 +83,7 @@ def on_few_rows(target: Target, white: Tensor) -> Target:
 def _row_counts(target: Target) -> list[int]:
     """Numbers of rows that are tried in the place of all; none if these are few or not tensors, or looped over."""
     problem = target.problem
-    usable = problem.traits.rows_in_tensors and not problem.looped
-    return [*row_numbers(problem.dim, problem.num_rows, MORE)] if usable else []
+    return [*row_numbers(problem.dim, problem.num_rows, MORE)] if takes_some_rows(problem.traits) else []
 
 
 def _by_rows(target: Target, rows: ClientData, missed: Quadratic) -> Target:

@@ -24,7 +24,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import compared_draws
+from pyro_fed.policy.audit import compared_draws, may_round
 
 #: Largest relative error of the smallest variance that is accepted: 10 % of an SD.
 LARGEST_VARIANCE_ERROR = 0.2
@@ -36,7 +36,7 @@ def precision(evidence: Evidence) -> list[Finding]:
         return []  # chains that never moved are not at the posterior: scores and their errors mean nothing there
     problem, draws = evidence.problem, evidence.draws.flatten(0, 1)
     finite = draws[draws.isfinite().all(1)]
-    if problem.dtype != torch.float32 or len(finite) < 2:
+    if not may_round(problem.traits) or len(finite) < 2:
         return []
     z = finite[evenly(len(finite), compared_draws(problem.traits, density_cost(problem)))]
     score, value = scores_at(for_checks(problem), z)

@@ -3,7 +3,7 @@
     z = m + L w,    m the draws' mean, L L' their covariance
 
 In these coordinates the target of a correct Gaussian result is N(0, I). With fewer than `DRAWS_A_DIMENSION` draws for
-each dimension the covariance is shrunk towards its diagonal, by D / (S + D); with more than `LARGEST_FULL` parameters L
+each dimension the covariance is shrunk towards its diagonal, by D / (S + D); with more than `LARGE_DIM` parameters L
 is diagonal. L need not fit the posterior: the methods that use these coordinates are exact in any, and only their speed
 differs.
 """
@@ -25,13 +25,12 @@ from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, 
 from pyro_fed.density.latents.quadrature import NearbyModes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
+from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.ops.importance import LARGEST
 from pyro_fed.policy.audit import SCORE_COST
 
 #: With this many draws for each dimension their covariance is not shrunk.
 DRAWS_A_DIMENSION = 4
-#: The most parameters that are whitened together; more are whitened one by one.
-LARGEST_FULL = 500
 #: Points are computed in groups of these sizes, the last one filled up, since each further size would be traced: of
 #: climbs, of few chains and many, and of weighted points.
 BATCHES = 16, 32, 128, 2048
@@ -123,10 +122,8 @@ class Target:
 
     def with_near_modes(self, white: Tensor) -> Target:
         """This target with what is known of the rows' own latents near whitened points (S, D); itself without any."""
-        problem, rows = self.problem, self._rows
-        if not problem.local_dim or problem.looped:
-            return self
-        known = ascent_starts(problem, self.model(white).unsqueeze(0), one_client(rows, self.centre.to(problem.dtype)))
+        rows = one_client(self._rows, self.centre.to(self.problem.dtype))
+        known = ascent_starts(self.problem, self.model(white).unsqueeze(0), rows)
         if known is None or not bool(known.arrive.all()):
             return self
         return replace(self, near=NearDraws(first_client(known.batch.near[0]), float(white.norm(dim=1).max())))
@@ -221,8 +218,6 @@ class Target:
 
 def density_cost(problem: Problem, near: NearbyModes | None = None) -> int:
     """Densities of rows that one log density takes; of rows with latents of their own the ways to their modes too."""
-    if not problem.local_dim:
-        return problem.evaluations
     nodes = len(near.nodes[1]) if near is not None and near.nodes else problem.num_nodes
     steps = problem.quadrature.mode_steps or 0 if near is None else len(near.steps)
     return problem.widest * (nodes + SCORE_COST * steps)
@@ -309,7 +304,7 @@ def whitening_factor(z: Tensor) -> Tensor:
     count, dim = z.shape
     sd = z.std(0)
     sd = sd.clamp_min(SMALLEST_SD_SHARE * float(sd.max()) if float(sd.max()) > 0 else 1.0)
-    if dim > LARGEST_FULL:
+    if dim > LARGE_DIM:
         return sd
     u = (z - z.mean(0)) / sd
     correlation = u.T @ u / (count - 1)

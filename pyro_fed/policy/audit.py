@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
+
 from pyro_fed.density.traits import LARGE_DIM, Traits
 
 #: Densities of rows that the first look of a check may compute in any model: a tenth of a second.
@@ -28,7 +30,9 @@ FEWEST_CHAINS, CHAINS, MANY_CHAINS = 32, 128, 2048
 #: costly, or each density takes a run of the model.
 CLIMBS, COSTLY_CLIMBS = (16, 8, 4), (5, 3, 2)
 #: Draws at which densities are compared in two ways; and the fewest, as where each takes a run of the model.
-COMPARED_DRAWS, FEWEST_COMPARED_DRAWS = 32, 3
+COMPARED_DRAWS, FEWEST_COMPARED_DRAWS = 32, 4
+#: The most draws that stand for all.
+MOST_DRAWS = 1000
 #: More parameters than this are not searched for modes, whose curvature costs as many scores.
 LARGEST_DIM_OF_CLIMBS = 50
 #: With more parameters than this, importance weights are worth too little.
@@ -141,6 +145,24 @@ def unaffordable_operations(traits: Traits, operations: Callable[[], float], sco
         return 0.0
     found = operations() * SCORE_COST * FEWEST_CHAINS * shortest * scores
     return found if found > MOST_OPERATIONS else 0.0
+
+
+def may_round(traits: Traits) -> bool:
+    """Whether densities are in single precision, in which rounding may matter.
+
+    Args:
+        traits: of the model.
+    """
+    return traits.dtype == torch.float32
+
+
+def takes_some_rows(traits: Traits) -> bool:
+    """Whether some of the rows can be taken, and computed by themselves.
+
+    Args:
+        traits: of the model.
+    """
+    return traits.rows_in_tensors and not traits.looped
 
 
 def takes_full_matrices(traits: Traits) -> bool:

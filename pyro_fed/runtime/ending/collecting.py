@@ -26,6 +26,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.tiny import log_det_lower
+from pyro_fed.policy.audit import FEWEST_COMPARED_DRAWS
 
 if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
@@ -36,9 +37,8 @@ MAX_COLLECTED = 100_000_000
 CHECK_DRAWS = 16
 #: The finer rule of that check: so many more nodes for each dimension, and so many times as many in all.
 MORE_NODES, MORE_TIMES = 20, 4
-#: Draws of θ, and rows, at which further modes are looked for; a mode counts if it has more than this share of its
-#: row's mass.
-MODES_DRAWS, MODES_ROWS, MISSED_SHARE = 4, 128, 0.05
+#: Rows at which further modes are looked for; a mode counts if it has more than this share of its row's mass.
+MODES_ROWS, MISSED_SHARE = 128, 0.05
 #: How many finer rules are tried to find one that can be recommended.
 MAX_FINER_RULES = 2
 
@@ -96,7 +96,7 @@ def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
 
 def _missed_modes(problem: Problem, theta: Tensor) -> list[Finding]:
     """Rows whose latents have modes that the rule does not find, at draws of θ (S, D)."""
-    rule, draws = problem.quadrature, theta[evenly(len(theta), MODES_DRAWS)]
+    rule, draws = problem.quadrature, theta[evenly(len(theta), FEWEST_COMPARED_DRAWS)]
     at = evenly(len(problem.all_rows[0]), MODES_ROWS).unique()  # not `num_rows`: an agent has only its own rows
     rows = tuple(leaf[at] for leaf in problem.all_rows)
 
