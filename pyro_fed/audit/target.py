@@ -250,7 +250,7 @@ def _at(
 def _points_at_once(count: int, evaluations: int) -> int:
     """How many of so many points are computed together: a power of two, since each size is traced."""
     room = max(1, CHUNK // max(1, evaluations))
-    return min(2 ** (room.bit_length() - 1), max((size for size in BATCHES if size <= count), default=BATCHES[0]))
+    return min(1 << (room.bit_length() - 1), max((size for size in BATCHES if size <= count), default=BATCHES[0]))
 
 
 def _piece(problem: Problem, compiled: Any, piece: Tensor, given: Any, size: int) -> list[Tensor]:
