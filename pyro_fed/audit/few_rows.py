@@ -8,8 +8,8 @@ is nearly quadratic: its third derivatives are of order n^(-1/2). It is the cont
 say nothing, a and E are means over points at the draws' distance from their mean.
 
 The approximation is then compared with the density of all rows at some draws, moved `OUTWARD_FACTOR` times as far out.
-If it differs by more than `NEGLIGIBLE` nats, as when single rows dominate, four times as many rows are taken. If a
-quarter of the rows does not agree, all rows are used.
+If it differs by more than `NEGLIGIBLE` nats, grown as terms of third order grow over that distance, as when single rows
+dominate, four times as many rows are taken. If a quarter of the rows does not agree, all rows are used.
 
 The correction holds around the draws. A search far from them (`modes`) uses the few rows without it, and goes on from
 its results with all rows.
@@ -69,7 +69,8 @@ def on_few_rows(target: Target, white: Tensor) -> Target:
     value, whole = target.values(at), _parabola(target, _all_rows(target), len(white))
     if not bool(value.isfinite().all()):
         return target
-    allowed = NEGLIGIBLE + ROUNDING_UNITS * torch.finfo(problem.dtype).eps * float(value.abs().max())
+    rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps * float(value.abs().max())
+    allowed = NEGLIGIBLE * OUTWARD_FACTOR**3 + rounding
     for count in counts:
         rows = _picked(target, count)
         some, share = _parabola(target, rows, len(white)), target.temperature * count / problem.num_rows

@@ -106,14 +106,18 @@ def test_chains_by_few_rows_judge_as_those_by_all(many, factor, shift, bad):
 
 
 def test_rows_that_decide_alone_are_not_left_out():
-    """Forty of the rows say all that is known of a weight: a sixth of them does not stand for all."""
+    """Forty of the rows say all that is known of a weight: fewer rows than have some of them do not stand for all."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(N, DIM, generator=generator, dtype=torch.float64)
     x[:, 2] = 0.0
     x[torch.randperm(N, generator=generator)[:40], 2] = 3.0
     problem = federation(x, generator).problem
-    target, few = targets(problem, laplace(problem, torch.zeros(DIM), generator))
-    assert few is target
+    draws = laplace(problem, torch.zeros(DIM), generator)
+    target, few = targets(problem, draws)
+    assert few.few is not None and few.few.count == MORE * ROWS
+    assert bool((few.few.rows[0][:, 2] != 0).any())
+    white = target.white(draws)
+    assert float((few(white)[0] - target(white)[0]).abs().quantile(0.98)) < NEGLIGIBLE
 
 
 def test_few_rows_in_float32_and_with_few_rows_there_are_none_to_leave():
