@@ -16,7 +16,7 @@ from pyro_fed.audit.chains.detour import Detour
 from pyro_fed.audit.chains.groups import EstimatedMoments, by_groups, groups
 from pyro_fed.audit.chains.moments import Moments, moments_verdict, wrong_moments
 from pyro_fed.audit.chains.motion import moments_by_chains
-from pyro_fed.audit.few_rows import on_few_rows
+from pyro_fed.audit.few_rows import near_draws, on_few_rows
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import moments_by_weights
 from pyro_fed.audit.target import Target, for_checks
@@ -29,16 +29,17 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import spread
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import evenly
+from pyro_fed.policy.audit import MOST_DRAWS, may_round, takes_weighted_points
 
-#: The most draws at which densities are computed; and the fewest by which a distribution is judged.
-MOST_DRAWS, FEWEST_DRAWS = 1000, 500
+#: The fewest draws by which a distribution is judged.
+FEWEST_DRAWS = 500
 #: Draws for the moments of a distribution that can give more draws than the run has. By chance an SD of this many is
 #: 1.1 % off, the worst of sixty 3.5 %, and less with Sobol points: chance is not mistaken for an error. With many
 #: parameters there are fewer, so that they have at most the second number of entries (16 MB, copied a few times).
 MANY_DRAWS, MANY_NUMBERS = 4096, 2_000_000
 
-#: Draws of the prior from which modes and other mass are looked for; and the fewest of them that have to be finite.
-FROM_PRIOR, FEWEST_FROM_PRIOR = 64, 32
+#: Draws of the prior from which modes and other mass are looked for; half of them have to be finite.
+FROM_PRIOR = 64
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Evidence:
         """The posterior in coordinates that whiten the draws; None for a point, one draw, or an infinite variance."""
         usable = self.algorithm.draws_are != "point" and len(self.flat) > 1
         usable = usable and bool(self.flat.double().var(0).isfinite().all())
-        return Target.of(self.problem, self.flat, self.temperature) if usable else None
+        return near_draws(Target.of(self.problem, self.flat, self.temperature), self.points) if usable else None
 
     @cached_property
     def jump_lines(self) -> dict[str, Line]:
@@ -112,10 +113,7 @@ class Evidence:
     @cached_property
     def few_rows_target(self) -> Target | None:
         """`target`, around the draws by few rows if these agree with all (see `few_rows`); None if `target` is."""
-        if self.target is None:
-            return None
-        generator = seeding.torch_generator(self.seed, seeding.AUDIT, 4)
-        return on_few_rows(self.target, self.target.white(self.points), generator)
+        return None if self.target is None else on_few_rows(self.target, self.target.white(self.points))
 
     @cached_property
     def from_prior(self) -> Tensor | None:
@@ -125,7 +123,7 @@ class Evidence:
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 5)
         found = self.problem.init(FROM_PRIOR, generator, checked=False)
         found = found[found.isfinite().all(-1)]
-        return found if len(found) >= FEWEST_FROM_PRIOR else None
+        return found if 2 * len(found) >= FROM_PRIOR else None
 
     @cached_property
     def weighted_points(self) -> WeightedPoints | None:
@@ -142,9 +140,9 @@ class Evidence:
         if near is None or self.chains is None:
             return None
         found = self._by_importance(near, self.chains)
-        if found is not None or near.problem.dtype != torch.float32 or near.few is not None:
+        if found is not None or near.few is not None or not may_round(near.problem.traits):
             return found
-        return self._by_importance(replace(near, problem=for_checks(near.problem.doubled())), self.chains)
+        return self._by_importance(replace(near, problem=for_checks(near.problem.doubled()), near=None), self.chains)
 
     def _by_importance(self, near: Target, chains: Moments) -> WeightedPoints | None:
         """The weighted points by densities of a target, see `weighted_points`."""
@@ -176,11 +174,27 @@ class Evidence:
 
     @cached_property
     def chains(self) -> Moments | None:
-        """The posterior's means and SDs by chains that begin at the draws; None without a target."""
+        """The posterior's means and SDs by chains that begin at the draws; None without a target.
+
+        If weighted points follow, and no finer aim is asked for, a first look is enough.
+        """
+        return self._by_chains(0, weighted=self._few_chains)
+
+    @property
+    def chains_alone(self) -> Moments | None:
+        """The moments by chains that decide without weighted points."""
+        return self._by_chains(0) if self._few_chains else self.chains
+
+    @property
+    def _few_chains(self) -> bool:
+        return self.aim is None and takes_weighted_points(self.problem.traits)
+
+    def _by_chains(self, stream: int, **how: bool) -> Moments | None:
+        """The moments by chains with random numbers of their own, see `moments_by_chains`."""
         if self.few_rows_target is None:
             return None
-        generator = seeding.torch_generator(self.seed, seeding.AUDIT)
-        return moments_by_chains(self.few_rows_target, self.quantities, self.flat, generator, self.aim)
+        generator = seeding.torch_generator(self.seed, seeding.AUDIT, stream)
+        return moments_by_chains(self.few_rows_target, self.quantities, self.flat, generator, self.aim, **how)
 
     @cached_property
     def estimated_moments(self) -> EstimatedMoments | None:
@@ -193,20 +207,19 @@ class Evidence:
           further; these are the chains'. If the two together do not decide, many chains are run.
         - The chains' estimates alone, if they find something wrong that the combined estimates do not find right.
         """
-        found, near = self.chains, self.few_rows_target
-        if found is None or near is None:
+        found = self.chains
+        if found is None:
             return None
         if found.stuck and (parts := groups(self.flat.double())):
             return self._by_groups(parts)
         weighed = None if found.stuck else self.by_weights
         if weighed is None:
-            return EstimatedMoments(found, self.quantities.labels)
+            return EstimatedMoments(found if found.stuck else self.chains_alone or found, self.quantities.labels)
         if bool(wrong_moments(weighed).any()):
             return EstimatedMoments(weighed, self.quantities.labels)
         both = weighed.where_told(found).unless_refuted(found)
         if moments_verdict(both) is None:
-            generator = seeding.torch_generator(self.seed, seeding.AUDIT, 7)
-            found = moments_by_chains(near, self.quantities, self.flat, generator, self.aim, again=True)
+            found = self._by_chains(7, again=True) or found
             both = weighed.where_told(found).unless_refuted(found)
         by_chains = bool(wrong_moments(found).any()) and moments_verdict(both, NEAR_LIMIT_SHARE) is not False
         return EstimatedMoments(found if by_chains else both, self.quantities.labels)
@@ -216,8 +229,8 @@ class Evidence:
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 6)
 
         def of_one(draws: Tensor) -> Moments:
-            target = Target.of(self.problem, draws, self.temperature)
-            own = on_few_rows(target, target.white(draws), generator)
+            target = near_draws(Target.of(self.problem, draws, self.temperature), draws)
+            own = on_few_rows(target, target.white(draws))
             return moments_by_chains(own, self.quantities, draws, generator, self.aim)
 
         return by_groups(parts, self.quantities.labels, of_one)

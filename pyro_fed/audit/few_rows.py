@@ -2,18 +2,17 @@
 
     log p(w) = log p_0(w) + n/b Σ_{i ∈ B} log p_i(w) + c(w),      c(w) ≈ level + a'w - w'E w / 2
 
-B are b of the n rows, drawn at random; c corrects for the other rows. In coordinates that whiten a result's draws, and
-with many rows, c is nearly quadratic: its third derivatives are of order n^(-1/2). Its coefficients a and E follow from
-differences of its gradient over `STEP` SDs to both sides along each axis. This takes 2 D + 1 scores of all rows.
+B are b of the n rows; c corrects for the other rows. In coordinates that whiten a result's draws, and with many rows, c
+is nearly quadratic: its third derivatives are of order n^(-1/2). It is the control variate of
+`density.derivatives.few_rows` at the draws' mean, with its source. Where rows' scores jump, and curvatures at a point
+say nothing, a and E are means over points at the draws' distance from their mean.
 
-The approximation is then compared with the density of all rows, at the points of these differences and at some draws,
-moved `OUTWARD_FACTOR` times as far out. If it differs by more than `NEGLIGIBLE` nats, as when single rows dominate,
-four times as many rows are drawn. If a quarter of the rows does not agree, all rows are used.
+The approximation is then compared with the density of all rows at some draws, moved `OUTWARD_FACTOR` times as far out.
+If it differs by more than `NEGLIGIBLE` nats, grown as terms of third order grow over that distance, as when single rows
+dominate, four times as many rows are taken. If a quarter of the rows does not agree, all rows are used.
 
 The correction holds around the draws. A search far from them (`modes`) uses the few rows without it, and goes on from
 its results with all rows.
-
-The control variate is that of `density.derivatives.few_rows`, with its source; here it is one of the whole posterior.
 """
 
 from __future__ import annotations
@@ -24,71 +23,97 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import FewRows, Target
-from pyro_fed.conventions.limits import NEGLIGIBLE
-from pyro_fed.density.derivatives.few_rows import MORE, ROUNDING_UNITS, Quadratic, first_row_count, row_numbers
+from pyro_fed.conventions.limits import NEGLIGIBLE, ROUNDING_UNITS
+from pyro_fed.density.derivatives.derivatives import Derivatives
+from pyro_fed.density.derivatives.few_rows import (
+    MORE,
+    PROBES,
+    Quadratic,
+    likelihoods_at,
+    pick_rows,
+    row_numbers,
+)
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import takes_full_matrices
+from pyro_fed.policy.audit import takes_full_matrices, takes_some_rows
 
-#: The distance, in SDs, over which differences are taken.
-STEP = 1.0
-#: Draws at which densities are compared; and how much farther from the mean they are moved.
-PROBES, OUTWARD_FACTOR = 16, 1.5
+#: How much farther from the mean the draws at which densities are compared are moved.
+OUTWARD_FACTOR = 1.5
 
 
-def on_rows_alone(target: Target, generator: torch.Generator) -> Target:
-    """The posterior by few rows, drawn at random, without the correction; `target` itself if it has not many rows."""
-    order = _order(target, generator)
-    if order is None:
+def on_rows_alone(target: Target) -> Target:
+    """The posterior by few rows, without the correction; `target` itself if it has not many rows."""
+    problem = target.problem
+    counts = _row_counts(target)
+    if not counts:
         return target
-    return replace(target, few=_alone(target, order[: first_row_count(target.problem.dim)]))
+    zero = target.centre.new_zeros(())
+    nothing = Quadratic(zero, zero.expand(problem.dim), zero.expand(problem.dim, problem.dim))
+    return _by_rows(target, _picked(target, counts[0]), nothing)
 
 
-def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Target:
+def near_draws(target: Target, draws: Tensor) -> Target:
+    """The target with the modes of the rows' own latents near draws (S, D)."""
+    return target.with_near_modes(OUTWARD_FACTOR * target.white(draws))
+
+
+def on_few_rows(target: Target, white: Tensor) -> Target:
     """The posterior around whitened draws (S, D) by few rows, corrected.
 
     `target` itself if it has not many rows, or if few rows disagree with all.
     """
-    order = _order(target, generator)
-    if order is None or not takes_full_matrices(target.problem.traits):
+    problem, counts = target.problem, _row_counts(target)
+    if not counts or not takes_full_matrices(problem.traits):
         return target
-    eye = STEP * torch.eye(target.problem.dim, dtype=white.dtype)
-    at = torch.cat([torch.zeros_like(white[:1]), eye, -eye, OUTWARD_FACTOR * white[evenly(len(white), PROBES)]])
-    value, score = target(at)
+    at = OUTWARD_FACTOR * white[evenly(len(white), PROBES)]
+    value, whole = target.values(at), _parabola(target, _all_rows(target), len(white))
     if not bool(value.isfinite().all()):
         return target
-    allowed = NEGLIGIBLE + ROUNDING_UNITS * torch.finfo(target.problem.dtype).eps * float(value.abs().max())
-    for count in row_numbers(target.problem.dim, len(order)):
-        found = _corrected_target(target, _alone(target, order[:count]), at, value, score)
-        if bool(((found(at)[0] - value).abs() <= allowed).all()):
+    rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps * float(value.abs().max())
+    allowed = NEGLIGIBLE * OUTWARD_FACTOR**3 + rounding
+    for count in counts:
+        rows = _picked(target, count)
+        some, share = _parabola(target, rows, len(white)), target.temperature * count / problem.num_rows
+        missed = Quadratic(*(a / target.temperature - b / share for a, b in zip(whole, some, strict=True)))
+        found = _by_rows(target, rows, missed).with_near_modes(at)
+        if bool(((found.values(at) - value).abs() <= allowed).all()):
             return found
     return target
 
 
-def _order(target: Target, generator: torch.Generator) -> Tensor | None:
-    """A random order of the rows; None if all are used: they are few or not tensors by row, or the model is looped."""
+def _row_counts(target: Target) -> list[int]:
+    """Numbers of rows that are tried in the place of all; none if these are few or not tensors, or looped over."""
     problem = target.problem
-    tensors = all(isinstance(leaf, Tensor) and len(leaf) == problem.num_rows for leaf in problem.all_rows)
-    if problem.looped or not tensors or problem.num_rows < MORE * first_row_count(target.problem.dim):
-        return None
-    return torch.randperm(problem.num_rows, generator=generator)
+    return [*row_numbers(problem.dim, problem.num_rows, MORE)] if takes_some_rows(problem.traits) else []
 
 
-def _alone(target: Target, which: Tensor) -> FewRows:
-    """Some rows, by their indices, with a correction of zero."""
-    rows = tuple(leaf[which.to(leaf.device)] for leaf in target.problem.all_rows)
-    zero = target.centre.new_zeros(())
-    dim = len(target.centre)
-    return FewRows(rows, len(which), Quadratic(zero, zero.expand(dim), zero.expand(dim, dim)))
+def _by_rows(target: Target, rows: ClientData, missed: Quadratic) -> Target:
+    """The posterior by some rows, as those of one client, and what these miss."""
+    chosen = rows.row_index[0].to(rows.rows[0].device)
+    few = FewRows(tuple(leaf[chosen] for leaf in rows.rows), len(chosen), missed)
+    return replace(target, few=few, near=None)
 
 
-def _corrected_target(target: Target, few: FewRows, at: Tensor, value: Tensor, score: Tensor) -> Target:
-    """The posterior by some rows, with the correction that fits all rows' values and scores at points.
+def _all_rows(target: Target) -> ClientData:
+    """All rows as those of one client."""
+    count = torch.tensor([target.problem.num_rows])
+    return ClientData(target.problem.all_rows, torch.arange(int(count)).unsqueeze(0), count)
 
-    Only the first 2 D + 1 points are used: the origin and those to both sides of it along each axis.
-    """
-    dim = at.shape[1]
-    some_value, some_score = replace(target, few=few)(at[: 2 * dim + 1])
-    missed = score[: 2 * dim + 1] - some_score
-    bend = (missed[dim + 1 :] - missed[1 : dim + 1]) / (2 * STEP)
-    correction = Quadratic(value[0] - some_value[0], missed[0], (bend + bend.T) / 2)
-    return replace(target, few=replace(few, correction=correction))
+
+def _picked(target: Target, count: int) -> ClientData:
+    """So many of all rows, as those of one client."""
+    return pick_rows(target.problem, _all_rows(target), count)[0]
+
+
+def _parabola(target: Target, rows: ClientData, uses: int) -> Quadratic:
+    """The rows' log-likelihood around the draws in whitened coordinates, to second order."""
+    problem, dim = target.problem, target.problem.dim
+    if not problem.traits.non_smooth_rows:
+        value, score, curvature = (part[0] for part in likelihoods_at(problem, target.centre.unsqueeze(0), rows, uses))
+        return Quadratic(value, target.pulled(score), target.pulled(target.pulled(curvature).mT))
+    axes = dim**0.5 * torch.eye(dim, dtype=target.centre.dtype)
+    points = target.model(torch.cat([axes, -axes])).unsqueeze(1)
+    means = Derivatives("full", "hessian").of_likelihood(problem, points, rows.full_batch())
+    value, score, curvature = (part[0] for part in means)
+    bend = target.pulled(target.pulled(curvature).mT)
+    return Quadratic(value + bend.trace() / 2, target.pulled(score), bend)

@@ -19,15 +19,13 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import overrides
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.target import TemperedDensity, for_checks, scores_at, whitening_factor
+from pyro_fed.audit.target import TemperedDensity, density_cost, for_checks, scores_at, whitening_factor
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import compared_draws
+from pyro_fed.policy.audit import compared_draws, may_round
 
-#: Draws at which both are computed, and the fewest, with many rows.
-DRAWS, FEWEST_COMPARED_DRAWS = 32, 4
 #: Largest relative error of the smallest variance that is accepted: 10 % of an SD.
 LARGEST_VARIANCE_ERROR = 0.2
 
@@ -38,12 +36,12 @@ def precision(evidence: Evidence) -> list[Finding]:
         return []  # chains that never moved are not at the posterior: scores and their errors mean nothing there
     problem, draws = evidence.problem, evidence.draws.flatten(0, 1)
     finite = draws[draws.isfinite().all(1)]
-    if problem.dtype != torch.float32 or len(finite) < 2:
+    if not may_round(problem.traits) or len(finite) < 2:
         return []
-    z = finite[evenly(len(finite), compared_draws(problem.traits, FEWEST_COMPARED_DRAWS, DRAWS))]
+    z = finite[evenly(len(finite), compared_draws(problem.traits, density_cost(problem)))]
     score, value = scores_at(for_checks(problem), z)
     single = score.double(), value.double()
-    double = TemperedDensity().score_and_value(problem.doubled(), z.double(), problem.doubled().all_rows)
+    double = TemperedDensity().score_and_value(problem.doubled(), z.double(), (problem.doubled().all_rows, ()))
     factor = whitening_factor(finite.double())
     found = _errors(single, double, factor)
     if found is None and overrides(evidence.algorithm, "log_density"):

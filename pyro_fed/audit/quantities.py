@@ -10,11 +10,10 @@ from torch import Tensor
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
+from pyro_fed.policy.audit import COMPARED_DRAWS
 
 #: Added to the name of a number on the unconstrained scale, if the site's own scale is another one.
 UNCONSTRAINED = " (unconstrained)"
-#: Draws that decide which sites have another scale, and which of their entries vary.
-LOOKED_AT = 32
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Quantities:
     @classmethod
     def of(cls, problem: Problem, z: Tensor) -> Quantities:
         """The numbers of a model, whose scales are compared at unconstrained draws z (S, D)."""
-        some = z[evenly(len(z), LOOKED_AT)].to(problem.dtype)
+        some = z[evenly(len(z), COMPARED_DRAWS)].to(problem.dtype)
         values = problem.constrain(some, problem.fewest_rows)
         own: list[str] = []
         varying: list[Tensor] = []

@@ -27,10 +27,8 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.errors import PyroFedError
 from pyro_fed.ops.batched import vmap
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import compared_draws
+from pyro_fed.policy.audit import FEWEST_COMPARED_DRAWS
 
-#: Draws at which D is computed, and the fewest, with many rows.
-DRAWS, FEWEST_COMPARED_DRAWS = 5, 2
 #: The most clients that are compared: the largest, the smallest, and others in between.
 MOST_CLIENTS = 12
 
@@ -51,7 +49,7 @@ def splitting(evidence: Evidence) -> list[Finding]:
     points = evidence.points[evidence.points.isfinite().all(1)].double()
     if not len(points):
         return []
-    z = points[evenly(len(points), compared_draws(problem.traits, FEWEST_COMPARED_DRAWS, DRAWS))]
+    z = points[evenly(len(points), FEWEST_COMPARED_DRAWS)]
     generator = torch.Generator().manual_seed(0)
     local = torch.randn(problem.bound.num_rows, problem.local_dim, generator=generator, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):

@@ -3,7 +3,7 @@
     z = m + L w,    m the draws' mean, L L' their covariance
 
 In these coordinates the target of a correct Gaussian result is N(0, I). With fewer than `DRAWS_A_DIMENSION` draws for
-each dimension the covariance is shrunk towards its diagonal, by D / (S + D); with more than `LARGEST_FULL` parameters L
+each dimension the covariance is shrunk towards its diagonal, by D / (S + D); with more than `LARGE_DIM` parameters L
 is diagonal. L need not fit the posterior: the methods that use these coordinates are exact in any, and only their speed
 differs.
 """
@@ -14,24 +14,26 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp
 
 from pyro_fed.density.derivatives.few_rows import Quadratic
+from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
+from pyro_fed.density.latents.quadrature import NearbyModes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
+from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.ops.importance import LARGEST
+from pyro_fed.policy.audit import SCORE_COST
 
 #: With this many draws for each dimension their covariance is not shrunk.
 DRAWS_A_DIMENSION = 4
-#: The most parameters that are whitened together; more are whitened one by one.
-LARGEST_FULL = 500
-#: Points are computed in groups of this size, the last one filled up, since each further size would have to be traced.
-#: Few points (those of climbs) and very many have group sizes of their own.
-BATCH, SMALL_BATCH, LARGE_BATCH = 128, 32, 2048
+#: Points are computed in groups of these sizes, the last one filled up, since each further size would be traced: of
+#: climbs, of few chains and many, and of weighted points.
+BATCHES = 16, 32, 128, 2048
 #: An SD smaller than this share of the largest is rounding.
 SMALLEST_SD_SHARE = 1e-10
 #: Half the distance over which scores are compared for a curvature: in the result's SDs, or as a multiple of a
@@ -65,6 +67,18 @@ class FewRows:
         return value, pull(gradient)[0]
 
 
+class NearDraws(NamedTuple):
+    """What is known of the integrals over the rows' own latents at points w within a distance of the draws' mean.
+
+    Args:
+        modes: see `ascent_starts`.
+        reach: the distance.
+    """
+
+    modes: NearbyModes
+    reach: float
+
+
 @dataclass
 class Target:
     """Log density and score of the posterior, in whitened coordinates.
@@ -75,6 +89,7 @@ class Target:
         factor: L (D, D), lower triangular, or its diagonal (D,) if L is diagonal; float64.
         temperature: T of the likelihood, which is raised to the power 1 / T, as in generalised Bayes.
         few: rows that stand for all; None: all rows are used.
+        near: what is known of the integrals over the rows' own latents near the draws; None for nothing.
     """
 
     problem: Problem
@@ -82,6 +97,7 @@ class Target:
     factor: Tensor
     temperature: float = 1.0
     few: FewRows | None = None
+    near: NearDraws | None = None
 
     @classmethod
     def of(cls, problem: Problem, draws: Tensor, temperature: float = 1.0) -> Target:
@@ -104,6 +120,19 @@ class Target:
         curvature = (score[dim:] - score[:dim]).diagonal() / (2 * step)
         return replace(target, factor=torch.where(curvature > 0, curvature, 1.0).rsqrt())
 
+    def with_near_modes(self, white: Tensor) -> Target:
+        """This target with what is known of the rows' own latents near whitened points (S, D); itself without any."""
+        rows = one_client(self._rows, self.centre.to(self.problem.dtype))
+        known = ascent_starts(self.problem, self.model(white).unsqueeze(0), rows)
+        if known is None or not bool(known.arrive.all()):
+            return self
+        return replace(self, near=NearDraws(first_client(known.batch.near[0]), float(white.norm(dim=1).max())))
+
+    @property
+    def _rows(self) -> tuple[Any, ...]:
+        """The rows that the density is computed from."""
+        return self.problem.all_rows if self.few is None else self.few.rows
+
     @property
     def scale(self) -> Tensor:
         """The SDs (D,) of L w for w ~ N(0, I)."""
@@ -125,6 +154,10 @@ class Target:
         found: Tensor = torch.linalg.solve_triangular(self.factor, away.T, upper=False).T
         return found
 
+    def pulled(self, score: Tensor) -> Tensor:
+        """L' s in the whitened coordinates (..., D) of gradients s (..., D) in the model's coordinates."""
+        return score * self.factor if self.factor.dim() == 1 else score @ self.factor
+
     @property
     def share(self) -> float:
         """The share of all rows from which a density is computed."""
@@ -132,18 +165,22 @@ class Target:
 
     @property
     def evaluations(self) -> int:
-        """The number of rows' densities that one log density takes."""
-        return math.ceil(self.problem.evaluations * self.share)
+        """Densities of rows that one log density takes near the draws."""
+        return math.ceil(density_cost(self.problem, None if self.near is None else self.near.modes) * self.share)
+
+    @property
+    def far_evaluations(self) -> int:
+        """Densities of rows that one log density takes far from the draws."""
+        return math.ceil(density_cost(self.problem) * self.share)
 
     def __call__(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Log density (S,) and its gradient (S, D) at whitened points (S, D); -inf and zero if one is not finite."""
         score, value = self._at(white, "score_and_value")
-        score, value = score.double(), value.double()
-        pulled = score * self.factor if self.factor.dim() == 1 else score @ self.factor
+        value, pulled = value.double(), self.pulled(score.double())
         if self.few is not None:
             missed, slope = self.few.value_and_gradient(white)
             value, pulled = value + missed, pulled + slope
-        usable = value.isfinite() & (value < LARGEST) & score.isfinite().all(-1)
+        usable = value.isfinite() & (value < LARGEST) & pulled.isfinite().all(-1)
         return torch.where(usable, value, -torch.inf), torch.where(usable[:, None], pulled, 0.0)
 
     def values(self, white: Tensor) -> Tensor:
@@ -156,14 +193,34 @@ class Target:
 
     def terms(self, z: Tensor) -> Tensor:
         """Log densities of the prior and of each of the N rows, (S, 1 + N) float64, at the model's points z (S, D)."""
-        (found,) = _at(self.problem, z.to(self.problem.dtype), TemperedDensity(self.temperature).terms)
+        problem, method = self.problem, TemperedDensity(self.temperature).terms
+        (found,) = _at(problem, z.to(problem.dtype), method, (problem.all_rows, ()), problem.evaluations)
         return found.double()
 
     def _at(self, white: Tensor, what: str) -> tuple[Tensor, ...]:
         """The result of a method of `TemperedDensity`, by name, at whitened points (S, D) with the target's rows."""
-        rows = self.few.rows if self.few is not None else None
         method = getattr(TemperedDensity(self.temperature * self.share), what)
-        return _at(self.problem, self.model(white).to(self.problem.dtype), method, rows)
+        z, rows = self.model(white).to(self.problem.dtype), self._rows
+        evaluations = math.ceil(self.problem.evaluations * self.share)
+        if self.near is None:
+            return _at(self.problem, z, method, (rows, ()), evaluations)
+        inside = white.norm(dim=1) <= self.near.reach
+        at = [which.nonzero()[:, 0] for which in (inside, ~inside)]
+        known: tuple[tuple[NearbyModes, ...], ...] = (self.near.modes,), ()
+        found = [
+            _at(self.problem, z[some], method, (rows, near), evaluations)
+            for some, near in zip(at, known, strict=True)
+            if len(some)
+        ]
+        order = torch.cat(at).argsort()
+        return tuple(torch.cat(parts)[order] for parts in zip(*found, strict=True))
+
+
+def density_cost(problem: Problem, near: NearbyModes | None = None) -> int:
+    """Densities of rows that one log density takes; of rows with latents of their own the ways to their modes too."""
+    nodes = len(near.nodes[1]) if near is not None and near.nodes else problem.num_nodes
+    steps = problem.quadrature.mode_steps or 0 if near is None else len(near.steps)
+    return problem.widest * (nodes + SCORE_COST * steps)
 
 
 def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -171,29 +228,40 @@ def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Te
 
     `for_checks` has compiled the problem. The likelihood is raised to the power 1 / `temperature`.
     """
-    score, value = _at(problem, z, TemperedDensity(temperature).score_and_value)
+    method = TemperedDensity(temperature).score_and_value
+    score, value = _at(problem, z, method, (problem.all_rows, ()), problem.evaluations)
     return score, value
 
 
 def _at(
-    problem: Problem, z: Tensor, function: Callable[..., tuple[Tensor, ...]], rows: tuple[Tensor, ...] | None = None
+    problem: Problem, z: Tensor, function: Callable[..., tuple[Tensor, ...]], given: Any, evaluations: int
 ) -> tuple[Tensor, ...]:
-    """The result of a function of points (S, D) and of rows (all by default), computed for some points at a time."""
-    most = SMALL_BATCH if len(z) <= SMALL_BATCH else BATCH if len(z) < LARGE_BATCH else LARGE_BATCH
-    share = 1.0 if rows is None else len(rows[0]) / problem.num_rows
-    size = max(1, min(most, int(CHUNK / max(1.0, share * problem.evaluations))))
-    # The rows are inputs: the compiled step serves other data of the same shapes too (`Federation.with_args`).
+    """The result of a function of points (S, D) and of what is `given`, computed for some points at a time.
+
+    What is given are rows, and what is known of them: inputs, so that the compiled step serves other data of the same
+    shapes too (`Federation.with_args`). `evaluations` are densities of rows at a point.
+    """
     compiled = problem.mapped(function, (0, None))
-    given = problem.all_rows if rows is None else rows
+    size = _points_at_once(len(z), evaluations)
     pieces = zip(*(_piece(problem, compiled, piece, given, size) for piece in z.split(size)), strict=True)
     return tuple(torch.cat(parts) for parts in pieces)
 
 
-def _piece(problem: Problem, compiled: Any, piece: Tensor, rows: tuple[Any, ...], size: int) -> list[Tensor]:
+def _points_at_once(count: int, evaluations: int) -> int:
+    """How many of so many points are computed together: a power of two, since each size is traced."""
+    room = max(1, CHUNK // max(1, evaluations))
+    return min(1 << (room.bit_length() - 1), max((size for size in BATCHES if size <= count), default=BATCHES[0]))
+
+
+def _piece(problem: Problem, compiled: Any, piece: Tensor, given: Any, size: int) -> list[Tensor]:
     """The compiled function at a piece of the points, which is filled up to `size` if functions are traced."""
     missing = size - len(piece) if problem.compiler.level == "trace" else 0
-    found = compiled(torch.cat([piece, piece[-1:].expand(missing, -1)])[None], rows)
+    found = compiled(torch.cat([piece, piece[-1:].expand(missing, -1)])[None], given)
     return [part[0, : len(piece)] for part in found]
+
+
+#: Rows, and what is known of their own latents: a tuple of one, or none.
+Given = tuple[tuple[Any, ...], tuple[NearbyModes, ...]]
 
 
 @dataclass(frozen=True)
@@ -202,27 +270,27 @@ class TemperedDensity:
 
     temperature: float = 1.0
 
-    def score_and_value(self, problem: Problem, points: Tensor, rows: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    def score_and_value(self, problem: Problem, points: Tensor, given: Given) -> tuple[Tensor, Tensor]:
         """Scores (S, D) and values (S,) at unconstrained points (S, D)."""
-        density = partial(self._log_density, problem, rows)
+        density = partial(self._log_density, problem, given)
         found: tuple[Tensor, Tensor] = problem.vmap(grad_and_value(density))(points)
         return found
 
-    def value(self, problem: Problem, points: Tensor, rows: tuple[Any, ...]) -> tuple[Tensor]:
+    def value(self, problem: Problem, points: Tensor, given: Given) -> tuple[Tensor]:
         """Values (S,) at unconstrained points (S, D)."""
-        return (problem.vmap(partial(self._log_density, problem, rows))(points),)
+        return (problem.vmap(partial(self._log_density, problem, given))(points),)
 
-    def terms(self, problem: Problem, points: Tensor, rows: tuple[Any, ...]) -> tuple[Tensor]:
+    def terms(self, problem: Problem, points: Tensor, given: Given) -> tuple[Tensor]:
         """The prior's term and each row's, (S, 1 + N), at unconstrained points (S, D)."""
 
         def of_one(z: Tensor) -> Tensor:
-            log_prior, pointwise = problem.log_parts(z, rows)
+            log_prior, pointwise = problem.log_parts(z, given[0], *given[1])
             return torch.cat([log_prior[None], pointwise / self.temperature])
 
         return (problem.vmap(of_one)(points),)
 
-    def _log_density(self, problem: Problem, rows: tuple[Any, ...], z: Tensor) -> Tensor:
-        log_prior, pointwise = problem.log_parts(z, rows)
+    def _log_density(self, problem: Problem, given: Given, z: Tensor) -> Tensor:
+        log_prior, pointwise = problem.log_parts(z, given[0], *given[1])
         return log_prior + pointwise.sum() / self.temperature
 
 
@@ -236,7 +304,7 @@ def whitening_factor(z: Tensor) -> Tensor:
     count, dim = z.shape
     sd = z.std(0)
     sd = sd.clamp_min(SMALLEST_SD_SHARE * float(sd.max()) if float(sd.max()) > 0 else 1.0)
-    if dim > LARGEST_FULL:
+    if dim > LARGE_DIM:
         return sd
     u = (z - z.mean(0)) / sd
     correlation = u.T @ u / (count - 1)

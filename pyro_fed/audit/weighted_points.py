@@ -21,24 +21,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.target import LARGE_BATCH, Target
+from pyro_fed.audit.target import BATCHES, Target
 from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, NOTHING, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.student_mixtures import Mixture, fitted
-from pyro_fed.policy.audit import rounds_of_weighted_points
+from pyro_fed.policy.audit import takes_weighted_points, weighted_points
 
-#: Points of a round, as many as are computed together; and the most rounds.
-POINTS, ROUNDS = LARGE_BATCH, 6
+#: The most rounds. A round has as many points as are computed together, or fewer where they cost much.
+ROUNDS = 6
+#: The fewest points of a round, of which each of the first mixture's parts has some.
+FEWEST_POINTS = 512
 #: Widths of the points around the draws, in the draws' own. Beyond these, each width is `FACTOR` times the one before,
 #: up to the prior's SD, and at most `LARGEST_WIDTH`.
 NEAR_WIDTHS, FACTOR, LARGEST_WIDTH = (1.0, 1.5, 3.0), 3.0, 1000.0
-#: Shares of the first points: around the draws, farther out, and from the prior.
-AROUND_SHARE, FARTHER_SHARE, PRIOR_SHARE = 0.5, 0.25, 0.25
-#: No points are added once their effective number is this large, and the weights' tail can be trusted.
-SETTINGS = AdaptiveSettings(enough=1000, longest_tail=0.5, second_moments=True)
+#: Share of the first points around the draws; the others are farther out and from the prior, half of them each.
+AROUND_SHARE = 0.5
+#: No points are added once their effective number is this large, and the weights' tail can be trusted. With fewer, they
+#: are not used.
+SETTINGS = AdaptiveSettings(enough=400, longest_tail=0.5, second_moments=True)
 #: Effective number of points for a fit.
 FIT_ON = 5 * COMPONENTS
-#: Points are used if their effective number is at least this.
-LEAST_EFFECTIVE_POINTS = 400
 
 
 @dataclass(frozen=True)
@@ -65,24 +66,20 @@ def weighed_points(
         from_prior: gives draws of the prior in the model's coordinates (M, D), or None if it is improper.
         generator: source of randomness.
     """
-    rounds = rounds_of_weighted_points(target.problem.traits, target.evaluations, POINTS, ROUNDS)
-    if not rounds:
+    if not takes_weighted_points(target.problem.traits):
         return None
-    first = _first(target, draws, from_prior, generator).shared_out(POINTS)
+    points = weighted_points(target.evaluations, FEWEST_POINTS, BATCHES[-1])
+    first = _first(target, draws, from_prior, generator).shared_out(points)
     sampler = AdaptiveImportanceSampler.start(SETTINGS, first, generator)
-    for taken in range(1, rounds + 1):
+    for taken in range(1, ROUNDS + 1):
         sampler = sampler.tell(target.values(sampler.trial))
         if sampler.all_impossible:
             return None
-        if taken == rounds or sampler.is_enough():
+        if taken == ROUNDS or sampler.is_enough():
             break
-        sampler = sampler.draw(sampler.refit(FIT_ON, generator).shared_out(POINTS), generator)
+        sampler = sampler.draw(sampler.refit(FIT_ON, generator).shared_out(points), generator)
     found = sampler.smoothed
-    return (
-        _some(sampler)
-        if found.pareto_k <= SETTINGS.longest_tail and found.effective >= LEAST_EFFECTIVE_POINTS
-        else None
-    )
+    return _some(sampler) if SETTINGS.are_met(found.effective, found.pareto_k) else None
 
 
 def _some(sampler: AdaptiveImportanceSampler) -> WeightedPoints:
@@ -100,13 +97,13 @@ def _first(
     around = _join_mixtures((0.5, near), (0.5, _fit(draws, generator)))
     if target.few is not None:
         return around
-    found = from_prior()
+    found, farther = from_prior(), (1 - AROUND_SHARE) / 2
     if found is None:
-        return _join_mixtures((AROUND_SHARE, around), (FARTHER_SHARE, _round(target, _rungs(LARGEST_WIDTH))))
+        return _join_mixtures((AROUND_SHARE, around), (farther, _round(target, _rungs(LARGEST_WIDTH))))
     prior = target.white(found)
     rungs = _rungs(float(prior.std(0).max()))
-    parts = [(AROUND_SHARE, around), (PRIOR_SHARE, _fit(prior, generator))]
-    return _join_mixtures(*parts, *([(FARTHER_SHARE, _round(target, rungs))] if len(rungs) else []))
+    parts = [(AROUND_SHARE, around), (farther, _fit(prior, generator))]
+    return _join_mixtures(*parts, *([(farther, _round(target, rungs))] if len(rungs) else []))
 
 
 def _fit(points: Tensor, generator: torch.Generator) -> Mixture:

@@ -1,85 +1,91 @@
 """What the audit computes on a model: how many chains, climbs, points and draws; none where they cost too much.
 
 Costs are counted in densities of rows; `evaluations` is how many of them one log density takes, of all rows or of few
-that stand for all.
+that stand for all. A first look of each check costs a share of what the rounds of a Gaussian approximation do, some
+thousand densities of all rows; in a small model, where these cost next to nothing, it may take `FIRST_DENSITIES`. What
+the first look leaves undecided is worth `DENSITIES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import torch
 
 from pyro_fed.density.traits import LARGE_DIM, Traits
 
-#: Densities of rows that chains or climbs may compute: about ten seconds.
+#: Densities of rows that the first look of a check may compute in any model: a tenth of a second.
+FIRST_DENSITIES = 4_000_000
+#: Densities of rows that chains or climbs may compute where the first look does not decide: about ten seconds.
 DENSITIES = 1_000_000_000
-#: Densities of rows by which weighted points are drawn: about two seconds.
-WEIGHTED_DENSITIES = 200_000_000
-#: Densities of rows by which draws are compared, in two precisions or with single clients' rows.
-COMPARED_DENSITIES = 2_000_000
-#: Numbers that chains may compute where rows' own latents are integrated out, about twenty seconds: a density then
-#: takes a search for each row's mode and a sum over nodes.
-NUMBERS = 20_000_000_000
 #: How many densities a score costs.
 SCORE_COST = 3
 #: The audit is not made if the shortest one would take more operations than this, some seconds.
 MOST_OPERATIONS = 5_000_000_000
-#: Chains: of a walk; where they would cost too much, or each score is a run of the model; and of a second walk, for
-#: results whose error may matter but may also be chance. Few chains hardly determine the SD of a long tail.
-CHAINS, FEWEST_CHAINS, MANY_CHAINS = 128, 32, 2048
-#: Numbers of climbs: from draws of the prior, from points around the result, and from its draws; and where each density
-#: takes a run of the model.
-CLIMBS, LOOPED_CLIMBS = (16, 8, 4), (5, 3, 2)
+#: Chains: of the first walk; of a second one, where the first is undecided; and of a third, for results whose error may
+#: matter but may also be chance. Few chains hardly determine the SD of a long tail.
+FEWEST_CHAINS, CHAINS, MANY_CHAINS = 32, 128, 2048
+#: Numbers of climbs: from draws of the prior, from points around the result, and from its draws; and where these are
+#: costly, or each density takes a run of the model.
+CLIMBS, COSTLY_CLIMBS = (16, 8, 4), (5, 3, 2)
+#: Draws at which densities are compared in two ways; and the fewest, as where each takes a run of the model.
+COMPARED_DRAWS, FEWEST_COMPARED_DRAWS = 32, 4
+#: The most draws that stand for all.
+MOST_DRAWS = 1000
 #: More parameters than this are not searched for modes, whose curvature costs as many scores.
 LARGEST_DIM_OF_CLIMBS = 50
 #: With more parameters than this, importance weights are worth too little.
 LARGEST_DIM_OF_WEIGHTS = 8
 
 
-class Walks(NamedTuple):
+class Walk(NamedTuple):
     """How chains are run.
 
     Args:
-        chains: of the first walk.
-        transitions: of the first walk, at most.
-        more: chains of the second walk; 0: there is none.
+        chains: their number.
+        transitions: of each, at most.
     """
 
     chains: int
     transitions: int
-    more: int
 
 
-def walks(
-    traits: Traits, evaluations: int, numbers: Callable[[], float], scores: int, shortest: int, longest: int
-) -> Walks:
-    """Chains and transitions that can be afforded.
+def walks(traits: Traits, evaluations: int, scores: int, looks: Sequence[int], weighted: bool = False) -> list[Walk]:
+    """Chains and transitions of one walk after the other, each for what the one before has not decided.
 
     Args:
         traits: of the model.
         evaluations: densities of rows in a log density.
-        numbers: gives those that a log density computes; asked where rows have latents of their own.
         scores: of a transition.
-        shortest: number of transitions of the shortest walk.
-        longest: of the longest.
+        looks: numbers of transitions before which a walk may end, at least three.
+        weighted: whether weighted points decide, so that a first look of chains is enough.
     """
+    _, shortest, some, *_, longest = looks
     afford = DENSITIES // max(1, evaluations * scores)
-    if traits.local_dim:
-        afford = min(afford, int(NUMBERS / max(1.0, numbers() * SCORE_COST * scores)))
-    chains = FEWEST_CHAINS if traits.looped else min(max(afford // shortest, FEWEST_CHAINS), CHAINS)
-    more = 0 if traits.looped else min(MANY_CHAINS, afford // longest)
-    return Walks(chains, max(afford // chains, shortest), more if more > chains else 0)
+    first = Walk(FEWEST_CHAINS, min(max(afford // FEWEST_CHAINS, shortest), longest))
+    if weighted:
+        enough = FIRST_DENSITIES // max(1, FEWEST_CHAINS * evaluations * scores)
+        return [first._replace(transitions=min(max(enough, some), first.transitions))]
+    if traits.looped:
+        return [first]
+    chains = min(max(afford // shortest, FEWEST_CHAINS), CHAINS)
+    second, many = Walk(chains, min(max(afford // chains, shortest), longest)), min(MANY_CHAINS, afford // longest)
+    return [first, *[second] * (chains > FEWEST_CHAINS), *[Walk(many, longest)] * (many > chains)]
 
 
 def climbs(traits: Traits, evaluations: int, steps: int) -> tuple[int, int, int] | None:
     """Numbers of climbs from the prior, around the result and from its draws; None where modes are not searched for.
+
+    They are few where a step of all climbs costs more than a first look.
 
     Args:
         traits: of the model.
         evaluations: densities of rows in a log density.
         steps: of a climb, at most.
     """
-    chosen = LOOPED_CLIMBS if traits.looped else CLIMBS
+    costly = traits.looped or evaluations * sum(CLIMBS) > FIRST_DENSITIES
+    chosen = COSTLY_CLIMBS if costly else CLIMBS
     affordable = traits.dim <= LARGEST_DIM_OF_CLIMBS and evaluations * steps * sum(chosen) <= DENSITIES
     return chosen if affordable else None
 
@@ -95,29 +101,35 @@ def affords(traits: Traits, points: int = 0) -> bool:
     return cheap and not traits.looped and traits.dim <= LARGEST_DIM_OF_CLIMBS
 
 
-def rounds_of_weighted_points(traits: Traits, evaluations: int, points: int, most: int) -> int:
-    """Rounds of weighted points: `most`, one where these cost too much, or none in many dimensions.
+def takes_weighted_points(traits: Traits) -> bool:
+    """Whether points are weighted: not in many dimensions, nor where each density takes a run of the model.
+
+    Args:
+        traits: of the model.
+    """
+    return not traits.looped and traits.dim <= LARGEST_DIM_OF_WEIGHTS
+
+
+def weighted_points(evaluations: int, fewest: int, most: int) -> int:
+    """Number of weighted points of a round.
+
+    Args:
+        evaluations: densities of rows in a log density.
+        fewest: points.
+        most: points.
+    """
+    return max(fewest, min(most, FIRST_DENSITIES // max(1, evaluations)))
+
+
+def compared_draws(traits: Traits, evaluations: int) -> int:
+    """Number of draws at which densities, with their scores, are compared in two ways.
 
     Args:
         traits: of the model.
         evaluations: densities of rows in a log density.
-        points: of a round.
-        most: rounds, at most.
     """
-    if traits.looped or traits.dim > LARGEST_DIM_OF_WEIGHTS:
-        return 0
-    return 1 if evaluations * points * most > WEIGHTED_DENSITIES else most
-
-
-def compared_draws(traits: Traits, fewest: int, most: int) -> int:
-    """Number of draws that are compared in two ways.
-
-    Args:
-        traits: of the model.
-        fewest: at least; also where the model is run one draw at a time.
-        most: at most.
-    """
-    return fewest if traits.looped else max(fewest, min(most, COMPARED_DENSITIES // traits.evaluations))
+    afford = 0 if traits.looped else FIRST_DENSITIES // (2 * SCORE_COST * evaluations)
+    return max(FEWEST_COMPARED_DRAWS, min(COMPARED_DRAWS, afford))
 
 
 def unaffordable_operations(traits: Traits, operations: Callable[[], float], scores: int, shortest: int) -> float:
@@ -133,6 +145,24 @@ def unaffordable_operations(traits: Traits, operations: Callable[[], float], sco
         return 0.0
     found = operations() * SCORE_COST * FEWEST_CHAINS * shortest * scores
     return found if found > MOST_OPERATIONS else 0.0
+
+
+def may_round(traits: Traits) -> bool:
+    """Whether densities are in single precision, in which rounding may matter.
+
+    Args:
+        traits: of the model.
+    """
+    return traits.dtype == torch.float32
+
+
+def takes_some_rows(traits: Traits) -> bool:
+    """Whether some of the rows can be taken, and computed by themselves.
+
+    Args:
+        traits: of the model.
+    """
+    return traits.rows_in_tensors and not traits.looped
 
 
 def takes_full_matrices(traits: Traits) -> bool:

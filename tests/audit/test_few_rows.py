@@ -17,9 +17,10 @@ from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions.limits import NEGLIGIBLE
-from pyro_fed.density.derivatives.few_rows import ROWS
+from pyro_fed.density.derivatives.few_rows import MORE, first_row_count
 
 N, DIM = 17_000, 3
+ROWS = first_row_count(DIM, MORE)  # that stand for all at first
 
 
 def logistic(x, y):
@@ -72,7 +73,7 @@ def many():
 
 def targets(problem, draws):
     target = Target.of(problem, draws)
-    return target, on_few_rows(target, target.white(draws), torch.Generator().manual_seed(1))
+    return target, on_few_rows(target, target.white(draws))
 
 
 def test_few_rows_have_the_density_and_the_score_of_all(many):
@@ -82,8 +83,8 @@ def test_few_rows_have_the_density_and_the_score_of_all(many):
     (value, score), (few_value, few_score) = target(white), few(white)
     assert float((few_value - value).abs().max()) < NEGLIGIBLE
     assert float((few_score - score).norm(dim=1).max()) < NEGLIGIBLE
-    alone = on_rows_alone(target, torch.Generator().manual_seed(1))
-    assert float((alone(white)[1] - score).norm(dim=1).min()) > 1  # what is missed is worth SDs: N / ROWS is 4
+    alone = on_rows_alone(target)
+    assert float((alone(white)[1] - score).norm(dim=1).min()) > 1  # what is missed is worth SDs: N / ROWS is 17
 
 
 @pytest.mark.parametrize(
@@ -105,14 +106,18 @@ def test_chains_by_few_rows_judge_as_those_by_all(many, factor, shift, bad):
 
 
 def test_rows_that_decide_alone_are_not_left_out():
-    """Forty of the rows say all that is known of a weight: a sixth of them does not stand for all."""
+    """Forty of the rows say all that is known of a weight: fewer rows than have some of them do not stand for all."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(N, DIM, generator=generator, dtype=torch.float64)
     x[:, 2] = 0.0
     x[torch.randperm(N, generator=generator)[:40], 2] = 3.0
     problem = federation(x, generator).problem
-    target, few = targets(problem, laplace(problem, torch.zeros(DIM), generator))
-    assert few is target
+    draws = laplace(problem, torch.zeros(DIM), generator)
+    target, few = targets(problem, draws)
+    assert few.few is not None and few.few.count == MORE * ROWS
+    assert bool((few.few.rows[0][:, 2] != 0).any())
+    white = target.white(draws)
+    assert float((few(white)[0] - target(white)[0]).abs().quantile(0.98)) < NEGLIGIBLE
 
 
 def test_few_rows_in_float32_and_with_few_rows_there_are_none_to_leave():
@@ -123,7 +128,7 @@ def test_few_rows_in_float32_and_with_few_rows_there_are_none_to_leave():
     assert targets(problem, draws)[1].few is not None
     problem = federation(x[: 4 * ROWS - 1], generator).problem
     target, few = targets(problem, draws)
-    assert few is target and on_rows_alone(target, generator) is target
+    assert few is target and on_rows_alone(target) is target
 
 
 def test_a_mode_that_is_missed_is_found_by_few_rows_and_weighed_by_all():
@@ -134,7 +139,7 @@ def test_a_mode_that_is_missed_is_found_by_few_rows_and_weighed_by_all():
     evidence = Evidence(Unknown("independent"), fed, fed.problem, {}, draws[None], Record(fed.client_names), seed=0)
     (said,) = missed_modes(evidence)
     assert "another mode, with about 50 % of its mass" in said.text
-    assert on_rows_alone(evidence.target, generator).evaluations == ROWS
+    assert on_rows_alone(evidence.target).evaluations == ROWS
 
 
 def test_effects_in_units_of_their_scale_are_by_few_rows_too():

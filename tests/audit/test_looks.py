@@ -49,18 +49,20 @@ def of_sd(ratio, error, by):
     ],
     ids=["undecided_wrong", "undecided_right", "near_the_limit", "right"],
 )
-def test_where_neither_chains_nor_points_tell_many_chains_are_asked(chains, weights, many, wrong, asked, monkeypatch):
+def test_where_neither_chains_nor_points_tell_many_chains_are_asked(chains, weights, many, wrong, asked):
     calls = []
 
     def moved(*_, again):
         calls.append(again)
         return of_sd(*many, "chains")
 
-    monkeypatch.setattr(evidence, "moments_by_chains", moved)
     found = SimpleNamespace(
-        chains=of_sd(*chains, "chains"), by_weights=of_sd(*weights, "weights"), few_rows_target="target"
+        chains=of_sd(*chains, "chains"),
+        by_weights=of_sd(*weights, "weights"),
+        _by_chains=moved,
+        quantities=SimpleNamespace(labels=("x",)),
+        flat=torch.zeros(9, 1),
     )
-    vars(found).update(quantities=SimpleNamespace(labels=("x",)), flat=torch.zeros(9, 1), seed=0, aim=None)
     moments = evidence.Evidence.estimated_moments.func(found).moments
     assert bool(wrong_moments(moments).any()) == wrong
     assert calls == [True] * asked

@@ -149,7 +149,7 @@ def test_draws_of_such_latents_have_their_conditional_distribution():
 
 
 def test_a_rule_that_is_advised_is_one_that_is_accurate(monkeypatch):
-    monkeypatch.setattr(collecting, "LARGEST_ERROR", 0.005)  # of few rows
+    monkeypatch.setattr(collecting, "NEGLIGIBLE", 0.005)  # of few rows
     coarse = federation("beta-binomial", order=21, tails=False).problem
     theta = -1.0 + 0.4 * torch.randn(16, 2, generator=torch.Generator().manual_seed(0)).double()
     (note,) = integral_findings(coarse, theta)

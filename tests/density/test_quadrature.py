@@ -234,7 +234,7 @@ def test_a_rule_that_is_too_coarse_is_reported(monkeypatch):
     errors = torch.stack([(coarse.pointwise_log_lik(one) - case.log_lik(one, *case.args)).sum() for one in theta])
     expected = float(errors.std(correction=0))
     assert integration_error(coarse, theta) == pytest.approx(expected, rel=0.02)
-    monkeypatch.setattr(collecting, "LARGEST_ERROR", 0.5 * expected)
+    monkeypatch.setattr(collecting, "NEGLIGIBLE", 0.5 * expected)
     (note,) = collecting.integral_findings(coarse, theta)
     assert note.code == "integrals_are_inaccurate" and note.figures["error"] == pytest.approx(expected, rel=0.02)
     assert f"{expected:.1g}"[:4] in note.text

@@ -12,7 +12,7 @@ from arviz_results import groups_of
 from short_runs import quiet
 
 import pyro_fed as pf
-from pyro_fed.runtime.ending import privacy_noise
+from pyro_fed.conventions.limits import MATTERS
 
 CLIENTS, ROWS = 40, 25
 
@@ -174,7 +174,7 @@ def test_a_posterior_that_clipping_holds_back_is_told_so_and_one_at_rest_is_not(
 
 def test_small_noise_is_not_doubted():
     idata = private(pf.infer.FedSEP(start="prior"), noise_multiplier=1e-4)
-    assert idata.attrs["noise"] < privacy_noise.LARGEST_NOISE
+    assert idata.attrs["noise"] < MATTERS
     assert "noise" not in idata.attrs["doubts"]
 
 

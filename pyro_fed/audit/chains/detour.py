@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.chains.hmc import Chains
+from pyro_fed.audit.few_rows import near_draws
 from pyro_fed.audit.target import Target
 from pyro_fed.density.noncentred import NonCentred, noncentred_form
 from pyro_fed.ops.entries import evenly
-
-#: The most draws by which the non-centred coordinates are whitened.
-MOST_WHITENING_DRAWS = 1000
+from pyro_fed.policy.audit import MOST_DRAWS
 
 
 @dataclass
@@ -47,12 +46,12 @@ class Detour:
         form = None if problem.looped or isinstance(problem, NonCentred) else noncentred_form(problem)
         if form is None:
             return None
-        apart = form.to_noncentred(draws[evenly(len(draws), MOST_WHITENING_DRAWS)].to(form.dtype)).double()
+        apart = form.to_noncentred(draws[evenly(len(draws), MOST_DRAWS)].to(form.dtype)).double()
         if not bool(apart.var(0).isfinite().all()):
             return None
         there = Target.of(form, apart, target.temperature)
         if target.few is None:
-            return cls(form, there, generator)
+            return cls(form, near_draws(there, apart), generator)
 
         def seen_as(white: Tensor) -> Tensor:
             return target.white(form.centred(there.model(white).to(form.dtype)))

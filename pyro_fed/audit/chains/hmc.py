@@ -24,10 +24,12 @@ from torch import Tensor
 
 from pyro_fed.audit.target import Target
 
-#: Scores of a step, and its coefficients a and b.
-SCORES, DRIFT, KICK = 3, 0.29619504261126, 0.11888010966548
+#: A step's coefficients a and b.
+DRIFT, KICK = 0.29619504261126, 0.11888010966548
 #: Each of a step's kicks but the first, and the drift before it.
 STAGES = ((DRIFT, 0.5 - KICK), (1 - 2 * DRIFT, 0.5 - KICK), (DRIFT, KICK))
+#: Scores of a step.
+SCORES = len(STAGES)
 #: How much the lengths of trajectories differ.
 JITTER = 0.15
 #: Length of a trajectory; at first, one step has it.

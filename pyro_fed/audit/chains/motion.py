@@ -28,9 +28,8 @@ from pyro_fed.audit.chains.sequential import LOOKS, SequentialTest
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import DRAWS_A_DIMENSION, Target
 from pyro_fed.conventions.limits import Limits
-from pyro_fed.density.size import cost_of
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import walks
+from pyro_fed.policy.audit import CHAINS, walks
 
 
 def moments_by_chains(
@@ -40,25 +39,22 @@ def moments_by_chains(
     generator: torch.Generator,
     aim: Limits | None = None,
     again: bool = False,
+    weighted: bool = False,
 ) -> Moments:
     """The posterior's moments of `quantities`, by chains from a result's draws (S, D), which whiten `target`.
 
-    `aim` are limits finer than `WRONG`, up to which chains should measure errors, or None. With `again`, many chains
-    are run at once, since few have not been conclusive.
+    Few chains are run first, and more where they do not decide. `aim` are limits finer than `WRONG`, up to which chains
+    should measure errors, or None. With `again`, more chains are run at once, since few have not been conclusive. With
+    `weighted`, few are all that is run, as weighted points decide.
     """
-    z = draws.double()
-    detour = Detour.of(target, z, generator)
-    problem = target.problem
-
-    def numbers() -> float:
-        return target.share * problem.num_rows * cost_of(problem).numbers
-
-    planned = walks(problem.traits, target.evaluations, numbers, SCORES, LOOKS[1], LOOKS[-1])
-    walk = _Walk(target, detour, quantities, z, generator, aim)
-    if again and planned.more:
-        return walk(planned.more, LOOKS[-1])[0]
-    found, undecided = walk(planned.chains, planned.transitions)
-    return walk(planned.more, LOOKS[-1])[0] if undecided and planned.more else found
+    z, problem = draws.double(), target.problem
+    walk = _Walk(target, Detour.of(target, z, generator), quantities, z, generator, aim)
+    planned = walks(problem.traits, target.evaluations, SCORES, LOOKS, weighted)
+    for chains, transitions in planned[1:] if again and len(planned) > 1 else planned:
+        found, undecided = walk(chains, transitions)
+        if not undecided:
+            break
+    return found
 
 
 @dataclass
@@ -106,7 +102,7 @@ class _Walk:
             values = quantities(been).unflatten(0, (-1, len(at)))
             found = moments_of_chains(begun, (values - self.centre) / self.scale, torch.stack(momenta[later:]))
             tails = kurtosis(self.reported), kurtosis(values.flatten(0, 1))
-            known = told_by_tails(*tails, target.problem.dim, len(at))
+            known, by_more = (told_by_tails(*tails, target.problem.dim, number) for number in (len(at), CHAINS))
             found = replace(
                 found,
                 log_sd=found.log_sd * known,
@@ -116,7 +112,8 @@ class _Walk:
                 places=been,
             )
             test.look(found)
-        return found, test.verdict is None and not bool(wrong_moments(found).any())
+        untold = bool((by_more & ~known).any())
+        return found, (test.verdict is None or untold) and not bool(wrong_moments(found).any())
 
 
 def _starts(count: int, wanted: int) -> Tensor:

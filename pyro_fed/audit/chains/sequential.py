@@ -1,4 +1,4 @@
-"""The group-sequential test by which chains end: looks after 2, 4, 8, 16 and 48 transitions.
+"""The group-sequential test by which chains end: looks after 2, 4, 8, 16, 24 and 48 transitions.
 
 Let θ_i be the errors of the means and SDs, in units of the limits. The question is whether one of them is beyond 1. At
 look k each estimate has an interval θ_i ± c_k SE_i, with
@@ -31,7 +31,7 @@ from pyro_fed.audit.chains.moments import ALPHA, Moments, margin, moments_verdic
 from pyro_fed.conventions.limits import STANDARD_ERRORS, Limits
 
 #: Numbers of transitions before each look.
-LOOKS = 2, 4, 8, 16, 48
+LOOKS = 2, 4, 8, 16, 24, 48
 #: Part of the limits above which a plain error means that chains may be on their way.
 MOVING = 0.25
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.density.derivatives.derivatives import MAX_BLOCK
 from pyro_fed.density.derivatives.scores import log_likelihoods
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, in_chunks
@@ -25,9 +26,9 @@ from pyro_fed.policy.audit import takes_full_matrices
 
 #: Variance of the Gaussian that stands for a point: over it the expected curvature is the curvature at the point.
 NARROW = 1e-8
-#: Largest size of the work, in coordinates of points or densities of rows, of the clients that are worked on at once;
-#: and of all clients. With more rows fewer points are taken, but at least `FEWEST_POINTS`.
-NUMBERS, MOST_NUMBERS = 4_000_000, 40_000_000
+#: Largest size of the work, in coordinates of points or densities of rows, of all clients. With more rows fewer points
+#: are taken, but at least `FEWEST_POINTS`.
+MOST_NUMBERS = 40_000_000
 
 
 def client_log_likelihoods(federation: Federation, points: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
             moments = derivatives.of_likelihood(problem, everywhere, clients.full_batch())
         return as_state(site_of(moments, mean))
 
-    size = max(1, NUMBERS // max(1, a_point * len(points)))
+    size = max(1, MAX_BLOCK // max(1, a_point * len(points)))
     found = [of_some(data.of(slice(k, k + size))) for k in range(0, len(data.num_rows), size)]
     state = {name: torch.cat([one[name] for one in found]) for name in found[0]}
     for value in state.values():

@@ -8,7 +8,8 @@ of N(0, 1), a year, an income or a count is such a column.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +17,8 @@ from torch import Tensor, fx
 
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions import seeding
 from pyro_fed.density.compiling.compiler import FAILURES
-from pyro_fed.density.compiling.layers import first_products, has_layers
+from pyro_fed.density.compiling.layers import first_products
 from pyro_fed.density.compiling.predictors import rows_graph, some_rows
 from pyro_fed.density.problem import Problem
 
@@ -27,17 +27,23 @@ from pyro_fed.density.problem import Problem
 OUT_OF_RANGE = 30.0
 #: Median of |w| for w ~ N(0, 1). The size of weights is their median over this: if their scales have long tails, as
 #: in a horseshoe, a root mean square would be that of few extreme weights, which data rule out.
-MEDIAN = 0.6745
-#: Rows, and draws of the prior, by which sizes are estimated.
-ROWS, DRAWS = 64, 16
+MEDIAN = NormalDist().inv_cdf(0.75)
+#: Rows by which sizes are estimated.
+ROWS = 64
 
 
-def out_of_range(problem: Problem, seed: int) -> list[Finding]:
-    """One finding on the column that is furthest out of range of a network's units, or none."""
-    if problem.layout.improper or not has_layers(problem):
+def out_of_range(problem: Problem, from_prior: Callable[[], Tensor | None]) -> list[Finding]:
+    """One finding on the column that is furthest out of range of a network's units, or none.
+
+    Args:
+        problem: the model.
+        from_prior: gives draws of the prior (M, D), or None if it is improper; asked of networks alone.
+    """
+    draws = from_prior() if problem.traits.layers else None
+    if draws is None:
         return []
     try:
-        worst = max(_sizes(problem, seed), default=None, key=lambda size: size.added)
+        worst = max(_sizes(problem, draws), default=None, key=lambda size: size.added)
     except FAILURES:
         return []
     if worst is None or worst.added <= OUT_OF_RANGE:
@@ -67,13 +73,12 @@ class _Size(NamedTuple):
     leaf: int | None
 
 
-def _sizes(problem: Problem, seed: int) -> Iterator[_Size]:
-    """The worst column of each first layer; a convolution, or several products at once, counts as one column."""
+def _sizes(problem: Problem, draws: Tensor) -> Iterator[_Size]:
+    """The worst column of each first layer by draws of the prior; a convolution or several products are one."""
     rows = some_rows(problem, ROWS)
     graph = rows_graph(problem, ROWS)
     leaves = [node for node in graph.graph.nodes if node.op == "placeholder"][1:]
     wanted = first_products(graph)
-    draws = problem.init(DRAWS, seeding.torch_generator(seed, seeding.AUDIT, 7), checked=False)
     seen = [_Values(graph, {node for pair in wanted for node in pair}).at(z, rows) for z in draws]
     for x, w in wanted:
         of_rows = seen[0][x].double()

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.trace_sites import frame_of, sum_to_rows
 from pyro_fed.ops.entries import evenly
@@ -29,7 +28,7 @@ PLAIN = 2.0
 
 def of_no_use(problem: Problem, draws: Tensor) -> list[Finding]:
     """One finding on a network that predicts rows, by draws (S, D), no better by their own than by others' inputs."""
-    if not has_layers(problem) or problem.layout.local or len(problem.layout.observed) != 1 or problem.layout.factors:
+    if not problem.traits.layers or problem.layout.local or len(problem.layout.observed) != 1 or problem.layout.factors:
         return []
     rows = tuple(leaf[evenly(len(leaf), ROWS)] for leaf in problem.rows)
     if len(rows[0]) < FEWEST_ROWS:

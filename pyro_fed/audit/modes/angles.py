@@ -37,14 +37,13 @@ from pyro_fed.policy.audit import affords
 
 #: Draws at which the ends are compared; and points inside the interval over which max f and min f are taken.
 DRAWS, WITHIN = 8, 7
-#: Logits at which terms are computed on both sides: two near each end, from which value and slope at the end itself
-#: follow; and one so far out that it stands for the end.
-NEAR_LOGIT, NEARER_LOGIT, END_LOGIT = 8.0, 9.0, 20.0
-#: A site is bounded if less than this share of the distance between the logits ± `NEARER_LOGIT` lies beyond these.
+#: Logits at which terms are computed on both sides, two near each end: the end itself follows, with value and slope.
+NEAR_LOGIT, NEARER_LOGIT = 8.0, 9.0
+#: A site is bounded if less than this share of the distance between the logits ± `NEARER_LOGIT` lies between these.
 BOUNDED_SHARE = 1e-3
-#: The ends are the same point if both sides of the header's comparisons have at most these ratios, of values and of
-#: slopes. At the ends of an angle they are rounding errors; elsewhere they are of the order of one.
-SAME, SLOPE = 0.05, 0.1
+#: The ends are the same point if both sides of the header's comparisons have at most this ratio: a rounding error at
+#: the ends of an angle, elsewhere of the order of one.
+SAME = 0.1
 #: Nats: an end 3.5 SDs from a Gaussian's mean, with 0.02 % of the mass beyond it. If a turn is a hundred SDs, this mass
 #: appears a hundred SDs away, and adds 0.0002 · 100² = 2 to a variance of one.
 ACROSS = 6.0
@@ -88,15 +87,16 @@ def across_ends(evidence: Evidence) -> list[Angle]:
     if target is None or not affords(problem.traits):
         return []
     z = evidence.flat[evenly(len(evidence.flat), DRAWS)].double()
-    ends = {side: _values(evidence, side * torch.full_like(z[:1], NEARER_LOGIT))[0] for side in (-1, 1)}
-    last = {side: _values(evidence, side * torch.full_like(z[:1], END_LOGIT))[0] for side in (-1, 1)}
-    length = ends[1] - ends[-1]
-    bounded = sum((last[side] - ends[side]).abs() for side in (-1, 1)) < BOUNDED_SHARE * length.abs()
+    sides = torch.tensor([-NEARER_LOGIT, -NEAR_LOGIT, NEAR_LOGIT, NEARER_LOGIT], dtype=z.dtype)
+    nearer, near, above, upper = _values(evidence, sides.unsqueeze(1).expand(-1, z.shape[1]))
+    length, beyond = upper - nearer, math.expm1(NEARER_LOGIT - NEAR_LOGIT)
+    bounded = (nearer - near).abs() + (upper - above).abs() < BOUNDED_SHARE * length.abs()
+    lowest, highest = nearer + (nearer - near) / beyond, upper + (upper - above) / beyond
     found = []
     for site in problem.sites.values():
         for number in range(site.start, site.start + site.size):
             if bool(bounded[number]) and _goes_across(target, z, number, float(length[number].abs())):
-                found.append(_angle(evidence, site, number, float(last[-1][number]), float(last[1][number])))
+                found.append(_angle(evidence, site, number, float(lowest[number]), float(highest[number])))
     return found
 
 
@@ -136,7 +136,7 @@ def _goes_across(target: Target, z: Tensor, number: int, length: float) -> bool:
         kink += float((up - down).abs().sum())
         slope += float((up.abs() + down.abs()).sum())
         below.append(float(terms[0].sum() - torch.maximum(low.sum(), high.sum())))
-    return gap < SAME * spread and kink < SLOPE * slope and statistics.median(below) < ACROSS
+    return gap < SAME * spread and kink < SAME * slope and statistics.median(below) < ACROSS
 
 
 def _angle(evidence: Evidence, site: Site, number: int, lower: float, upper: float) -> Angle:

@@ -26,23 +26,19 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import SCORE_STEP, Target
+from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent, newton_steps
 
-#: The most steps of a climb, and the length of the gradient, in the metric of B, at which it has arrived.
+#: The most steps of a climb, and the length, in the metric of its curvature, of a gradient at which it has arrived.
 CLIMB, ARRIVED_GRADIENT = 60, 0.05
 #: Climbs that go on by Newton's steps.
 NEWTON_CLIMBS = 2
 #: Longest step, in the result's SDs (far away, a quarter of the distance), and how often it is cut to a fifth.
 LONGEST_STEP_SDS, MOST_STEP_CUTS = 3.0, 6
-#: If the cosine between a step and the change of the score over it is smaller, the curvature would be one of rounding.
-ACROSS = 1e-10
 #: Modes nearer to each other than this, in SDs of either one, are one mode; a draw this near to a mode belongs to it.
 SAME_MODE_SDS = 2.0
-#: Newton's steps at most, the length of one, in the mode's SDs, at which it has arrived, and the first damping: climbs
-#: have come near a mode by then.
-NEWTON, STILL, DAMPING = 30, 0.05, 0.1
-#: Rounding errors of the log density by which it may fall in one of Newton's steps.
-NEWTON_ROUNDINGS = 4
+#: The first damping of Newton's steps: climbs have come near a mode by then.
+DAMPING = 0.1
 
 
 @dataclass(frozen=True)
@@ -129,7 +125,8 @@ class Climbers:
         rose = (risen >= self.value) & risen.isfinite()
         s, y = trial - self.w, self.score - slope
         along = (s * y).sum(1)
-        good = rose & (along > ACROSS * s.norm(dim=1) * y.norm(dim=1))
+        # A step across the change of the score shows a curvature of rounding.
+        good = rose & (along > torch.finfo(s.dtype).eps * s.norm(dim=1) * y.norm(dim=1))
         rho = torch.where(good, 1 / along, 0.0)[:, None, None]
         pulled = (self.inverse @ y[..., None])[..., 0]
         both = s[:, :, None] * pulled[:, None, :]
@@ -200,14 +197,14 @@ def add_mode(modes: list[Mode], mode: Mode | None) -> None:
 
 def mode_by_newton(target: Target, w: Tensor) -> Mode | None:
     """The mode to which Newton's steps lead from w (D,); None if they lead to none."""
-    control = Damping(rounding=NEWTON_ROUNDINGS * torch.finfo(target.problem.dtype).eps)
+    control = Damping(rounding=ROUNDING_UNITS * torch.finfo(target.problem.dtype).eps)
     climb = NewtonAscent.begin(w[None], DAMPING)
-    for _ in range(NEWTON):
+    for _ in range(CLIMB):
         look = _look(target, climb.trial[0])
         climb = climb.tell(look, look.finite(), control)
         if not bool(climb.value.isfinite()):
             return None
-        if float(climb.length) < STILL and bool(torch.linalg.eigvalsh(climb.curvature[0])[0] > 0):
+        if float(climb.length) < ARRIVED_GRADIENT and bool(torch.linalg.eigvalsh(climb.curvature[0])[0] > 0):
             step, length = newton_steps(climb.score, climb.curvature, torch.zeros_like(climb.damping), control.floor)
             precision = climb.curvature[0]
             log_mass = float(climb.value + length.square() / 2 - torch.linalg.slogdet(precision)[1] / 2)

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from pyro_fed.audit.modes.climbs import Mode
 from pyro_fed.audit.target import Target
+from pyro_fed.audit.weighted_points import FEWEST_POINTS
 from pyro_fed.ops.adaptive_importance import FREEDOM, NOTHING
 from pyro_fed.ops.importance import log_mean
 
-#: Points for each mode; a larger number, if a difference that would matter may be chance.
-MASS_POINTS, MANY_MASS_POINTS = 512, 4096
+#: Points for each mode, as many as for weights of the whole posterior at least; a larger number, if a difference that
+#: would matter may be chance.
+MASS_POINTS, MANY_MASS_POINTS = FEWEST_POINTS, 8 * FEWEST_POINTS
 
 
 def nearest(modes: list[Mode], white: Tensor) -> Tensor:

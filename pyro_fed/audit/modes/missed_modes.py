@@ -35,6 +35,7 @@ import math
 import torch
 from torch import Tensor
 
+from pyro_fed.audit.chains.groups import MOST_GROUPS
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.few_rows import OUTWARD_FACTOR, on_rows_alone
 from pyro_fed.audit.modes.climbs import (
@@ -60,16 +61,14 @@ from pyro_fed.policy.audit import affords, climbs
 SPREAD = 5.0
 #: Factor by which Laplace's masses may be wrong.
 ROUGH = 3.0
-#: The most modes that are looked for among the draws. A draw belongs to none of the known modes if it is more than
-#: `UNKNOWN_MODE_FACTOR` times as far from each of them as a mode's own draws are.
-MOST_MODES, UNKNOWN_MODE_FACTOR = 16, 3.0
+#: A draw belongs to none of the known modes if it is more than this many times as far from each of them as a mode's own
+#: draws are. As many are looked for among the draws as there may be groups.
+UNKNOWN_MODE_FACTOR = 3.0
 #: Weighted points from which climbs begin. A mode with more than `EMPTY` of the mass belongs to every 95 % interval: it
 #: needs draws, whatever its absence does to means and SDs.
 FROM_WEIGHTED, EMPTY = 128, 0.025
 #: Weights determine a mass if the standard error of its logarithm is below this.
 LARGEST_MASS_ERROR = 0.3
-#: Smallest SD of a site, for draws that are all the same; distances between places are counted in SDs.
-STOOD_STILL = 1e-12
 
 
 def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
@@ -82,8 +81,8 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
     if target is None:
         return []
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 1)
-    few = on_rows_alone(target, generator)
-    numbers = climbs(evidence.problem.traits, few.evaluations, CLIMB)
+    few = on_rows_alone(target)
+    numbers = climbs(evidence.problem.traits, few.far_evaluations, CLIMB)
     if numbers is None:
         return []
     white = target.white(evidence.points)
@@ -99,7 +98,7 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
     if evidence.weighted_points is not None:
         weights, points = evidence.weighted_points.weights, evidence.weighted_points.white
         _add_those_of_draws(evidence, target, few, modes, points[systematic(weights, FROM_WEIGHTED, generator)])
-    evidence.record.modes[:] = [target.model(mode.at[None])[0] for mode in modes[:MOST_MODES]]
+    evidence.record.modes[:] = [target.model(mode.at[None])[0] for mode in modes[:MOST_GROUPS]]
     add_symmetries(evidence, modes)
     climbers = [ends[number] for number in range(from_draws) if number in ends]
     seen = [
@@ -146,7 +145,7 @@ def _add_those_of_draws(evidence: Evidence, target: Target, few: Target, modes: 
     The search began at a few of the draws only. If there are many modes, it may have missed some that have draws.
     """
     dim = white.shape[1]
-    while modes and len(modes) < MOST_MODES:
+    while modes and len(modes) < MOST_GROUPS:
         far = torch.stack([mode.distance(white) for mode in modes]).amin(0)
         if not float(far.max()) > UNKNOWN_MODE_FACTOR * (SAME_MODE_SDS + dim**0.5):
             return
@@ -319,4 +318,7 @@ def _place(evidence: Evidence, target: Target, modes: list[Mode], one: int, othe
 def _spread(evidence: Evidence, name: str) -> float:
     """The largest SD of a site's draws, by which places are compared."""
     site = evidence.problem.sites[name]
-    return max(float(evidence.flat[:, site.start : site.start + site.size].double().std(0).max()), STOOD_STILL)
+    return max(
+        float(evidence.flat[:, site.start : site.start + site.size].double().std(0).max()),
+        torch.finfo(torch.float64).tiny,
+    )

@@ -28,10 +28,8 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS
-from pyro_fed.policy.audit import affords
+from pyro_fed.policy.audit import COSTLY_CLIMBS, affords
 
-#: Draws of the prior from which climbs begin, if the climbs from the point and from the origin do not arrive.
-STARTS = 4
 #: Where the log density is computed along its gradient, as parts of the distance to the top of a parabola.
 PARTS = (1.0, 0.5, 0.2, 0.05, 0.01)
 
@@ -50,7 +48,8 @@ def off_mode(evidence: Evidence) -> list[Finding]:
     target = Target.around(problem, at, evidence.temperature)
     mode = _mode(target, at)
     if mode is None:
-        from_prior = problem.init(STARTS, seeding.torch_generator(evidence.seed, seeding.AUDIT), checked=False).double()
+        generator = seeding.torch_generator(evidence.seed, seeding.AUDIT)
+        from_prior = problem.init(COSTLY_CLIMBS[0], generator, checked=False).double()
         for start in (torch.zeros_like(at), *from_prior):
             target = Target.around(problem, start, evidence.temperature)
             mode = _mode(target, start)

@@ -9,8 +9,7 @@ compared with all rows at some of the draws: where it differs by more than `AGRE
 farther out than half of the draws, by more than that grown as terms of third order grow), four times as many rows stand
 for the client's; and all of them where a quarter does not agree (`row_numbers`).
 
-The audit of a result uses the same control variate in `audit.few_rows`. It has all rows at once, and scores of the
-whole posterior, from whose differences it takes a and E.
+The audit of a result uses the same control variate in `audit.few_rows`, of all clients' rows together.
 
 Source: control variates of Taylor's form, Bardenet, Doucet & Holmes (2017), *On Markov chain Monte Carlo methods for
 tall data*, Section 6.
@@ -71,14 +70,15 @@ class Quadratic(NamedTuple):
         return self.slope.unsqueeze(-2) - away @ self.curvature
 
 
-def row_numbers(dim: int, num_rows: int) -> Iterator[int]:
+def row_numbers(dim: int, num_rows: int, divisor: int = 1) -> Iterator[int]:
     """How many rows are tried in the place of all, one number after the other, up to a quarter of them.
 
     Args:
         dim: parameters, D.
         num_rows: of all clients.
+        divisor: of the first number, as for `first_row_count`.
     """
-    count = first_row_count(dim)
+    count = first_row_count(dim, divisor)
     while count * MORE <= num_rows:
         yield count
         count *= MORE
@@ -99,9 +99,10 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
     share = data.num_rows / problem.num_rows
     rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps * exact.abs().amax(1)
     allowed = (AGREE * share.sqrt()).unsqueeze(1) * _farther(draws, probes) + rounding.unsqueeze(1)
-    at_mean = _at_mean(problem, draws, data)
+    at_mean = likelihoods_at(problem, _mean(draws), data, draws.shape[1])
     for count in row_numbers(problem.dim, problem.num_rows):
-        found = _by_few(problem, draws, data, count, at_mean)
+        few, times = pick_rows(problem, data, count)
+        found = _by_few(problem, draws, few, times, at_mean)
         agree = ((found[:, probes] - exact).abs() <= allowed).all(1)
         if bool(agree.all()):
             return found
@@ -109,13 +110,14 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
     return found.index_copy(0, others, clients_log_likelihoods(problem, draws[others], data.of(others)))
 
 
-def first_row_count(dim: int) -> int:
+def first_row_count(dim: int, divisor: int = 1) -> int:
     """How many rows stand for all at first.
 
     Args:
         dim: parameters, D.
+        divisor: of the number that any model takes at least.
     """
-    return max(ROWS, ROWS_A_PARAMETER * dim)
+    return max(ROWS // divisor, ROWS_A_PARAMETER * dim)
 
 
 def fewer_rows(num_rows: int) -> int:
@@ -147,15 +149,14 @@ def _worth_a_try(problem: Problem, draws: Tensor) -> bool:
     return many and not problem.looped and draws.shape[1] > PROBES + 2 * problem.dim
 
 
-def _by_few(problem: Problem, draws: Tensor, data: ClientData, count: int, at_mean: Moments) -> Tensor:
-    """By so many rows of all clients, and what these miss to second order."""
-    few, times = pick_rows(problem, data, count)
-    some = Moments(*(with_trailing_axes(times, part) * part for part in _at_mean(problem, draws, few)))
+def _by_few(problem: Problem, draws: Tensor, few: ClientData, times: Tensor, at_mean: Moments) -> Tensor:
+    """By some rows of each client, and what these miss to second order."""
+    mean = _mean(draws)
+    some = (with_trailing_axes(times, part) * part for part in likelihoods_at(problem, mean, few, draws.shape[1]))
     missed = Quadratic(*(whole - part for whole, part in zip(at_mean, some, strict=True)))
     found = times.unsqueeze(1) * clients_log_likelihoods(problem, draws, few)
-    mean = _mean(draws).unsqueeze(1)
     for first in range(0, draws.shape[1], SPREAD):
-        found[:, first : first + SPREAD] += missed.value(draws[:, first : first + SPREAD].double() - mean)
+        found[:, first : first + SPREAD] += missed.value(draws[:, first : first + SPREAD].double() - mean.unsqueeze(1))
     return found
 
 
@@ -190,8 +191,8 @@ def _mean(draws: Tensor) -> Tensor:
     return draws.mean(1, dtype=torch.float64)
 
 
-def _at_mean(problem: Problem, draws: Tensor, data: ClientData) -> Moments:
-    """Value, score and curvature of the clients' log-likelihoods at the draws' means, float64."""
-    derivatives, mean = Derivatives("full", "hessian"), _mean(draws)
-    found = derivatives.under(problem, mean, None, draws.shape[1], data)
+def likelihoods_at(problem: Problem, mean: Tensor, data: ClientData, uses: int) -> Moments:
+    """Value, score and curvature of C clients' log-likelihoods at a point of each (C, D), float64."""
+    derivatives = Derivatives("full", "hessian")
+    found = derivatives.under(problem, mean, None, uses, data)
     return found or derivatives.of_likelihood(problem, mean.unsqueeze(0), data.full_batch())

@@ -129,7 +129,9 @@ def network_inputs(judged: CheckInputs) -> list[Finding]:
     context = judged.context
     if not judged.audit or not context.federation.holds_data:
         return []
-    return out_of_range(judged.problem, context.seed) or of_no_use(judged.problem, judged.draws.flatten(0, 1))
+    return out_of_range(judged.problem, lambda: judged.evidence.from_prior) or of_no_use(
+        judged.problem, judged.draws.flatten(0, 1)
+    )
 
 
 def densities(judged: CheckInputs) -> list[Finding]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.draws import draw_locals
@@ -25,20 +26,19 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.tiny import log_det_lower
+from pyro_fed.policy.audit import FEWEST_COMPARED_DRAWS
 
 if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
 
 #: The rows' latents are not collected, and a note says so, if draws × latents are more numbers than this.
 MAX_COLLECTED = 100_000_000
-#: Draws of θ at which the integrals are checked; and the largest SD over these draws of the log-likelihood's error, in
-#: nats, that is accepted. An error that is the same everywhere changes nothing.
-CHECK_DRAWS, LARGEST_ERROR = 16, 0.1
+#: Draws of θ at which the integrals are checked. An error that is the same at all of them changes nothing.
+CHECK_DRAWS = 16
 #: The finer rule of that check: so many more nodes for each dimension, and so many times as many in all.
 MORE_NODES, MORE_TIMES = 20, 4
-#: Draws of θ, and rows, at which further modes are looked for; a mode counts if it has more than this share of its
-#: row's mass.
-MODES_DRAWS, MODES_ROWS, MISSED_SHARE = 4, 128, 0.05
+#: Rows at which further modes are looked for; a mode counts if it has more than this share of its row's mass.
+MODES_ROWS, MISSED_SHARE = 128, 0.05
 #: How many finer rules are tried to find one that can be recommended.
 MAX_FINER_RULES = 2
 
@@ -75,13 +75,13 @@ def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
     if missed := _missed_modes(problem, theta):
         return missed
     error = integration_error(problem, theta)
-    if error <= LARGEST_ERROR:
+    if error <= NEGLIGIBLE:
         return []
     rule = replace(problem.quadrature, mode_steps=problem.quadrature.max_mode_steps)
     for _ in range(MAX_FINER_RULES):
         rule = _finer(problem, rule)
         left = _log_lik_difference_sd(problem, theta, rule, _finer(problem, rule))
-        if left <= LARGEST_ERROR:
+        if left <= NEGLIGIBLE:
             break
     return [
         sentences.integrals_are_inaccurate(
@@ -89,14 +89,14 @@ def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
             plate=problem.plate,
             error=error,
             finer=f"pf.Quadrature({_settings(problem, rule)})",
-            left=left if left > LARGEST_ERROR else None,
+            left=left if left > NEGLIGIBLE else None,
         )
     ]
 
 
 def _missed_modes(problem: Problem, theta: Tensor) -> list[Finding]:
     """Rows whose latents have modes that the rule does not find, at draws of θ (S, D)."""
-    rule, draws = problem.quadrature, theta[evenly(len(theta), MODES_DRAWS)]
+    rule, draws = problem.quadrature, theta[evenly(len(theta), FEWEST_COMPARED_DRAWS)]
     at = evenly(len(problem.all_rows[0]), MODES_ROWS).unique()  # not `num_rows`: an agent has only its own rows
     rows = tuple(leaf[at] for leaf in problem.all_rows)
 

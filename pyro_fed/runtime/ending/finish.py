@@ -26,6 +26,7 @@ from pyro_fed.density.symmetry import group_of, spread
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError, warn_user
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.gaussian import ImproperGaussianError
+from pyro_fed.policy.audit import may_round
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import released_alone, to_inference_data
 from pyro_fed.runtime.context import Context
@@ -130,7 +131,7 @@ class Finish:
         cures = [
             "" if record.clients_failed() or record.unlike() else "more rounds",
             f"a proper prior for {improper}" if improper else "",
-            "dtype=torch.float64, where columns nearly depend on each other" if problem.dtype == torch.float32 else "",
+            "dtype=torch.float64, where columns nearly depend on each other" if may_round(problem.traits) else "",
         ]
         given = "; ".join(filter(None, cures))
         return f"What else may help: {given}. " if given else ""

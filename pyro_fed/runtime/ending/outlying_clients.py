@@ -5,15 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit import not_audited
 from pyro_fed.audit.clients.dealt import by_the_outcome
 from pyro_fed.audit.clients.influence import FEWEST_CLIENTS, StandingApart, who_stands_apart
 from pyro_fed.audit.clients.mirrored import mirrored_clients
 from pyro_fed.audit.clients.say import answer_and_sites, log_likelihoods_of
+from pyro_fed.audit.size import compares_clients
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.density.size import is_large
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.runtime.ending.check_inputs import CheckInputs
 
@@ -42,7 +41,7 @@ def _opposites(judged: CheckInputs, sites: State) -> dict[str, str]:
     context, problem = judged.context, judged.problem
     tempered = getattr(judged.algorithm, "temperature", 1.0) != 1  # sites are then not those of the likelihoods
     whole = sites and context.federation.holds_data and context.combination is None and not tempered
-    if not whole or is_large(problem) or not_audited(problem):
+    if not whole or not compares_clients(problem):
         return {}
 
     def log_lik(client: int, points: Tensor) -> Tensor:
@@ -62,8 +61,6 @@ def _asked_of_clients(judged: CheckInputs) -> State:
     """The clients' sites at the draws, for algorithms that keep none; empty if they cannot be computed."""
     context, federation, problem = judged.context, judged.context.federation, judged.problem
     several = not judged.algorithm.pooled and federation.num_clients >= FEWEST_CLIENTS
-    if not several or not federation.holds_data or context.combination is not None or not_audited(problem):
-        return {}
-    if is_large(problem):  # sites would take each row's curvature, which is too expensive
+    if not several or not federation.holds_data or context.combination is not None or not compares_clients(problem):
         return {}
     return answer_and_sites(federation, judged.draws.flatten(0, 1))

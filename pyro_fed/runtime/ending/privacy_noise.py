@@ -30,6 +30,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.executors import Work
@@ -37,8 +38,6 @@ from pyro_fed.runtime.messages.expected import expected_reply
 
 #: Number of states to which noise is added.
 REPLAYS = 100
-#: An answer is doubted if the noise of a mean is larger, in posterior SDs; `compare` has the same limit for a mean.
-LARGEST_NOISE = 0.25
 #: If the last release is longer than this part of the norm, messages were still shortened: at convergence honest
 #: messages are near zero. With `FedEP`, `FedSEP` and `FedPA` from the prior, 60 clients of 20 rows and norms of 0.1 to
 #: 2, SDs are 1.8 to 4.3 times too wide where it is 0.7 or more, and at most 1.3 times where it is 0.4 or less.
@@ -82,7 +81,7 @@ def with_noise(algorithm: Algorithm, context: Context, shared: State, draws: Ten
     spread = torch.empty_like(samples[0])
     for i, one in enumerate(samples):
         spread[:, i::count] = one[:, i::count]
-    if float(ratio[worst]) <= LARGEST_NOISE:
+    if float(ratio[worst]) <= MATTERS:
         return Noisy(spread, [], float(ratio[worst]))
     wider = float((spread.double().flatten(0, 1).std(0) / sds)[worst])
     doubt = sentences.noise_moves_means(parameter=name(worst), sds=float(ratio[worst]), wider=wider)
