@@ -18,6 +18,7 @@ from pyro_fed.conventions.client_names import as_it_looks
 from pyro_fed.density.checks.lookups import num_elements
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.errors import listed, warn_user
 from pyro_fed.federation.far_values import taken_as_a_number
 
@@ -38,8 +39,8 @@ DUPLICATES_OVER_CHANCE = 2.0
 GRID_TOLERANCE = 0.01
 #: The most findings of one kind that a warning lists.
 MAX_LISTED = 3
-#: Rows whose columns are summed at once, and the most numbers of columns that are examined at once.
-BLOCK, BLOCK_NUMBERS = 65_536, 4_000_000
+#: Rows whose columns are summed at once.
+BLOCK = 65_536
 
 
 def warn_of_odd_data(
@@ -128,7 +129,7 @@ def _warn_of_labels_without_rows(problem: Problem) -> None:
 def _far_values(leaf: Tensor) -> Iterator[tuple[int, float, float, float]]:
     """Column, value and the range of all others, for each smallest or largest value that is far from the others."""
     flat = leaf.reshape(len(leaf), -1)
-    size = max(1, BLOCK_NUMBERS // len(flat))
+    size = max(1, NUMBERS_IN_MEMORY // len(flat))
     for first, block in zip(range(0, flat.shape[1], size), flat.split(size, 1), strict=True):
         for column, value, low, high in _far_in(block):
             yield first + column, value, low, high

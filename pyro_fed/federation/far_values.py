@@ -13,15 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.density.checks.points import RADIUS
+from pyro_fed.conventions.limits import ROUNDING_UNITS
+from pyro_fed.density.checks.points import FEW_ROWS, NUM_DRAWS, RADIUS
 from pyro_fed.density.problem import Problem
 
-#: Points at which densities are compared, and the number of rows with the value whose densities are computed.
-POINTS, ROWS = 6, 4
 #: Relative step to the next value; if differences change by more than the second number, they jump there.
 RELATIVE_STEP, LARGEST_SLOPE_CHANGE = 1e-6, 0.1
-#: Densities are equal if they differ by at most this many units in the last digit.
-ROUNDING_UNITS = 8.0
 
 
 def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) -> bool:
@@ -34,9 +31,9 @@ def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) 
         rows: numbers of rows with this value.
     """
     generator = torch.Generator().manual_seed(0)
-    z = RADIUS * (2 * torch.rand(POINTS, problem.dim, generator=generator, dtype=torch.float64) - 1)
+    z = RADIUS * (2 * torch.rand(NUM_DRAWS, problem.dim, generator=generator, dtype=torch.float64) - 1)
     double = problem.doubled()
-    some = tuple(leaf[rows[:ROWS]] for leaf in double.rows)
+    some = tuple(leaf[rows[:FEW_ROWS]] for leaf in double.rows)
 
     def densities(factor: float) -> Tensor:
         whole = not some[number].is_floating_point()

@@ -17,15 +17,10 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is there
 
 from pyro_fed.density.checks.negative_lookups import NegativeLookups
+from pyro_fed.density.checks.points import MAX_PRIOR_DRAW, MAX_TRIES, SPREAD
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.errors import PyroFedError
-
-#: Spread of the unconstrained points at which a model is checked.
-SPREAD = 0.1
-#: Draws of the priors that are tried if the model is defined neither near zero nor at it, and their largest entry,
-#: unconstrained: a heavy tail's draw overflows, and shows nothing.
-MAX_TRIES, MAX_PRIOR_DRAW = 100, 10.0
 
 
 class FirstRun(NamedTuple):

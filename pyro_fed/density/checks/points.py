@@ -1,27 +1,34 @@
-"""Points at which a model is examined: near zero, and where its prior has its mass."""
+"""Points and rows at which a model is examined: near zero, and where its prior has its mass."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.first_run import SPREAD, FirstRun
-from pyro_fed.density.layout import Site
 from pyro_fed.density.running.trace_sites import unconstraining
 
-#: Half the width of the interval for latents whose prior cannot be drawn from, and for latents of rows.
+if TYPE_CHECKING:
+    from pyro_fed.density.bound import RowDensities
+    from pyro_fed.density.checks.first_run import FirstRun
+    from pyro_fed.density.layout import Site
+
+#: Spread of the points near zero.
+SPREAD = 0.1
+#: Half the width of the interval for latents whose prior cannot be drawn from, and of the second point.
 RADIUS = 2.0
 #: Largest distance from zero: a heavy tail's draw overflows, and shows nothing.
 MAX_PRIOR_DRAW = 50.0
-#: Spread of the second point if the prior is wider.
-MIDDLE_SPREAD = 1.0
+#: Draws of the prior at which densities are examined, the first of them where each costs a run of its own or more than
+#: a density; and draws among which one with a finite density is looked for.
+NUM_DRAWS, FEW_DRAWS, MAX_TRIES = 32, 4, 100
+#: Rows that are examined together; and the number where few of all are.
+ROWS_TOGETHER, FEW_ROWS = 2048, 64
 
 
 def points(problem: RowDensities, seen: FirstRun) -> Tensor:
-    """Three unconstrained points (3, D), float64: near zero, within one of it, and a draw of the priors.
+    """Three unconstrained points (3, D), float64: near zero, within `RADIUS` of it, and a draw of the priors.
 
     The priors are those of the first run: a prior whose parameters are latents is used with these near zero. If the
     first run was spread, the first point is its own.
@@ -33,7 +40,7 @@ def points(problem: RowDensities, seen: FirstRun) -> Tensor:
     middle, far = (
         torch.cat([near[:0], *(_draw(seen, site, generator) for site in problem.sites.values())]) for _ in range(2)
     )
-    return torch.stack([near, middle.clamp(-MIDDLE_SPREAD, MIDDLE_SPREAD), far.clamp(-MAX_PRIOR_DRAW, MAX_PRIOR_DRAW)])
+    return torch.stack([near, middle.clamp(-RADIUS, RADIUS), far.clamp(-MAX_PRIOR_DRAW, MAX_PRIOR_DRAW)])
 
 
 def _draw(seen: FirstRun, site: Site, generator: torch.Generator) -> Tensor:

@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.latents.ascent import Ascent, Centre
 from pyro_fed.density.latents.quadrature import (
-    CONVERGED_DECREMENT,
     GAUSSIAN_ORDER,
     NEAR_STEPS,
     ORDERS,
@@ -109,7 +109,7 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
     steps = torch.ones(len(points), NEAR_STEPS, dtype=problem.dtype, device=points.device)
     near = NearbyModes(middle, modes.mode, slope, steps)
     left, differences, size = _trial(problem, probes, batch._replace(near=(near,)))
-    there = (left <= CONVERGED_DECREMENT).transpose(1, 2).flatten(2).all(2)  # (C, steps); not a number is not
+    there = (left <= NEGLIGIBLE).transpose(1, 2).flatten(2).all(2)  # (C, steps); not a number is not
     number = (~there).long().cumprod(1).sum(1) + 1
     share = (batch.weight > 0).sum(1).double() / problem.num_rows
     rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps * size.double().amax(1)
