@@ -17,7 +17,7 @@ from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions.limits import NEGLIGIBLE
-from pyro_fed.density.derivatives.few_rows import ROWS
+from pyro_fed.density.derivatives.rowwise import TRIED_ROWS as ROWS
 
 N, DIM = 17_000, 3
 

@@ -6,9 +6,9 @@ import hierarchies
 import pytest
 import torch
 
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.latents import draws as drawing
 from pyro_fed.density.latents.draws import draw_locals
-from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.ops.points import balanced_normal
 
 THETA = torch.tensor([0.9, -0.2], dtype=torch.float64)

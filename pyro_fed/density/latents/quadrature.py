@@ -58,9 +58,8 @@ from pyro_fed.ops.points import standardised_sobol
 from pyro_fed.ops.tiny import log_det_lower, solve_lower, solve_lower_transposed
 
 #: What a model needs is found at so many θ, uniform on (-RADIUS, RADIUS), and at `FEW_ROWS` rows; the number of modes,
-#: and the nodes of several latents, at the first `FEW_DRAWS` of these θ and some of these rows. Of rows that have
-#: others nested in them so many are enough.
-PROBES, FEW_PROBED_ROWS, FEWEST_GROUPS = 16, 16, 4
+#: and the nodes of several latents, at the first `FEW_DRAWS` of these θ and as many rows as there are θ.
+PROBES = 16
 #: Nodes a dimension that integrate a Gaussian with its first two derivatives; and the distance from the mode, in SDs,
 #: at which a log density is compared with a parabola.
 GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
@@ -193,7 +192,7 @@ class Quadrature(metaclass=Checked):
         """
         generator = torch.Generator().manual_seed(0)
         theta = 2 * torch.rand(PROBES, problem.dim, generator=generator, dtype=problem.bound.dtype) - 1
-        few = min(FEW_ROWS, max(FEWEST_GROUPS, ROWS_TOGETHER * problem.num_rows // problem.widest))
+        few = min(FEW_ROWS, max(FEW_DRAWS, ROWS_TOGETHER * problem.num_rows // problem.widest))
         theta, at = RADIUS * theta, evenly(problem.bound.num_rows, few).unique()
         rows = tuple(leaf[at] for leaf in problem.rows)
         rule, theta, foot = self._with_feet(problem, theta, rows)
@@ -246,7 +245,7 @@ class Quadrature(metaclass=Checked):
             )
         if self.starts is not None:
             return self
-        at = evenly(len(rows[0]), FEW_PROBED_ROWS).unique()
+        at = evenly(len(rows[0]), PROBES).unique()
         few = tuple(leaf[at] for leaf in rows)
         known = _one_each(Centre(*(part[:FEW_DRAWS, at] for part in modes)))
         return replace(self, starts=needed_starts(problem, self, theta[:FEW_DRAWS], few, known))
@@ -315,7 +314,7 @@ class Quadrature(metaclass=Checked):
         tried = [order for order in ORDERS if order <= most.places(dim)]
         if dim == 1 or problem.dim > MAX_PROBED_DIM or len(tried) < 2:
             return self.max_order
-        at = evenly(len(rows[0]), FEW_PROBED_ROWS).unique()
+        at = evenly(len(rows[0]), PROBES).unique()
         theta, rows = theta[:FEW_DRAWS], tuple(leaf[at] for leaf in rows)
         unit = torch.eye(problem.dim, dtype=theta.dtype, device=theta.device)
 
