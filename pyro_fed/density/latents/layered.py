@@ -23,8 +23,8 @@ from pyro_fed.errors import ModelError
 def check_affordable(problem: Problem) -> None:
     """Refuse a network whose rows' own latents cost too much to be integrated out.
 
-    `LARGE_WORK` numbers a round take some two seconds, of fifty to hundreds of rounds. An offset of each of twelve clients with twenty
-    rows makes 5e8 numbers, a last layer of eight weights 3e10, two codes of each of 200 rows 2e12.
+    `LARGE_WORK` numbers a round take some two seconds, of fifty to hundreds of rounds. An offset of each of twelve
+    clients with twenty rows makes 5e8 numbers, a last layer of eight weights 3e10, two codes of each of 200 rows 2e12.
 
     Args:
         problem: the model's densities.
