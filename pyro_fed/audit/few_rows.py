@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import FewRows, Target
-from pyro_fed.conventions.limits import NEGLIGIBLE
-from pyro_fed.density.derivatives.few_rows import MORE, ROUNDING_UNITS, Quadratic, first_row_count, row_numbers
+from pyro_fed.conventions.limits import NEGLIGIBLE, SUM_ROUNDING_UNITS
+from pyro_fed.density.derivatives.few_rows import MORE, Quadratic, first_row_count, row_numbers
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import takes_full_matrices
 
@@ -56,7 +56,7 @@ def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Ta
     value, score = target(at)
     if not bool(value.isfinite().all()):
         return target
-    allowed = NEGLIGIBLE + ROUNDING_UNITS * torch.finfo(target.problem.dtype).eps * float(value.abs().max())
+    allowed = NEGLIGIBLE + SUM_ROUNDING_UNITS * torch.finfo(target.problem.dtype).eps * float(value.abs().max())
     for count in row_numbers(target.problem.dim, len(order)):
         found = _corrected_target(target, _alone(target, order[:count]), at, value, score)
         if bool(((found(at)[0] - value).abs() <= allowed).all()):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import ROUNDING_UNITS
+from pyro_fed.conventions.limits import SUM_ROUNDING_UNITS
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.density.derivatives.rowwise import TRIED_ROWS
@@ -95,7 +95,7 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
         return clients_log_likelihoods(problem, draws, data)
     exact = clients_log_likelihoods(problem, draws[:, probes], data)
     share = data.num_rows / problem.num_rows
-    rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps * exact.abs().amax(1)
+    rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * exact.abs().amax(1)
     allowed = (AGREE * share.sqrt()).unsqueeze(1) * _farther(draws, probes) + rounding.unsqueeze(1)
     at_mean = _at_mean(problem, draws, data)
     for count in row_numbers(problem.dim, problem.num_rows):

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
-from pyro_fed.conventions.limits import NEGLIGIBLE, ROUNDING_UNITS
+from pyro_fed.conventions.limits import NEGLIGIBLE, SUM_ROUNDING_UNITS
 from pyro_fed.density.latents.ascent import Ascent, Centre
 from pyro_fed.density.latents.quadrature import (
     GAUSSIAN_ORDER,
@@ -112,7 +112,7 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
     there = (left <= NEGLIGIBLE).transpose(1, 2).flatten(2).all(2)  # (C, steps); not a number is not
     number = (~there).long().cumprod(1).sum(1) + 1
     share = (batch.weight > 0).sum(1).double() / problem.num_rows
-    rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps * size.double().amax(1)
+    rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * size.double().amax(1)
     level = differences.double().mean(1, keepdim=True)
     apart = (differences - level).abs().amax(1)  # (C, rules)
     enough = apart <= (AGREE * share + rounding).unsqueeze(1)
