@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from pyro_fed.conventions.limits import ROUNDING_UNITS, SAME_SHARE
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.blame import Stepping, blame, left_graph, line_of, line_text
-from pyro_fed.density.checks.first_run import FirstRun
+from pyro_fed.density.checks.first_run import FirstRun, local_points, points
 from pyro_fed.density.checks.plate_tree import plate_tree
 from pyro_fed.density.checks.points import (
     FEW_ROWS,
@@ -37,8 +37,6 @@ from pyro_fed.density.checks.points import (
     MAX_TRIES,
     RADIUS,
     ROWS_TOGETHER,
-    local_points,
-    points,
 )
 from pyro_fed.density.checks.shapes import rows_as_values
 from pyro_fed.density.checks.slopes import OF_STEPS, beside, check_slope, said_of, steps, without_derivative

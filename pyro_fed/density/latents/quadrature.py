@@ -567,6 +567,10 @@ class Quadrature(metaclass=Checked):
         others = problem.vmap(climb)(torch.tensor(self.starts, dtype=here.dtype, device=here.device))
         return alive(Centre(*(torch.cat([a.unsqueeze(0), b]) for a, b in zip(first, others, strict=True))))
 
+    def from_places(self, starts: tuple[tuple[float, ...], ...]) -> Quadrature:
+        """These settings with other `starts`."""
+        return replace(self, starts=starts)
+
     def climber(self, steps: int) -> Climber:
         """How modes are climbed to."""
         return Climber(steps, self.shorten, self.floor)

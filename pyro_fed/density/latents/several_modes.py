@@ -22,18 +22,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from pyro_fed.conventions.limits import NEGLIGIBLE, ROUNDING_UNITS
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.latents.ascent import Ascent, Centre, Rows
-
-if TYPE_CHECKING:
-    from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.latents.ascent import Ascent, Centre, Climber, Rows
 
 #: Rungs of the ladder: distances from the first mode in its SDs, along each axis and the diagonal, both ways.
 RUNGS = tuple(2.0**k for k in range(13))
@@ -49,7 +45,35 @@ MOST_NEW = 3
 MOST_STARTS = 8
 
 
-def search(problem: RowDensities, rule: Quadrature, theta: Tensor, rows: Rows, known: Centre) -> Centre:
+class Rule(Protocol):
+    """What is taken of a `Quadrature`."""
+
+    @property
+    def starts(self) -> tuple[tuple[float, ...], ...] | None:
+        """Places from which modes are looked for besides zero."""
+
+    @property
+    def node_tolerance(self) -> float:
+        """The smallest share of a row's mass that counts as a mode."""
+
+    @property
+    def mode_tolerance(self) -> float:
+        """How near a mode, in SDs, an ascent ends."""
+
+    def climber(self, steps: int) -> Climber:
+        """How modes are climbed to."""
+
+    def centres(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
+        """The modes that it finds, (J, m, ...)."""
+
+    def log_masses(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> tuple[Tensor, Tensor]:
+        """Log prior (), and each mode's part of the log marginal likelihoods, (J, m)."""
+
+    def from_places(self, starts: tuple[tuple[float, ...], ...]) -> Self:
+        """This rule with other `starts`."""
+
+
+def search(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known: Centre) -> Centre:
     """The modes of the rows' latents at each θ: those that are known, and what ascents find beside them.
 
     Args:
@@ -84,7 +108,7 @@ def search(problem: RowDensities, rule: Quadrature, theta: Tensor, rows: Rows, k
     return _swap_axes(found._replace(value=torch.cat([known.value, torch.where(new, found.value[count:], -torch.inf)])))
 
 
-def _ends(problem: RowDensities, rule: Quadrature, theta: Tensor, rows: Rows, first: Centre) -> tuple[Centre, Tensor]:
+def _ends(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, first: Centre) -> tuple[Centre, Tensor]:
     """Where the ascents from the ladder's R rungs end, (R, S, m, ...), and which ends are modes, (R, S, m).
 
     Args:
@@ -157,7 +181,7 @@ def log_shares(centre: Centre, place: Tensor) -> Tensor:
 
 
 def needed_starts(
-    problem: RowDensities, rule: Quadrature, theta: Tensor, rows: Rows, known_modes: Centre | None = None
+    problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known_modes: Centre | None = None
 ) -> tuple[tuple[float, ...], ...]:
     """Places from which the rows' other modes at θ (S, D) are found: () if each row has one mode that has the mass.
 
@@ -179,7 +203,7 @@ def needed_starts(
         spread = places.std(0, correction=0).clamp_min(torch.finfo(places.dtype).tiny)
         nearest = places[((places - middle) / spread).square().sum(-1).argmin()]
         starts = (*starts, tuple(nearest.tolist()))
-        now = modes_at_points(problem, replace(rule, starts=starts), theta, rows)
+        now = modes_at_points(problem, rule.from_places(starts), theta, rows)
         for j in range(now.mode.shape[1]):
             end = Centre(*(part[:, j].unsqueeze(1) for part in now))
             others = Centre(*(part[:, known:] for part in found))
@@ -188,7 +212,7 @@ def needed_starts(
     return starts
 
 
-def missed_mode_log_mass(problem: RowDensities, rule: Quadrature, theta: Tensor, rows: Rows) -> Tensor:
+def missed_mode_log_mass(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> Tensor:
     """By how much modes that a rule does not find raise each row's log marginal likelihood at θ (S, D): (S, m).
 
     Args:
@@ -209,7 +233,7 @@ def missed_mode_log_mass(problem: RowDensities, rule: Quadrature, theta: Tensor,
     return raised
 
 
-def modes_at_points(problem: RowDensities, rule: Quadrature, theta: Tensor, rows: Rows) -> Centre:
+def modes_at_points(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> Centre:
     """The modes that a rule finds at each θ (S, D): (S, J, m, ...)."""
     return Centre(*problem.vmap(lambda one: rule.centres(problem, one, rows))(theta))
 
