@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import FewRows, Target
-from pyro_fed.conventions.limits import NEGLIGIBLE, ROUNDING_UNITS
+from pyro_fed.conventions.limits import NEGLIGIBLE, SUM_ROUNDING_UNITS
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.few_rows import (
     MORE,
@@ -69,7 +69,7 @@ def on_few_rows(target: Target, white: Tensor) -> Target:
     value, whole = target.values(at), _parabola(target, _all_rows(target), len(white))
     if not bool(value.isfinite().all()):
         return target
-    rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps * float(value.abs().max())
+    rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * float(value.abs().max())
     allowed = NEGLIGIBLE * OUTWARD_FACTOR**3 + rounding
     for count in counts:
         rows = _picked(target, count)

@@ -15,6 +15,10 @@ NEAR_LIMIT_SHARE = 0.8
 
 #: Units in the last place by which sums and log densities may err through rounding.
 ROUNDING_UNITS = 64
+#: The same of one log density's sum over rows, which is computed twice.
+SUM_ROUNDING_UNITS = 4
+#: Values in float64 are the same up to this share of their size, half of its digits.
+SAME_SHARE = 2.0**-26
 
 
 class Limits(NamedTuple):

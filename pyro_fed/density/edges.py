@@ -24,7 +24,8 @@ from torch.distributions import MixtureSameFamily, TransformedDistribution, cons
 
 from pyro_fed.density.bound import BoundModel, RowDensities
 from pyro_fed.density.checks.dependence import derivatives, run_at_random
-from pyro_fed.density.checks.first_run import MAX_TRIES, FirstRun, prior_draw
+from pyro_fed.density.checks.first_run import FirstRun, prior_draw
+from pyro_fed.density.checks.points import FEW_DRAWS, MAX_TRIES, NUM_DRAWS, ROWS_TOGETHER
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.observed_values import mask_of
 from pyro_fed.density.running.trace_sites import Message, innermost, is_deterministic
@@ -34,12 +35,8 @@ from pyro_fed.errors import ModelError, listed, warn_user
 
 #: Distance by which latents are moved, unconstrained, to test whether rows leave the support.
 MOVES = (1.0, -1.0, 4.0, -4.0)
-#: Draws of the prior at which rows are tested for being beyond an edge.
-EDGE_DRAWS = 32
 #: Bounds of a support that are numbers, by name; and the name of the value beside them.
 BOUNDS, VALUE = ("lower_bound", "upper_bound"), "value"
-#: Draws of the prior at which parameters are examined one by one, and rows that are examined together.
-DRAWS, ROWS = 4, 2048
 #: A parameter is beyond a bound by more than this, or by this part of it: less is rounding.
 BOUND_TOLERANCE = 1e-3
 
@@ -273,7 +270,7 @@ def _is_nonsense(bound: BoundModel, name: str) -> bool:
     """Whether draws of the prior put rows beyond an edge where the density is not zero."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        for _ in range(EDGE_DRAWS):
+        for _ in range(NUM_DRAWS):
             msg = _run(bound, name, prior_draw)
             if msg is not None and not _holds_all(msg) and bool(_support_and_nonsense(msg)[1].any()):
                 return True
@@ -298,9 +295,9 @@ def find_walls(problem: RowDensities, seen: FirstRun, computed: Collection[str])
     if not suspects or bound.walls:
         return []
     found: dict[str, str] = {}
-    for first in range(0, bound.num_rows, ROWS):
-        few = bound.num_rows <= ROWS
-        rows = bound.all_rows if few else tuple(leaf[first : first + ROWS] for leaf in bound.rows)
+    for first in range(0, bound.num_rows, ROWS_TOGETHER):
+        few = bound.num_rows <= ROWS_TOGETHER
+        rows = bound.all_rows if few else tuple(leaf[first : first + ROWS_TOGETHER] for leaf in bound.rows)
         found |= _beyond_in(problem, rows, [name for name in suspects if name not in found])
     bound.walls.update(found)
     return list(found.values())
@@ -318,10 +315,10 @@ def _beyond_in(problem: RowDensities, rows: tuple[Any, ...], suspects: list[str]
         return found
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        flags = drawn_at_once(problem, within, EDGE_DRAWS)
+        flags = drawn_at_once(problem, within, NUM_DRAWS)
         if flags is not None and bool(flags.all()):
             return found
-        for _ in range(DRAWS if flags is None else MAX_TRIES):
+        for _ in range(FEW_DRAWS if flags is None else MAX_TRIES):
             try:
                 execution = bound.execute(prior_draw, rows)
             except (RuntimeError, ValueError, IndexError, KeyError):  # a model that cannot be run so is refused later

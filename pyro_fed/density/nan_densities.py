@@ -11,31 +11,29 @@ from contextlib import suppress
 
 import torch
 
+from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, NUM_DRAWS, ROWS_TOGETHER
 from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError
 
-#: Draws of the prior at which densities are examined, besides zero, where Newton's method begins; and rows of each.
-DRAWS, ROWS = 32, 64
-#: Number of these, the first ones, at which derivatives are examined; and rows whose derivatives are taken together.
-SLOPES, ROWS_TOGETHER = 4, 2048
-SEED = 0
-
 
 def nan_density_notes(problem: Problem) -> list[str]:
-    """A sentence on a site without a finite density or derivative on the latents' support; or none."""
+    """A sentence on a site without a finite density or derivative on the latents' support; or none.
+
+    Densities are examined at draws of the prior and at zero, where Newton's method begins; derivatives at a few draws.
+    """
     points = torch.zeros(1, problem.dim, dtype=problem.dtype)
     if not problem.layout.improper:
         with suppress(ModelError, *FAILURES):
-            points = torch.cat([points, problem.init(DRAWS, torch.Generator().manual_seed(SEED), checked=False)])
+            points = torch.cat([points, problem.init(NUM_DRAWS, torch.Generator().manual_seed(0), checked=False)])
     points = points[points.isfinite().all(1)]
-    return _of_derivatives(problem, points[1 : 1 + SLOPES].double()) or _of_densities(problem, points)
+    return _of_derivatives(problem, points[1 : 1 + FEW_DRAWS].double()) or _of_densities(problem, points)
 
 
 def _of_derivatives(problem: Problem, points: torch.Tensor) -> list[str]:
     """A sentence on rows whose density or derivative is finite at none of the points."""
-    judged, generator = problem.doubled(), torch.Generator().manual_seed(SEED)
+    judged, generator = problem.doubled(), torch.Generator().manual_seed(0)
     try:
         for some in torch.arange(problem.num_rows).split(ROWS_TOGETHER) if len(points) else ():
             local = torch.randn(len(points), len(some), problem.local_dim, generator=generator, dtype=torch.float64)
@@ -51,7 +49,7 @@ def _of_densities(problem: Problem, points: torch.Tensor) -> list[str]:
     """A sentence on the site whose density is finite at the fewest of the points."""
     if problem.local_dim or problem.layout.discrete:
         return []
-    rows, missed = tuple(leaf[:ROWS] for leaf in problem.rows), dict[str, int]()
+    rows, missed = tuple(leaf[:FEW_ROWS] for leaf in problem.rows), dict[str, int]()
     with suppress(*FAILURES):
         for z in points:
             for terms in problem.log_terms(z, rows):

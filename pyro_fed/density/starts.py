@@ -20,19 +20,15 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.first_run import MAX_TRIES, SPREAD
-from pyro_fed.density.checks.points import RADIUS
+from pyro_fed.density.checks.points import FEW_ROWS, MAX_TRIES, RADIUS, ROWS_TOGETHER, SPREAD
 from pyro_fed.density.checks.undefined import slopes_and_bends
 from pyro_fed.density.compiling.compiler import FAILURES, failure
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, in_chunks
 from pyro_fed.density.running.torch_modes import OutOfPlace
 from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.errors import ModelError
 from pyro_fed.ops.batched import vmap
 
-#: The fewest rows on which a start must have a finite log-likelihood; and the most, if rows have no latents.
-CHECK_ROWS, MAX_REGULAR_ROWS = 64, 2048
-#: Starts whose densities are computed together.
-STARTS_AT_ONCE = 64
 #: Draws of the prior whose mean is a central start: a tenth of the prior's SD from its mean, as the `init_scale` of
 #: Pyro's guides.
 CENTRAL_DRAWS = 100
@@ -45,8 +41,6 @@ FEWER_DRAWS, VANISHED_GRADIENT_SHARE = (25, 6, 2, 1), 3e-4
 #: scales: from there 200 rounds of `FedEP` reached a log density of -0.86 instead of -0.43
 #: (`benchmarks.networks.kinds`, horseshoe, seed 0).
 OUTLYING_DRAW_DISTANCE = 10.0
-#: The most numbers of these densities at once.
-MAX_CENTRAL_NUMBERS = 10_000_000
 
 
 class _Feasible(NamedTuple):
@@ -77,7 +71,7 @@ def draw_starts(
         generator: source of randomness (Pyro's samplers are seeded from it).
         strategy: one of Pyro's `init_to_*`; None draws from the prior.
         radius: without a strategy, improper sites start uniformly in (-radius, radius), unconstrained.
-        checked: whether the log density is checked, for `STARTS_AT_ONCE` starts in one more run of the model.
+        checked: whether the log density is checked, for many starts in one more run of the model.
 
     Raises:
         ModelError: no such point was found in `MAX_TRIES` draws.
@@ -124,7 +118,7 @@ def central_start(problem: RowDensities, generator: torch.Generator, layered: bo
     left, total = CENTRAL_DRAWS, torch.zeros(())
     means: list[Tensor] = []  # of the first draws, fewer at a time
     while left:
-        some = min(left, max(1, MAX_CENTRAL_NUMBERS // problem.dim))
+        some = min(left, max(1, NUMBERS_IN_MEMORY // problem.dim))
         drawn = _without_tails(draw_starts(problem, some, generator, None, 0.0, checked=False))
         means = means or [drawn[:count].mean(0) for count in FEWER_DRAWS]
         total = total + drawn.sum(0)
@@ -180,7 +174,7 @@ def _without_tails(drawn: Tensor) -> Tensor:
 
 def _wide_enough(problem: RowDensities, points: list[Tensor]) -> Tensor:
     """The first of some points at which no gradient vanishes; if there is none, that with the largest share."""
-    rows = tuple(leaf[:CHECK_ROWS] for leaf in problem.rows)
+    rows = tuple(leaf[:FEW_ROWS] for leaf in problem.rows)
     found = []
     for point in points:
         score = torch.func.grad(lambda z: problem.log_parts(z, rows)[1].sum())(point)
@@ -231,9 +225,7 @@ def feasible(problem: RowDensities, points: Tensor, draw: Callable[[], Tensor]) 
 def _some_rows(problem: RowDensities) -> tuple[Any, ...]:
     """The rows whose densities are checked, from all over; all if they are few."""
     count = len(problem.rows[0])
-    most = (
-        CHECK_ROWS if problem.local_dim else max(CHECK_ROWS, min(MAX_REGULAR_ROWS, MAX_CENTRAL_NUMBERS // problem.dim))
-    )
+    most = FEW_ROWS if problem.local_dim else max(FEW_ROWS, min(ROWS_TOGETHER, NUMBERS_IN_MEMORY // problem.dim))
     at = torch.linspace(0, count - 1, min(count, most)).long()
     return tuple(leaf[at] for leaf in problem.rows)
 
@@ -244,7 +236,7 @@ def _all_finite(problem: RowDensities, points: Tensor) -> bool:
     parts: list[Tensor] = []
 
     def densities() -> None:
-        for some in points.split(STARTS_AT_ONCE):
+        for some in in_chunks(points, len(rows[0])):
             parts.extend(problem.vmap(lambda z: problem.log_parts(z, rows))(some))
 
     if not bool(points.isfinite().all()) or failure(densities):

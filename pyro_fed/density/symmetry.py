@@ -29,12 +29,11 @@ from torch import Tensor
 from torch.autograd.functional import jacobian
 
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.density.problem import Problem
 
 #: Values at two modes are the same up to this share of their size, or of one.
 SAME_VALUE = 1e-4
-#: Log densities are the same up to this share of their size, or of one.
-SAME_DENSITY = 1e-9
 #: Logits that stand for the ends of a support.
 END_LOGIT = 20.0
 #: The largest group whose elements are listed: the orders of six components.
@@ -113,7 +112,7 @@ def holds(problem: Problem, symmetry: Symmetry, points: Tensor, density: Callabl
     scale = torch.stack([torch.linalg.slogdet(jacobian(image, z))[1] for z in points])
     here, there = density(points), density(moved) + scale
     finite = here.isfinite() & there.isfinite()
-    same = (here - there).abs() <= SAME_DENSITY * here.abs().clamp_min(1.0)
+    same = (here - there).abs() <= SAME_SHARE * here.abs().clamp_min(1.0)
     return 2 * int(finite.sum()) >= len(points) and bool(same[finite].all())
 
 

@@ -3,7 +3,13 @@
 Each such value is finite and in the support, and moves a posterior by many SDs without an error. All lead to a warning
 only, since they may be intended. The checks look at exact equality and plain gaps, without a model of the data. For a
 number far from all others the model's own densities decide whether it uses the value as a number (`taken_as_a_number`):
-1e9 as the upper bound of an interval without one, or -999 in a row that the model masks, is harmless.
+1e9 as the upper bound of an interval without one, or -999 in a row that the model masks, is harmless. The log density
+of the value's row is computed at points θ, with the value v, with 2v, and with a value next to v:
+
+    it is the same with v and 2v                   v means only that it is large, or is not used
+    its differences between points jump from v     the model tests for v itself, `x == -999`
+      to the value next to it
+    else                                           v is used as a number
 """
 
 from __future__ import annotations
@@ -15,11 +21,13 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions.client_names import as_it_looks
+from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.density.checks.lookups import num_elements
+from pyro_fed.density.checks.points import FEW_ROWS, NUM_DRAWS, RADIUS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.errors import listed, warn_user
-from pyro_fed.federation.far_values import taken_as_a_number
 
 #: A value is far away if its gap to the others is more than this multiple of their range.
 FAR_VALUE_RANGES = 10.0
@@ -38,8 +46,10 @@ DUPLICATES_OVER_CHANCE = 2.0
 GRID_TOLERANCE = 0.01
 #: The most findings of one kind that a warning lists.
 MAX_LISTED = 3
-#: Rows whose columns are summed at once, and the most numbers of columns that are examined at once.
-BLOCK, BLOCK_NUMBERS = 65_536, 4_000_000
+#: Rows whose columns are summed at once.
+BLOCK = 65_536
+#: Relative step to the next value; if differences change by more than the second number, they jump there.
+RELATIVE_STEP, LARGEST_SLOPE_CHANGE = 1e-6, 0.1
 
 
 def warn_of_odd_data(
@@ -128,7 +138,7 @@ def _warn_of_labels_without_rows(problem: Problem) -> None:
 def _far_values(leaf: Tensor) -> Iterator[tuple[int, float, float, float]]:
     """Column, value and the range of all others, for each smallest or largest value that is far from the others."""
     flat = leaf.reshape(len(leaf), -1)
-    size = max(1, BLOCK_NUMBERS // len(flat))
+    size = max(1, NUMBERS_IN_MEMORY // len(flat))
     for first, block in zip(range(0, flat.shape[1], size), flat.split(size, 1), strict=True):
         for column, value, low, high in _far_in(block):
             yield first + column, value, low, high
@@ -248,3 +258,40 @@ def _places(values: Tensor) -> float:
 def _identical(group: Tensor, one: Tensor, other: Tensor) -> bool:
     """Whether two clients have the same rows in the same order, which `warn_duplicates` reports."""
     return len(one) == len(other) and torch.equal(group[one], group[other])
+
+
+def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) -> bool:
+    """Whether the densities of rows follow their value in one column; True if they cannot be computed.
+
+    Args:
+        problem: the model's densities.
+        number: the argument's number among those that are split by rows.
+        column: the column's number in the argument (N, C), from 0.
+        rows: numbers of rows with this value.
+    """
+    generator = torch.Generator().manual_seed(0)
+    z = RADIUS * (2 * torch.rand(NUM_DRAWS, problem.dim, generator=generator, dtype=torch.float64) - 1)
+    double = problem.doubled()
+    some = tuple(leaf[rows[:FEW_ROWS]] for leaf in double.rows)
+
+    def densities(factor: float) -> Tensor:
+        whole = not some[number].is_floating_point()
+        changed = some[number].double() if whole and factor % 1 else some[number].clone()
+        changed.view(len(changed), -1)[:, column] *= factor
+        return double.pointwise_log_lik(z, (*some[:number], changed, *some[number + 1 :]))
+
+    try:
+        here, twice, near = (densities(factor) for factor in (1, 2, 1 + RELATIVE_STEP))
+    except (RuntimeError, ValueError, IndexError, TypeError):  # the value is an index that the table does not have
+        return True
+    if not all(bool(found.isfinite().all()) for found in (here, twice, near)):
+        return True
+    if bool(((twice - here).abs() <= ROUNDING_UNITS * torch.finfo(here.dtype).eps * here.abs()).all()):
+        return False
+    size = torch.maximum(_differences(here).abs().amax(), _differences(near).abs().amax())
+    return bool((_differences(near) - _differences(here)).abs().amax() <= LARGEST_SLOPE_CHANGE * size)
+
+
+def _differences(densities: Tensor) -> Tensor:
+    """Differences (S - 1, m) of log densities (S, m) between each point and the first one."""
+    return densities[1:] - densities[:1]

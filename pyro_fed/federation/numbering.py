@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions.client_names import as_it_looks
+from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.density.bound import BoundModel
-from pyro_fed.density.checks.blame import RESULT_TOLERANCE
 from pyro_fed.density.checks.lookups import Lookups, num_elements
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.labelled import Labels
+from pyro_fed.density.running.handlers import Execution
 from pyro_fed.density.running.shared import is_shared
 from pyro_fed.errors import listed, warn_user
 
@@ -80,7 +81,7 @@ def label_uses(bound: BoundModel) -> dict[str, Use]:
     bound = replace(bound, constants={k: v for k, v in bound.constants.items() if not is_shared(k)}).doubled()
     lookups = Lookups(bound)
     arguments, found = bound.arguments, dict[str, Use]()
-    before = _log_density(bound, lookups, {})
+    before = _total(lookups.execution, bound.dtype)
     for name, labels in arguments.labels.items():
         at, count = arguments.names.index(name), len(labels)
         if count < 2:
@@ -108,10 +109,7 @@ def label_uses(bound: BoundModel) -> dict[str, Use]:
 
 
 def _log_density(bound: BoundModel, lookups: Lookups, turned: Mapping[str, Tensor]) -> Tensor:
-    """Sum () of all sites' log densities, with a weight for each row, without infinite ones.
-
-    The latents have the values of the run in `lookups`, or those in `turned`.
-    """
+    """`_total` of a run at the values of the latents in that of `lookups`, or those in `turned`."""
 
     def source(msg: Any, transform: Any) -> Tensor:
         name = msg["name"]
@@ -119,17 +117,22 @@ def _log_density(bound: BoundModel, lookups: Lookups, turned: Mapping[str, Tenso
         return z
 
     with torch.no_grad():
-        nodes = bound.execute(source, bound.all_rows, densities=True).trace.nodes.values()
-    total = torch.zeros((), dtype=bound.dtype)
-    for node in nodes:
+        return _total(bound.execute(source, bound.all_rows, densities=True), bound.dtype)
+
+
+def _total(execution: Execution, dtype: torch.dtype) -> Tensor:
+    """Sum () of all sites' log densities, with a weight for each row, without infinite ones."""
+    total = torch.zeros((), dtype=dtype)
+    for node in execution.trace.nodes.values():
         if isinstance(terms := node.get("log_prob"), Tensor):
+            terms = terms.detach()
             weights = torch.linspace(1.0, 2.0, terms.numel()).reshape(terms.shape) if node["is_observed"] else 1.0
             total = total + (weights * terms.nan_to_num(0.0, 0.0, 0.0)).sum()
     return total
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    return bool(torch.isclose(one, other, rtol=RESULT_TOLERANCE, atol=RESULT_TOLERANCE, equal_nan=True))
+    return bool(torch.isclose(one, other, rtol=SAME_SHARE, atol=SAME_SHARE, equal_nan=True))
 
 
 def _labels_of_clients(arguments: Arguments, name: str, clients: Sequence[Tensor]) -> list[set[Any]]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_fed.density.checks.points import ROWS_TOGETHER
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import warn_user
 
 #: Largest relative error of the smallest precision that is accepted in float32; an SD has half of it.
 LARGEST_ERROR = 0.05
-#: The most rows and columns that are examined.
-MOST_ROWS, MOST_COLUMNS = 4096, 256
+#: The most columns that are examined.
+MOST_COLUMNS = 256
 #: Singular values below this many units of rounding, relative to the largest, are zero.
 DEPENDENT = 32
 
@@ -45,7 +46,7 @@ def wide_enough(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
 def _error(leaf: Tensor) -> tuple[float, int]:
     """eps·κ² of the columns and a constant, and the column with the largest part in the least informed direction."""
     eps = torch.finfo(torch.float32).eps
-    step = -(-len(leaf) // MOST_ROWS)
+    step = -(-len(leaf) // ROWS_TOGETHER)
     columns = leaf[::step].reshape(len(leaf[::step]), -1)[:, :MOST_COLUMNS].double()
     if not bool(columns.isfinite().all()) or len(columns) <= columns.shape[1] + 1:
         return 0.0, 0

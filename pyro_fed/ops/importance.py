@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.ops.arviz_versions import psis
+from pyro_fed.ops.backtrack import HALVINGS
 
 #: A tail of this shape is too long for weighted means (Vehtari et al. 2024).
 LARGEST_PARETO_K = 0.7
@@ -20,8 +21,6 @@ LARGEST_PARETO_K = 0.7
 PARTS = 8
 #: A smaller Pareto shape is that of an exponential tail.
 SMALL_SHAPE = 1e-6
-#: Steps of a bisection for a power: of weights that span a million nats too.
-HALVINGS = 50
 #: If the effective number is at least this share of the draws, a large k does not matter: the tail has little weight.
 TRUSTED_SHARE = 0.95
 #: SD of log weights that is rounding: they are equal.

@@ -4,9 +4,10 @@ import hierarchies
 import pytest
 import torch
 
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.scores import clients_log_likelihoods, log_likelihoods
-from pyro_fed.density.latents.ascent_starts import AGREE, AGREE_LEVEL, ascent_starts, first_client
+from pyro_fed.density.latents.ascent_starts import AGREE, ascent_starts, first_client
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.rows.batches import BATCHES, Batch
 
@@ -34,7 +35,7 @@ def test_log_likelihoods_are_exact_wherever_ascents_begin(fed, apart, all_arrive
     found = clients_log_likelihoods(problem, points, data)
     from_zero = problem.mapped(log_likelihoods, (0, BATCHES))(points, data.full_batch())
     off = (found - from_zero).abs()
-    assert float(off.max()) < AGREE_LEVEL
+    assert float(off.max()) < NEGLIGIBLE
     assert float((off - off.mean(1, keepdim=True)).abs().max()) < AGREE
     counts = data.rows[0][data.row_index[-1][: data.num_rows[-1]]]
     exact = torch.stack([hierarchies.rates_log_lik(z, counts).sum() for z in points[-1]])
@@ -52,7 +53,7 @@ def test_derivatives_under_a_gaussian_climb_from_zero_once(fed, monkeypatch):
     assert not climbed  # a compiled step climbs at the mean, and near it
     sd = points.std(0)  # of each client's points: what these are known to matters, not a score far narrower than they
     value, score, curvature = (one - other for one, other in zip(found, from_zero, strict=True))
-    assert float(value.abs().max()) < AGREE_LEVEL
+    assert float(value.abs().max()) < NEGLIGIBLE
     assert float((score * sd).abs().max()) < AGREE
     assert float((curvature * sd.unsqueeze(1) * sd.unsqueeze(2)).abs().max()) < AGREE
 

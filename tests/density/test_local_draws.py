@@ -6,9 +6,9 @@ import hierarchies
 import pytest
 import torch
 
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.latents import draws as drawing
 from pyro_fed.density.latents.draws import draw_locals
-from pyro_fed.density.latents.quadrature import CONVERGED_DECREMENT
 from pyro_fed.ops.points import balanced_normal
 
 THETA = torch.tensor([0.9, -0.2], dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_modes_are_climbed_to_from_those_at_the_mean_and_few_steps_forget_their_
     theta = THETA[: problem.dim] + apart * torch.linspace(-1, 1, 12, dtype=torch.float64).unsqueeze(1)
     centre = drawing._centres(problem, theta, problem.rows)
     exact = problem.mapped(problem.quadrature.centre, (0, None), calls=0)(theta, problem.rows)
-    assert float(exact.distance(centre.mode).max()) < CONVERGED_DECREMENT
+    assert float(exact.distance(centre.mode).max()) < NEGLIGIBLE
     steps = drawing._steps(problem, theta, problem.rows, centre, torch.Generator().manual_seed(0))
     assert 2 <= steps <= (problem.quadrature.draw_steps if name == "rates" else 8)
 

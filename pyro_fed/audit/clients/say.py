@@ -12,10 +12,9 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.density.derivatives.derivatives import MAX_BLOCK
 from pyro_fed.density.derivatives.scores import log_likelihoods
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, ClientData, in_chunks
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, Batch, ClientData, in_chunks
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
 from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, add_batch_axis, as_state, gaussian, site_of
@@ -77,7 +76,7 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
             moments = derivatives.of_likelihood(problem, everywhere, clients.full_batch())
         return as_state(site_of(moments, mean))
 
-    size = max(1, MAX_BLOCK // max(1, a_point * len(points)))
+    size = max(1, NUMBERS_IN_MEMORY // max(1, a_point * len(points)))
     found = [of_some(data.of(slice(k, k + size))) for k in range(0, len(data.num_rows), size)]
     state = {name: torch.cat([one[name] for one in found]) for name in found[0]}
     for value in state.values():

@@ -25,6 +25,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.running.handlers import run_model
 
@@ -34,8 +35,6 @@ _FOREIGN = tuple(
     for path in (torch.__file__, pyro.__file__, os.path.join(os.path.dirname(__file__), "..", "..", "x"))
 )
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-#: Relative difference of two results that counts as rounding.
-RESULT_TOLERANCE = 1e-9
 #: The most results that are recorded.
 MAX_RESULTS = 100_000
 #: Longest line that is quoted.
@@ -357,7 +356,7 @@ def _differ(one: Any, two: Any, at: tuple[Tensor, Tensor], counts: tuple[int, in
         return not (len(axes) or one.numel() == 0)
     same = (one == two) | (one.isnan() & two.isnan()) if one.is_floating_point() else one == two
     if one.is_floating_point():
-        same |= (one - two).abs() <= RESULT_TOLERANCE * (1 + torch.maximum(one.abs(), two.abs()))
+        same |= (one - two).abs() <= SAME_SHARE * (1 + torch.maximum(one.abs(), two.abs()))
     return not bool(same.all())
 
 
@@ -384,6 +383,6 @@ def _arguments(
         changed = density(tuple(leaf[index] if j == i else leaf for j, leaf in enumerate(rows)))
         if before is None or changed is None:
             continue
-        if not bool((before - changed).abs() <= RESULT_TOLERANCE * (1 + before.abs())) and not bool(before == changed):
+        if not bool((before - changed).abs() <= SAME_SHARE * (1 + before.abs())) and not bool(before == changed):
             found.append(label)
     return tuple(found)

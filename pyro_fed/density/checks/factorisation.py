@@ -26,39 +26,37 @@ from torch import Tensor
 from torch.func import grad
 from torch.utils import _pytree as pytree
 
+from pyro_fed.conventions.limits import ROUNDING_UNITS, SAME_SHARE
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.blame import Stepping, blame, left_graph, line_of, line_text
-from pyro_fed.density.checks.first_run import MAX_TRIES, FirstRun
+from pyro_fed.density.checks.first_run import FirstRun, local_points, points
 from pyro_fed.density.checks.plate_tree import plate_tree
-from pyro_fed.density.checks.points import MAX_PRIOR_DRAW, RADIUS, local_points, points
+from pyro_fed.density.checks.points import (
+    FEW_ROWS,
+    MAX_PRIOR_DRAW,
+    MAX_TRIES,
+    RADIUS,
+    ROWS_TOGETHER,
+)
 from pyro_fed.density.checks.shapes import rows_as_values
 from pyro_fed.density.checks.slopes import OF_STEPS, beside, check_slope, said_of, steps, without_derivative
 from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes
 from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined, slopes_and_bends
 from pyro_fed.density.edges import find_walls
 from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.density.running.trace_sites import is_imputed
 from pyro_fed.density.running.walls import Computed
 from pyro_fed.density.starts import draw_starts
+from pyro_fed.density.traits.record import WORKED_NUMBERS
 from pyro_fed.errors import ModelError, PyroFedError, listed, warn_user
 
-#: Rows among which each row is examined, at all points; with more rows, all rows at the first point too.
-REFERENCE_ROWS = 2048
-#: The most rows × parameters of these, and the fewest rows; with more parameters than `LARGE`, fewer points too.
-REFERENCE_NUMBERS, FEWEST_ROWS, LARGE = 50_000_000, 64, 50_000
 #: Rows that are examined in pairs, and the number of columns whose extreme rows are among them.
 PAIRED_ROWS, EXTREME_COLUMNS = 1024, 32
 #: With fewer rows each is paired with itself: two pairs of four rows may share everything with the four.
 FEWEST_TO_PAIR = 6
 #: Numbers of rows and of points, if the model has to be run pair by pair.
 LOOPED_ROWS, LOOPED_POINTS = 12, 2
-#: The most numbers in the gradients of all pairs.
-GRADIENT_ENTRIES = 2_000_000
-#: Relative difference, in float64, that counts as rounding without a further check.
-TOLERANCE = 1e-8
-#: Inputs are changed by this many units in the last place to measure the effect of rounding, and the effect is
-#: multiplied by this factor, since sums in another order round elsewhere.
-LAST_PLACES, MARGIN = 4, 16
 
 Terms = dict[str, Tensor]
 #: The cures in every message on rows that do not factorise.
@@ -164,7 +162,7 @@ def _sample(problem: RowDensities, seen: FirstRun) -> _Sample:
     count = _reference_rows(bound.num_rows, problem.dim)
     at = torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[:count].sort().values
     rows = tuple(leaf[at] for leaf in problem.rows)
-    number = LOOPED_POINTS if problem.looped or problem.dim > LARGE else None
+    number = LOOPED_POINTS if problem.looped or problem.dim * PAIRED_ROWS > WORKED_NUMBERS else None
     pairs = _pairs(problem, rows)
     weight = torch.rand(pairs.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     return _Sample(
@@ -179,8 +177,8 @@ def _sample(problem: RowDensities, seen: FirstRun) -> _Sample:
 
 
 def _reference_rows(num_rows: int, dim: int) -> int:
-    """Number of rows among which each row is examined: fewer if a row's density has very many parameters."""
-    return min(num_rows, REFERENCE_ROWS, max(FEWEST_ROWS, REFERENCE_NUMBERS // max(1, dim)))
+    """Number of rows among which each is examined, at all points: fewer if a row's density has very many parameters."""
+    return min(num_rows, ROWS_TOGETHER, max(FEW_ROWS, WORKED_NUMBERS // max(1, dim)))
 
 
 def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
@@ -191,7 +189,7 @@ def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
     count = len(rows[0])
     if count < FEWEST_TO_PAIR:
         return torch.arange(count).unsqueeze(-1).expand(-1, 1 if count == 2 else 2)
-    most = LOOPED_ROWS if problem.looped else min(PAIRED_ROWS, GRADIENT_ENTRIES // max(1, problem.dim) // 3)
+    most = LOOPED_ROWS if problem.looped else min(PAIRED_ROWS, NUMBERS_IN_MEMORY // max(1, problem.dim) // 3)
     most = max(most, FEWEST_TO_PAIR)
     at_random = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
     chosen = list(dict.fromkeys([*_extremes(rows)[: most // 2], *at_random]))[: min(most, count) // 2 * 2]
@@ -460,7 +458,7 @@ def _where_different(a: Tensor, b: Tensor, size: Tensor | None = None) -> Tensor
     """Where two values differ."""
     scale = torch.maximum(a.abs(), b.abs()) if size is None else size
     same = (a == b) | (a.isnan() & b.isnan())
-    return ~(((a - b).abs() <= TOLERANCE * (1 + scale)) | same)
+    return ~(((a - b).abs() <= SAME_SHARE * (1 + scale)) | same)
 
 
 def _look_again(problem: RowDensities, sample: _Sample, kind: str, name: str, whole: _Run, apart: _Run) -> None:
@@ -477,7 +475,7 @@ def _look_again(problem: RowDensities, sample: _Sample, kind: str, name: str, wh
     for run, value in ((_run_all_rows, expected), (_run_each_pair, found)):
         other = _part_of_run(run(problem, moved), kind, name)
         rounding = rounding + (torch.inf if other is None else (other - value).abs().nan_to_num(torch.inf))
-    off &= ~((found - expected).abs() <= MARGIN * rounding)
+    off &= ~((found - expected).abs() <= rounding)
     if bool(off.any()):
         raise _refusal(problem, sample, kind, name, expected, found, off)
 
@@ -487,8 +485,11 @@ def _part_of_run(run: _Run, kind: str, name: str) -> Tensor | None:
 
 
 def _nudged_sample(sample: _Sample) -> _Sample:
-    """The sample with inputs changed in their last digits, by a pattern that rows share wherever they are."""
-    nudge = 1 + LAST_PLACES * torch.finfo(torch.float64).eps
+    """The sample with inputs changed in their last digits, by a pattern that rows share wherever they are.
+
+    By so much that it is more than what sums in another order, which round elsewhere, change.
+    """
+    nudge = 1 + ROUNDING_UNITS * torch.finfo(torch.float64).eps
 
     def nudged_leaves(rows: Any) -> Any:
         return pytree.tree_map(lambda leaf: leaf * nudge if leaf.is_floating_point() else leaf, rows)
@@ -511,7 +512,7 @@ def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: _Sample, ap
     each = local.new_ones(bound.num_rows)
     slope, _, (outside, inside) = _run(problem, sample.z[0], bound.all_rows, local, each, 1.0)
     if not bool(slope.isfinite().all()) and bool(apart.regular[0]):  # in rows outside of the sample
-        for some in torch.arange(bound.num_rows).split(REFERENCE_ROWS):
+        for some in torch.arange(bound.num_rows).split(ROWS_TOGETHER):
             rows, own = tuple(leaf[some] for leaf in problem.rows), local[some].expand(len(sample.z), -1, -1)
             refuse_undefined(problem, sample.z, rows, own, some)
     at = sample.at[sample.pairs]
@@ -631,7 +632,7 @@ def _divided_by_rows(expected: Tensor | None, found: Tensor | None, off: Tensor 
     if expected is None or found is None or off is None:
         return ""
     times = found[off] / expected[off]
-    if not bool(((times / fewer - 1).abs() < TOLERANCE).all()):
+    if not bool(((times / fewer - 1).abs() < SAME_SHARE).all()):
         return ""
     return (
         "Each row's density is divided by the number of rows, as by a scale of 1 / len(x), which is another one at "

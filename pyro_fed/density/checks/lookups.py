@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torch.overrides import TorchFunctionMode
 
+from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.dependence import run_at_random
 from pyro_fed.density.rows.labelled import plain
@@ -27,8 +28,6 @@ PICKING: dict[Any, tuple[int, int | None, int]] = {
 }
 #: Functions that compare, as one-hot codes compare with all numbers.
 EQUAL = frozenset((torch.eq, Tensor.eq, Tensor.__eq__))
-#: A derivative in float64 below this part of the largest is rounding, left by normalising categories.
-DERIVATIVE_TOLERANCE = 1e-9
 
 
 class Lookups:
@@ -97,7 +96,7 @@ class Lookups:
                     slopes.append(_slope((fn.logits * weight).sum(), value, axis))
             table = torch.stack(slopes)
             largest = table.max()
-            return bool(largest > 0) and bool((table.diagonal() <= DERIVATIVE_TOLERANCE * largest).all())
+            return bool(largest > 0) and bool((table.diagonal() <= SAME_SHARE * largest).all())
         return False
 
 

@@ -1,7 +1,11 @@
-"""A drawing of a model's plates: their nesting, their sites, and the latents that each site's density depends on."""
+"""A model's plates: the size of the partitioned one, and a drawing of all with the sites that they hold.
+
+The drawing has their nesting, their sites, and the latents that each site's density depends on.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +15,7 @@ from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.dependence import derivatives, run_at_zero
 from pyro_fed.density.running.handlers import Execution
 from pyro_fed.density.running.trace_sites import frame_of, is_deterministic, plate_of
-from pyro_fed.errors import ModelError
+from pyro_fed.errors import DataError, ModelError
 
 
 @dataclass
@@ -111,3 +115,23 @@ def _cure(bound: BoundModel, sizes: dict[str, int], own: list[str]) -> str:
         f"rows={{'{own[-1]}': '{index}'}}, an argument that numbers the elements from 0; else "
         "partition over another plate"
     )
+
+
+def size_of_plate(plate: str, declared: Mapping[str, int]) -> int:
+    """The partitioned plate's size, among the sizes that the model declared for its plates.
+
+    Raises:
+        ModelError: the model has no such plate; names those that it has.
+    """
+    if plate not in declared:
+        raise ModelError(f"the model has no plate '{plate}'; its plates are {sorted(declared)}. Pass plate=...")
+    return declared[plate]
+
+
+def check_plate_size(plate: str, size: int, num_rows: int) -> None:
+    """Refuse row-sharded data with another number of rows than the plate has; the DataError names both numbers."""
+    if size != num_rows:
+        raise DataError(
+            f"plate '{plate}' has size {size}, but the data split by rows have {num_rows} rows. Where the rows are on "
+            "another dimension than the first, name it, shard={'counts': 1}, or transpose the argument"
+        )

@@ -21,12 +21,23 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.blame import STEPS as STEPPING
 from pyro_fed.density.checks.blame import Line, cuts, line_text
+from pyro_fed.density.checks.points import FEW_ROWS
 from pyro_fed.density.compiling.compiler import FAILURES
-from pyro_fed.density.compiling.jumps import both_sides
+from pyro_fed.density.compiling.jumps import (
+    NUM_CUT_INTERVALS,
+    PIECES_PER_INTERVAL,
+    are_likely,
+    are_shortest,
+    first_intervals,
+    pieces,
+    unexplained,
+)
 from pyro_fed.density.layout import Site
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.errors import ModelError, listed
 
 #: The two steps, in units of the unconstrained space: the error of rounding is 1e-9 of the density, of curvature 1e-6.
@@ -34,19 +45,10 @@ STEPS = (1e-4, 3e-5)
 #: Relative tolerance between the differences, and error above which a gradient is wrong, unless it is rounding.
 DIFFERENCE_TOLERANCE, WRONG_GRADIENT_SHARE = 1e-3, 1e-2
 
-#: Rows whose density is examined for steps, and the number of points that are run together.
-STEP_ROWS, NUMBERS_AT_ONCE = 128, 10_000_000
-#: First intervals: ends by powers of ten to both sides of zero, with this many for each power. Then the number of
-#: intervals that are cut, the pieces of each, and the relative length at which rounding ends the cuts.
-SMALLEST_POWER, LARGEST_POWER, PLACES_PER_POWER = -2, 3, 2
-NUM_CUT_INTERVALS, PIECES_PER_INTERVAL, SHORTEST_INTERVAL = 4, 16, 1e-8
 #: torch's message on an operation that it cannot differentiate.
 NO_DERIVATIVE = re.compile(r"derivative for '?(?:aten::)?(\w+)")
 #: Users' names of operations that have other names in torch.
 CALLED = {"igamma": "special_gammainc", "igammac": "special_gammaincc"}
-#: Nats that count as a step; steps where the density is `IGNORED_NATS` nats below its best on the line are ignored.
-STEP_NATS, IGNORED_NATS = 0.05, 10.0
-
 #: The cure for steps.
 OF_STEPS = (
     "Write it smoothly, such as torch.sigmoid((x - t) / width) in place of x > t, and the latent itself in place of a "
@@ -122,7 +124,7 @@ def check_slope(
 def steps(problem: RowDensities, z: Tensor) -> dict[str, Line]:
     """Latents along which the log density jumps, from z (D,), with the lines of the model that make steps of them."""
     generator = torch.Generator().manual_seed(6)
-    at = torch.randperm(len(problem.rows[0]), generator=generator)[:STEP_ROWS]
+    at = torch.randperm(len(problem.rows[0]), generator=generator)[:FEW_ROWS]
     rows = tuple(leaf[at] for leaf in problem.rows)
     local = torch.randn(len(at), problem.local_dim, generator=generator, dtype=torch.float64)
     point = torch.cat([z.detach(), local.flatten()])
@@ -205,26 +207,23 @@ def _jumps(problem: RowDensities, rows: tuple[Tensor, ...], point: Tensor, line:
         slope, value = grad_and_value(density)(point + t * line)
         return value, slope @ line
 
-    places = both_sides(SMALLEST_POWER, LARGEST_POWER, PLACES_PER_POWER).unsqueeze(
-        0
-    )  # (intervals that are cut, places in it)
-    best = places.new_full((), -torch.inf)
+    start, end = first_intervals(point)
+    best = point.new_full((), -torch.inf)
     while True:
-        runs = [_run(problem, along, some) for some in places.flatten().split(max(1, NUMBERS_AT_ONCE // len(point)))]
-        values, slopes = (torch.cat(part).reshape(places.shape) for part in zip(*runs, strict=True))
-        best = torch.maximum(best, values.nan_to_num(nan=-torch.inf, posinf=-torch.inf).max())
-        length, change = places.diff(), values.diff()
-        left = (change - length * (slopes[:, :-1] + slopes[:, 1:]) / 2).abs().nan_to_num(nan=0.0, posinf=0.0)
-        likely = torch.maximum(values[:, :-1], values[:, 1:]) >= best - IGNORED_NATS
-        most, which = torch.where(likely, left, 0.0).flatten().topk(min(NUM_CUT_INTERVALS, left.numel()))
-        start, end = (part.flatten()[which][most > STEP_NATS] for part in (places[:, :-1], places[:, 1:]))
-        if not len(start):
+        places = torch.cat([start, end]).split(max(1, NUMBERS_IN_MEMORY // len(point)))
+        runs = [_run(problem, along, some) for some in places]
+        values, slopes = (torch.cat(part).chunk(2) for part in zip(*runs, strict=True))
+        best = torch.maximum(best, torch.cat(values).nan_to_num(nan=-torch.inf, posinf=-torch.inf).max())
+        left = unexplained(end - start, values[1] - values[0], slopes[0], slopes[1]).nan_to_num(nan=0.0, posinf=0.0)
+        most, which = torch.where(are_likely(values[0], values[1], best), left, 0.0).topk(NUM_CUT_INTERVALS)
+        which = which[most > NEGLIGIBLE]
+        if not len(which):
             return False
-        if bool((end - start <= SHORTEST_INTERVAL * torch.maximum(start.abs(), end.abs()).clamp_min(1.0)).all()):
-            first, second = left.topk(2, 1).values.unbind(1)
-            return bool(((first > STEP_NATS) & (second < STEP_NATS)).any())  # one step each; rounding makes many
-        cut = torch.linspace(0, 1, PIECES_PER_INTERVAL + 1, dtype=torch.float64)
-        places = start.unsqueeze(1) + cut * (end - start).unsqueeze(1)
+        start, end = start[which], end[which]
+        if are_shortest(start, end):
+            first, second = left.reshape(-1, PIECES_PER_INTERVAL).topk(2, 1).values.unbind(1)
+            return bool(((first > NEGLIGIBLE) & (second < NEGLIGIBLE)).any())  # one step each; rounding makes many
+        start, end = pieces(start, end)
 
 
 def _run(problem: RowDensities, along: Callable[[Tensor], Any], places: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,24 +18,17 @@ from torch import Tensor, fx
 
 from pyro_fed.density.compiling.tracing import Step, copy_strided
 
-#: Powers of the unit of rounding: by which part of the largest number code and step may differ, and by which part of
-#: themselves the arguments are moved.
-ALLOWED_POWER, MOVED_POWER = 0.5, 0.25
-
 
 def does_the_same(code: Callable[..., Sequence[Tensor]], step: Step, leaves: Sequence[Tensor]) -> bool:
     """Whether code gives the numbers of a traced step at some arguments, and at others near them."""
     unit = coarsest(step.graph) if step.graph is not None else 0.0
-    generator, by = torch.Generator().manual_seed(0), unit**MOVED_POWER
+    generator, by = torch.Generator().manual_seed(0), unit**0.25
     near = [perturbed_copy(leaf, by, generator) for leaf in leaves]
     here, there = step.run(*leaves), _result_or_none(step.run, near)
-    part = unit**ALLOWED_POWER
+    part = unit**0.5
     if there is None:  # a matrix of which one asks for a root, say, has none there
         return agree(code(*leaves), here, part)
-    turns = [
-        unit ** (ALLOWED_POWER - MOVED_POWER) * _largest_difference(one, other)
-        for one, other in zip(here, there, strict=True)
-    ]
+    turns = [by * _largest_difference(one, other) for one, other in zip(here, there, strict=True)]
     again = _result_or_none(code, near)
     return again is not None and agree(code(*leaves), here, part, turns) and agree(again, there, part, turns)
 

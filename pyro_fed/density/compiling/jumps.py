@@ -47,9 +47,9 @@ SMALLEST_POWER, LARGEST_POWER, PLACES_PER_POWER = -2, 4, 4
 LINES = 2
 #: Of the intervals of a row so many are cut, each into so many.
 NUM_CUT_INTERVALS, PIECES_PER_INTERVAL = 6, 16
-#: Parameters up to which a prior is looked at, and numbers of the rows' lines that are followed at once, each in some
-#: hundred intervals: some 60 MB, and more are no faster.
-MOST_DIM, ROWS_AT_ONCE = 200_000, 5_000
+#: Numbers of the rows' lines that are followed at once, each in some hundred intervals: some 60 MB, and more are no
+#: faster; and how many parameters of a prior that is looked at, one line after the other.
+ROWS_AT_ONCE, MOST_DIM = 5_000, 200_000
 #: A score that changes over an interval as short as rounding by more than this part of what it is at most has jumped.
 JUMP = 0.05
 IGNORED_NATS = 10.0
@@ -170,29 +170,51 @@ class _Intervals(NamedTuple):
     change: Tensor
 
 
-def both_sides(smallest: int, largest: int, a_power: int) -> Tensor:
-    """First places on a line: zero, and powers of ten to both sides of it, `a_power` each, ascending, float64."""
-    ends = 10 ** torch.linspace(smallest, largest, (largest - smallest) * a_power + 1, dtype=torch.float64)
-    return torch.cat([-ends.flip(0), ends.new_zeros(1), ends])
+def first_intervals(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Beginnings and ends (K,) of the intervals of a line that are looked at first: to both sides of zero."""
+    count = (LARGEST_POWER - SMALLEST_POWER) * PLACES_PER_POWER + 1
+    ends = 10 ** torch.linspace(SMALLEST_POWER, LARGEST_POWER, count, dtype=torch.float64)
+    places = torch.cat([-ends.flip(0), ends.new_zeros(1), ends]).to(like)
+    return places[:-1], places[1:]
+
+
+def unexplained(length: Tensor, change: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    """By how much a function's change over intervals differs from that by its slopes at both ends."""
+    return (change - length * (first + last) / 2).abs()
+
+
+def are_likely(first: Tensor, last: Tensor, best: Tensor) -> Tensor:
+    """Whether a log density at an end of intervals is not so far below the best that the intervals do not count."""
+    return torch.maximum(first, last) >= best - IGNORED_NATS
+
+
+def are_shortest(start: Tensor, end: Tensor) -> bool:
+    """Whether intervals are as short as rounding allows."""
+    shortest = torch.finfo(start.dtype).eps ** 0.5
+    return bool((end - start <= shortest * torch.maximum(start.abs(), end.abs()).clamp_min(1.0)).all())
+
+
+def pieces(start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """Intervals (..., K) cut: (..., K × `PIECES_PER_INTERVAL`)."""
+    cut = torch.arange(PIECES_PER_INTERVAL + 1, dtype=start.dtype, device=start.device) / PIECES_PER_INTERVAL
+    places = start.unsqueeze(-1) + cut * (end - start).unsqueeze(-1)
+    return places[..., :-1].flatten(-2), places[..., 1:].flatten(-2)
 
 
 def _largest_jumps(parts: Predictors, z: Tensor, rows: Rows, lines: Tensor) -> _Intervals:
     """The largest jumps of rows' scores, over intervals as short as rounding allows."""
-    ends = both_sides(SMALLEST_POWER, LARGEST_POWER, PLACES_PER_POWER).to(z.device)
-    start, end = (part.to(z).expand(len(lines), parts.rows, -1) for part in (ends[:-1], ends[1:]))
+    start, end = (part.expand(len(lines), parts.rows, -1) for part in first_intervals(z))
     usual = parts.linear(z, *rows)
     along = torch.stack([parts.linear(z + v, *rows) - usual for v in lines])
     line = usual, along / along.abs().amax(2, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
-    shortest, most = torch.finfo(z.dtype).eps ** 0.5, torch.zeros(len(lines), parts.rows, 1).to(z)
+    most = torch.zeros(len(lines), parts.rows, 1).to(z)
     while True:
         found = _unexplained_changes(parts, z, rows, line, start, end)
         most, best = torch.maximum(most, found.most), found.jump.topk(NUM_CUT_INTERVALS, 2)
         start, end = (part.gather(2, best.indices) for part in (start, end))
-        if bool((end - start <= shortest * torch.maximum(start.abs(), end.abs()).clamp_min(1.0)).all()):
+        if are_shortest(start, end):
             return _Intervals(best.values, most, *(part.gather(2, best.indices) for part in found[2:]))
-        cut = torch.arange(PIECES_PER_INTERVAL + 1, dtype=start.dtype, device=start.device) / PIECES_PER_INTERVAL
-        places = start.unsqueeze(-1) + cut * (end - start).unsqueeze(-1)
-        start, end = places[..., :-1].flatten(2), places[..., 1:].flatten(2)
+        start, end = pieces(start, end)
 
 
 def _unexplained_changes(
@@ -229,12 +251,13 @@ def _unexplained_changes(
     found = vmap(at)(places.flatten(0, 1), each_place, z.expand(len(each_place), -1))
     value, slope, bend = (part.reshape(places.shape).transpose(1, 2) for part in found)
     (a, b), (c, d) = slope.split(count, 2), bend.split(count, 2)
-    left, size = (b - a - (end - start) * (c + d) / 2).abs(), torch.maximum(a.abs(), b.abs())
+    left, size = unexplained(end - start, b - a, c, d), torch.maximum(a.abs(), b.abs())
     cusp = torch.where((a > 0) & (b < 0), size, torch.inf)
     first, last = value.split(count, 2)
     change = (last - first).abs().nan_to_num(nan=torch.inf)
     value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
-    likely = torch.maximum(*value.split(count, 2)) >= value.amax(2, keepdim=True) - IGNORED_NATS
+    first, last = value.split(count, 2)
+    likely = are_likely(first, last, value.amax(2, keepdim=True))
     both = torch.stack([left, size]).nan_to_num(nan=0.0, posinf=0.0)
     kept = torch.where(likely, both, 0.0)
     return _Intervals(kept[0], kept[1].amax(2, keepdim=True), cusp, change)

@@ -10,13 +10,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.checks.points import SPREAD
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.errors import PyroFedError
 
 T = TypeVar("T")
-
-#: Spread of the vectors that mapping and compiling are tried on.
-TRIAL_SCALE = 0.1
 
 
 class Mapping(NamedTuple):
@@ -53,7 +51,7 @@ def choose_mapping(attempt: Callable[[Mapping], T]) -> T:
 def trial(problem: RowDensities) -> tuple[Tensor, tuple[Any, ...]]:
     """The trial arguments of mapping and compiling: vectors (2, D), and two clients of two rows, each (2, 2, ...)."""
     generator = torch.Generator().manual_seed(0)
-    vectors = TRIAL_SCALE * torch.randn(2, problem.dim, generator=generator, dtype=problem.bound.dtype)
+    vectors = SPREAD * torch.randn(2, problem.dim, generator=generator, dtype=problem.bound.dtype)
     clients = pytree.tree_map(lambda leaf: leaf[:2].expand(2, *leaf[:2].shape), problem.rows)
     return vectors.to(problem.rows[0].device), clients
 

@@ -1,6 +1,5 @@
 from .concavity import count_tangents_below as count_tangents_below
 from .concavity import points_for_tangents as points_for_tangents
-from .derivatives import MAX_BLOCK as MAX_BLOCK
 from .derivatives import Derivatives as Derivatives
 from .derivatives import Kind as Kind
 from .derivatives import Structure as Structure

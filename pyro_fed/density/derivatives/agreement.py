@@ -21,7 +21,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_fed.density.derivatives.nodes import CLOSE, NEAR_SCORE_SDS, PAIRS, rule
+from pyro_fed.conventions.limits import MATTERS
+from pyro_fed.density.derivatives.nodes import CLOSE, PAIRS, rule
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.moments import Moments
 from pyro_fed.ops.points import standardised_sobol
@@ -87,7 +88,7 @@ def where_straight(
     pairs = mean + (root @ nodes.mT).movedim(2, 0)
     one, few = at_mean(mean[None].to(points.dtype)), at_pairs(pairs.to(points.dtype).contiguous())
     moved, bent = differences(one, few, root)
-    straight = (moved < NEAR_SCORE_SDS * share) & (bent < CLOSE * share)
+    straight = (moved < MATTERS * share) & (bent < CLOSE * share)
     return few if bool(straight.all()) else where_settled(straight, few, all_points())
 
 

@@ -8,7 +8,7 @@ where a Hessian of every row at every point, one direction of z after another, w
 
 Where rows are many their log-likelihood is nearly a parabola in w over all that q reaches, although it is none in z:
 with the mean and the covariance of w under q, score and curvature are taken at the mean of w and at pairs of nodes
-around it, as in `rowwise`. Where both differ by little (`CLOSE`, `NEAR_SCORE_SDS`), it stands for the rows at all z,
+around it, as in `rowwise`. Where both differ by little (`CLOSE`, `NEGLIGIBLE`), it stands for the rows at all z,
 
     s(w) ≈ E[s] - C (w - E w),     H ≈ -C,     C = E[-H]
 """
@@ -21,6 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.compiling.composed import Composed, composed_structure
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors
 from pyro_fed.density.derivatives.nodes import CLOSE, PAIRS
@@ -31,9 +32,6 @@ from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData
 from pyro_fed.ops.gaussian_structures import FullGaussian
 from pyro_fed.ops.moments import Moments
 
-#: SDs by which the pairs may move the score from that at the mean. What a parabola misses has this size at an SD, where
-#: derivatives of φ hardly vary, so that of a mean a small part of it is missed.
-NEAR_SCORE_SDS = 0.1
 #: As a part of their variances, noise by which numbers that say the same, as a scale and its logarithm, are told apart.
 COVARIANCE_JITTER = 1e-3
 
@@ -159,7 +157,9 @@ def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Ten
     few = unwhiten_sums(few, root)
     scores = few.score.unsqueeze(1) - away @ few.curvature
     score, curvature = problem.mapped(through.mean_back, (0, 0, 0))(by_client, scores, few.curvature)
-    return Moments(few.value, score, curvature), (moved < NEAR_SCORE_SDS * share) & (bent < CLOSE * share)
+    # Where the pairs move the score by little, what a parabola misses has this size at an SD, where derivatives of φ
+    # hardly vary, so that of a mean a small part of it is missed.
+    return Moments(few.value, score, curvature), (moved < NEGLIGIBLE * share) & (bent < CLOSE * share)
 
 
 def _parts(problem: Problem, rows: int) -> Predictors | None:

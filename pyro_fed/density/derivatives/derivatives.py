@@ -9,7 +9,7 @@ no Hessian. `structure` "diag" keeps the diagonal alone.
 Points at which a density or a derivative is not finite, beyond an edge of where it is defined, are left out, and the
 logarithm of the others' share is part of the value: with it E_q[f] + H(q) is a bound of what q has within that edge.
 
-Points are worked through in blocks, so that memory stays near `MAX_BLOCK` numbers whatever the model.
+Points are worked through in blocks, so that memory stays near `NUMBERS_IN_MEMORY` numbers whatever the model.
 
 A row's curvature costs as many gradients as there are parameters, or values of its observation: where all rows at all
 points would be more than `MOST_NUMBERS`, a tenth of that of a network, value and score are taken so, and the curvature
@@ -60,16 +60,15 @@ from pyro_fed.density.derivatives.rowwise import (
 )
 from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.rows.batches import BATCHES, NUMBERS_IN_MEMORY, Batch, ClientData
 from pyro_fed.density.traits.record import FULL_DIM, NETWORK_NUMBERS
 from pyro_fed.ops.moments import FiniteSums, Moments
 
 Structure = Literal["full", "diag"]
 Kind = Literal["hessian", "fisher"]
 
-#: Clients × rows × nodes of their quadrature × points × directions of differentiation worked on at once.
-MAX_BLOCK = 8_000_000
-#: The same where values and scores alone are taken: all that a row makes is held until its score is there.
+#: Clients × rows × nodes of their quadrature × points worked on at once where values and scores alone are taken: all
+#: that a row makes is held until its score is there. With directions of differentiation, `NUMBERS_IN_MEMORY` of all.
 SCORE_BLOCK = 2_000_000
 #: Rows × points × parameters × values of an observation, or parameters again for Hessians: 2 to 10 s a round. What has
 #: more and no linear predictors has its rows share the points.
@@ -83,8 +82,6 @@ MOST_INTEGRATED = MOST_NUMBERS // 8
 LAYERED_DIVISOR = 10
 #: Points in a share at least: four and their opposites.
 FEWEST_SHARED_POINTS = 8
-#: Seed of the random signs that read off the diagonal of a large prior's Hessian.
-SIGN_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -313,7 +310,7 @@ class Derivatives:
 
     def of_prior(self, problem: Problem, points: Tensor) -> Moments:
         """Means over points (S, 1, D) of the log prior."""
-        generator = torch.Generator().manual_seed(SIGN_SEED)
+        generator = torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, points.shape, generator=generator).to(points) * 2 - 1
         both = torch.stack([points, signs.to(points.device)], 2)
         found = self._mean(problem, self._prior_step, in_blocks(both, points.shape[-1]), (), 0, len(points))
@@ -389,7 +386,7 @@ def _score_step(problem: Problem, total: Any, batch: Batch, points: Tensor) -> t
     return (total[0] + value.double().sum(0), total[1] + score.double().sum(0)), ()
 
 
-def in_blocks(points: Tensor, work: int, most: int = MAX_BLOCK) -> Tensor:
+def in_blocks(points: Tensor, work: int, most: int = NUMBERS_IN_MEMORY) -> Tensor:
     """(S, C, ...) → (blocks, C, s, ...), s the largest divisor of S that keeps `work` × s in so many numbers."""
     count = len(points)
     size = max(s for s in range(1, count + 1) if count % s == 0 and (s == 1 or s * work <= most))

@@ -25,8 +25,10 @@ from torch import Tensor
 
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import SUM_ROUNDING_UNITS
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
+from pyro_fed.density.derivatives.rowwise import TRIED_ROWS
 from pyro_fed.density.derivatives.scores import clients_log_likelihoods
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -35,17 +37,13 @@ from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import evenly, with_trailing_axes
 from pyro_fed.ops.moments import Moments
 
-#: Rows of all clients that stand for all at first, and at least so many a parameter; `MORE` times as many where they do
-#: not.
-ROWS, ROWS_A_PARAMETER, MORE = 4096, 50, 4
-#: Roundings of a log density by which both may differ, besides what is allowed.
-ROUNDING_UNITS = 4
+#: Rows that stand for all at first are `TRIED_ROWS`, of all clients, and at least so many a parameter; `MORE` times as
+#: many where they do not.
+ROWS_A_PARAMETER, MORE = 50, 4
 #: Draws at which both are compared, and nats that they may differ by at each.
 PROBES, AGREE = 32, 0.05
 #: Draws that say how far draws lie from their mean, and that are taken together.
 SPREAD = 512
-#: Seed by which rows are picked.
-SEED = 0
 
 
 class Quadratic(NamedTuple):
@@ -97,7 +95,7 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
         return clients_log_likelihoods(problem, draws, data)
     exact = clients_log_likelihoods(problem, draws[:, probes], data)
     share = data.num_rows / problem.num_rows
-    rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps * exact.abs().amax(1)
+    rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * exact.abs().amax(1)
     allowed = (AGREE * share.sqrt()).unsqueeze(1) * _farther(draws, probes) + rounding.unsqueeze(1)
     at_mean = likelihoods_at(problem, _mean(draws), data, draws.shape[1])
     for count in row_numbers(problem.dim, problem.num_rows):
@@ -117,7 +115,7 @@ def first_row_count(dim: int, divisor: int = 1) -> int:
         dim: parameters, D.
         divisor: of the number that any model takes at least.
     """
-    return max(ROWS // divisor, ROWS_A_PARAMETER * dim)
+    return max(TRIED_ROWS // divisor, ROWS_A_PARAMETER * dim)
 
 
 def fewer_rows(num_rows: int) -> int:
@@ -171,7 +169,7 @@ def pick_rows(problem: Problem, data: ClientData, count: int) -> tuple[ClientDat
     rows = data.num_rows
     wanted = torch.minimum((rows * count / problem.num_rows).ceil().long(), rows)
     place = torch.arange(max(1, int(wanted.max())), device=rows.device)
-    within = torch.rand(len(place), generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
+    within = torch.rand(len(place), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     position = (place + within.to(rows.device)) / wanted.clamp_min(1).unsqueeze(1) * rows.unsqueeze(1)
     position = torch.minimum(position.long(), (rows - 1).clamp_min(0).unsqueeze(1))
     few = ClientData(data.rows, data.row_index.gather(1, position), wanted, data.power)

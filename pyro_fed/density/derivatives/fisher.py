@@ -19,15 +19,12 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vjp
 
+from pyro_fed.density.latents.quadrature import GAUSSIAN_ORDER, gauss_hermite
 from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.running.trace_sites import without_event_dims
 from pyro_fed.ops.batched import quiet
-
-#: Three-point Gauss-Hermite rule for a standard normal, exact up to degree 5.
-NODES = (-(3.0**0.5), 0.0, 3.0**0.5)
-WEIGHTS = (1 / 6, 2 / 3, 1 / 6)
 
 
 def fisher_kind(problem: Problem) -> str:
@@ -80,5 +77,5 @@ def _quadrature(fn: Any) -> tuple[list[Tensor], Tensor]:
     if fn.has_enumerate_support:
         values = list(fn.enumerate_support())
         return values, torch.stack([fn.log_prob(value).reshape(()) for value in values]).exp()
-    base = without_event_dims(fn)
-    return [base.loc + node * base.scale for node in NODES], base.loc.new_tensor(WEIGHTS)
+    base, (nodes, log_weights) = without_event_dims(fn), gauss_hermite(GAUSSIAN_ORDER, 1)
+    return [base.loc + node * base.scale for node in nodes.flatten().tolist()], log_weights.exp().to(base.loc)

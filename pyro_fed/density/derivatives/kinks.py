@@ -23,13 +23,14 @@ from torch import Tensor
 
 from pyro_fed.density.derivatives.scores import prior_scores_and_values
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.moments import Moments
 
 #: Ends of the cells along a coordinate, in SDs.
 EDGES = torch.linspace(-4.5, 4.5, 25, dtype=torch.float64)
-#: Points under q at which it is followed, at most, and numbers of a call's places.
-POINTS, NUMBERS = 64, 4_000_000
+#: Points under q at which it is followed, at most.
+POINTS = 64
 
 
 def with_kinks(problem: Problem, points: Tensor, found: Moments) -> Moments:
@@ -86,7 +87,7 @@ def _at(problem: Problem, places: Tensor) -> tuple[Tensor, Tensor]:
     """The prior's scores (..., D) and values (...) at places (..., D), some at a time."""
     flat = places.reshape(-1, places.shape[-1]).to(problem.dtype)
     both = problem.mapped(prior_scores_and_values, (0,))
-    pieces = [both(piece[None]) for piece in flat.split(max(1, NUMBERS // flat.shape[1]))]
+    pieces = [both(piece[None]) for piece in flat.split(max(1, NUMBERS_IN_MEMORY // flat.shape[1]))]
     score, value = (torch.cat([part[0].double() for part in parts]) for parts in zip(*pieces, strict=True))
     return score.reshape(places.shape), value.reshape(places.shape[:-1])
 

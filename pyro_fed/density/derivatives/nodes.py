@@ -28,9 +28,9 @@ MANY_WIDE = {3: 9}
 #: to cubes; what it misses of a curvature is of fourth order.
 PAIRS = 2
 #: Rows of which it and the mean alone find curvatures that differ by no more than such a part of q's precision, and
-#: scores by so many SDs (of all clients together), need no finer rule. What it misses of a curvature is no more than
-#: the former, and its square where all rows are alike; of a score the product of the two.
-CLOSE, NEAR_SCORE_SDS = 0.02, 0.25
+#: scores by no more than `MATTERS` SDs (of all clients together), need no finer rule. What it misses of a curvature is
+#: no more than the former, and its square where all rows are alike; of a score the product of the two.
+CLOSE = 0.02
 #: It is tried where the finer rule has so many times as many nodes as it and the mean together.
 WORTH_A_TRY = 3
 #: Sobol points for more numbers, and where rows are scarce.

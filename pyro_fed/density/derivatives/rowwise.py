@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
 from pyro_fed.density.derivatives.nodes import (
     CLOSE,
     MANY_ROWS_A_PARAMETER,
-    NEAR_SCORE_SDS,
     PAIRS,
     SCARCE,
     may_be_straight,
@@ -117,7 +117,7 @@ def _pair_sums_and_bend(
     share = (_num_rows(data) / problem.num_rows).clamp_min(1 / problem.num_rows)
     bent = (one.curvature - few.curvature).abs().flatten(1).amax(1) / share
     moved = (one.score - few.score).abs().amax(1) / share
-    return few, torch.maximum(bent / CLOSE, moved / NEAR_SCORE_SDS)
+    return few, torch.maximum(bent / CLOSE, moved / MATTERS)
 
 
 def thin_rows(data: ClientData, times: int) -> ClientData:

@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
+from pyro_fed.conventions.limits import NEGLIGIBLE, SUM_ROUNDING_UNITS
 from pyro_fed.density.latents.ascent import Ascent, Centre
 from pyro_fed.density.latents.quadrature import (
-    CONVERGED_DECREMENT,
     GAUSSIAN_ORDER,
     NEAR_STEPS,
     ORDERS,
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Points that are looked at, the farthest; and how many times as many there are at least, or it saves nothing.
-NUM_OUTERMOST_POINTS, MIN_POINTS_RATIO = 4, 4
+#: Points that are looked at beside the mean, the farthest.
+NUM_OUTERMOST_POINTS = 4
 #: Newton steps to the modes at a point until it is seen which clients' rows have arrived.
 STEPS_BETWEEN_LOOKS = 4
-#: Nats by which fewer nodes may move the log-likelihood of all clients at one such point more than at the others, and
-#: by which they may move it at all of them, beyond so many roundings of its terms.
-AGREE, AGREE_LEVEL, ROUNDING_UNITS = 0.01, 0.05, 4
+#: Nats by which fewer nodes may move the log-likelihood of all clients at one such point more than at the others,
+#: beyond rounding of its terms; at all of them by what is negligible.
+AGREE = 0.01
 
 
 class AscentStarts(NamedTuple):
@@ -96,7 +96,7 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
     rule, dim = problem.quadrature, problem.local_dim
     if not dim or rule.starts or ((rule.mode_steps or 0) <= NEAR_STEPS and not rule.by_tails(dim)):
         return None
-    if points.shape[1] < MIN_POINTS_RATIO * NUM_OUTERMOST_POINTS:
+    if points.shape[1] <= NEAR_STEPS * (1 + NUM_OUTERMOST_POINTS):  # the trial would take more steps than it saves
         return _at_few_points(problem, points.to(problem.dtype).contiguous(), batch)
     mean = points.double().mean(1, keepdim=True)
     sd = points.double().std(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
@@ -109,14 +109,14 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
     steps = torch.ones(len(points), NEAR_STEPS, dtype=problem.dtype, device=points.device)
     near = NearbyModes(middle, modes.mode, slope, steps)
     left, differences, size = _trial(problem, probes, batch._replace(near=(near,)))
-    there = (left <= CONVERGED_DECREMENT).transpose(1, 2).flatten(2).all(2)  # (C, steps); not a number is not
+    there = (left <= NEGLIGIBLE).transpose(1, 2).flatten(2).all(2)  # (C, steps); not a number is not
     number = (~there).long().cumprod(1).sum(1) + 1
     share = (batch.weight > 0).sum(1).double() / problem.num_rows
-    rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps * size.double().amax(1)
+    rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * size.double().amax(1)
     level = differences.double().mean(1, keepdim=True)
     apart = (differences - level).abs().amax(1)  # (C, rules)
     enough = apart <= (AGREE * share + rounding).unsqueeze(1)
-    enough &= level[:, 0].abs() <= (AGREE_LEVEL * share + rounding).unsqueeze(1)
+    enough &= level[:, 0].abs() <= (NEGLIGIBLE * share + rounding).unsqueeze(1)
     arrive = there.any(1) & enough.any(1)
     if not bool(arrive.any()):
         return None

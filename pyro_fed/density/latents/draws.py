@@ -36,7 +36,7 @@ from torch import Tensor
 from pyro_fed.density.latents.ascent import Centre
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.several_modes import log_shares
-from pyro_fed.density.rows.batches import CHUNK
+from pyro_fed.density.rows.batches import CHUNK, NUMBERS_IN_MEMORY
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.points import balanced_normal
 from pyro_fed.ops.tiny import log_det_lower, solve_lower_transposed
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from pyro_fed.density.latents.quadrature import Quadrature
     from pyro_fed.density.problem import Problem
 
-#: Draws × numbers of the rows' latents whose normal proposals are made at once.
-WIDE_CHUNK = 5_000_000
 #: T is found at so many draws of θ, such that so much of the start may be left: one draw of a thousand.
 PILOTS, FORGOTTEN = 8, 1e-3
 
@@ -117,7 +115,7 @@ def evenly_mixed(like: Tensor, generator: torch.Generator) -> Tensor:
 
 def _normal_proposals(modes: Tensor, generator: torch.Generator) -> Tensor:
     """Normal proposals (S, m, d), a few rows at a time."""
-    width = max(1, WIDE_CHUNK // (len(modes) * modes.shape[-1]))
+    width = max(1, NUMBERS_IN_MEMORY // (len(modes) * modes.shape[-1]))
     return torch.cat([balanced_normal(part, generator) for part in modes.split(width, 1)], 1)
 
 

@@ -16,17 +16,15 @@ from pyro_fed.density.compiling.predictors import CHECK_ROWS, some_rows, tidy_gr
 from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import cost_of
-from pyro_fed.density.traits.record import NETWORK_POINTS
+from pyro_fed.density.traits.record import LARGE_WORK, NETWORK_POINTS
 from pyro_fed.errors import ModelError
-
-#: A network of such rows is refused if a round computes more numbers than this: rows × points × parameters × those of
-#: a row. This many take some two seconds a round, of fifty to hundreds of rounds. An offset of each of twelve clients
-#: with twenty rows makes 5e8 numbers, a last layer of eight weights 3e10, two codes of each of 200 rows 2e12.
-MOST_NUMBERS = 2_000_000_000
 
 
 def check_affordable(problem: Problem) -> None:
     """Refuse a network whose rows' own latents cost too much to be integrated out.
+
+    `LARGE_WORK` numbers a round take some two seconds, of fifty to hundreds of rounds. An offset of each of twelve
+    clients with twenty rows makes 5e8 numbers, a last layer of eight weights 3e10, two codes of each of 200 rows 2e12.
 
     Args:
         problem: the model's densities.
@@ -38,13 +36,13 @@ def check_affordable(problem: Problem) -> None:
     if not problem.local_dim or not plain or not _has_layers(problem):
         return
     numbers = cost_of(problem).numbers * problem.num_rows * NETWORK_POINTS * problem.dim
-    if numbers <= MOST_NUMBERS:
+    if numbers <= LARGE_WORK:
         return
     names = sorted(problem.layout.local)
     raise ModelError(
         f"latents {names} of each element of plate '{problem.bound.plate}' are integrated out through a network, at "
         f"{problem.num_nodes} nodes an element and {NETWORK_POINTS} points of {problem.dim} parameters: "
-        f"{numbers:.0e} numbers a round, of which {MOST_NUMBERS:.0e} take two seconds. Make them entries of one site "
+        f"{numbers:.0e} numbers a round, of which {LARGE_WORK:.0e} take two seconds. Make them entries of one site "
         "outside of it, drawn in a plate of all elements and chosen by a column of the rows, as "
         "values[element] with the partition pf.partition.ByGroup(element); or pool the rows for NUTS or SVI, which "
         "draw them. Fewer nodes (quadrature=) seldom suffice, and max_seconds= would end no round"

@@ -47,35 +47,31 @@ from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, RADIUS, ROWS_TOGETHER
 from pyro_fed.density.latents.ascent import Ascent, Centre, Climber, Rows
 from pyro_fed.density.latents.several_modes import MOST_STARTS, alive, log_shares, modes_at_points, needed_starts
 from pyro_fed.density.latents.tails import Line, Profile, line
 from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import SettingError
+from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.points import standardised_sobol
 from pyro_fed.ops.tiny import log_det_lower, solve_lower, solve_lower_transposed
 
-#: What a model needs is found at so many θ, uniform on (-PROBE_RADIUS, PROBE_RADIUS), and so many rows.
-PROBES, PROBE_ROWS, PROBE_RADIUS = 16, 64, 2.0
-#: The same of rows that have others nested in them: so many of these, of at least so many groups.
-PROBE_NESTED_ROWS, FEWEST_GROUPS = 4_096, 4
+#: What a model needs is found at so many θ, uniform on (-RADIUS, RADIUS), and at `FEW_ROWS` rows; the number of modes,
+#: and the nodes of several latents, at the first `FEW_DRAWS` of these θ and as many rows as there are θ.
+PROBES = 16
 #: Nodes a dimension that integrate a Gaussian with its first two derivatives; and the distance from the mode, in SDs,
 #: at which a log density is compared with a parabola.
 GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
-#: Rules that are tried if it is no parabola, in nodes a dimension; and for several latents at how many θ and rows, for
-#: models of at most how many parameters.
-ORDERS, NUM_PROBED_POINTS, PROBE_GROUPS, MAX_PROBED_DIM = (5, 7, 9, 11, 13), 2, 16, 32
-#: Numbers of θ and of rows at which modes are looked for.
-MODES_PROBED, MODES_ROWS = 4, 32
-#: The fewest nodes that are placed by tails, and the number in the rule that others are compared with.
-FEWEST_OF_TAILS, MANY_OF_TAILS = 7, 81
+#: Rules that are tried if it is no parabola, in nodes a dimension; for several latents in models of at most so many
+#: parameters.
+ORDERS, MAX_PROBED_DIM = (5, 7, 9, 11, 13), 32
+#: The fewest nodes that are placed by tails, and how many times as many the rule has that others are compared with.
+FEWEST_OF_TAILS, FINER_RULE = 7, 4
 #: Where the ascent to the modes of such latents starts: log densities with a kink at zero have no curvature there.
 ASCENT_OFFSET = 0.05
 #: Newton steps from the modes at one θ, moved along their slopes, to those at another of the same posterior, at most.
 NEAR_STEPS = 3
-#: Such an ascent has arrived where the next step is no longer than so many SDs of a row's latents. Single precision
-#: gives the mode of 500 values to 0.02.
-CONVERGED_DECREMENT = 0.1
 
 
 class Nodes(NamedTuple):
@@ -196,13 +192,13 @@ class Quadrature(metaclass=Checked):
         """
         generator = torch.Generator().manual_seed(0)
         theta = 2 * torch.rand(PROBES, problem.dim, generator=generator, dtype=problem.bound.dtype) - 1
-        few = min(PROBE_ROWS, max(FEWEST_GROUPS, PROBE_NESTED_ROWS * problem.num_rows // problem.widest))
-        theta, at = PROBE_RADIUS * theta, torch.linspace(0, problem.bound.num_rows - 1, few).long().unique()
+        few = min(FEW_ROWS, max(FEW_DRAWS, ROWS_TOGETHER * problem.num_rows // problem.widest))
+        theta, at = RADIUS * theta, evenly(problem.bound.num_rows, few).unique()
         rows = tuple(leaf[at] for leaf in problem.rows)
         rule, theta, foot = self._with_feet(problem, theta, rows)
-        steps = self.mode_steps or rule._steps(problem, theta, rows, foot)
-        found = replace(rule, mode_steps=steps)._for_modes(problem, theta, rows)
-        centres = modes_at_points(problem, found, theta, rows)
+        steps, modes = rule._climbed(problem, theta, rows, foot)
+        found = replace(rule, mode_steps=steps)._for_modes(problem, theta, rows, modes)
+        centres = modes_at_points(problem, found, theta, rows) if found.starts else _one_each(modes)
         if self.order is None:
             gaussian = not found.starts and found._bend(problem, theta, rows, centres) <= self.gaussian_tolerance
             order = min(GAUSSIAN_ORDER, self.max_order) if gaussian else found._sufficient_order(problem, theta, rows)
@@ -213,7 +209,10 @@ class Quadrature(metaclass=Checked):
             found = replace(found, tails=False)
             return replace(found, order=self.order or found._enough_for_one(problem, theta, rows, centres))
         found = replace(found, tails=True)  # its ascent starts elsewhere
-        return replace(found, mode_steps=self.mode_steps or found._steps(problem, theta, rows))
+        foot = found._foot(problem, theta, rows)
+        return replace(
+            found, mode_steps=replace(found, mode_steps=self.mode_steps)._climbed(problem, theta, rows, foot)[0]
+        )
 
     def _with_feet(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Quadrature, Tensor, Ascent]:
         """These settings, θ (S, D) and the feet of the rows' ascents there, all finite.
@@ -224,7 +223,7 @@ class Quadrature(metaclass=Checked):
         finite = _is_finite(foot)
         if bool(finite.all()):
             return self, theta, foot
-        draws = draw_starts(problem, PROBES, torch.Generator().manual_seed(0), None, PROBE_RADIUS, checked=False)
+        draws = draw_starts(problem, PROBES, torch.Generator().manual_seed(0), None, RADIUS, checked=False)
         theta = torch.cat([theta, draws])
         rules = [self] if self.offset is not None else [self, replace(self, offset=ASCENT_OFFSET)]
         tried = [(rule, rule._foot(problem, theta, rows)) for rule in rules]
@@ -232,8 +231,8 @@ class Quadrature(metaclass=Checked):
         finite = _is_finite(foot) if bool(_is_finite(foot).any()) else torch.ones_like(finite)
         return rule, theta[finite], pytree.tree_map(lambda part: part[finite], foot)
 
-    def _for_modes(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Quadrature:
-        """With the places from which all modes at θ (S, D) are found, where rows have several.
+    def _for_modes(self, problem: RowDensities, theta: Tensor, rows: Rows, modes: Centre) -> Quadrature:
+        """With the places from which all modes at θ (S, D) are found, where rows have several beside one (S, m, ...).
 
         Raises:
             SettingError: places of another number of latents.
@@ -246,8 +245,10 @@ class Quadrature(metaclass=Checked):
             )
         if self.starts is not None:
             return self
-        probed, at = theta[:MODES_PROBED], torch.linspace(0, len(rows[0]) - 1, MODES_ROWS).long().unique()
-        return replace(self, starts=needed_starts(problem, self, probed, tuple(leaf[at] for leaf in rows)))
+        at = evenly(len(rows[0]), PROBES).unique()
+        few = tuple(leaf[at] for leaf in rows)
+        known = _one_each(Centre(*(part[:FEW_DRAWS, at] for part in modes)))
+        return replace(self, starts=needed_starts(problem, self, theta[:FEW_DRAWS], few, known))
 
     def _log_marginals(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> Tensor:
         """The rows' log marginal likelihoods at θ (S, D), (S, m), by nodes at these modes, (S, J, m, ...)."""
@@ -264,18 +265,19 @@ class Quadrature(metaclass=Checked):
         """
         if problem.local_dim > 1 or self.places(1) < FEWEST_OF_TAILS:
             return False
-        tails, usual = replace(self, tails=True), replace(self, order=min(self.places(1), self.max_order), tails=False)
-        many = replace(tails, order=max(2 * self.places(1), MANY_OF_TAILS), max_nodes=2 * self.max_nodes)
-
-        of_tails = modes_at_points(problem, tails, theta, rows)
+        usual, tails = (replace(self, tails=by_tails) for by_tails in (False, True))
+        many = replace(tails, order=FINER_RULE * self.places(1), max_nodes=FINER_RULE * self.max_nodes)
+        at_rest = bool((centres.decrement <= self.mode_tolerance).all())
+        of_tails = centres if at_rest else modes_at_points(problem, tails, theta, rows)
         exact = many._log_marginals(problem, theta, rows, of_tails)
-        if self._largest_difference(usual._log_marginals(problem, theta, rows, centres), exact) <= self.node_tolerance:
+        most = replace(usual, order=min(self.places(1), self.max_order))
+        error = self._largest_difference(most._log_marginals(problem, theta, rows, centres), exact)
+        if error <= self.node_tolerance:
             return False
-        given = replace(self, tails=False)._log_marginals(problem, theta, rows, centres)
+        if self.places(1) > self.max_order:
+            error = self._largest_difference(usual._log_marginals(problem, theta, rows, centres), exact)
         found = tails._log_marginals(problem, theta, rows, of_tails)
-        return self._largest_difference(found, exact) <= max(
-            self.node_tolerance, self._largest_difference(given, exact)
-        )
+        return self._largest_difference(found, exact) <= max(self.node_tolerance, error)
 
     def _enough_for_one(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> int:
         """The fewest nodes of `ORDERS` by which a row's log marginal likelihood at θ (S, D) is that by `order`.
@@ -312,7 +314,8 @@ class Quadrature(metaclass=Checked):
         tried = [order for order in ORDERS if order <= most.places(dim)]
         if dim == 1 or problem.dim > MAX_PROBED_DIM or len(tried) < 2:
             return self.max_order
-        theta, rows = theta[:NUM_PROBED_POINTS], tuple(leaf[:PROBE_GROUPS] for leaf in rows)
+        at = evenly(len(rows[0]), PROBES).unique()
+        theta, rows = theta[:FEW_DRAWS], tuple(leaf[at] for leaf in rows)
         unit = torch.eye(problem.dim, dtype=theta.dtype, device=theta.device)
 
         def derivatives(order: int) -> tuple[Tensor, Tensor]:
@@ -347,15 +350,14 @@ class Quadrature(metaclass=Checked):
         )
         return found
 
-    def _steps(self, problem: RowDensities, theta: Tensor, rows: Rows, foot: Ascent | None = None) -> int:
-        """Newton steps to the modes at several θ (S, D), and one more."""
+    def _climbed(self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent) -> tuple[int, Centre]:
+        """Newton steps to the modes at several θ (S, D), and one more, and what they lead to, (S, m, ...)."""
         climber = self.climber(0)
         climb = problem.vmap(lambda one, state: climber.climb(problem, one, rows, state))
-        state = foot or self._foot(problem, theta, rows)
-        steps = 0
-        while steps < self.max_mode_steps - 1 and bool((climber.summit(state).decrement > self.mode_tolerance).any()):
+        steps, most = 1, self.mode_steps or self.max_mode_steps
+        while steps < most and (self.mode_steps or bool((climber.summit(state).decrement > self.mode_tolerance).any())):
             state, steps = climb(theta, state), steps + 1
-        return steps + 1
+        return steps, climber.summit(climb(theta, state))
 
     def _bend(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> float:
         """How far log joint densities are from parabolas, `GAUSSIAN_REACH` SDs from the modes at θ, beyond rounding."""
@@ -578,6 +580,11 @@ class Quadrature(metaclass=Checked):
         dim = problem.local_dim
         offset = (ASCENT_OFFSET if self.by_tails(dim) else 0.0) if self.offset is None else self.offset
         return (offset * (1 + torch.arange(dim, dtype=theta.dtype, device=theta.device) / dim)).expand(len(rows[0]), -1)
+
+
+def _one_each(modes: Centre) -> Centre:
+    """One mode of each row (S, m, ...) as `Quadrature.centres` gives several, (S, 1, m, ...)."""
+    return Centre(*(part.unsqueeze(1) for part in modes))
 
 
 def _is_finite(foot: Ascent) -> Tensor:

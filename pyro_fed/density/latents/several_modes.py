@@ -12,8 +12,10 @@ resolve; with a small p the shares change over distances like those between the 
 In derivatives w_j is held fixed, as the nodes are. To draw, a mode is chosen by its mass and a place around it is
 proposed, which is accepted by exp f w_j; of the pair the place x is kept.
 
-Whether there are several modes is found when the model is read, and again at the draws of a result. Ascents start from
-a ladder of places around the first mode, up to thousands of its SDs away in every direction.
+Whether there are several modes is found when the model is read, and again at the draws of a result. A ladder of places
+stands around the first mode, up to thousands of its SDs away in every direction. Where every tangent at one of them
+lies above the density at all others, as those of a concave function do, there is one mode. Elsewhere ascents start
+from them.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from pyro_fed.conventions.limits import NEGLIGIBLE, ROUNDING_UNITS
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.latents.ascent import Ascent, Centre, Climber, Rows
 
 #: Rungs of the ladder: distances from the first mode in its SDs, along each axis and the diagonal, both ways.
 RUNGS = tuple(2.0**k for k in range(13))
-#: Newton steps from a rung, at most; how near its mode, in SDs, an ascent must have come to count; and how near all are
-#: when the ascents end.
-STEPS, ARRIVAL_TOLERANCE, ASCENT_TOLERANCE = 25, 0.1, 0.01
+#: Newton steps from a rung, at most.
+STEPS = 25
 #: Two ascents have come to the same mode if they end within so many SDs, by both curvatures.
 SAME_MODE_SDS = 0.5
 #: The power p above.
@@ -41,8 +43,6 @@ LADDER_POWER = 4.0
 MOST_NEW = 3
 #: Places besides zero from which modes are looked for, at most.
 MOST_STARTS = 8
-#: Rungs and steps if the model has to be run once for every place.
-FEW_RUNGS, FEW_STEPS = (4.0, 64.0, 1024.0), 10
 
 
 class Rule(Protocol):
@@ -55,6 +55,10 @@ class Rule(Protocol):
     @property
     def node_tolerance(self) -> float:
         """The smallest share of a row's mass that counts as a mode."""
+
+    @property
+    def mode_tolerance(self) -> float:
+        """How near a mode, in SDs, an ascent ends."""
 
     def climber(self, steps: int) -> Climber:
         """How modes are climbed to."""
@@ -69,21 +73,21 @@ class Rule(Protocol):
         """This rule with other `starts`."""
 
 
-def search(problem: RowDensities, theta: Tensor, rows: Rows, known: Centre, climber: Climber) -> Centre:
+def search(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known: Centre) -> Centre:
     """The modes of the rows' latents at each θ: those that are known, and what ascents find beside them.
 
     Args:
         problem: the model's densities.
+        rule: says how modes are climbed to.
         theta: (S, D).
         rows: row tensors, each (m, ...).
         known: (S, J, m, ...), the first of the J those that the ladder stands around.
-        climber: its settings.
 
     Returns:
         (S, J + `MOST_NEW`, m, ...); where fewer are new the first one again, with a `value` of -inf.
     """
     known = _swap_axes(known)  # (J, S, m, ...)
-    ends, good = _ends(problem, theta, rows, known.at(0), climber)
+    ends, good = _ends(problem, rule, theta, rows, known.at(0))
     count = len(known.mode)
     every = Centre(*(torch.cat(parts) for parts in zip(known, ends, strict=True)))
     kept = [torch.ones_like(good[0])] * count
@@ -104,18 +108,18 @@ def search(problem: RowDensities, theta: Tensor, rows: Rows, known: Centre, clim
     return _swap_axes(found._replace(value=torch.cat([known.value, torch.where(new, found.value[count:], -torch.inf)])))
 
 
-def _ends(problem: RowDensities, theta: Tensor, rows: Rows, first: Centre, climber: Climber) -> tuple[Centre, Tensor]:
+def _ends(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, first: Centre) -> tuple[Centre, Tensor]:
     """Where the ascents from the ladder's R rungs end, (R, S, m, ...), and which ends are modes, (R, S, m).
 
     Args:
         problem: the model's densities.
+        rule: says how modes are climbed to.
         theta: (S, D).
         rows: row tensors, each (m, ...).
         first: (S, m, ...), what the ladder stands around.
-        climber: its settings.
     """
-    rungs, steps = (FEW_RUNGS, FEW_STEPS) if problem.looped else (RUNGS, STEPS)
-    height = torch.tensor(rungs, dtype=first.mode.dtype, device=first.mode.device)
+    climber = rule.climber(0)
+    height = torch.tensor(RUNGS, dtype=first.mode.dtype, device=first.mode.device)
     units = (height[:, None, None] * directions(problem.local_dim, first.mode)).flatten(0, 1)
 
     def each(one: Callable[..., Ascent]) -> Callable[..., Ascent]:
@@ -124,14 +128,30 @@ def _ends(problem: RowDensities, theta: Tensor, rows: Rows, first: Centre, climb
 
     around = Centre(*(part.unsqueeze(1) for part in first))
     state = each(climber.foot)(theta, around.places_at(units.unsqueeze(1)))  # (S, R, m, ...)
+    if _is_concave(state, first):
+        feet = _swap_axes(climber.summit(state))
+        return feet, torch.zeros_like(feet.value, dtype=torch.bool)
     climb = each(climber.climb)
-    for _ in range(steps):
-        if bool((climber.summit(state).decrement <= ASCENT_TOLERANCE).all()):
+    for _ in range(STEPS):
+        if bool((climber.summit(state).decrement <= rule.mode_tolerance).all()):
             break
         state = climb(theta, state)
     found = climber.summit(state)
     bowl = torch.linalg.eigvalsh(state.here.curvature.nan_to_num(nan=-1.0, posinf=-1.0, neginf=-1.0))[..., 0] > 0
-    return _swap_axes(found), (bowl & (found.decrement <= ARRIVAL_TOLERANCE) & found.value.isfinite()).transpose(0, 1)
+    return _swap_axes(found), (bowl & (found.decrement <= NEGLIGIBLE) & found.value.isfinite()).transpose(0, 1)
+
+
+def _is_concave(state: Ascent, first: Centre) -> bool:
+    """Whether each row's tangents at R places around its first mode lie above its density at the others."""
+    away, (value, score, _) = state.place - first.mode.unsqueeze(1), state.here
+    own = (score * away).sum(-1)
+    at_others = torch.einsum("sami,sbmi->sabm", score, away)
+    size = torch.einsum("sami,sbmi->sabm", score.abs(), away.abs()) + (own.abs() + value.abs()).unsqueeze(2)
+    near = ROUNDING_UNITS * torch.finfo(value.dtype).eps * (1 + size + value.abs().unsqueeze(1))
+    tangent = (value - own).unsqueeze(2) + at_others
+    # From where the density has overflowed no ascent leads anywhere.
+    known = tangent.isfinite() & ~value.isnan().unsqueeze(1)
+    return not bool((known & (value.unsqueeze(1) > tangent + near)).any())
 
 
 def directions(dim: int, like: Tensor) -> Tensor:
@@ -160,7 +180,9 @@ def log_shares(centre: Centre, place: Tensor) -> Tensor:
     return height - torch.logsumexp(height, 0)
 
 
-def needed_starts(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> tuple[tuple[float, ...], ...]:
+def needed_starts(
+    problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known_modes: Centre | None = None
+) -> tuple[tuple[float, ...], ...]:
     """Places from which the rows' other modes at θ (S, D) are found: () if each row has one mode that has the mass.
 
     Args:
@@ -168,11 +190,10 @@ def needed_starts(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) 
         rule: without such places, or with those that there are.
         theta: (S, D).
         rows: row tensors, each (m, ...).
+        known_modes: those that the rule finds, (S, J, m, ...), if they are known.
     """
-    climber = rule.climber(0)
     starts = rule.starts or ()
-
-    found = search(problem, theta, rows, modes_at_points(problem, rule, theta, rows), climber)
+    found = search(problem, rule, theta, rows, known_modes or modes_at_points(problem, rule, theta, rows))
     known = found.mode.shape[1] - MOST_NEW
     mass = log_mass(found)  # (S, J + new, m)
     lacking = mass[:, known:] - torch.logsumexp(mass, 1, keepdim=True) > math.log(rule.node_tolerance)
@@ -182,8 +203,7 @@ def needed_starts(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) 
         spread = places.std(0, correction=0).clamp_min(torch.finfo(places.dtype).tiny)
         nearest = places[((places - middle) / spread).square().sum(-1).argmin()]
         starts = (*starts, tuple(nearest.tolist()))
-        trial = rule.from_places(starts)
-        now = modes_at_points(problem, trial, theta, rows)
+        now = modes_at_points(problem, rule.from_places(starts), theta, rows)
         for j in range(now.mode.shape[1]):
             end = Centre(*(part[:, j].unsqueeze(1) for part in now))
             others = Centre(*(part[:, known:] for part in found))
@@ -202,7 +222,7 @@ def missed_mode_log_mass(problem: RowDensities, rule: Rule, theta: Tensor, rows:
         rows: row tensors, each (m, ...).
     """
     known = modes_at_points(problem, rule, theta, rows)
-    every = search(problem, theta, rows, known, rule.climber(0))
+    every = search(problem, rule, theta, rows, known)
 
     def lacking(one: Tensor, found: Centre, more: Centre) -> Tensor:
         modes = found, alive(more)

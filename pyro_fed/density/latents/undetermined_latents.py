@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.density.running.observed_values import mask_of
 from pyro_fed.density.running.trace_sites import is_improper, unconstraining
 from pyro_fed.errors import ModelError
@@ -21,9 +22,6 @@ from pyro_fed.errors import ModelError
 if TYPE_CHECKING:
     from pyro_fed.density.layout import Site
     from pyro_fed.density.problem import Problem
-
-#: At how many random points a row's densities have to be the same whatever the latent is.
-POINTS = 3
 
 
 def check_held(problem: Problem, trace: Any) -> None:
@@ -87,7 +85,7 @@ def _rows_without_use(problem: Problem, at: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     rows = problem.all_rows
     unused: Tensor | None = None
-    for _ in range(POINTS):
+    for _ in range(FEW_DRAWS):
         z = torch.randn(problem.dim, generator=generator, dtype=problem.dtype)
         here = torch.randn(len(rows[0]), problem.local_dim, generator=generator, dtype=problem.dtype)
         there = here.clone()

@@ -20,7 +20,8 @@ from pyro_fed.density.rows.nested import NestedRows
 CHUNK = 500_000
 #: The same if rows are processed in pieces: as many as fit into a processor's cache.
 BLOCK = 262_144
-
+#: The most numbers of a step's intermediate results that are in memory at once.
+NUMBERS_IN_MEMORY = 8_000_000
 
 #: Rows up to which a permutation is one call that sorts random numbers; with more, sorting takes longer than steps.
 SORTED_ROWS = 1_000

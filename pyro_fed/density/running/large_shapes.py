@@ -19,7 +19,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_fed.density.running.nan_masked import LogProb
+LogProb = Callable[[Any, Tensor], Tensor]
 
 #: Coefficients of Stirling's series in a⁻¹, a⁻³, ...
 STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680)

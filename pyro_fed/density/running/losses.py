@@ -10,9 +10,9 @@ power; Zhang & Sabuncu (2018) for the generalised cross entropy.
     generalised cross entropy:   L = (1 - p(y | θ)^δ) / δ,    y one of finitely many values                   (3)
 
 The density power is a proper score: the true p minimises its mean. The generalised cross entropy is not: its mean is
-least at p(y) ∝ π(y)^(1/(1-δ)) where the true probabilities are π, so that logits become 1/(1-δ) times as large (Zhang &
-Sabuncu want classes, not probabilities). With β or δ towards 0 both are -log p(y | θ), up to a constant. A row that
-the model thinks impossible moves θ by p^β ∇ log p, which vanishes, where ordinary Bayes moves it by ∇ log p, which does not.
+least at p(y) ∝ π(y)^(1/(1-δ)) where the true probabilities are π: logits become 1/(1-δ) times as large (Zhang & Sabuncu
+want classes, not probabilities). With β or δ towards 0 both are -log p(y | θ), up to a constant. A row that the model
+thinks impossible moves θ by p^β ∇ log p, which vanishes, where ordinary Bayes moves it by ∇ log p, which does not.
 
 FedGVI is partitioned variational inference with such a loss at the clients. Here the loss belongs to the model, as
 everything does that a row contributes, so that every algorithm, its checks and the audit have Eq. (1) as their target.

@@ -13,14 +13,12 @@ from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
 from pyro_fed.density.edges import latents_of_moving_support
 from pyro_fed.density.latents.layered import check_affordable
+from pyro_fed.density.latents.quadrature import GAUSSIAN_ORDER
 from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import cost_of
 from pyro_fed.density.traits.record import Neck, Search
-
-#: Number of values of an observation that is not discrete.
-CONTINUOUS_VALUES = 3
 
 
 class ModelSearch(Search):
@@ -42,11 +40,11 @@ class ModelSearch(Search):
         return self._observes_once and bool(self._observation().has_enumerate_support)
 
     def observed_values(self) -> int:
-        """All of a discrete observation, `CONTINUOUS_VALUES` of another."""
+        """All of a discrete observation, the nodes of a Gaussian's rule for another."""
         if not self._observes_once:
             return 1
         fn = self._observation()
-        return len(fn.enumerate_support()) if fn.has_enumerate_support else CONTINUOUS_VALUES
+        return len(fn.enumerate_support()) if fn.has_enumerate_support else GAUSSIAN_ORDER
 
     def scores_jump(self, in_predictors: bool) -> bool:
         """Followed along lines, see `compiling.jumps`."""

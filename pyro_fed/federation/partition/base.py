@@ -1,4 +1,4 @@
-"""The common part of all partitions: the contract, the input checks and the post-condition.
+"""The common part of all partitions: the contract, the input checks, the post-condition, and dealing rows in shares.
 
 A partition answers one question: which rows of the pooled data does each client hold? The answer is
 a list of row-index arrays, one a client, that are sorted, disjoint and together hold every row once.
@@ -8,8 +8,10 @@ a partition written by a user is held to the same contract as those in this pack
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -294,3 +296,43 @@ def _check_kinds(values: list[Any], name: str) -> None:
             f"{name} mixes types: [{text[0]}] is {values[text[0]]!r}, [{other}] is {values[other]!r}; give "
             "numbers or strings alone"
         )
+
+
+def check_alpha(partition: Partition, alpha: Any) -> None:
+    """Refuse a Dirichlet concentration that is not a finite number > 0 with the partition's SettingError."""
+    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < float(alpha) < math.inf:
+        raise partition.error(f"alpha is {alpha!r}, expected a finite number > 0; small means skewed, large means even")
+
+
+def dirichlet(partition: Partition, alpha: float, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Shares of the clients, (num_clients,), summing to 1, ~ Dirichlet(alpha, ..., alpha)."""
+    shares = rng.dirichlet(np.full(num_clients, float(alpha)))
+    if not np.isclose(shares.sum(), 1.0):  # the gamma variates behind it left the floats
+        raise partition.error(f"alpha={alpha} is out of the range of floating point; take 1e-3 to 1e6")
+    return shares
+
+
+def cuts(shares: np.ndarray, num_rows: int) -> np.ndarray:
+    """Positions (clients - 1,) at which to cut rows so that parts have the shares (clients,), to the nearest row."""
+    positions: np.ndarray = np.rint(np.cumsum(shares)[:-1] * num_rows)
+    return positions.astype(np.int64)
+
+
+def deal(
+    rows_by_label: Sequence[np.ndarray], shares: Sequence[np.ndarray], rng: np.random.Generator
+) -> list[np.ndarray]:
+    """The rows of each client, after each label's shuffled rows are dealt out in that label's shares (clients,)."""
+    parts = [
+        np.split(rng.permutation(rows), cuts(share, len(rows)))
+        for rows, share in zip(rows_by_label, shares, strict=True)
+    ]
+    return [np.concatenate(client) for client in zip(*parts, strict=True)]
+
+
+def pack(sizes: np.ndarray, num_clients: int) -> np.ndarray:
+    """Client of each group, (groups,): the largest group first, to the client with the fewest rows."""
+    owner, load = np.empty(len(sizes), dtype=np.int64), np.zeros(num_clients, dtype=np.int64)
+    for group in np.argsort(-sizes, kind="stable"):
+        owner[group] = load.argmin()
+        load[owner[group]] += sizes[group]
+    return owner

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pyro_fed.federation.partition.base import ByValue
-from pyro_fed.federation.partition.dealing import check_alpha, deal, dirichlet
+from pyro_fed.federation.partition.base import ByValue, check_alpha, deal, dirichlet
 
 
 @dataclass(frozen=True, eq=False)

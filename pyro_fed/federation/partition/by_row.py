@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pyro_fed.federation.partition.base import MAX_FLOAT_LABELS, ByValue, Partition
-from pyro_fed.federation.partition.dealing import check_alpha, cuts, dirichlet, pack
+from pyro_fed.federation.partition.base import MAX_FLOAT_LABELS, ByValue, Partition, check_alpha, cuts, dirichlet, pack
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,9 +40,8 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
-from pyro_fed.density.derivatives import MAX_BLOCK
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.rows.batches import BATCHES, NUMBERS_IN_MEMORY, Batch, ClientData
 from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import public_belief
@@ -137,7 +136,7 @@ class P2PEP(PeerGaussian):
 
     def _log_targets(self, problem: Problem, points: Tensor, batch: Batch, share: Tensor) -> Tensor:
         """log p(D_i | z) + c_i log p(z) at the agents' points: (C, S), float64."""
-        size = max(1, MAX_BLOCK // (len(batch.weight) * batch.width() * problem.num_nodes))
+        size = max(1, NUMBERS_IN_MEMORY // (len(batch.weight) * batch.width() * problem.num_nodes))
         run = problem.mapped(self._log_target, (0, BATCHES, 0))
         parts = [run(part, batch, share) for part in points.to(problem.dtype).split(size, 1)]
         return torch.cat([part.double() for part in parts], 1)

@@ -31,7 +31,7 @@ def federation():
 
 def found(monkeypatch, rows):
     """Modes, precisions and shares, where so many rows stand for all, and how many points climbed at last."""
-    monkeypatch.setattr(few_rows, "ROWS", rows)
+    monkeypatch.setattr(few_rows, "TRIED_ROWS", rows)
     states = []
 
     class Kept(Modes):
