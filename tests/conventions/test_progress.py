@@ -146,7 +146,9 @@ def test_an_error_of_the_function_is_the_users(capsys):
 
 @pytest.mark.parametrize("wrong", ["yes", None, 1])
 def test_anything_else_is_refused(wrong):
-    with pytest.raises(pf.SettingError, match=r"set_progress: show must be True or False or a function, received"):
+    with pytest.raises(
+        pf.errors.SettingError, match=r"set_progress: show must be True or False or a function, received"
+    ):
         pf.set_progress(wrong)
-    with pytest.raises(pf.SettingError, match="progress must be True or False or a function"):
+    with pytest.raises(pf.errors.SettingError, match="progress must be True or False or a function"):
         small_run(progress=wrong)

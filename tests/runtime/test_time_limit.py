@@ -108,7 +108,7 @@ def test_before_there_is_a_posterior_there_is_none(clock, tmp_path, monkeypatch)
         quiet(burning_in, fed, num_rounds=5, max_seconds=rounds[1])
     clock.seconds = 0
     with pytest.raises(pf.errors.TimeLimitError, match="SVI"):  # whose one round is all of Pyro's steps
-        quiet(pf.SVI(num_steps=1000), unequal_lines(), max_seconds=60)
+        quiet(pf.infer.SVI(num_steps=1000), unequal_lines(), max_seconds=60)
     assert clock.seconds < 100
 
 
@@ -202,9 +202,9 @@ def test_a_plan_ends_with_the_answer_that_it_has(clock):
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf")])
 def test_seconds_are_positive(seconds):
-    with pytest.raises(pf.SettingError, match="max_seconds must be"):
+    with pytest.raises(pf.errors.SettingError, match="max_seconds must be"):
         pf.run(pf.FedEP(), unequal_lines(), max_seconds=seconds)
-    with pytest.raises(pf.SettingError, match="max_seconds must be"):
+    with pytest.raises(pf.errors.SettingError, match="max_seconds must be"):
         pf.fit(unequal_lines(), max_seconds=seconds)
 
 

@@ -39,7 +39,8 @@ AGAIN_DIM = 20
 class Auto(Plan):
     """FedEP, and if its result is doubtful further algorithms, until a result is not.
 
-    `pyro_fed.steps` lists what was tried, the cost and the reason; the result's warnings are the remaining doubts.
+    `pyro_fed.metrics.steps` lists what was tried, the cost and the reason; the result's warnings are the remaining
+    doubts.
 
     Args:
         max_rounds: rounds of all stages together; None: no limit.
@@ -65,7 +66,7 @@ class Auto(Plan):
 
     Example:
         >>> idata = pf.run(pf.Auto(), fed)
-        >>> pf.steps(idata)
+        >>> pf.metrics.steps(idata)
     """
 
     def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm | Stage]:
