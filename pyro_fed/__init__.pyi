@@ -8,8 +8,7 @@ from .algorithm import combination as combination
 from .algorithm import schedule as schedule
 from .algorithm.privacy import Private as Private
 from .analysis import *
-from .conventions.progress import Progress as Progress
-from .conventions.progress import set_progress as set_progress
+from .conventions import progress as progress
 from .density.latents.quadrature import Quadrature as Quadrature
 from .density.running.shared import shared as shared
 from .errors import PyroFedError as PyroFedError

@@ -21,6 +21,7 @@ MODULES = {
         "plot_contributions plot_convergence plot_cost plot_forest plot_graph plot_influence plot_pair plot_particles "
         "plot_partition plot_reliability"
     ),
+    "progress": "Progress set_progress",
     "results": "InferenceData",
 }
 #: Old name → the module that has it.

@@ -99,7 +99,7 @@ def run(
             compiled; one whose code cannot be had, or gives other numbers, is run as it is, with a warning), or "auto":
             the one that is fastest for the expected work, within `max_seconds`.
         progress: whether to show the progress: a bar in a terminal or a notebook, a line now and then elsewhere. Or a
-            function that is called with a `Progress` after every round, see `pyro_fed.set_progress`.
+            function that is called with a `Progress` after every round, see `pyro_fed.progress`.
         num_threads: torch threads during the run (restored afterwards); None leaves them as they are. Small problems
             are fastest with one. "auto" takes one, or torch's own number where rows × parameters are a million or more.
             With another number of threads sums may differ in the last bits.

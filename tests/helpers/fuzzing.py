@@ -415,11 +415,11 @@ def of_the_rest():
     }  # fmt: skip
 
 
-@functools.wraps(pf.set_progress)
+@functools.wraps(pf.progress.set_progress)
 def set_progress(*args, **keywords):
     """Progress bars as asked, then as they were."""
-    pf.set_progress(*args, **keywords)
-    pf.set_progress(True)
+    pf.progress.set_progress(*args, **keywords)
+    pf.progress.set_progress(True)
 
 
 def labels():
