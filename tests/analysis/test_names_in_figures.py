@@ -1,4 +1,4 @@
-"""Names in figures: long ones are shortened and stay apart, none hides another, and what is far off flattens nothing."""
+"""Names in figures: long ones stay apart, none hides another, and what is far off flattens nothing."""
 
 import matplotlib.pyplot as plt
 import numpy as np
