@@ -219,7 +219,7 @@ def name_dots(ax: Axes, names: Sequence[str], x: np.ndarray, y: np.ndarray, pale
         for across, up, side in PLACES_OF_NAMES:
             words.set(position=(across, up), ha=side, va="center")
             box = words.get_window_extent(renderer)
-            hidden = sum(box.overlaps(other) for other in taken)
+            hidden = float(sum(box.overlaps(other) for other in taken))
             hidden += sum(not inside.fully_contains(*corner) for corner in ((box.x0, box.y0), (box.x1, box.y1)))
             hidden += sum(curve.intersects_bbox(box, filled=False) for curve in curves) / (1 + len(curves))
             if hidden < fewest:
