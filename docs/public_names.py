@@ -25,7 +25,7 @@ LINE = re.compile(r"^% names: (?P<module>\S+)(?: as (?P<shown>\S+))?(?: but (?P<
 
 def names_of(module: str, but: str | None = None) -> list[str]:
     """The public classes and functions of a module."""
-    home: Any = resolved(module)
+    home: Any = importlib.import_module(module)
     left_out = re.split(r",\s*", but) if but else []
     own = [name for name, value in vars(home).items() if getattr(value, "__module__", None) == home.__name__]
     listed = getattr(home, "__all__", [name for name in own if not name.startswith("_")])
@@ -35,22 +35,13 @@ def names_of(module: str, but: str | None = None) -> list[str]:
     return [n for n in sorted(set(listed) - set(left_out), key=str.lower) if _documented(getattr(home, n))]
 
 
-def resolved(path: str) -> Any:
-    """A module by its own name, or by the one under which a door offers it: `pyro_fed.schedule`."""
-    try:
-        return importlib.import_module(path)
-    except ModuleNotFoundError:
-        package, _, name = path.rpartition(".")
-        return getattr(resolved(package), name)
-
-
 def _documented(value: Any) -> bool:
     return inspect.isclass(value) or inspect.isfunction(value)
 
 
 def entries(module: str, shown: str | None, but: str | None) -> dict[str, str]:
     """Name as users write it → the directive that documents it."""
-    home = resolved(module)
+    home = importlib.import_module(module)
     kinds = {}
     for name in names_of(module, but):
         value = getattr(home, name)

@@ -67,7 +67,7 @@ class DataError(PyroFedError, ValueError):
     Example:
         >>> try:
         ...     fed = pf.Federation(model, (x / 0, y), plate="data", num_clients=10)
-        ... except pf.DataError as error:
+        ... except pf.errors.DataError as error:
         ...     print(error)
     """
 
@@ -78,7 +78,7 @@ class ModelError(PyroFedError, ValueError):
     Example:
         >>> try:
         ...     fed = pf.Federation(model, (x, y), plate="rows", num_clients=10)
-        ... except pf.ModelError as error:
+        ... except pf.errors.ModelError as error:
         ...     print(error)
     """
 
@@ -89,7 +89,7 @@ class SettingError(PyroFedError, ValueError):
     Example:
         >>> try:
         ...     idata = pf.run(pf.FedEP(damping=-1.0), fed)
-        ... except pf.SettingError as error:
+        ... except pf.errors.SettingError as error:
         ...     print(error)
     """
 

@@ -61,6 +61,7 @@ ROOMS = {
         judging
         predicting
         criticism
+        metrics
         plots
         report
         bench

@@ -18,24 +18,22 @@ from pyro_fed.conventions.moved_names import MOVED
 
 #: What users and recipes have been told of.
 PROMISED = (
-    *("Auto", "DSVGD", "FSGLD", "NUTS", "P2PEP", "P2PVI", "SVI", "FedAIS", "FedAvg", "FedEP", "FedLaplace", "SFVI"),
-    *("DataError", "ModelError", "PyroFedError", "SettingError", "Federation", "InferenceData", "Overview", "Private"),
-    *("Progress", "Quadrature", "combination", "executors", "graph", "metrics", "partition", "schedule", "testing"),
+    *("Auto", "DSVGD", "FSGLD", "NUTS", "P2PVI", "FedAIS", "FedAvg", "FedEP", "FedLaplace", "Federation", "Overview"),
+    *("Private", "PyroFedError", "Quadrature", "combination", "executors", "graph", "metrics", "partition"),
     *(
+        "schedule",
         "errors",
         "infer",
         "papers",
         "plots",
-        "losses",
-        "step",
-        "tilted",
-        "update",
         "codebook",
         "render_model",
         "sbc",
         "loo",
+        "prior_predict",
+        "losses",
     ),
-    *("column_sums", "compare", "fit", "ksd", "pooled_moments", "power_scale", "predict", "run", "set_progress"),
+    *("column_sums", "compare", "fit", "pooled_moments", "power_scale", "predict", "run", "progress"),
 )
 #: Rooms whose door is a stub.
 DOORS = (
@@ -79,14 +77,15 @@ def test_every_name_of_a_door_resolves(room):
 def test_public_modules_show_what_they_offer_and_nothing_else():
     """Tab completion asks `dir`: neither modules within nor what a module itself imports stand in it."""
     modules = [value for name in pf.__all__ if isinstance(value := getattr(pf, name), ModuleType)]
-    assert {"schedule", "combination", "metrics", "update", "graph"} <= {one.__name__.split(".")[-1] for one in modules}
+    assert {"schedule", "combination", "metrics", "papers", "graph"} <= {one.__name__.split(".")[-1] for one in modules}
     for module in modules:
         assert dir(module) == sorted(set(module.__all__)), module
         shown = {name: getattr(module, name) for name in dir(module)}
-        foreign = ("pyro_fed.conventions", "torch", "numpy", *(() if module is pf.errors else ("pyro_fed.errors",)))
         if module is not infer:
             assert not [name for name, one in shown.items() if isinstance(one, ModuleType)], module
-        assert not [name for name, one in shown.items() if getattr(one, "__module__", "").startswith(foreign)], module
+        homes = {name: getattr(one, "__module__", "") for name, one in shown.items()}
+        foreign = ("pyro_fed.conventions", "torch", "numpy", "pyro_fed.errors")
+        assert not [one for one, home in homes.items() if home.startswith(foreign) and home != module.__name__], module
 
 
 @pytest.mark.parametrize("name", sorted(MOVED))
@@ -101,7 +100,7 @@ def test_a_name_is_public_where_it_is_moved_to_and_nothing_is_lost():
     shown = {*dir(pf), *MOVED}
     assert set(infer.__all__) <= shown and set(pf.plots.__all__) <= shown
     assert set(pf.papers.__all__) == {name for name, module in MOVED.items() if module == "papers"}
-    assert len(dir(pf)) < 70
+    assert len(dir(pf)) <= 50
     with pytest.raises(AttributeError, match=r"did you mean 'infer\.SGLD'"):
         pf.SGLDD  # noqa: B018
 
@@ -139,6 +138,26 @@ def test_programs_beside_the_package_use_names_that_there_are():
     assert [f"{path.name}:{node.lineno}: pf.{node.attr}" for path, node in used if not hasattr(pf, node.attr)] == []
 
 
+MODULES_BY_NAME = """
+import pyro_fed.plots, pyro_fed.infer, pyro_fed.infer.tilted
+from pyro_fed.papers import PMD
+import pyro_fed as pf
+print(pyro_fed.plots is pf.plots, pf.papers.PMD is PMD, pf.plots.__spec__.name == pf.plots.__name__)
+"""
+
+
+def test_a_public_module_is_imported_by_its_name():
+    assert run_python(MODULES_BY_NAME) == "True True True\n"
+    for name in MODULES:
+        assert importlib.import_module(f"pyro_fed.{name}") is getattr(pf, name)
+    with pytest.raises(ModuleNotFoundError, match=r"pyro_fed\.plot'"):
+        importlib.import_module("pyro_fed.plot")
+
+
+def test_packages_with_doors_of_their_own_are_attributes_and_not_listed():
+    assert {pf.testing, pf.results, pf.formula} & {getattr(pf, name) for name in dir(pf) if name.islower()} == set()
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         pf.no_such_name  # noqa: B018
@@ -156,7 +175,7 @@ def test_stubs_re_export_each_name_for_type_checkers(room):
 @pytest.mark.parametrize(
     "code",
     [
-        "import pyro_fed; pyro_fed.__version__; dir(pyro_fed); pyro_fed.SettingError",
+        "import pyro_fed; pyro_fed.__version__; dir(pyro_fed); pyro_fed.errors.SettingError",
         "import pyro_fed.cli.main",
         "from pyro_fed.cli.main import main; main(['--help'], standalone_mode=False)",
         "from pyro_fed.cli.main import main; main(['run', '--help'], standalone_mode=False)",
@@ -171,20 +190,8 @@ def test_names_version_and_help_load_nothing_heavy(code):
 
 LATE = ("sympy", "networkx", "pyro_fed.analysis", "pyro_fed.infer.stein", "ray", "flwr", "jinja2")
 MODULES = (
-    *(
-        "codebook",
-        "combination",
-        "errors",
-        "executors",
-        "graph",
-        "infer",
-        "losses",
-        "metrics",
-        "papers",
-        "partition",
-        "plots",
-    ),
-    *("schedule", "testing"),
+    *("codebook", "combination", "errors", "executors", "graph", "infer", "losses", "metrics", "papers", "partition"),
+    *("plots", "progress", "schedule"),
 )
 #: What each fresh process prints in its last line; `pf.combination` is a module that the door of its room does not
 #: import.
@@ -240,4 +247,4 @@ def test_modules_among_the_names_need_nothing_loaded_before(fresh):
 
 
 def test_eager_import_loads_everything(fresh):
-    assert set(fresh["eager"]) <= {*MODULES, "step", "tilted", "update"}
+    assert set(fresh["eager"]) <= {*MODULES}

@@ -68,7 +68,7 @@ plt.show()
 # done, what that cost, and what spoke against it; nothing did here, and nothing more was spent.
 
 # %%
-print(pf.steps(idata))
+print(pf.metrics.steps(idata))
 
 # %%
 print(idata.attrs["doubts"] or "nothing is left to doubt")

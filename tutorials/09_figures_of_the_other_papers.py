@@ -59,7 +59,10 @@ fed = pf.Federation(
     partition=pf.partition.Explicit([[0], [1]]),
 )
 family = {"covariance": "diag", "start": "prior", "num_points": 2}
-fits = {"FedPA": (pf.infer.FedPA(client=pf.tilted.Laplace(steps=1), **family), 1), "FedEP": (pf.FedEP(**family), None)}
+fits = {
+    "FedPA": (pf.infer.FedPA(client=pf.infer.tilted.Laplace(steps=1), **family), 1),
+    "FedEP": (pf.FedEP(**family), None),
+}
 points = {"FedAvg": means.mean(0).numpy()}
 for name, (algorithm, r) in fits.items():
     idata = run(algorithm, fed, num_rounds=r, num_draws=20_000)
@@ -106,7 +109,7 @@ likelihoods = pf.infer.Given(torch.full((10, 2), 200.0, dtype=torch.float64), sh
 posterior_mean = shards.sum((0, 1)) / 2001
 paper = {
     "sweeps": False,
-    "step": pf.step.Fixed(size=1e-4, precondition=False, midpoint=False),
+    "step": pf.infer.step.Fixed(size=1e-4, precondition=False, midpoint=False),
     "target_ess": None,
     "minibatches": "anew",
     "control_variate": False,

@@ -82,7 +82,7 @@ plt.show()
 # %%
 options = {"seed": 0, "progress": False, "audit": False, "log_likelihood": False, "num_draws": 200}
 steps = 300 if FAST else 2000
-one_place = pf.SVI(guide=AutoDiagonalNormal, num_steps=steps, num_samples=1, num_guide_draws=200)
+one_place = pf.infer.SVI(guide=AutoDiagonalNormal, num_steps=steps, num_samples=1, num_guide_draws=200)
 results = {
     "FedAvg": pf.run(pf.FedAvg(), fed, num_rounds=30 if FAST else 150, **options),
     "FedEP": pf.run(pf.FedEP(), fed, num_rounds=10 if FAST else 40, **options),

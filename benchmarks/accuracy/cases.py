@@ -56,7 +56,7 @@ ALGORITHMS = {
     "PaperDSVGD": Sought(pf.papers.PaperDSVGD),
     **{
         f"{make.__name__}, {place}": Sought(make, ("sorted",), {"num_draws": AGENTS_DRAWS}, graph)
-        for make in (pf.P2PVI, pf.P2PEP)
+        for make in (pf.P2PVI, pf.infer.P2PEP)
         for place, graph in GRAPHS.items()
     },
 }
@@ -106,7 +106,7 @@ def record_of(name: str) -> dict[str, Any]:
     }
 
 
-def errors(case: posteriordb.Case, idata: pf.InferenceData) -> tuple[float, float, float]:
+def errors(case: posteriordb.Case, idata: pf.results.InferenceData) -> tuple[float, float, float]:
     """Over all agents and parameters: largest mean error in SDs, smallest and largest SD ratio."""
     means, sds = case.moments()
     off, ratio = [], []

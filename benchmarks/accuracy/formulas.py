@@ -87,7 +87,7 @@ FORMULAS = [
 ]
 
 
-def reference(study: pf.GLM) -> dict[str, np.ndarray]:
+def reference(study: pf.formula.GLM) -> dict[str, np.ndarray]:
     """Draws (S, ...) of all sites by NUTS on the printed program."""
     space: dict[str, Any] = {}
     exec(str(study), space)  # the program that the user is shown

@@ -389,7 +389,7 @@ def federated(case: Case, fed: Any, steps: int, particles: int, rate: float) -> 
     """Draws (S, D) of a federated run, the guide's parameters, and figures."""
     kept: dict[str, Any] = {}
 
-    class Kept(pf.SFVI):
+    class Kept(pf.infer.SFVI):
         def conclude(self, problem: Any, shared: Any) -> Any:
             kept.update(shared)
             return super().conclude(problem, shared)
@@ -415,7 +415,7 @@ def federated(case: Case, fed: Any, steps: int, particles: int, rate: float) -> 
 def pooled(case: Case, fed: Any, steps: int, particles: int, rate: float) -> tuple[Any, Any]:
     """Draws (S, D) of Pyro's SVI on the pooled data, and the guide's parameters."""
     program = guide_program(instance(case), fed.problem)
-    final = pf.SFVI().final_share
+    final = pf.infer.SFVI().final_share
 
     def share(step: int) -> float:
         return final ** max(0.0, 2 * step / steps - 1)

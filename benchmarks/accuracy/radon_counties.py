@@ -30,7 +30,7 @@ ALGORITHMS = {
     "PVI": pf.infer.PVI(),
     "DSVGD": pf.DSVGD(),
     "FSGLD": pf.FSGLD(),
-    "P2PEP": pf.P2PEP(),
+    "P2PEP": pf.infer.P2PEP(),
 }
 
 

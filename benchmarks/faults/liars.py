@@ -49,7 +49,7 @@ QUIET: dict[str, Any] = {"progress": False, "audit": False, "log_likelihood": Fa
 FAMILIES: dict[str, tuple[Any, int]] = {
     "FedEP": (pf.FedEP(), 30),
     "PVI": (pf.infer.PVI(), 100),
-    "FedPA": (pf.infer.FedPA(client=pf.tilted.Laplace()), 30),
+    "FedPA": (pf.infer.FedPA(client=pf.infer.tilted.Laplace()), 30),
     "FedSEP": (pf.infer.FedSEP(), 30),
     "FedLaplace": (pf.FedLaplace(), 30),
     "BCM": (pf.infer.BCM(), 30),

@@ -78,7 +78,7 @@ def _of_trial(trial: Trial, **options: Any) -> Case:
 
 def _run(
     algorithm: Callable[[], Any], federation: Callable[[], pf.Federation], options: Mapping[str, Any]
-) -> pf.InferenceData:
+) -> pf.results.InferenceData:
     fed = federation()
     own = {key: value(fed) if isfunction(value) else value for key, value in options.items()}
     return pf.run(algorithm(), fed, **{"progress": False, "seed": 0, **own})

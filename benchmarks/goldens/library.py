@@ -13,7 +13,7 @@ from pyro_fed.density.running.handlers import default_of
 from pyro_fed.policy import chain_of, stages_of
 
 
-def codes(idata: pf.InferenceData) -> list[str] | None:
+def codes(idata: pf.results.InferenceData) -> list[str] | None:
     """The codes of a result's findings, in their order; None of a package whose findings have no codes."""
     findings = idata.attrs.get("findings")
     return None if findings is None else [finding["code"] for finding in json.loads(findings)]

@@ -38,10 +38,10 @@ def record(case: Case) -> dict[str, Any]:
         case: what to run.
     """
     torch.set_num_threads(1)
-    results: list[pf.InferenceData] = []
+    results: list[pf.results.InferenceData] = []
     errors: list[Exception] = []
 
-    def run() -> pf.InferenceData:
+    def run() -> pf.results.InferenceData:
         try:
             results.append(case.run())
         except Exception as error:  # of any kind: its class is in the record
@@ -75,7 +75,7 @@ def record(case: Case) -> dict[str, Any]:
     return found | answer
 
 
-def of_result(idata: pf.InferenceData) -> dict[str, Any]:
+def of_result(idata: pf.results.InferenceData) -> dict[str, Any]:
     """The fields of a record that a result gives.
 
     Args:

@@ -69,7 +69,7 @@ ALGORITHMS: dict[str, tuple[Callable[[], Algorithm], dict[str, Any]]] = {
     "FedLap": (pf.infer.FedLap, {"num_rounds": AVERAGING_ROUNDS}),
     "FedLapCov": (pf.infer.FedLapCov, {"num_rounds": 20}),
     "BayesADMM": (pf.infer.BayesADMM, {"num_rounds": 20}),
-    POOLED: (partial(pf.SVI, guide=AutoDiagonalNormal, num_steps=2000, num_samples=1, num_guide_draws=300), {}),
+    POOLED: (partial(pf.infer.SVI, guide=AutoDiagonalNormal, num_steps=2000, num_samples=1, num_guide_draws=300), {}),
     EXACT: (partial(pf.NUTS, num_samples=250, warmup_steps=250, num_chains=2), {"audit": False}),
     "FedEP": (pf.FedEP, {}),
     "FedEP, 100 rounds": (pf.FedEP, {"num_rounds": 100}),

@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[2000, 10000])
     given = parser.parse_args()
     torch.set_num_threads(1)
-    pooled = partial(pf.SVI, guide=AutoDiagonalNormal, num_samples=1)
+    pooled = partial(pf.infer.SVI, guide=AutoDiagonalNormal, num_samples=1)
     runs = {"`FedEP`": pf.FedEP()} | {f"pooled SVI, {steps:,} steps": pooled(num_steps=steps) for steps in given.steps}
     print(heading("algorithm", "bound", "log density", "entropy away"))
     for name, algorithm in runs.items():

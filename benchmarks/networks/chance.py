@@ -6,7 +6,8 @@
 
 Networks, data, clients and runs of `benchmarks.networks`: the seed is that of the split, of the partition and of the
 run; `--run` holds the run's seed still. `--gain` sets how many nats a row a step of `FedEP`'s may promise
-(`pf.tilted.IVON(most_gain=)`): 1e9 holds none, as was so before. Accuracy, log density and ECE on the rows to test on.
+(`pf.infer.tilted.IVON(most_gain=)`): 1e9 holds none, as was so before. Accuracy, log density and ECE on the rows to
+test on.
 """
 
 from __future__ import annotations

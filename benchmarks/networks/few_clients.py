@@ -29,10 +29,10 @@ TEN = {"rounds": SMALL_ROUNDS, "steps": 10}
 ALGORITHMS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "FedAvg": (pf.FedAvg(), {}),
     "FedEP": (pf.FedEP(), {}),
-    "FedEP, ten steps a round": (pf.FedEP(client=pf.tilted.IVON(**TEN), start="fedavg", covariance="diag"), {}),
+    "FedEP, ten steps a round": (pf.FedEP(client=pf.infer.tilted.IVON(**TEN), start="fedavg", covariance="diag"), {}),
     "P2PVI": (pf.P2PVI(), {"graph": pf.graph.complete(CLIENTS)}),
     "P2PVI, ten steps a round": (
-        pf.P2PVI(update=pf.update.IVON(**TEN), start="fedavg", covariance="diag"),
+        pf.P2PVI(update=pf.infer.update.IVON(**TEN), start="fedavg", covariance="diag"),
         {"graph": pf.graph.complete(CLIENTS)},
     ),
 }

@@ -53,7 +53,7 @@ from pyro_fed.algorithm import Algorithm
 
 CLIENTS, TRAIN, TEST, NOISE = 10, 400, 400, 0.05
 ALGORITHMS: dict[str, tuple[Callable[[], Algorithm], dict[str, Any]]] = {
-    "SVI": (partial(pf.SVI, guide=AutoDiagonalNormal, num_steps=5000, num_samples=1), {}),
+    "SVI": (partial(pf.infer.SVI, guide=AutoDiagonalNormal, num_steps=5000, num_samples=1), {}),
     "FedEP": (pf.FedEP, {}),
     "P2PVI": (pf.P2PVI, {"graph": pf.graph.ring(CLIENTS)}),
     "FSGLD": (pf.FSGLD, {}),

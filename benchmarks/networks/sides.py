@@ -56,8 +56,10 @@ TEST, CATEGORIES, LENGTH = 500, 8, 12
 LEVEL = 0.9
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "FedEP, full": partial(pf.FedEP, covariance="full"),
-    "FedEP, diag": partial(pf.FedEP, covariance="diag", client=pf.tilted.IVON(rounds=SMALL_ROUNDS), start="fedavg"),
-    "SVI": partial(pf.SVI, guide=AutoDiagonalNormal, num_steps=5000, num_samples=1),
+    "FedEP, diag": partial(
+        pf.FedEP, covariance="diag", client=pf.infer.tilted.IVON(rounds=SMALL_ROUNDS), start="fedavg"
+    ),
+    "SVI": partial(pf.infer.SVI, guide=AutoDiagonalNormal, num_steps=5000, num_samples=1),
 }
 Outcome = Callable[[Tensor], Tensor]
 

@@ -41,7 +41,9 @@ from pyro_fed.policy.networks import SMALL_ROUNDS
 CLIENTS, TRAIN, TEST, NOISE = 5, 240, 400, 0.3
 ALGORITHMS = ("FedEP", "FedSEP", "PVI", "P2PVI", "FedLap", "FedLapCov", "BayesADMM", "FSGLD", "DSVGD", "FedAIS")
 #: What is set beside covariance="diag" to have the steps of large models; of the others they are the default's.
-DIAGONAL: dict[str, dict[str, Any]] = {"FedEP": {"client": pf.tilted.IVON(rounds=SMALL_ROUNDS), "start": "fedavg"}}
+DIAGONAL: dict[str, dict[str, Any]] = {
+    "FedEP": {"client": pf.infer.tilted.IVON(rounds=SMALL_ROUNDS), "start": "fedavg"}
+}
 SIDED = ("FedEP", "FedSEP", "PVI", "P2PVI", "FedLap", "FedLapCov", "BayesADMM")
 
 

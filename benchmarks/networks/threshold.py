@@ -58,12 +58,12 @@ def by_hand(kind: Any, names: Iterable[str]) -> Any:
 ALGORITHMS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "FedEP": (
         pf.FedEP(covariance="full"),
-        pf.FedEP(covariance="diag", client=pf.tilted.IVON(rounds=SMALL_ROUNDS), start="fedavg"),
+        pf.FedEP(covariance="diag", client=pf.infer.tilted.IVON(rounds=SMALL_ROUNDS), start="fedavg"),
         {},
     ),
     "P2PVI": (
         pf.P2PVI(covariance="full"),
-        pf.P2PVI(covariance="diag", update=pf.update.IVON(rounds=SMALL_ROUNDS), start="fedavg"),
+        pf.P2PVI(covariance="diag", update=pf.infer.update.IVON(rounds=SMALL_ROUNDS), start="fedavg"),
         {"graph": pf.graph.ring(CLIENTS)},
     ),
     "FSGLD": (by_hand(pf.FSGLD, CHAINS), pf.FSGLD(**CHAINS), {}),

@@ -67,7 +67,7 @@ def seconds_until(name: str, data: str, hidden: int, seed: int, wanted: float) -
     with quiet():
         try:
             pf.run(make(), fed, evaluate=evaluate, **options)
-        except pf.SettingError as error:
+        except pf.errors.SettingError as error:
             if not isinstance(error.__cause__, Enough):
                 raise
             return time.process_time() - began - state["away"], int(state["rounds"]), state["best"]

@@ -40,7 +40,7 @@ def toy(draws: int) -> None:
     family: dict[str, Any] = {"covariance": "diag", "start": "prior", "num_points": 2}
     methods = {
         "FedAvg": None,
-        "FedPA": (pf.infer.FedPA(**family, client=pf.tilted.Laplace(steps=1)), 1),
+        "FedPA": (pf.infer.FedPA(**family, client=pf.infer.tilted.Laplace(steps=1)), 1),
         "FedEP": (pf.FedEP(**family, tolerance=1e-12), TOY_ROUNDS),
     }
     truth = true_mean(means, covariances)

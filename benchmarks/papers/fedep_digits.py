@@ -55,7 +55,7 @@ from pyro_fed.analysis.judging.calibration import calibration_errors, reliabilit
 CLASSES, CLIENTS, PER_ROUND, DRAWS, BINS, LAST = 10, 100, 10, 50, 15, 50
 
 BAYES: dict[str, Any] = {
-    "client": pf.tilted.NGVI(steps=60, burn_in=20, step_size=0.5, fisher_steps=3, fisher_samples=6),
+    "client": pf.infer.tilted.NGVI(steps=60, burn_in=20, step_size=0.5, fisher_steps=3, fisher_samples=6),
     "covariance": "diag",
     "start": "prior",
 }

@@ -51,7 +51,9 @@ def main() -> None:
     exact = true_mean(MEANS.unsqueeze(1), COVARIANCES.unsqueeze(1))[0]
     points = {
         "FedAvg": MEANS.mean(0),
-        "FedPA": gaussian_answer(pf.infer.FedPA(**family, client=pf.tilted.Laplace(steps=1)), fed, num_rounds=1)[0],
+        "FedPA": gaussian_answer(pf.infer.FedPA(**family, client=pf.infer.tilted.Laplace(steps=1)), fed, num_rounds=1)[
+            0
+        ],
         "FedEP": gaussian_answer(pf.FedEP(**family, tolerance=1e-8), fed)[0],
     }
     figure, axes = plt.subplots(figsize=(6, 5), layout="constrained")

@@ -29,7 +29,7 @@ from tests.helpers.gaussian_case import analytic_surrogates, exact, federation, 
 
 PAPER: dict[str, Any] = {
     "sweeps": False,
-    "step": pf.step.Fixed(size=1e-4, precondition=False, midpoint=False),
+    "step": pf.infer.step.Fixed(size=1e-4, precondition=False, midpoint=False),
     "target_ess": None,
     "batch_size": 10,
     "minibatches": "anew",

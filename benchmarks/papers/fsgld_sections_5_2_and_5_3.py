@@ -42,7 +42,7 @@ PUBLISHED = {"sweeps": False, "control_variate": False, "target_ess": None}
 
 def published_step(size):
     """The plain step, Eq. (5)."""
-    return pf.step.Fixed(size=size, precondition=False, midpoint=False)
+    return pf.infer.step.Fixed(size=size, precondition=False, midpoint=False)
 
 
 def by_chain(fed, test, algorithm, rounds, seed=0, num_draws=200):

@@ -45,7 +45,7 @@ from models import logistic_regression
 LOCAL_STEPS = 200
 LANGEVIN: dict[str, Any] = {
     "surrogates": None,
-    "step": pf.step.Fixed(size=1e-5, precondition=False, midpoint=False),
+    "step": pf.infer.step.Fixed(size=1e-5, precondition=False, midpoint=False),
     "control_variate": False,
     "target_ess": None,
     "burn_in": 0,

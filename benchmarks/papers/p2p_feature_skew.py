@@ -62,7 +62,7 @@ def main() -> None:
             **PUBLISHED,
             "trace": False,
             "width": WIDTH,
-            "update": pf.update.SVI(
+            "update": pf.infer.update.SVI(
                 steps=steps, batch_size=BATCH, step_size=RATE, units="parameters", round_decay=DECAY
             ),
         }

@@ -39,7 +39,7 @@ def main(rounds: int = 60, every: int = 5) -> dict[float, tuple[np.ndarray, np.n
     found = {}
     for a in CONFIDENCES:
         graph = pf.graph.star(9, a)
-        update = pf.update.SVI(steps=20, batch_size=20, step_size=0.02, units="parameters", round_decay=0.99)
+        update = pf.infer.update.SVI(steps=20, batch_size=20, step_size=0.02, units="parameters", round_decay=0.99)
         algorithm = Kept(**PUBLISHED, width=0.1, update=update)
         at, by_agent = run_accuracy(algorithm, fed, graph, rounds, every, test)
         mean = by_agent.mean(1)

@@ -92,8 +92,10 @@ def settings(
         sds: whether the rate is in SDs.
     """
     if sds:
-        return {**PUBLISHED, "trace": False, "update": pf.update.SVI(steps=steps, batch_size=batch_size)}
-    update = pf.update.SVI(steps=steps, batch_size=batch_size, step_size=rate, units="parameters", round_decay=decay)
+        return {**PUBLISHED, "trace": False, "update": pf.infer.update.SVI(steps=steps, batch_size=batch_size)}
+    update = pf.infer.update.SVI(
+        steps=steps, batch_size=batch_size, step_size=rate, units="parameters", round_decay=decay
+    )
     return {**PUBLISHED, "width": width, "trace": False, "update": update}
 
 

@@ -5,8 +5,8 @@
 Clients p_k = N(mu_k, Sigma_k) from the normal-inverse-Wishart of Section 3.1 (mu_0 = 0, nu = 7, lambda = 0.2, Psi a
 random positive definite matrix), a flat prior, diagonal families. FedAvg's answer is the average of the clients'
 modes ("one-shot"), the others come from `pf.run`; "flat" is a normal prior of SD 1e4, since q has to begin as a
-distribution. "FedEP, KL(tilted ‖ q)" is Eq. 3 as published, with `pf.tilted.Laplace`: exact for Gaussian clients, and
-projected by mean and variances. "FedEP" takes expected Newton steps, KL(q ‖ tilted), where two points integrate a
+distribution. "FedEP, KL(tilted ‖ q)" is Eq. 3 as published, with `pf.infer.tilted.Laplace`: exact for Gaussian clients,
+and projected by mean and variances. "FedEP" takes expected Newton steps, KL(q ‖ tilted), where two points integrate a
 Gaussian client exactly. A diagonal q has the true mean by either, since both give its site the tilted mean; its
 variances are those of the posterior's margins by neither: the last column is the median of their ratios to these.
 """
@@ -35,9 +35,9 @@ FAMILY: dict[str, Any] = {"covariance": "diag", "start": "prior", "num_points": 
 MOMENTS = "FedEP, KL(tilted ‖ q)"
 #: Algorithms, and their rounds; None takes as many as they need, up to their default.
 METHODS = {
-    "FedPA": (pf.infer.FedPA(**FAMILY, client=pf.tilted.Laplace(steps=1)), 1),
+    "FedPA": (pf.infer.FedPA(**FAMILY, client=pf.infer.tilted.Laplace(steps=1)), 1),
     "FedEP": (pf.FedEP(**FAMILY, tolerance=1e-8), None),
-    MOMENTS: (pf.FedEP(**FAMILY, tolerance=1e-8, damping=1.0, client=pf.tilted.Laplace(steps=1)), 2000),
+    MOMENTS: (pf.FedEP(**FAMILY, tolerance=1e-8, damping=1.0, client=pf.infer.tilted.Laplace(steps=1)), 2000),
 }
 
 

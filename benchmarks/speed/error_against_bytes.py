@@ -15,7 +15,6 @@ import argparse
 import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ import pyro_fed as pf
 from benchmarks.helpers.records import Records
 from pyro_fed.analysis.bench.cases.case import Split
 from pyro_fed.analysis.bench.cases.library import all_cases
+from pyro_fed.analysis.plots.style import name_dots
 from pyro_fed.recipes import recipe
 
 CASES = {"linear_regression": "sorted/10", "logistic_regression": "dirichlet:0.3/10"}
@@ -45,8 +45,6 @@ DRAWS = 4000
 #: Runs of more rounds than this are measured after every hundredth part of them.
 MOST_EVALUATIONS = 100
 SECONDS = 240.0
-#: Decades of bytes and of errors within which ends of lines share a label.
-NEAR = 0.8, 0.06
 
 
 def errors(case, args, agents):
@@ -105,25 +103,6 @@ def measure(name, recipe_name):
     }
 
 
-def labelled(axis, ends):
-    """Names at the ends of lines, together where ends of a family are near one another."""
-    groups: list[list[tuple[Any, ...]]] = []
-    for name, colour, at, error in sorted(ends, key=lambda end: (end[3], end[2])):
-        for group in groups:
-            apart = abs(np.log10(at / group[0][2])), abs(np.log10(error / group[0][3]))
-            if colour == group[0][1] and apart[0] < NEAR[0] and apart[1] < NEAR[1]:
-                group.append((name, colour, at, error))
-                break
-        else:
-            groups.append([(name, colour, at, error)])
-    for group in groups:
-        at, error = max(one[2] for one in group), group[0][3]
-        names = "\n".join(", ".join(one[0] for one in group[i : i + 2]) for i in range(0, len(group), 2))
-        axis.annotate(
-            names, (at, error), xytext=(5, 0), textcoords="offset points", va="center", color=group[0][1], fontsize=7
-        )
-
-
 def draw(found, path):
     """The figure."""
     import matplotlib as mpl
@@ -133,8 +112,9 @@ def draw(found, path):
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(11.0, 5.2), sharey=True, layout="constrained")
+    named = []
     for axis, name in zip(axes, CASES, strict=True):
-        ends = []
+        ends: list[tuple[str, str, float, float]] = []
         for family, members in FAMILIES.items():
             for number, one in enumerate(members):
                 run = found.get(f"{name}/{one}", {})
@@ -144,14 +124,17 @@ def draw(found, path):
                 axis.plot(run["bytes"], run["error"], style, color=COLOURS[family], lw=1.1)
                 axis.plot(*end, "o", color=COLOURS[family], ms=4)
                 ends.append((one, COLOURS[family], *end))
-        labelled(axis, ends)
         first = min(end[2] for end in ends)
         axis.axhline(0.1, color="0.75", lw=0.8)
         axis.set(xscale="log", yscale="log", title=TITLES[name], xlabel="bytes sent by ten clients")
         axis.set(ylim=(0.015, 60), xlim=(first / 3, 20 * max(end[2] for end in ends)))
+        named.append((axis, ends))
     axes[0].set_ylabel("largest error of a mean (SDs) or of a log SD")
     lines = [Line2D([], [], color=colour, label=family) for family, colour in COLOURS.items()]
     figure.legend(handles=lines, loc="outside lower center", ncols=len(lines), fontsize=8)
+    for axis, ends in named:  # once all else has its place
+        names, colours, at, error = zip(*ends, strict=True)
+        name_dots(axis, names, np.array(at), np.array(error), dict(zip(names, colours, strict=True)))
     figure.savefig(path, dpi=150)
 
 

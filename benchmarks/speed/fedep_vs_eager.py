@@ -24,7 +24,7 @@ CLIENTS, STEPS, SAMPLES, EAGER_CLIENTS = 40, 200, 4, 2
 def main() -> None:
     train, _ = linear_regression.load_data()
     fed = pf.Federation(linear_regression.model, train, plate="data", num_clients=CLIENTS)
-    client = pf.tilted.SVI(steps=STEPS, num_samples=SAMPLES)
+    client = pf.infer.tilted.SVI(steps=STEPS, num_samples=SAMPLES)
     algorithm = pf.FedEP(guide=AutoDiagonalNormal, client=client, start="prior")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # three rounds have not settled

@@ -26,7 +26,7 @@ from pyro_fed.runtime.executors.local import Vectorised
 
 UNBOUNDED = pf.infer.Conducive(trust=None)
 PAPER: dict[str, Any] = {
-    "step": pf.step.Fixed(size=1e-4, precondition=False, midpoint=False),
+    "step": pf.infer.step.Fixed(size=1e-4, precondition=False, midpoint=False),
     "control_variate": False,
     "batch_size": 10,
     "local_steps": 1_000,
@@ -95,7 +95,7 @@ def main():
     without = seconds_a_step(pf.infer.DSGLD(surrogates=None, num_chains=1, **PAPER), fed)
     wide = federation(10_000, 2)
     large = seconds_a_step(pf.FSGLD(surrogates=given(wide), num_chains=1, conducive=UNBOUNDED, **PAPER), wide)
-    default: dict[str, Any] = PAPER | {"step": pf.step.Fixed(size=1e-4), "control_variate": True}
+    default: dict[str, Any] = PAPER | {"step": pf.infer.step.Fixed(size=1e-4), "control_variate": True}
     full = seconds_a_step(pf.FSGLD(surrogates=given(fed), num_chains=1, **default), fed)
     print(f"eager loop        {1 / eager:9.0f} updates/s")
     print(f"FSGLD, 1 chain    {1 / one:9.0f} updates/s, {eager / one:.1f} times the eager loop")

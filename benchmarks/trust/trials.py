@@ -101,7 +101,7 @@ def _wrong(posterior: str, label: str, make: Callable[[], Any], **options: Any) 
 
 def wrong_settings() -> list[Trial]:
     """Settings that most users would regret, each where it does harm."""
-    mcmc = pf.tilted.MCMC(steps=30, burn_in=5)
+    mcmc = pf.infer.tilted.MCMC(steps=30, burn_in=5)
     return [
         # too few rounds
         _wrong("logistic_labels", "FedEP, 1 round from the prior", lambda: pf.FedEP(start="prior"), num_rounds=1),
@@ -122,8 +122,8 @@ def wrong_settings() -> list[Trial]:
         _wrong("logistic_labels", "DSVGD, steps of 1e-4", lambda: pf.DSVGD(step_size=1e-4, start="prior")),
         _wrong("linear_scale_sorted", "DSVGD, steps of 1e-4", lambda: pf.DSVGD(step_size=1e-4, start="prior")),
         _wrong("logistic_covariates", "DSVGD, steps of 20", lambda: pf.DSVGD(step_size=20.0)),
-        _wrong("logistic_labels", "FSGLD, steps of 1e-7", lambda: pf.FSGLD(step=pf.step.Fixed(size=1e-7))),
-        _wrong("logistic_labels", "FSGLD, steps of 3", lambda: pf.FSGLD(step=pf.step.Fixed(size=3.0))),
+        _wrong("logistic_labels", "FSGLD, steps of 1e-7", lambda: pf.FSGLD(step=pf.infer.step.Fixed(size=1e-7))),
+        _wrong("logistic_labels", "FSGLD, steps of 3", lambda: pf.FSGLD(step=pf.infer.step.Fixed(size=3.0))),
         _wrong("linear_scale_sorted", "DSGLD", lambda: pf.infer.DSGLD(), num_rounds=2000),
         _wrong("logistic_labels", "FSGLD, batches of 1", lambda: pf.FSGLD(batch_size=1, control_variate=False)),
         # too few particles, draws, proposals

@@ -217,7 +217,7 @@ def _answer_blocks(idata: InferenceData, max_parameters: int) -> str:
     import pyro_fed as pf
     from pyro_fed.analysis.report import terminal
 
-    steps = [terminal.steps_block(pf.steps(idata))] if "steps" in idata.attrs else []
+    steps = [terminal.steps_block(pf.metrics.steps(idata))] if "steps" in idata.attrs else []
     return "\n".join([*steps, terminal.posterior_table(idata, max_parameters), terminal.doubts_block(idata)])
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pyro_fed.codes.finding import Finding, Topic, doubt, note
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.errors import listed
+from pyro_fed.ops.arviz_versions import MEDIANS
 
 #: Cures of a finding, a sentence each.
 Cures = Sequence[str]
@@ -21,7 +22,7 @@ NOT_THE_POSTERIORS = "these draws are not the posterior's"
 #: The place of the audit's estimates.
 MEASURED = "as short exact chains or weights estimate. The group 'audit' has all estimates"
 #: Summaries to report of a number without a variance.
-QUANTILES = "Report its median and quantiles: az.summary(idata, stat_focus='median')"
+QUANTILES = f"Report its median and quantiles: {MEDIANS}"
 #: Beginning of the sentences that doubt an estimate by leave-one-out only, and not the posterior.
 ABOUT_LOO = "its ELPD by leave-one-out (LOO)"
 #: The most clients that a sentence describes one by one; further ones are counted.

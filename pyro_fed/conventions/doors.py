@@ -10,7 +10,8 @@ The package's `__init__.py` is then two lines, and importing it loads nothing of
 
     __getattr__, __dir__, __all__ = door(__name__, __file__)
 
-A module that is a public name itself, such as `pf.schedule`, has an `__all__`, and `__dir__ = public_dir(__all__)`.
+A module that is a public name itself, such as `pf.schedule`, has an `__all__`, and `__dir__ = public_dir(__all__)`. It
+is imported by that name, too: `import pyro_fed.schedule`.
 
 Scientific Python's SPEC 1 and its library lazy-loader do the loading; `lazy_loader.attach_stub` itself reads neither
 `*` nor modules of other packages. `EAGER_IMPORT=1` in the environment loads everything at once.
@@ -21,12 +22,44 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import lazy_loader
+
+
+class PublicModules(MetaPathFinder, Loader):
+    """Imports modules by the names under which doors offer them; they are the same modules, wherever they stand.
+
+    Attributes:
+        places: name in an import → the module's own name.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[str, str] = {}
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in self.places else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self.places[spec.name])
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has been executed under its own name, which it keeps."""
+        module.__spec__ = getattr(module.__spec__, "loader_state", None)
+
+
+#: Asked last of all: files have precedence.
+PUBLIC_MODULES = PublicModules()
+sys.meta_path.append(PUBLIC_MODULES)
 
 
 class Declared(NamedTuple):
@@ -41,21 +74,26 @@ def door(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """A package's `__getattr__`, `__dir__` and `__all__`, from the stub beside its `__file__`.
 
-    Names that have `moved`, each to a module that the package offers, are given with a DeprecationWarning until the
-    version `removed_in`.
+    Packages beside the file that have doors of their own are attributes, too, which `dir` does not list. Names that
+    have `moved`, each to a module or such a package, are given with a DeprecationWarning until the version
+    `removed_in`.
 
     Raises:
         FileNotFoundError: there is no stub, or none in a room that a `*` names.
         SyntaxError: the stub is no Python.
     """
     found = stub_names(Path(file).parent)
+    places_of_modules = {f"{package}.{name}": f"{package}.{place}" for name, place in found.modules.items()}
+    PUBLIC_MODULES.places |= {name: place for name, place in places_of_modules.items() if name != place}
     attribute, _, names = lazy_loader.attach(package, submod_attrs=found.names)
     public = sorted([*names, *found.modules])
     places = {name: name for name in public} | {name: f"{module}.{name}" for name, module in (moved or {}).items()}
 
+    unlisted = {stub.parent.name for stub in Path(file).parent.glob("*/__init__.pyi")} - {*public}
+
     def load(name: str) -> Any:
-        if name in found.modules:
-            return importlib.import_module(f"{package}.{found.modules[name]}")
+        if name in found.modules or name in unlisted:
+            return importlib.import_module(f"{package}.{found.modules.get(name, name)}")
         if name not in names and name in places:
             now = f"{package}.{places[name]}"
             said = f"{package}.{name} is {now} now; version {removed_in} gives it under that name alone"
@@ -89,8 +127,9 @@ def stub_names(folder: Path) -> Declared:
         for name in (alias.name for alias in node.names):
             if name == "*":
                 below = stub_names(where)
-                for names in (*below.names.values(), below.modules):
+                for names in below.names.values():
                     found.names.setdefault(room, []).extend(names)
+                found.modules.update({module: f"{room}.{place}" for module, place in below.modules.items()})
             elif (where / name).is_dir() or (where / f"{name}.py").is_file():
                 found.modules[name] = f"{room}.{name}" if room else name
             else:

@@ -1,6 +1,6 @@
 """Settings within settings: one frozen dataclass for settings that belong together, one class for each kind.
 
-    pf.FedEP(client=pf.tilted.MCMC(steps=500))      an instance, with settings of its own
+    pf.FedEP(client=pf.infer.tilted.MCMC(steps=500))      an instance, with settings of its own
     pf.FedEP(client="mcmc")                         its name: the defaults
 
 Names are those of the classes in snake case; no list of them is kept.
@@ -27,7 +27,7 @@ class Settings(SettingsRepr):
     """Base of settings that are one setting of an algorithm: frozen, keyword-only dataclasses.
 
     Class attributes:
-        door: how a user reaches the class, such as "pf.tilted".
+        door: how a user reaches the class, such as "pf.infer.tilted".
     """
 
     door: ClassVar[str] = "pf.infer"
@@ -149,7 +149,7 @@ def explains_unknown(cls: type[Owner]) -> type[Owner]:
     Example:
         >>> pf.FedEP(svi_steps=5)
         SettingError: FedEP has no setting 'svi_steps', which is a setting of the tilted inference 'svi': write
-        FedEP(client=pf.tilted.SVI(steps=5))
+        FedEP(client=pf.infer.tilted.SVI(steps=5))
     """
     init: Callable[..., None] = cls.__init__
 
@@ -239,7 +239,7 @@ def _reasons(owner: type) -> dict[str, str]:
 
 
 def _setting_place(owner: type, place: _Place, value: Any) -> str:
-    """The setting in its place: "FedEP(client=pf.tilted.SVI(steps=5))"."""
+    """The setting in its place: "FedEP(client=pf.infer.tilted.SVI(steps=5))"."""
     return f"{owner.__name__}({place.field}={place.within.door}.{place.within.__name__}({place.name}={value!r}))"
 
 

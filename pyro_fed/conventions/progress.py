@@ -20,7 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyro_fed.conventions import calls
+from pyro_fed.conventions.doors import public_dir
 from pyro_fed.errors import SettingError
+
+__all__ = ["Progress", "set_progress"]
+__dir__ = public_dir(__all__)
 
 #: Seconds from one line of a log to the next: at first, and after it has doubled some times. An hour has 60 lines.
 LOG_SECONDS, MAX_LOG_SECONDS = 10.0, 60.0
@@ -82,8 +86,8 @@ def set_progress(show: Show) -> None:
         SettingError: something else.
 
     Example:
-        >>> pf.set_progress(False)
-        >>> pf.set_progress(lambda progress: print(progress.name, progress.done, progress.total))
+        >>> pf.progress.set_progress(False)
+        >>> pf.progress.set_progress(lambda progress: print(progress.name, progress.done, progress.total))
     """
     global _everywhere
     _everywhere = checked(show)

@@ -84,7 +84,7 @@ def all_settings(settings: Any) -> dict[str, Any]:
     process.
 
     Example:
-        >>> all_settings(pf.tilted.Newton())
+        >>> all_settings(pf.infer.tilted.Newton())
         {'steps': 1}
     """
     return {field.name: _plain_setting(getattr(settings, field.name)) for field in dataclasses.fields(settings)}

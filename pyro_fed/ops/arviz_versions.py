@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Whether the installed ArviZ is 1.x.
 NEW = int(version("arviz").split(".")[0]) >= 1
+#: The call for a table of medians and quantiles.
+MEDIANS = "az.summary(idata, kind='stats_median')" if NEW else "az.summary(idata, stat_focus='median')"
 #: The arviz-stats from which on a standard error divides by one row less.
 UNBIASED = (1, 3, 2)
 #: The probability of the intervals in tables, and the names of their ends: those of ArviZ 0.23.

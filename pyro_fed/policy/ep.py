@@ -101,7 +101,7 @@ def nearest_start_of(case: Case) -> Decision | None:
     return Decision("laplace", "at the mode that was found") if case.algorithm.start == "auto" else None
 
 
-CLIENT = Row("client", client_of, "client='newton', or another of pf.tilted")
+CLIENT = Row("client", client_of, "client='newton', or another of pf.infer.tilted")
 NARROW_CLIENT = Row("client", narrow_client_of, "client=")
 COVARIANCE = Row("covariance", covariance_of, "covariance='full' or 'diag'")
 ORDER = Row("order", order_of, "order='sequential' or 'synchronous'")

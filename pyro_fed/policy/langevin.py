@@ -85,7 +85,9 @@ FSGLD_ROWS = (
     Row("num_chains", chains_of, "num_chains="),
     SURROGATES,
 )
-STEP = Row("step", unmeasured_step_of, "step=pf.step.Fixed(); local_steps=1 with midpoint=False has no such noise")
+STEP = Row(
+    "step", unmeasured_step_of, "step=pf.infer.step.Fixed(); local_steps=1 with midpoint=False has no such noise"
+)
 TABLES = {
     Langevin: Table((SURROGATES,)),
     FedHMC: Table((SURROGATES,), (is_small, affordable_rows)),

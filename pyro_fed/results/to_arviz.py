@@ -327,7 +327,8 @@ def posterior_group(
         rows: the rows on which deterministic sites are computed; by default all.
     """
     flat = draws.reshape(-1, draws.shape[-1])
-    if rows is not None or problem.reported or problem.layout.local or problem.layout.discrete:
+    joint = bool(problem.layout.local) and not problem.local_dim
+    if rows is not None or problem.reported or joint or problem.layout.discrete:
         pieces = [problem.constrain(part, rows) for part in in_chunks(flat, densities_at_once(problem))]
     else:  # no site depends on the rows
         pieces = [problem.constrain(flat, problem.fewest_rows)]

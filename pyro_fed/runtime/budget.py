@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from pyro_fed.algorithm.record import Record
-from pyro_fed.conventions.time_limit import ending_at, now
+from pyro_fed.conventions.time_limit import TimeIsUp, ending_at, now
+from pyro_fed.errors import TimeLimitError
 
 #: Of the seconds that are left when they begin, the rounds of a stage, and then its checks, may take this share: the
 #: rest is for what comes after them.
@@ -76,6 +78,28 @@ class Budget:
     def of_all(self) -> AbstractContextManager[None]:
         """A context in which `tick` raises once all seconds are over."""
         return ending_at(None if self.max_seconds is None else self.began + self.max_seconds)
+
+    @contextmanager
+    def of_preparation(self, what: str) -> Iterator[None]:
+        """A context for work before there is a posterior: `what` is what it prepares, as in "FedEP's first round".
+
+        Raises:
+            TimeLimitError: all seconds are over.
+        """
+        try:
+            with self.of_all():
+                yield
+        except TimeIsUp as stop:
+            self.ended = self.limit_of_time
+            raise TimeLimitError(
+                f"{self.ended} was over before {what}, and before there was a posterior. Give the run more time, fewer "
+                "rows or a simpler model"
+            ) from stop
+
+    @property
+    def limit_of_time(self) -> str:
+        """The limit of seconds, as `ended` has it."""
+        return f"max_seconds={self.max_seconds:g}"
 
     def _end_of_share(self) -> float | None:
         if self.max_seconds is None:

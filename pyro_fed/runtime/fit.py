@@ -64,7 +64,7 @@ def fit(
 
     Returns:
         InferenceData as `run` returns it. `attrs["chosen"]` names the algorithm whose answer it is, `attrs["doubts"]`
-        has the remaining doubts, and `pyro_fed.steps` tells what was tried and what each step cost.
+        has the remaining doubts, and `pyro_fed.metrics.steps` tells what was tried and what each step cost.
 
     Raises:
         SettingError: an option out of its range, or one that belongs to a single algorithm.
@@ -76,7 +76,7 @@ def fit(
     Example:
         >>> fed = pf.Federation(model, (x, y), plate="data", num_clients=10)
         >>> idata = pf.fit(fed)
-        >>> pf.steps(idata)
+        >>> pf.metrics.steps(idata)
     """
     if "algorithm" in options:
         raise SettingError("fit chooses the algorithm: to run one that you name, pf.run(pf.FedEP(), federation)")

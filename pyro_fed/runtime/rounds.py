@@ -23,7 +23,7 @@ from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.traits import LARGE_DIM
-from pyro_fed.errors import CheckpointError, SettingError
+from pyro_fed.errors import CheckpointError, SettingError, TimeLimitError
 from pyro_fed.policy import Resolved, phases_of
 from pyro_fed.runtime.budget import BudgetEnded
 from pyro_fed.runtime.checkpoint import Saved
@@ -69,7 +69,8 @@ def run_phases(
     """
     context.budget.begin_rounds()
     saved = context.checkpoint.load() if context.checkpoint is not None else None
-    phases = [] if context.start is not None else phases_of(Resolved(algorithm), context.problem)[:-1]
+    with context.budget.of_preparation(f"the settings of {type(algorithm).__name__} were chosen"):
+        phases = [] if context.start is not None else phases_of(Resolved(algorithm), context.problem)[:-1]
     context.choices += [(phase.algorithm, phase.choices) for phase in phases]
     chain = [*(phase.algorithm for phase in phases), algorithm]
     if saved is not None:
@@ -92,7 +93,13 @@ def run_phases(
             phase = _resumed_phase(part, context, length, given if last else None, resumed)
         else:
             settled = number > first and context.record.converged is True
-            phase = _begin(part, number, context, length, given if last else None, start, told)
+            try:
+                with context.budget.of_preparation(f"the first round of {type(part).__name__}"):
+                    phase = _begin(part, number, context, length, given if last else None, start, told)
+            except TimeLimitError as error:
+                if start is not None:
+                    error.algorithm, error.state = chain[number - 1], start.shared
+                raise
             phase.settled = settled
             start = told = None  # states that are not needed any more are freed: a large model's take much memory
             _let_go(context)

@@ -81,9 +81,10 @@ def run(
         federation: the model and its clients.
         num_rounds: number of rounds of communication; by default the algorithm's own.
         max_seconds: limit of the seconds on the clock for all that is done. Rounds end after two thirds of it, at the
-            next client or compiled step, and the posterior of the finished rounds is returned, marked as incomplete.
+            next client or step, and the posterior of the finished rounds is returned, marked as incomplete.
             Checks may take two thirds of what is then left; checks that do not end in time are left out, which a doubt
-            says, and so are the clients' own latents and the log-likelihood. A single compiled step is not interrupted.
+            says, and so are the clients' own latents and the log-likelihood. A compilation is interrupted, a single
+            compiled step is not.
             How many rounds there is time for differs from run to run: such an answer is not reproducible.
         schedule: which clients work in a round; by default the algorithm's own. Phases from which the algorithm starts
             keep their own.
@@ -98,7 +99,7 @@ def run(
             compiled; one whose code cannot be had, or gives other numbers, is run as it is, with a warning), or "auto":
             the one that is fastest for the expected work, within `max_seconds`.
         progress: whether to show the progress: a bar in a terminal or a notebook, a line now and then elsewhere. Or a
-            function that is called with a `Progress` after every round, see `pyro_fed.set_progress`.
+            function that is called with a `Progress` after every round, see `pyro_fed.progress`.
         num_threads: torch threads during the run (restored afterwards); None leaves them as they are. Small problems
             are fastest with one. "auto" takes one, or torch's own number where rows × parameters are a million or more.
             With another number of threads sums may differ in the last bits.
@@ -163,14 +164,16 @@ def run(
             start=start,
             checkpoint=checkpoint,
         )
-    with default_of(federation.problem.dtype):
+    check_seconds(max_seconds)
+    name = type(algorithm).__name__
+    with default_of(federation.problem.dtype), budget.of_preparation(f"the settings of {name} were chosen"):
         problem = with_known_structure(federation.problem, compile)
         stages = stages_of(algorithm, problem, graph)
     for one in stages:
         check_taken_up(one.algorithm)
     whole = _as_one(federation) if _is_joint(stages[0].algorithm) else federation
     problem, federation = problem if whole is federation else whole.problem, whole
-    with default_of(federation.problem.dtype):
+    with default_of(federation.problem.dtype), budget.of_preparation(f"the settings of {name} were chosen"):
         found = Resolved(stages[0].algorithm)  # of a plan, each stage is resolved when its turn has come
         if plan is None:
             found = resolve_for_run(found.algorithm, problem, Setup(graph, combination))
@@ -181,7 +184,6 @@ def run(
     if num_draws is None:
         num_draws = affordable_draws(problem.traits, NUM_DRAWS, _chains(first, federation))
     check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
-    check_seconds(max_seconds)
     check_indicator(first, schedule)
     check_folders(checkpoint=checkpoint, start=start)
     if resume and checkpoint is None:
@@ -195,9 +197,11 @@ def run(
         showing(progress),
         kept_while_computing(),
     ):
+        with budget.of_preparation(f"the first round of {name}"):
+            problem = compile_problem(problem, compile, rounds, progress is not False, budget.max_seconds)
         context = Context(
             federation,
-            compile_problem(problem, compile, rounds, progress is not False, budget.max_seconds),
+            problem,
             graph,
             resolve(executor),
             seed,

@@ -177,8 +177,9 @@ class _Trial:
             return
         failed = self._failed[stage.noncentred]
         try:
-            context = self._on_form(stage)
-            found = resolve_for_run(stage.algorithm, context.problem, Setup(context.graph))
+            with self.finish.context.budget.of_preparation(f"the settings of {stage_label(stage)} were chosen"):
+                context = self._on_form(stage)
+                found = resolve_for_run(stage.algorithm, context.problem, Setup(context.graph))
             stage = replace(stage, algorithm=found.algorithm, title=stage_label(stage))
             if again := [part for part in chain_of(stage.algorithm, context.problem) if part in failed]:
                 step.end = f"not tried: it starts from {type(again[0]).__name__}, which failed"

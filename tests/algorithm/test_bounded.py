@@ -249,7 +249,7 @@ FAMILIES = [
     pf.FedEP(start="prior"),
     pf.FedEP(covariance="diag"),
     pf.infer.PVI(),
-    pf.infer.FedPA(client=pf.tilted.Laplace()),
+    pf.infer.FedPA(client=pf.infer.tilted.Laplace()),
     pf.infer.FedSEP(),
     pf.FedLaplace(),
     pf.infer.BCM(),
@@ -522,15 +522,15 @@ def test_the_liar_is_named():
     ],
 )
 def test_what_cannot_be_bounded_is_refused(algorithm, words, graph):
-    with pytest.raises(pf.SettingError, match=words):
+    with pytest.raises(pf.errors.SettingError, match=words):
         pf.run(algorithm, unequal_lines(), combination=Bounded(), graph=graph, **QUIET)
 
 
 def test_two_clients_cannot_outvote_one():
-    with pytest.raises(pf.SettingError, match="2 clients cannot outvote"):
+    with pytest.raises(pf.errors.SettingError, match="2 clients cannot outvote"):
         pf.run(pf.FedEP(), pf.Federation(line, line_data(rows=8), plate="data", num_clients=2), combination=Bounded())
     for settings in ({"pull": 0.0}, {"precision": 0.5}):
-        with pytest.raises(pf.SettingError):
+        with pytest.raises(pf.errors.SettingError):
             Bounded(**settings)
 
 

@@ -37,7 +37,7 @@ class Preparing(pf.FedAvg):
 
 def test_methods_that_nobody_would_call_are_refused():
     with pytest.raises(
-        pf.SettingError, match=r"Forgetful has feedback, settle, .*`class Forgetful\(Algorithm, SiteKeeping\)`"
+        pf.errors.SettingError, match=r"Forgetful has feedback, settle, .*`class Forgetful\(Algorithm, SiteKeeping\)`"
     ):
         pf.run(Forgetful(), unequal_lines(), progress=False)
     check_taken_up(Mindful())
@@ -53,5 +53,7 @@ def test_methods_with_a_default_are_known_where_they_are_overridden():
     assert overrides(Preparing(), "prepare") and overrides(Preparing(), "prepare", "refine")
     assert not overrides(Preparing(), "refine", "advice", "log_density")
     assert (
-        overrides(pf.FedEP(), "delegate") and overrides(pf.SVI(), "for_draws") and overrides(pf.FedAIS(), "own_errors")
+        overrides(pf.FedEP(), "delegate")
+        and overrides(pf.infer.SVI(), "for_draws")
+        and overrides(pf.FedAIS(), "own_errors")
     )

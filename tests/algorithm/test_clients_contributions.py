@@ -73,7 +73,7 @@ def test_nothing_is_known_of_the_clients_of_an_algorithm_that_says_nothing():
     assert all(found.form_for(one) is found.algorithm for one in (None, BOUNDED, PRIVATE))
     assert found.form_for_clients() is found.algorithm
     assert found.noise_left([NoisyRound(2, {})] * 9, 5) == (found.algorithm, 3.0)
-    with pytest.raises(pf.SettingError, match=r"Plain has no rule for Bounded\(.*\); FedEP, PVI, .* have one"):
+    with pytest.raises(pf.errors.SettingError, match=r"Plain has no rule for Bounded\(.*\); FedEP, PVI, .* have one"):
         pf.run(Plain(), ten_clients(), combination=BOUNDED, **QUIET)
     assert "moved" not in pf.run(Plain(), ten_clients(), num_rounds=2, **QUIET)["federation"]
 
@@ -93,7 +93,7 @@ def test_a_run_asks_the_contributions_that_an_algorithm_names():
 
 def test_methods_of_contributions_on_the_algorithm_are_refused():
     cure = r"`class MisplacedContributions\(Contributions\)`.* return `MisplacedContributions\(self\)`"
-    with pytest.raises(pf.SettingError, match=rf"Misplaced has client_shift_sds, .*contributions.*{cure}"):
+    with pytest.raises(pf.errors.SettingError, match=rf"Misplaced has client_shift_sds, .*contributions.*{cure}"):
         pf.run(Misplaced(), ten_clients(), **QUIET)
     check_taken_up(Plain())
 
@@ -120,13 +120,13 @@ def test_forms_that_a_combination_asks_for():
     summed = pf.infer.SummedLangevin(temperature=4.0)
     noisy = summed.contributions().form_for(PRIVATE)
     assert noisy.released_noise == 1.0 and noisy.contributions().form_for_clients() == summed
-    with pytest.raises(pf.SettingError, match="released_noise is set by the run"):
+    with pytest.raises(pf.errors.SettingError, match="released_noise is set by the run"):
         noisy.contributions().form_for(None)
     peers = pf.P2PVI()
     assert peers.contributions().form_for(BOUNDED).update.memory == 1
     assert peers.contributions().form_for(None) is peers
-    with pytest.raises(pf.SettingError, match="BayesADMM: what noise leaves in its average is not known"):
-        pf.infer.BayesADMM(client=pf.tilted.Newton(steps=3)).contributions().form_for(PRIVATE)
+    with pytest.raises(pf.errors.SettingError, match="BayesADMM: what noise leaves in its average is not known"):
+        pf.infer.BayesADMM(client=pf.infer.tilted.Newton(steps=3)).contributions().form_for(PRIVATE)
 
 
 def test_noise_that_is_left_is_what_rounds_took_and_did_not_undo():

@@ -132,7 +132,7 @@ def test_clipping_bounds_what_one_client_can_do():
     ],
 )
 def test_algorithms_that_cannot_do_with_sums_are_refused(algorithm, words):
-    with pytest.raises(pf.SettingError, match=words):
+    with pytest.raises(pf.errors.SettingError, match=words):
         run(algorithm, combination=Median(), fed=unequal_lines())
 
 
@@ -163,7 +163,7 @@ def test_a_private_run_says_what_it_spent_and_nothing_of_single_clients():
 
 def test_without_a_source_of_secret_noise_nothing_is_private(monkeypatch):
     monkeypatch.setitem(sys.modules, "opendp.measurements", None)
-    with pytest.raises(pf.SettingError, match=r"needs opendp.*pip install 'pyro_fed\[privacy\]'"):
+    with pytest.raises(pf.errors.SettingError, match=r"needs opendp.*pip install 'pyro_fed\[privacy\]'"):
         pf.Private(norm=1.0, noise_multiplier=1.0)
 
 
@@ -178,5 +178,5 @@ def test_without_a_source_of_secret_noise_nothing_is_private(monkeypatch):
     ],
 )
 def test_settings_out_of_range(make):
-    with pytest.raises(pf.SettingError):
+    with pytest.raises(pf.errors.SettingError):
         make()

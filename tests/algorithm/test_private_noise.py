@@ -206,5 +206,5 @@ def test_extreme_settings_have_finite_noise(norm, noise_multiplier):
 
 @pytest.mark.parametrize(("name", "value"), [("norm", 1e300), ("norm", 1e-300), ("noise_multiplier", 1e200)])
 def test_settings_that_no_grid_can_hold_are_refused(name, value):
-    with pytest.raises(pf.SettingError, match=f"Private: {name} must lie in"):
+    with pytest.raises(pf.errors.SettingError, match=f"Private: {name} must lie in"):
         pf.Private(**{"norm": 1.0, "noise_multiplier": 1.0, name: value})

@@ -121,7 +121,9 @@ def test_several_clients_are_different_and_none_is_impossible():
     rng = np.random.default_rng(0)
     assert sorted(KSD(clients_per_round=3).choose(np.array([0.0, 1.0, 0.0]), rng)) == [0, 1, 2]
     assert KSD(clients_per_round=1).choose(np.zeros(5), rng)[0] in range(5)
-    with pytest.raises(pf.SettingError, match="clients_per_round must be between 1 and the 3 clients, received 4"):
+    with pytest.raises(
+        pf.errors.SettingError, match="clients_per_round must be between 1 and the 3 clients, received 4"
+    ):
         KSD(clients_per_round=4).choose(np.ones(3), rng)
 
 
@@ -163,14 +165,16 @@ def test_executors_choose_the_same_clients():
 @pytest.mark.parametrize("schedule", [KSD(), HIP()], ids=["KSD", "HIP"])
 @pytest.mark.parametrize("algorithm", [pf.FedLaplace(), pf.FSGLD()], ids=["FedLaplace", "FSGLD"])
 def test_refused_where_there_is_no_indicator(algorithm, schedule):
-    with pytest.raises(pf.SettingError, match=f"{schedule.asks!r}, which {type(algorithm).__name__} cannot give"):
+    with pytest.raises(
+        pf.errors.SettingError, match=f"{schedule.asks!r}, which {type(algorithm).__name__} cannot give"
+    ):
         pf.run(algorithm, unequal_lines(), schedule=schedule, **QUIET)
-    with pytest.raises(pf.SettingError, match="chooses by the clients' answers"):
+    with pytest.raises(pf.errors.SettingError, match="chooses by the clients' answers"):
         schedule.select(0, 3, np.random.default_rng(0))
 
 
 def test_the_kind_of_schedules_that_ask_is_none_itself():
-    with pytest.raises(pf.SettingError, match="does not say what it asks the clients for: use KSD or HIP"):
+    with pytest.raises(pf.errors.SettingError, match="does not say what it asks the clients for: use KSD or HIP"):
         pf.run(pf.DSVGD(), unequal_lines(), schedule=pf.schedule.Informed(), **QUIET)
 
 
@@ -221,13 +225,13 @@ def test_who_is_hardly_ever_there_holds_nobody_up(chances):
     ],
 )
 def test_settings_of_schedules_are_checked_when_they_are_made(make, message):
-    with pytest.raises(pf.SettingError, match=message):
+    with pytest.raises(pf.errors.SettingError, match=message):
         make()
 
 
 @pytest.mark.parametrize("schedule", [Availability([1.0]), pf.schedule.Categorical((1.0,))])
 def test_probabilities_are_those_of_as_many_clients(schedule):
-    with pytest.raises(pf.SettingError, match="1 probabilities were given for 2 clients"):
+    with pytest.raises(pf.errors.SettingError, match="1 probabilities were given for 2 clients"):
         schedule.select(0, 2, np.random.default_rng(0))
 
 
@@ -241,28 +245,28 @@ def test_federated_ksd_is_the_pooled_one():
     x, y = line_data()
     exact = pf.Federation(line, (x, y), plate="data", num_clients=1)
     draws = pf.run(pf.FedLaplace(), unequal_lines(), num_draws=400, progress=False)
-    value = pf.ksd(draws, unequal_lines())
-    assert value == pytest.approx(pf.ksd(draws, exact), rel=1e-9)
+    value = pf.metrics.ksd(draws, unequal_lines())
+    assert value == pytest.approx(pf.metrics.ksd(draws, exact), rel=1e-9)
     # Its mean is E u(θ, θ) / M, for a Gaussian and the IMQ kernel (E|score|² + tr) / M = (2 + 2) / 400 in whitened
     # coordinates, and its SD no more than √2 times that.
     assert 0 < value < 0.01 * (1 + 5 * 2**0.5)
-    assert pf.ksd(draws, exact, statistic="U") == pytest.approx(value - 0.01, abs=0.002)
+    assert pf.metrics.ksd(draws, exact, statistic="U") == pytest.approx(value - 0.01, abs=0.002)
     moved = draws.copy()
     moved.posterior["w"] = moved.posterior["w"] + 1.0
-    assert pf.ksd(moved, exact) > 100 * value
+    assert pf.metrics.ksd(moved, exact) > 100 * value
 
 
 def test_federated_ksd_errors():
     fed = unequal_lines()
     draws = pf.run(pf.FedLaplace(), fed, num_draws=5, progress=False, audit=False)
-    with pytest.raises(pf.SettingError, match="num_draws must be at least 2, received 1"):
-        pf.ksd(draws, fed, num_draws=1)
-    with pytest.raises(pf.SettingError, match="'U' or 'V', received 'W'"):
-        pf.ksd(draws, fed, statistic="W")
+    with pytest.raises(pf.errors.SettingError, match="num_draws must be at least 2, received 1"):
+        pf.metrics.ksd(draws, fed, num_draws=1)
+    with pytest.raises(pf.errors.SettingError, match="'U' or 'V', received 'W'"):
+        pf.metrics.ksd(draws, fed, statistic="W")
     other = draws.copy()
     other.posterior = other.posterior.rename({"w": "v"})
-    with pytest.raises(pf.DataError, match=r"no sites \['w'\]"):
-        pf.ksd(other, fed)
+    with pytest.raises(pf.errors.DataError, match=r"no sites \['w'\]"):
+        pf.metrics.ksd(other, fed)
 
 
 class Reversed(pf.schedule.Shuffled):

@@ -75,18 +75,20 @@ def test_the_figures_show_what_was_found():
     left, right = pf.plots.plot_influence(pf.influence(idata))
     assert [label.get_text() for label in left.get_yticklabels()] == fed.client_names
     assert len(right.patches) == 2 * fed.num_clients
-    with pytest.raises(pf.SettingError, match=r"takes the dataset that pf\.influence returns"):
+    with pytest.raises(pf.errors.SettingError, match=r"takes the dataset that pf\.influence returns"):
         pf.plots.plot_influence(found)
-    with pytest.raises(pf.SettingError, match=r"no statistic 'min'; there are \['max'\]"):
+    with pytest.raises(pf.errors.SettingError, match=r"no statistic 'min'; there are \['max'\]"):
         pf.plots.plot_checks(found, statistic="min")
 
 
 def test_what_is_no_check():
     fed = conjugate.federation()
     idata = pf.run(pf.FedEP(), fed, **QUIET, num_draws=50)
-    with pytest.raises(pf.DataError, match=r"statistic 'statistic' at client 0: expected a finite number, received"):
+    with pytest.raises(
+        pf.errors.DataError, match=r"statistic 'statistic' at client 0: expected a finite number, received"
+    ):
         pf.check_clients(idata, fed, lambda rows: rows)
-    with pytest.raises(pf.SettingError, match="takes a function of the rows"):
+    with pytest.raises(pf.errors.SettingError, match="takes a function of the rows"):
         pf.check_clients(idata, fed, {})
-    with pytest.raises(pf.DataError, match=r"no observed site 'z'; the model has \['y'\]"):
+    with pytest.raises(pf.errors.DataError, match=r"no observed site 'z'; the model has \['y'\]"):
         pf.check_clients(idata, fed, np.mean, var_name="z")

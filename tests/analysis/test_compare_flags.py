@@ -59,7 +59,7 @@ def run(algorithm, fed, rounds):
 def test_dsgld_with_a_thousand_local_updates_is_flagged_and_right_results_are_not():
     """DSGLD ends near a client's own posterior, tens of SDs away."""
     x = shards(2, ROWS, 6.0)
-    step = pf.step.Fixed(size=1e-3, precondition=False, midpoint=False)
+    step = pf.infer.step.Fixed(size=1e-3, precondition=False, midpoint=False)
     drifting = pf.infer.DSGLD(**PUBLISHED, step=step, local_steps=1000, batch_size=10, burn_in=2000)
     said = flags(
         {"DSGLD": (drifting, 5), "FSGLD": (pf.FSGLD(num_chains=20), None), "FedEP": (pf.FedEP(), None)}, x, 1.0

@@ -56,7 +56,7 @@ def test_figures_show_the_contributions(fed):
     mean, sd, share = (found[name].values[:, 1] for name in ("mean", "sd", "share"))
     assert said[2:8:2] == [f"{m:.2f} [{m - 1.645 * s:.2f}, {m + 1.645 * s:.2f}]" for m, s in zip(mean, sd, strict=True)]
     assert said[3:8:2] == [f"{100 * one:.0f} %" for one in share]
-    with pytest.raises(pf.SettingError, match=r"no parameters \['v'\]"):
+    with pytest.raises(pf.errors.SettingError, match=r"no parameters \['v'\]"):
         pf.plots.plot_client_forest(found, labels=["v"])
-    with pytest.raises(pf.SettingError, match="has no Gaussian sites"):
+    with pytest.raises(pf.errors.SettingError, match="has no Gaussian sites"):
         pf.contributions(pf.run(pf.NUTS(num_samples=10, warmup_steps=10), fed, progress=False, audit=False))

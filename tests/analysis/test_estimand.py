@@ -229,18 +229,18 @@ def heavy(y):
 @pytest.mark.parametrize(
     ("arguments", "kind", "said"),
     [
-        ({"do": {"treatd": 1}}, pf.SettingError, "treatd"),
-        ({"do": {"data['sex']": "man"}}, pf.SettingError, "none of"),
-        ({"do": {"data['treated']": []}}, pf.SettingError, "no value"),
-        ({"by": "clinet"}, pf.SettingError, "clinet"),
-        ({"by": "data['age']"}, pf.SettingError, "labels or whole numbers"),
-        ({"site": "z"}, pf.SettingError, "does not observe"),
-        ({"fewest": 0}, pf.SettingError, "at least 1"),
-        ({"fewest": 1000}, pf.DataError, "no client"),
-        ({"by": {"data['sex']": []}}, pf.SettingError, "with its groups"),
-        ({"f": lambda draw, rows: draw["b"]}, pf.DataError, "one number a row"),
-        ({"f": lambda draw, rows: rows["data['age']"] / 0}, pf.DataError, "not finite"),
-        ({"f": lambda draw, rows: rows["data['height']"]}, pf.DataError, "height"),
+        ({"do": {"treatd": 1}}, pf.errors.SettingError, "treatd"),
+        ({"do": {"data['sex']": "man"}}, pf.errors.SettingError, "none of"),
+        ({"do": {"data['treated']": []}}, pf.errors.SettingError, "no value"),
+        ({"by": "clinet"}, pf.errors.SettingError, "clinet"),
+        ({"by": "data['age']"}, pf.errors.SettingError, "labels or whole numbers"),
+        ({"site": "z"}, pf.errors.SettingError, "does not observe"),
+        ({"fewest": 0}, pf.errors.SettingError, "at least 1"),
+        ({"fewest": 1000}, pf.errors.DataError, "no client"),
+        ({"by": {"data['sex']": []}}, pf.errors.SettingError, "with its groups"),
+        ({"f": lambda draw, rows: draw["b"]}, pf.errors.DataError, "one number a row"),
+        ({"f": lambda draw, rows: rows["data['age']"] / 0}, pf.errors.DataError, "not finite"),
+        ({"f": lambda draw, rows: rows["data['height']"]}, pf.errors.DataError, "height"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:estimand")
@@ -251,5 +251,5 @@ def test_what_cannot_be_averaged_is_refused(arguments, kind, said):
 
 def test_a_distribution_without_a_mean_is_refused():
     fed = pf.Federation(heavy, (torch.zeros(10),), plate="rows", num_clients=2)
-    with pytest.raises(pf.DataError, match="not finite"):
+    with pytest.raises(pf.errors.DataError, match="not finite"):
         pf.estimand(result(), fed)

@@ -347,7 +347,7 @@ def test_a_liar_is_seen_in_what_it_has_sent():
 def test_without_sites_the_clients_have_to_be_asked():
     fed, _ = trial(0, "none")
     idata = pf.run(pf.NUTS(num_samples=50, warmup_steps=50, num_chains=1), fed, **QUIET)
-    with pytest.raises(pf.SettingError, match=r"of NUTS, has no Gaussian sites.*pass the federation"):
+    with pytest.raises(pf.errors.SettingError, match=r"of NUTS, has no Gaussian sites.*pass the federation"):
         pf.influence(idata)
 
 

@@ -115,17 +115,21 @@ def test_a_client_predicts_its_own_hospital_from_draws_of_what_is_common():
     new = torch.zeros(1, dtype=torch.int64)
     check(pf.predict(idata, own, (new, 1, None)), [2])
     check(pf.predict(idata, own), [2] * int(mine.sum()))
-    with pytest.raises(pf.DataError, match=r"no values of \['a'\].*collect_local=True, or pass the federation"):
+    with pytest.raises(pf.errors.DataError, match=r"no values of \['a'\].*collect_local=True, or pass the federation"):
         pf.predict(idata, model, (new, 1, None), groups=["Dresden"])
 
 
 @pytest.mark.parametrize(
     ("groups", "error", "words"),
     [
-        (["Dresten"], pf.DataError, r"names Dresten, which .* did not have .* did you mean 'Dresden'\? A new group is"),
-        (["Celle", "Dresden"], pf.DataError, "has 2 labels, but plate 'hospital' has 1 elements"),
-        ("known", pf.DataError, "expected 3, received 1"),
-        ("own", pf.SettingError, "groups must be 'known', 'new', or a label"),
+        (
+            ["Dresten"],
+            pf.errors.DataError,
+            r"names Dresten, which .* did not have .* did you mean 'Dresden'\? A new group is",
+        ),
+        (["Celle", "Dresden"], pf.errors.DataError, "has 2 labels, but plate 'hospital' has 1 elements"),
+        ("known", pf.errors.DataError, "expected 3, received 1"),
+        ("own", pf.errors.SettingError, "groups must be 'known', 'new', or a label"),
     ],
 )
 def test_groups_that_mean_nothing(groups, error, words):
@@ -136,7 +140,7 @@ def test_groups_that_mean_nothing(groups, error, words):
 
 def test_groups_without_new_data_or_without_groups():
     fed, idata = fitted()
-    with pytest.raises(pf.SettingError, match="groups='known' without new data"):
+    with pytest.raises(pf.errors.SettingError, match="groups='known' without new data"):
         pf.predict(idata, fed, groups="known")
 
     def flat(x, y=None):
@@ -146,7 +150,7 @@ def test_groups_without_new_data_or_without_groups():
 
     other = pf.Federation(flat, (Y, Y), plate="data", num_clients=2)
     result = pf.run(pf.FedEP(), other, progress=False, audit=False)
-    with pytest.raises(pf.SettingError, match="no latent of this model is inside the partitioned plate"):
+    with pytest.raises(pf.errors.SettingError, match="no latent of this model is inside the partitioned plate"):
         pf.predict(result, other, (Y, None), groups="known")
 
 

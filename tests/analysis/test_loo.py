@@ -64,7 +64,7 @@ def test_sums_of_the_clients_are_those_of_arviz(name):
 def test_waic_of_the_clients_is_that_of_all_rows(name):
     """Watanabe (2010): log mean density less its logarithm's variance, a row; ArviZ has it in 0.23 alone."""
     fed, idata = fitted(name)
-    found, log = pf.waic(idata, fed), datasets(idata)["log_likelihood"]
+    found, log = pf.metrics.waic(idata, fed), datasets(idata)["log_likelihood"]
     rows = next(iter(log.data_vars.values())).stack(sample=("chain", "draw")).values.reshape(-1, 300)
     variance = rows.var(1)
     each = logsumexp(rows, 1) - np.log(300) - variance
@@ -131,12 +131,12 @@ def test_latents_that_stay_at_home_are_integrated_out():
 
 def test_what_cannot_be_left_out():
     fed, idata = fitted("conjugate")
-    with pytest.raises(pf.DataError, match=r"no observed site 'z'; the model has \['y'\]"):
+    with pytest.raises(pf.errors.DataError, match=r"no observed site 'z'; the model has \['y'\]"):
         pf.loo(idata, fed, var_name="z")
-    for function in (pf.loo, pf.waic):
-        with pytest.raises(pf.DataError, match=f"^{function.__name__} takes a result"):
+    for function in (pf.loo, pf.metrics.waic):
+        with pytest.raises(pf.errors.DataError, match=f"^{function.__name__} takes a result"):
             function("idata.nc", fed)
-    with pytest.raises(pf.SettingError, match="at least 25 draws, received 10"):
+    with pytest.raises(pf.errors.SettingError, match="at least 25 draws, received 10"):
         pf.loo(idata.isel(draw=slice(10)), fed)
 
 

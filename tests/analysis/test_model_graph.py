@@ -91,7 +91,7 @@ def test_a_picture_without_graphviz_is_refused_with_the_cure(tmp_path, monkeypat
 
     monkeypatch.setattr(builtins, "__import__", without)
     graph = pf.render_model(outputs, (torch.randn(4), torch.randn(4, 3)), plate="data")
-    with pytest.raises(pf.SettingError, match=r"needs the package graphviz: pip install 'pyro_fed\[graphviz\]'"):
+    with pytest.raises(pf.errors.SettingError, match=r"needs the package graphviz: pip install 'pyro_fed\[graphviz\]'"):
         graph.save(tmp_path / "model.svg")
     graph.save(tmp_path / "model.dot")
     assert (tmp_path / "model.dot").read_text() == graph.source
@@ -100,7 +100,7 @@ def test_a_picture_without_graphviz_is_refused_with_the_cure(tmp_path, monkeypat
 
 def test_wrong_arguments_are_refused():
     fed = pf.Federation(outputs, (torch.randn(12), torch.randn(12, 3)), plate="data", num_clients=2)
-    with pytest.raises(pf.SettingError, match="pass it alone"):
+    with pytest.raises(pf.errors.SettingError, match="pass it alone"):
         pf.render_model(fed, plate="data")
-    with pytest.raises(pf.SettingError, match="no plate 'rows'; it has data, outputs"):
+    with pytest.raises(pf.errors.SettingError, match="no plate 'rows'; it has data, outputs"):
         pf.render_model(outputs, (torch.randn(4), torch.randn(4, 3)), plate="rows")

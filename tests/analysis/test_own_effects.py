@@ -60,9 +60,9 @@ def plain(y):
 
 def test_a_model_without_them_is_refused():
     fed = pf.Federation(plain, (Y,), plate="patients", num_clients=2)
-    with pytest.raises(pf.DataError, match="no latent inside"):
+    with pytest.raises(pf.errors.DataError, match="no latent inside"):
         pf.own_effects(result(), fed)
-    with pytest.raises(pf.DataError, match="centre"):
+    with pytest.raises(pf.errors.DataError, match="centre"):
         pf.own_effects(
             make_inference_data({"posterior": xr.Dataset({"a": (["chain", "draw"], np.ones((1, 3)))})}, {}),
             federation(),

@@ -146,10 +146,10 @@ def test_what_cannot_be_scaled_is_refused_by_name():
     fed = pf.Federation(conflict, (Y,), plate="rows", num_clients=2)
     found = pf.run(pf.FedEP(), fed, log_likelihood=False, **QUIET)
     assert pf.power_scale(found, prior=["mean"]).columns.tolist() == ["prior"]
-    with pytest.raises(pf.SettingError, match="var_names names 'maen'; did you mean 'mean'"):
+    with pytest.raises(pf.errors.SettingError, match="var_names names 'maen'; did you mean 'mean'"):
         pf.power_scale(found, var_names=["maen"])
-    with pytest.raises(pf.SettingError, match="at least 25; this result, of FedAvg, has 1"):
+    with pytest.raises(pf.errors.SettingError, match="at least 25; this result, of FedAvg, has 1"):
         pf.power_scale(pf.run(pf.FedAvg(), fed, num_rounds=1, **QUIET))
     without = az.InferenceData(posterior=found["posterior"])
-    with pytest.raises(pf.DataError, match="no group 'log_prior'"):
+    with pytest.raises(pf.errors.DataError, match="no group 'log_prior'"):
         pf.power_scale(without)

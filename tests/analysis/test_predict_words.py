@@ -61,7 +61,7 @@ def test_an_argument_of_another_shape_is_named():
     fed = pf.Federation(regression, (x, x.sum(1)), plate="patients", num_clients=2)
     idata = pf.run(pf.FedEP(), fed, **SHORT)
     with pytest.raises(
-        pf.DataError, match=r"argument 'x' has shape \(5, 2\), but had \(24, 3\) when the model was fit"
+        pf.errors.DataError, match=r"argument 'x' has shape \(5, 2\), but had \(24, 3\) when the model was fit"
     ):
         pf.predict(idata, fed, (x[:5, :2], None))
 
@@ -84,7 +84,7 @@ def test_labels_have_the_codes_of_the_fit(fitted, whole, tmp_path):
 def test_a_result_that_does_not_say_its_codes_wants_the_federation(fitted):
     _, idata = fitted
     bare = to_arviz.make_inference_data({"posterior": idata["posterior"]}, {})
-    with pytest.raises(pf.DataError, match=r"does not say which codes .* predict\(idata, fed, \.\.\.\)"):
+    with pytest.raises(pf.errors.DataError, match=r"does not say which codes .* predict\(idata, fed, \.\.\.\)"):
         pf.predict(bare, model, (NEW,))
 
 
@@ -93,7 +93,7 @@ def test_what_is_predicted_may_be_a_column_of_none(fitted):
     drawn = pf.predict(idata, fed, (NEW.assign(y=None),))
     assert means(drawn) == pytest.approx([20.0, 0.0], abs=3)
     assert "observed_data" not in drawn
-    with pytest.raises(pf.DataError, match=r"no column 'y': .* frame\.assign\(y=None\)"):
+    with pytest.raises(pf.errors.DataError, match=r"no column 'y': .* frame\.assign\(y=None\)"):
         pf.predict(idata, fed, (NEW.drop(columns="y"),))
 
 
@@ -127,7 +127,9 @@ def test_groups_by_words_for_all_of_them(grouped):
     fed, idata = grouped
     new = pf.predict(idata, fed, (["Jena"], [0.0], None, 1), groups="new")["posterior_predictive"]["y"]
     assert float(new.std()) > 10
-    with pytest.raises(pf.DataError, match=r"fewer elements than there are labels.*'hospital' of 2: give .* as many"):
+    with pytest.raises(
+        pf.errors.DataError, match=r"fewer elements than there are labels.*'hospital' of 2: give .* as many"
+    ):
         pf.predict(idata, fed, (["Jena", "Bern"], [0.0, 0.0], None, 1))
 
 
@@ -140,14 +142,14 @@ def test_groups_that_had_numbers_alone_have_no_labels():
 
     fed = pf.Federation(with_mean, args, plate="hospitals", rows={"patients": "hospital"}, num_clients=3)
     idata = pf.run(pf.FedEP(), fed, **SHORT)
-    with pytest.raises(pf.DataError, match=r"labels Jena, but the groups had numbers alone .* coords="):
+    with pytest.raises(pf.errors.DataError, match=r"labels Jena, but the groups had numbers alone .* coords="):
         pf.predict(idata, fed, (["Jena"], [0.0], None, 1))
 
 
 def test_a_label_without_latents_is_refused_with_the_model_that_has_them(fitted):
     fed, idata = fitted
     with pytest.raises(
-        pf.DataError,
+        pf.errors.DataError,
         match=r"labels Bern, .* none of Basel, Chur, Jena\. Comparisons and lookups know the labels of the fit",
     ):
         pf.predict(idata, fed, (NEW.assign(hospital=["Jena", "Bern"]),))
@@ -167,7 +169,7 @@ def test_each_client_names_its_own_groups():
     new = pd.DataFrame({"hospital": ["Chur", "Jena", "Bern"], "x": [0.0] * 3, "y": [0.0] * 3})
     drawn = pf.predict(idata, fed, (new, 3))["posterior_predictive"]["y"]
     assert means_of(drawn)[:2] == pytest.approx([0.0, 20.0], abs=3) and float(drawn[..., 2].std()) > 10
-    with pytest.raises(pf.DataError, match="clients one and two both have the group 'Basel'"):
+    with pytest.raises(pf.errors.DataError, match="clients one and two both have the group 'Basel'"):
         pf.Federation.from_clients(with_mean, {"one": (FRAME, 3), "two": (parts[0], 2)}, **split)
 
 
@@ -178,7 +180,9 @@ def test_a_size_of_what_is_none():
             pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
 
     posterior = to_arviz.make_inference_data({"posterior": four_draws()}, {})
-    with pytest.raises(pf.DataError, match=r"cannot do without y, which is None at .*len\(y\).* such as len\(x\)"):
+    with pytest.raises(
+        pf.errors.DataError, match=r"cannot do without y, which is None at .*len\(y\).* such as len\(x\)"
+    ):
         pf.predict(posterior, sized, (torch.ones(3), None))
 
 
@@ -189,7 +193,7 @@ def test_a_factor_cannot_be_drawn_from():
             pyro.factor("loss", -((y - w * x) ** 2))
 
     posterior = to_arviz.make_inference_data({"posterior": four_draws()}, {})
-    with pytest.raises(pf.DataError, match=r"likelihood is pyro\.factor\('loss', \.\.\.\)"):
+    with pytest.raises(pf.errors.DataError, match=r"likelihood is pyro\.factor\('loss', \.\.\.\)"):
         pf.predict(posterior, weighted, (torch.ones(3), torch.ones(3)))
 
 
@@ -211,12 +215,12 @@ def test_what_is_not_finite_is_named(model):
     posterior = to_arviz.make_inference_data({"posterior": four_draws()}, {})
     x, z, nan = torch.zeros(5, 2), torch.zeros(5), torch.full((5,), float("nan"))
     x[3:, 1] = float("nan")
-    with pytest.raises(pf.DataError, match=r"predict: argument 'x'\[3, 1\] is NaN \(2 of 5 rows\).*impute"):
+    with pytest.raises(pf.errors.DataError, match=r"predict: argument 'x'\[3, 1\] is NaN \(2 of 5 rows\).*impute"):
         pf.predict(posterior, model, (x, z, nan))
     x[3:, 1], z[2] = 0.0, float("inf") if model is linear else float("nan")  # infinite logits are a probability of one
-    with pytest.raises(pf.DataError, match=r"predict: argument 'z'\[2\] is (infinite|NaN) \(1 of 5 rows\)"):
+    with pytest.raises(pf.errors.DataError, match=r"predict: argument 'z'\[2\] is (infinite|NaN) \(1 of 5 rows\)"):
         pf.predict(posterior, model, (x, z.numpy(), None))
-    with pytest.raises(pf.DataError, match=r"predict: argument 'z' is NaN, and"):
+    with pytest.raises(pf.errors.DataError, match=r"predict: argument 'z' is NaN, and"):
         pf.predict(posterior, model, (x, float("nan"), None))
     x[0, 0] = float("nan")  # which the model does not look at
     assert pf.predict(posterior, model, (x, torch.zeros(5), nan))["posterior_predictive"]["y"].notnull().all()
@@ -249,7 +253,7 @@ def test_no_new_rows_are_named():
             pyro.sample("y", dist.Normal(w + x, 1.0), obs=y)
 
     posterior = to_arviz.make_inference_data({"posterior": four_draws()}, {})
-    with pytest.raises(pf.DataError, match=r"predict: there are no rows in x; nothing can be predicted"):
+    with pytest.raises(pf.errors.DataError, match=r"predict: there are no rows in x; nothing can be predicted"):
         pf.predict(posterior, one, (torch.zeros(0), None))
 
 

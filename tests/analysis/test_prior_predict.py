@@ -85,11 +85,11 @@ def improper(y):
 )
 def test_what_cannot_be_drawn_from_is_named(prior, words):
     fed = pf.Federation(prior, (X,), plate="rows", num_clients=2)
-    with pytest.raises(pf.DataError, match=words):
+    with pytest.raises(pf.errors.DataError, match=words):
         pf.prior_predict(fed)
 
 
 def test_less_than_one_draw():
     fed = pf.Federation(model, (X, SEX, X), plate="rows", num_clients=3)
-    with pytest.raises(pf.SettingError, match="num_draws must be at least 1, received 0"):
+    with pytest.raises(pf.errors.SettingError, match="num_draws must be at least 1, received 0"):
         pf.prior_predict(fed, num_draws=0)

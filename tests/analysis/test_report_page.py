@@ -67,7 +67,7 @@ def test_of_a_plan_the_page_says_what_it_chose_and_of_groups_the_rows_in_them(tm
 
 
 def test_a_page_under_the_name_of_another_format_is_refused_before_the_work(tmp_path):
-    with pytest.raises(pf.SettingError, match=r"page\.pdf' would be an HTML page, .* call it 'page\.html'"):
+    with pytest.raises(pf.errors.SettingError, match=r"page\.pdf' would be an HTML page, .* call it 'page\.html'"):
         check_report(tmp_path / "page.pdf")
     for name in ("page", "page.htm", "PAGE.HTML"):
         check_report(tmp_path / name)

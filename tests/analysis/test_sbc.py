@@ -107,12 +107,12 @@ def by_itself(y):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_cannot_be_simulated_is_refused_by_name(model, message):
-    with pytest.raises(pf.DataError, match=message):
+    with pytest.raises(pf.errors.DataError, match=message):
         pf.sbc(pf.Federation(model, (X,), plate="rows", num_clients=2), 1, algorithm=pf.FedEP(), **QUIET)
 
 
 def test_points_and_wrong_settings_are_refused(fed):
-    with pytest.raises(pf.SettingError, match="FedAvg gives a single point"):
+    with pytest.raises(pf.errors.SettingError, match="FedAvg gives a single point"):
         pf.sbc(fed, 1, algorithm=pf.FedAvg())
-    with pytest.raises(pf.SettingError, match="rounds"):
+    with pytest.raises(pf.errors.SettingError, match="rounds"):
         pf.sbc(fed, 1, algorithm=pf.FedEP(), rounds=3)

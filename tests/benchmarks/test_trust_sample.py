@@ -100,5 +100,5 @@ def test_what_is_raised_is_said_and_a_crash_is_told_from_a_refusal():
 
         return judged(POSTERIORS["linear"], read()["linear"], run).said
 
-    assert raises(pf.ModelError("no")) == "ModelError: no"
+    assert raises(pf.errors.ModelError("no")) == "ModelError: no"
     assert raises(IndexError("no")) == "CRASH IndexError: no"

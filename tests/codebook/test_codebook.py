@@ -93,7 +93,7 @@ def test_a_contradiction_is_refused_and_shown_with_its_lines(book, tmp_path):
     path = site(tmp_path, ROWS.replace("P3;43.0;", "P2;143.0;"))
     found = {one.finding.code: one for one in pf.codebook.check(book, path).findings}
     assert found["out_of_range"].rows == (5,) and found["not_unique"].rows == (4, 5)
-    with pytest.raises(pf.DataError) as error:
+    with pytest.raises(pf.errors.DataError) as error:
         pf.codebook.read_rows(book, path)
     assert "age: few rows are outside the codebook's range" in str(error.value)
     assert "143" not in str(error.value) and "P2" not in str(error.value)
@@ -152,7 +152,7 @@ def test_decimals_at_one_site_tell_the_unit(tmp_path):
     ],
 )
 def test_a_codebook_that_is_wrong_is_refused_by_name(tmp_path, text, said):
-    with pytest.raises(pf.SettingError) as error:
+    with pytest.raises(pf.errors.SettingError) as error:
         written(tmp_path, text)
     assert said in str(error.value)
 
@@ -168,9 +168,9 @@ def test_a_codebook_that_is_wrong_is_refused_by_name(tmp_path, text, said):
 def test_a_table_that_cannot_be_read_is_refused(book, tmp_path, content, said):
     path = tmp_path / "south.csv"
     path.write_bytes(content)
-    with pytest.raises(pf.DataError, match=said):
+    with pytest.raises(pf.errors.DataError, match=said):
         pf.codebook.check(book, path)
-    with pytest.raises(pf.DataError, match="cannot be read"):
+    with pytest.raises(pf.errors.DataError, match="cannot be read"):
         pf.codebook.check(book, tmp_path / "none.csv")
 
 
@@ -190,5 +190,5 @@ def test_without_the_extra_the_cure_is_named(monkeypatch, tmp_path):
     from pyro_fed.codebook import plain
 
     monkeypatch.setattr(plain, "find_spec", lambda name: None)
-    with pytest.raises(pf.SettingError, match=r"pip install 'pyro_fed\[study\]'"):
+    with pytest.raises(pf.errors.SettingError, match=r"pip install 'pyro_fed\[study\]'"):
         written(tmp_path, BOOK)

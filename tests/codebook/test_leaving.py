@@ -243,5 +243,5 @@ def test_a_column_may_withhold_how_many_values_are_missing():
 def test_a_site_may_withhold_more_than_the_codebook():
     frame = a_table(3)
     assert pf.codebook.check(BOOK, frame, "site", fewest=len(frame) + 1).summary.rows is None
-    with pytest.raises(pf.SettingError, match="fewest must be at least the codebook's, 5; received 4"):
+    with pytest.raises(pf.errors.SettingError, match="fewest must be at least the codebook's, 5; received 4"):
         pf.codebook.check(BOOK, frame, "site", fewest=4)

@@ -61,7 +61,7 @@ def test_standardised_columns_have_mean_zero_and_sd_one_over_all_sites(book, sum
         assert float(values.std(ddof=0)) == pytest.approx(1, abs=1e-12)
     raw = pf.codebook.read_rows(book, frames["albany"], "albany")
     assert scaled[0]["height"].equals(raw["height"])
-    with pytest.raises(pf.DataError, match="none of the columns with constants, age, weight"):
+    with pytest.raises(pf.errors.DataError, match="none of the columns with constants, age, weight"):
         constants.standardise(raw[["sex"]])
 
 
@@ -87,7 +87,7 @@ def test_months_for_years_are_not_pooled(book, summaries, frames):
     mixed = [wrong if one.site == "chicago" else one for one in summaries]
     left_out = pf.codebook.constants(mixed).left_out
     assert left_out.keys() == {"age"} and "at chicago" in left_out["age"] and "months for years" in left_out["age"]
-    with pytest.raises(pf.DataError, match="age cannot be pooled: at chicago"):
+    with pytest.raises(pf.errors.DataError, match="age cannot be pooled: at chicago"):
         pf.codebook.constants(mixed, ["age"])
 
 
@@ -102,7 +102,7 @@ def test_a_suspicion_leaves_a_column_out_unless_it_is_asked_for(book, summaries,
     assert left_out.keys() == {"creatinine"} and "at dayton" in left_out["creatinine"]
     with pytest.warns(UserWarning, match="creatinine is pooled although at dayton"):
         assert "creatinine" in pf.codebook.constants(mixed, ["creatinine"]).columns
-    with pytest.raises(pf.DataError, match="'heights' is not a column of numbers; did you mean 'height'"):
+    with pytest.raises(pf.errors.DataError, match="'heights' is not a column of numbers; did you mean 'height'"):
         pf.codebook.constants(mixed, ["heights"])
 
 
@@ -170,16 +170,16 @@ def test_files_of_another_kind_are_refused(summaries, tmp_path):
         "column": ({"findings": [{"code": "constant", "figures": {"column": "secret"}}]}, "its codebook does not have"),
     }.values():
         path.write_text(json.dumps(plain | change))
-        with pytest.raises(pf.DataError, match=said):
+        with pytest.raises(pf.errors.DataError, match=said):
             pf.codebook.read_summary(path)
     few = {"sex": {"n": 5, "missing": 0, "levels": {"male": 5}}}
     for change in ({"categories": few}, {"numbers": {"sex": {}}}, {"dates": {"secret": {}}}):
         path.write_text(json.dumps(plain | change))
-        with pytest.raises(pf.DataError, match="its codebook"):
+        with pytest.raises(pf.errors.DataError, match="its codebook"):
             pf.codebook.read_summary(path)
-    with pytest.raises(pf.DataError, match="two summaries of albany"):
+    with pytest.raises(pf.errors.DataError, match="two summaries of albany"):
         pf.codebook.compare([summaries[0], summaries[0]])
-    with pytest.raises(pf.DataError, match="2 sites at least"):
+    with pytest.raises(pf.errors.DataError, match="2 sites at least"):
         pf.codebook.compare(summaries[:1])
 
 
@@ -191,7 +191,7 @@ def test_sites_with_another_codebook_are_named(book, summaries, frames):
     assert ("elgin", "other_codebook") in {(one.site, one.finding.code) for one in found}
     assert {one.site for one in found} == {"elgin"}
     for together in (pf.codebook.constants, pf.codebook.table_one):
-        with pytest.raises(pf.DataError, match="the summaries of elgin were made by another codebook"):
+        with pytest.raises(pf.errors.DataError, match="the summaries of elgin were made by another codebook"):
             together(mixed)
     stricter = pf.codebook.check(book, frames["elgin"], "elgin", fewest=20).summary
     assert pf.codebook.compare([*summaries[:-1], stricter]) == []

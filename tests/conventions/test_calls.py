@@ -70,7 +70,8 @@ def federation(**options):
         (lambda: pf.predict(fuzzing.result(), fuzzing.model, (torch.zeros(3, 5).double(), torch.zeros(3).double())),
          "predict: the model cannot be run on these arguments"),
         (lambda: pf.predict("idata", fuzzing.model), "predict: idata must be"),
-        (lambda: pf.ksd(fuzzing.result(), fuzzing.federation(), num_draws=2.5), "num_draws must be a whole number"),
+        (lambda: pf.metrics.ksd(fuzzing.result(), fuzzing.federation(), num_draws=2.5),
+         "num_draws must be a whole number"),
     ],
 )  # fmt: skip
 def test_an_argument_that_cannot_be_used_is_named(call, message):
@@ -88,8 +89,8 @@ def test_an_array_without_dimensions_is_no_list():
 def test_a_result_of_another_shape_is_no_traceback():
     known = fuzzing.result()
     other = with_group(known, "posterior", group_of(known, "posterior").isel(w_dim_0=[0]))
-    for call in (lambda: pf.ksd(other, fuzzing.federation()), lambda: pf.predict(other, fuzzing.federation())):
-        with pytest.raises(pf.DataError):
+    for call in (lambda: pf.metrics.ksd(other, fuzzing.federation()), lambda: pf.predict(other, fuzzing.federation())):
+        with pytest.raises(pf.errors.DataError):
             call()
 
 
@@ -104,7 +105,7 @@ def test_the_cause_is_kept_where_a_model_raises():
     def model(x, y):
         raise KeyError("no such column")
 
-    with pytest.raises(pf.ModelError, match=r"the model fails at .*: KeyError: 'no such column'") as e:
+    with pytest.raises(pf.errors.ModelError, match=r"the model fails at .*: KeyError: 'no such column'") as e:
         pf.Federation(model, fuzzing.data(), plate="data", num_clients=2)
     assert isinstance(e.value.__cause__, KeyError)
 
@@ -174,7 +175,7 @@ def test_no_error_prints_rows():
             with pytest.raises(SettingError) as caught:
                 pf.pooled_moments(value)
             assert "471" not in str(caught.value)
-    with pytest.raises(pf.DataError) as caught:
+    with pytest.raises(pf.errors.DataError) as caught:
         pf.column_sums(torch.tensor(4711.0))
     assert "471" not in str(caught.value)
     assert shown(torch.tensor(3)) == "tensor(3) (Tensor)"

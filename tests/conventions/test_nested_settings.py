@@ -19,7 +19,7 @@ NESTED = [pf.FedEP, pf.infer.FedSEP, pf.infer.FedPA, pf.infer.BCM, pf.infer.PVI,
 def test_the_names_are_those_of_the_classes():
     assert set(TiltedInference.kinds()) == {"newton", "laplace", "fisher", "mcmc", "identity", "ngvi", "svi", "ivon"}
     assert set(Optimiser.kinds()) == {"sgd", "adagrad", "adam"}
-    assert all(kind.__name__ in dir(pf.tilted) for kind in TiltedInference.kinds().values())
+    assert all(kind.__name__ in dir(pf.infer.tilted) for kind in TiltedInference.kinds().values())
 
 
 @pytest.mark.parametrize("name", sorted(TiltedInference.kinds()))
@@ -29,7 +29,9 @@ def test_a_name_stands_for_the_defaults(name):
 
 def test_an_algorithm_may_have_defaults_of_its_own():
     assert (
-        pf.infer.PVI(client="newton") == pf.infer.PVI() == pf.infer.PVI(client=pf.tilted.Newton(steps=10, enough=0.1))
+        pf.infer.PVI(client="newton")
+        == pf.infer.PVI()
+        == pf.infer.PVI(client=pf.infer.tilted.Newton(steps=10, enough=0.1))
     )
     assert pf.FedAvg(server_optimiser="adam").server_optimiser.betas == (0.9, 0.99)
     assert pf.infer.Optimisers(server="adam").server.betas == (0.9, 0.999)
@@ -63,16 +65,16 @@ def test_nested_settings_are_documented(kind):
         (
             lambda: pf.FedEP(svi_steps=5),
             r"FedEP has no setting 'svi_steps', which is a setting of the tilted inference 'svi': "
-            r"write FedEP\(client=pf.tilted.SVI\(steps=5\)\)",
+            r"write FedEP\(client=pf.infer.tilted.SVI\(steps=5\)\)",
         ),
-        (lambda: pf.FedEP(shrinkage=9.0), r"'mcmc': write FedEP\(client=pf.tilted.MCMC\(shrinkage=9.0\)\)"),
+        (lambda: pf.FedEP(shrinkage=9.0), r"'mcmc': write FedEP\(client=pf.infer.tilted.MCMC\(shrinkage=9.0\)\)"),
         (lambda: pf.FedEP(memory=4), r"of step_control: write FedEP\(step_control=pf.infer.StepControl\(memory=4\)\)"),
         (lambda: pf.FedAvg(optimiser_momentum=0.5), r"FedAvg\(server_optimiser=pf.infer.optim.SGD\(momentum=0.5\)\)"),
-        (lambda: pf.FedEP(fisher_step=5), r"did you mean FedEP\(client=pf.tilted.NGVI\(fisher_steps=5\)\)"),
+        (lambda: pf.FedEP(fisher_step=5), r"did you mean FedEP\(client=pf.infer.tilted.NGVI\(fisher_steps=5\)\)"),
         (lambda: pf.FedEP(dampling=0.5), "FedEP has no setting 'dampling'; did you mean 'damping'"),
-        (lambda: pf.tilted.MCMC(step=5), "MCMC has no setting 'step'; did you mean 'steps'"),
+        (lambda: pf.infer.tilted.MCMC(step=5), "MCMC has no setting 'step'; did you mean 'steps'"),
         (lambda: pf.FedEP(client="mcm"), "no tilted inference is called client='mcm'; did you mean 'mcmc'"),
-        (lambda: pf.FedEP(client=pf.tilted.MCMC), "FedEP: client must be one of pf.tilted, such as"),
+        (lambda: pf.FedEP(client=pf.infer.tilted.MCMC), "FedEP: client must be one of pf.infer.tilted, such as"),
         (lambda: pf.infer.Optimisers(server=3), "Optimisers: server must be one of pf.infer.optim, such as"),
         (
             lambda: pf.FedEP(optimisers="adam", damping=0.5),
@@ -83,7 +85,7 @@ def test_nested_settings_are_documented(kind):
     ],
 )
 def test_what_is_unknown_is_refused_with_the_cure(make, message):
-    with pytest.raises(pf.SettingError, match=message):
+    with pytest.raises(pf.errors.SettingError, match=message):
         make()
 
 
@@ -103,32 +105,32 @@ STEPS, SGD = pf.infer.StepControl(memory=3), pf.infer.Optimisers(server="sgd")
         (lambda: pf.infer.Optimisers(client="sgd", changes="mean"), "changes='mean' has no effect: .* set server"),
         (lambda: pf.infer.FedPA(tolerance=0.1), "FedPA has no setting 'tolerance': the clients' answers do not"),
         (lambda: pf.infer.BCM(start="laplace"), "BCM has no setting 'start': one pass"),
-        (lambda: pf.tilted.MCMC(momentum=0.5), "MCMC: momentum=0.5 has no effect: .* sampler='sgd'"),
+        (lambda: pf.infer.tilted.MCMC(momentum=0.5), "MCMC: momentum=0.5 has no effect: .* sampler='sgd'"),
         (lambda: pf.FedEP(optimisers=SGD), "an optimiser needs its learning rate, damping"),
         (lambda: pf.infer.P2PFedAvg(damping=0.5), "P2PFedAvg has no setting .damping.: agents mix by the graph"),
     ],
 )
 def test_what_does_not_apply_is_refused(make, message):
-    with pytest.raises(pf.SettingError, match=message):
+    with pytest.raises(pf.errors.SettingError, match=message):
         make()
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (pf.tilted.Newton, {"steps": 0}),
-        (pf.tilted.Laplace, {"steps": 0}),
-        (pf.tilted.Laplace, {"fractions": ()}),
-        (pf.tilted.MCMC, {"burn_in": 1000}),
-        (pf.tilted.MCMC, {"thin": 0}),
-        (pf.tilted.MCMC, {"sampler": "hmc"}),
-        (pf.tilted.MCMC, {"shrinkage": 0.0}),
-        (pf.tilted.MCMC, {"sampler": "sgd", "momentum": 1.0}),
-        (pf.tilted.Identity, {"scale": -1.0}),
-        (pf.tilted.NGVI, {"fisher_samples": 5}),
-        (pf.tilted.NGVI, {"fisher_decay": 1.1}),
-        (pf.tilted.SVI, {"betas": (0.9, 1.0)}),
-        (pf.tilted.SVI, {"batch_size": 0}),
+        (pf.infer.tilted.Newton, {"steps": 0}),
+        (pf.infer.tilted.Laplace, {"steps": 0}),
+        (pf.infer.tilted.Laplace, {"fractions": ()}),
+        (pf.infer.tilted.MCMC, {"burn_in": 1000}),
+        (pf.infer.tilted.MCMC, {"thin": 0}),
+        (pf.infer.tilted.MCMC, {"sampler": "hmc"}),
+        (pf.infer.tilted.MCMC, {"shrinkage": 0.0}),
+        (pf.infer.tilted.MCMC, {"sampler": "sgd", "momentum": 1.0}),
+        (pf.infer.tilted.Identity, {"scale": -1.0}),
+        (pf.infer.tilted.NGVI, {"fisher_samples": 5}),
+        (pf.infer.tilted.NGVI, {"fisher_decay": 1.1}),
+        (pf.infer.tilted.SVI, {"betas": (0.9, 1.0)}),
+        (pf.infer.tilted.SVI, {"batch_size": 0}),
         (pf.infer.optim.SGD, {"momentum": 1.0}),
         (pf.infer.optim.Adam, {"betas": (0.9,)}),
         (pf.infer.optim.Adagrad, {"eps": 0.0}),
@@ -137,13 +139,13 @@ def test_what_does_not_apply_is_refused(make, message):
     ],
 )
 def test_values_out_of_range_name_the_class_and_the_setting(kind, settings):
-    with pytest.raises(pf.SettingError, match=f"{kind.__name__}: {list(settings)[-1]} must be|must lie in"):
+    with pytest.raises(pf.errors.SettingError, match=f"{kind.__name__}: {list(settings)[-1]} must be|must lie in"):
         kind(**settings)
 
 
 def test_repr_shows_what_differs_from_the_defaults():
-    assert repr(pf.tilted.MCMC()) == "MCMC()"
-    assert repr(pf.tilted.MCMC(thin=5, sampler="sgd")) == "MCMC(thin=5, sampler='sgd')"
+    assert repr(pf.infer.tilted.MCMC()) == "MCMC()"
+    assert repr(pf.infer.tilted.MCMC(thin=5, sampler="sgd")) == "MCMC(thin=5, sampler='sgd')"
     assert set(changed_settings(pf.FedEP(client="mcmc", damping=0.5))) == {"client", "damping"}
 
 
@@ -152,7 +154,7 @@ def one_guide(y):
 
 
 def test_whole_settings_say_every_field_and_are_read_back():
-    read = ast.literal_eval(repr(all_settings(pf.FedEP(client=pf.tilted.Newton(steps=2)))))
+    read = ast.literal_eval(repr(all_settings(pf.FedEP(client=pf.infer.tilted.Newton(steps=2)))))
     assert list(read) == [field.name for field in dataclasses.fields(pf.FedEP)]
     assert read["client"] == {"name": "newton", "steps": 2, "enough": 0.0, "begin": "q", "few_rows": None}
     assert read["step_control"]["growth"] == 2.0
@@ -170,7 +172,7 @@ def test_functions_and_tensors_are_the_same_text_in_every_process():
 
 
 def test_described_settings_differ_where_any_does():
-    assert settings_line(pf.FedEP()) != settings_line(pf.FedEP(client=pf.tilted.Newton(steps=2)))
+    assert settings_line(pf.FedEP()) != settings_line(pf.FedEP(client=pf.infer.tilted.Newton(steps=2)))
     assert settings_line(pf.FedEP()) != settings_line(pf.FedEP(step_control=STEPS))
     assert "tolerance=0.001" in settings_line(pf.FedEP())
 

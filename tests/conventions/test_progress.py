@@ -30,7 +30,7 @@ def clock(monkeypatch):
 @pytest.fixture(autouse=True)
 def _as_before():
     yield
-    pf.set_progress(True)
+    pf.progress.set_progress(True)
 
 
 def test_a_log_gets_a_line_now_and_then_and_one_at_the_end(capsys, clock):
@@ -113,7 +113,7 @@ def test_a_function_is_told_of_every_round_of_every_phase(capsys):
     idata = small_run(progress=told.append)
     rounds = idata["federation"].sizes["round"]
     assert capsys.readouterr().err == ""
-    assert all(isinstance(one, pf.Progress) for one in told)
+    assert all(isinstance(one, pf.progress.Progress) for one in told)
     assert sum(not one.finished for one in told) == rounds
     assert [one.name for one in told if one.finished] == ["FedLaplace, for FedEP", "FedEP"]
     assert told[-1].unit == "round" and "change" in told[-1].figures
@@ -121,12 +121,12 @@ def test_a_function_is_told_of_every_round_of_every_phase(capsys):
 
 def test_progress_is_switched_off_for_all_runs_and_for_one(capsys):
     told = []
-    pf.set_progress(False)
+    pf.progress.set_progress(False)
     small_run()
     assert capsys.readouterr().err == ""
     small_run(progress=told.append)  # what is asked of one run is done there
     assert told
-    pf.set_progress(told.append)
+    pf.progress.set_progress(told.append)
     before = len(told)
     small_run(progress=False)
     assert len(told) == before
@@ -146,7 +146,9 @@ def test_an_error_of_the_function_is_the_users(capsys):
 
 @pytest.mark.parametrize("wrong", ["yes", None, 1])
 def test_anything_else_is_refused(wrong):
-    with pytest.raises(pf.SettingError, match=r"set_progress: show must be True or False or a function, received"):
-        pf.set_progress(wrong)
-    with pytest.raises(pf.SettingError, match="progress must be True or False or a function"):
+    with pytest.raises(
+        pf.errors.SettingError, match=r"set_progress: show must be True or False or a function, received"
+    ):
+        pf.progress.set_progress(wrong)
+    with pytest.raises(pf.errors.SettingError, match="progress must be True or False or a function"):
         small_run(progress=wrong)

@@ -172,7 +172,7 @@ def test_what_a_users_schedule_answers_is_checked(answer, words):
         return answer
 
     ANSWERS[0] = tell
-    with pytest.raises(pf.SettingError, match=rf"Chosen.select\(round=2, num_clients=3\).*{words}"):
+    with pytest.raises(pf.errors.SettingError, match=rf"Chosen.select\(round=2, num_clients=3\).*{words}"):
         Chosen().chosen(2, 3, np.random.default_rng(0))
 
 
@@ -192,7 +192,7 @@ def test_what_a_users_schedule_answers_is_checked(answer, words):
     ],
 )
 def test_what_a_users_executor_answers_is_checked(answer, words):
-    with pytest.raises(pf.SettingError, match=f"executor Odd: execute .*{words}"):
+    with pytest.raises(pf.errors.SettingError, match=f"executor Odd: execute .*{words}"):
         pf.run(pf.FedAvg(chain_steps=1), made(), executor=Odd(answer), **QUIET)
 
 
@@ -230,7 +230,7 @@ def test_columns_and_partitions_of_other_kinds_are_read():
     expected = made().problem.rows[1]
     for column in ([np.float64(v) for v in Y], list(Y.numpy().astype(np.float64))):
         torch.testing.assert_close(made(args=(X, column)).problem.rows[1], expected)
-    with pytest.raises(pf.DataError, match="argument 'y' is an array of dtype object that holds Decimal"):
+    with pytest.raises(pf.errors.DataError, match="argument 'y' is an array of dtype object that holds Decimal"):
         made(args=(X, [decimal.Decimal("1.5")] * 12))
     fed = made(partition=Dealt(lambda n, k: (np.arange(i, n, k) for i in range(k))))
     assert [len(rows) for rows in fed.client_rows] == [4, 4, 4]
@@ -242,5 +242,5 @@ def test_recipes_of_other_editors(tmp_path):
     path.write_bytes(b'\xef\xbb\xbfalgorithm = "pyro_fed.infer:FedEP"\n')
     assert load(path).algorithm is pf.FedEP
     path.write_text('algorithm = "pyro_fed.infer:FedEP"\n[settings]\nnum_points = ' + "9" * 5000)
-    with pytest.raises(pf.SettingError, match="is not a recipe: Exceeds the limit"):
+    with pytest.raises(pf.errors.SettingError, match="is not a recipe: Exceeds the limit"):
         load(path)

@@ -343,7 +343,7 @@ def test_inductor_gives_a_networks_curvatures():
 def test_inductor_without_a_compiler(monkeypatch):
     monkeypatch.setattr(compiling.shutil, "which", lambda _: None)
     assert not pays(100, 10**9)
-    with pytest.raises(pf.SettingError, match="needs a C\\+\\+ compiler"):
+    with pytest.raises(pf.errors.SettingError, match="needs a C\\+\\+ compiler"):
         choose_level("inductor", torch.sin, (torch.ones(2, 2),))
 
 

@@ -57,6 +57,6 @@ def unmarked(y):
     ],
 )
 def test_what_cannot_be_summed_out_is_refused_by_name(model, message):
-    with pytest.raises(pf.ModelError, match=message) as error:
+    with pytest.raises(pf.errors.ModelError, match=message) as error:
         pf.Federation(model, (Y,), plate="data", num_clients=1)
     assert "Trace Shapes" not in str(error.value)

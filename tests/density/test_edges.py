@@ -41,7 +41,7 @@ def wide(y):
 
 
 def test_a_support_that_a_latent_moves_is_no_fault_of_the_data():
-    with pytest.raises(pf.ModelError, match=r"'y': the support of Uniform depends on 't'.*pf.shared\('top'"):
+    with pytest.raises(pf.errors.ModelError, match=r"'y': the support of Uniform depends on 't'.*pf.shared\('top'"):
         federated(top, Y)
     with pytest.warns(UserWarning, match="'y': the support of Uniform depends on 't'"):
         federated(wide, Y)  # all rows are in it at the first point
@@ -118,7 +118,9 @@ ABOVE = {
 @pytest.mark.parametrize("name", ABOVE)
 def test_a_density_that_goes_on_beyond_an_edge_is_refused(name):
     """There torch gives a number, or none, where the density is zero."""
-    with pytest.raises(pf.ModelError, match=r"observed site 'y': the support of .* depends on .*'m'.* below all rows"):
+    with pytest.raises(
+        pf.errors.ModelError, match=r"observed site 'y': the support of .* depends on .*'m'.* below all rows"
+    ):
         federated(ABOVE[name], Y + 1)
 
 
@@ -261,7 +263,7 @@ def test_values_at_the_end_of_a_support_are_refused_with_their_row(likelihood, c
     y = INSIDE if isinstance(end, float) else torch.stack([INSIDE, 1 - INSIDE], 1)
     y = y.clone()
     y[3] = torch.tensor(end).double()
-    with pytest.raises(pf.DataError, match=rf"client \d, row 3: observed site 'y': .*{words}.*hurdle"):
+    with pytest.raises(pf.errors.DataError, match=rf"client \d, row 3: observed site 'y': .*{words}.*hurdle"):
         federated(of_gammas(likelihood, count), y)
 
 

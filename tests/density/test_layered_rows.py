@@ -139,6 +139,6 @@ def test_so_they_are_where_parameters_are_few(model, network):
         assert (resolve(kind(), fed.problem.traits).algorithm.structure == "diag") is network
         assert resolve(kind(covariance="full"), fed.problem.traits).algorithm.structure == "full"
     exact = resolve(pf.FedEP(), fed.problem.traits).algorithm
-    assert (exact.client, exact.structure, exact.curvature) == (pf.tilted.Newton(), "full", "hessian")
+    assert (exact.client, exact.structure, exact.curvature) == (pf.infer.tilted.Newton(), "full", "hessian")
     phases = [type(one) for one in chain_of(pf.FedEP(), fed.problem)]
     assert phases == ([BurnIn] if network else []) + [pf.FedLaplace, pf.FedEP]

@@ -151,12 +151,12 @@ def test_what_a_loss_cannot_take_is_refused_by_name():
         (location, GeneralisedCrossEntropy(), "received Normal. Use pf.losses.DensityPower"),
         (nothing, DensityPower(), "observes nothing within a plate"),
     ]:
-        with pytest.raises(pf.ModelError, match=words):
+        with pytest.raises(pf.errors.ModelError, match=words):
             pf.Federation(with_loss(model, loss), (y,), plate="rows", num_clients=2)
-    with pytest.raises(pf.SettingError, match="expected loss to be a"):
+    with pytest.raises(pf.errors.SettingError, match="expected loss to be a"):
         with_loss(location, 0.3)
     for wrong in ({"beta": 0.0}, {"beta": math.nan}):
-        with pytest.raises(pf.SettingError, match="beta"):
+        with pytest.raises(pf.errors.SettingError, match="beta"):
             DensityPower(**wrong)
-    with pytest.raises(pf.SettingError, match="delta"):
+    with pytest.raises(pf.errors.SettingError, match="delta"):
         GeneralisedCrossEntropy(delta=1.5)

@@ -168,7 +168,9 @@ def positive_and_used(y, length):
 
 def test_a_latent_with_bounds_that_nothing_holds_is_refused(data):
     """Its integral is a slope without an end: the likelihood was no number, and a run came to no end either."""
-    with pytest.raises(pf.ModelError, match=r"latent 'z' has bounds and no density .* of 24 .*Take the mask off"):
+    with pytest.raises(
+        pf.errors.ModelError, match=r"latent 'z' has bounds and no density .* of 24 .*Take the mask off"
+    ):
         pf.Federation(positive, data, plate="rows", num_clients=3)
     fed = pf.Federation(positive_and_used, data, plate="rows", num_clients=3)
     assert bool(fed.problem.log_lik(torch.zeros(2, dtype=torch.float64)).isfinite())

@@ -174,22 +174,24 @@ def imputed_and_used(x, y, seen):
     ],
 )
 def test_what_does_not_split_is_refused(model, message):
-    with pytest.raises(pf.ModelError, match=message):
+    with pytest.raises(pf.errors.ModelError, match=message):
         build(model, X, Y)
 
 
 def test_a_support_that_depends_on_the_rows_is_refused():
-    with pytest.raises(pf.ModelError, match="the support of a latent site, outside plate 'data', changes"):
+    with pytest.raises(pf.errors.ModelError, match="the support of a latent site, outside plate 'data', changes"):
         build(empirical_support, Y)
 
 
 def test_terms_of_neighbouring_rows_are_refused():
-    with pytest.raises(pf.ModelError, match="observed site 'y' in plate 'data' does not factorise"):
+    with pytest.raises(pf.errors.ModelError, match="observed site 'y' in plate 'data' does not factorise"):
         build(autoregressive, Y)
 
 
 def test_imputed_entries_that_are_used_again_are_refused():
-    with pytest.raises(pf.ModelError, match=r"imputed entries \(obs_mask\) in plate 'data' are used again by site 'z'"):
+    with pytest.raises(
+        pf.errors.ModelError, match=r"imputed entries \(obs_mask\) in plate 'data' are used again by site 'z'"
+    ):
         build(imputed_and_used, X, Y, SEEN)
 
 
@@ -200,9 +202,9 @@ def linear(x, y):
 
 
 def test_an_unknown_plate_lists_the_plates():
-    with pytest.raises(pf.ModelError, match=r"no plate 'data'; its plates are \['rows'\]. Pass plate="):
+    with pytest.raises(pf.errors.ModelError, match=r"no plate 'data'; its plates are \['rows'\]. Pass plate="):
         build(linear, X, Y)
-    with pytest.raises(pf.ModelError, match=r"no plate 'data'; its plates are \['rows'\]"):
+    with pytest.raises(pf.errors.ModelError, match=r"no plate 'data'; its plates are \['rows'\]"):
         pf.Federation.from_clients(linear, [(X, Y)], plate="data")
 
 
@@ -213,7 +215,7 @@ def fixed_size(x, y):
 
 
 def test_a_plate_of_another_size_than_the_rows():
-    with pytest.raises(pf.DataError, match="plate 'data' has size 10, but the data split by rows have 13 rows"):
+    with pytest.raises(pf.errors.DataError, match="plate 'data' has size 10, but the data split by rows have 13 rows"):
         build(fixed_size, X, Y, shard=("x", "y"))
 
 
@@ -226,15 +228,15 @@ def test_rows_that_nothing_splits():
             pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
     said = r"runs on all 13 rows but fails on a client's part of them.*split by rows are \[\]"
-    with pytest.raises(pf.ModelError, match=said):
+    with pytest.raises(pf.errors.ModelError, match=said):
         pf.Federation(ignores, plate="data", num_clients=2)
 
 
 def test_the_wrong_arguments():
     said = r"the model takes \(x, y\), but was given one argument by position.*as a tuple, in this order: \(x, y\)"
-    with pytest.raises(pf.DataError, match=said):
+    with pytest.raises(pf.errors.DataError, match=said):
         pf.Federation(likelihood_outside, X, plate="data", num_clients=2)
-    with pytest.raises(pf.DataError, match="unexpected keyword argument 'z'"):
+    with pytest.raises(pf.errors.DataError, match="unexpected keyword argument 'z'"):
         pf.Federation(likelihood_outside, (X, Y), {"z": X}, plate="data", num_clients=2)
 
 
@@ -244,7 +246,9 @@ def test_arguments_with_other_numbers_of_rows():
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
-    with pytest.raises(pf.DataError, match=r"data have the shape \(9,\), its distribution Bernoulli the shape \(13,\)"):
+    with pytest.raises(
+        pf.errors.DataError, match=r"data have the shape \(9,\), its distribution Bernoulli the shape \(13,\)"
+    ):
         build(labels, X, (Y[:9] > 0).double())
 
 
@@ -256,7 +260,9 @@ def test_sites_that_a_value_decides_are_named():
         if s > 1.05:
             pyro.factor("reject", torch.tensor(-torch.inf))
 
-    with pytest.raises(pf.ModelError, match=r"has sites \['reject'\] at some values of its latents and not at others"):
+    with pytest.raises(
+        pf.errors.ModelError, match=r"has sites \['reject'\] at some values of its latents and not at others"
+    ):
         build(rejecting, Y)
 
 
@@ -268,7 +274,7 @@ def test_numpy_on_what_the_model_is_given():
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Normal(w * z, 1.0), obs=y)
 
-    with pytest.raises(pf.ModelError, match=r"take torch's functions, such as torch\.log1p"):
+    with pytest.raises(pf.errors.ModelError, match=r"take torch's functions, such as torch\.log1p"):
         build(logged, Y.abs().numpy(), Y.numpy())
 
 
@@ -279,7 +285,7 @@ def test_text_without_rows():
             pyro.sample("y", dist.Normal(b[s], 1.0), obs=y)
 
     text, y = np.array(["m", "f"] * 5, dtype=object), np.arange(10.0)
-    with pytest.raises(pf.DataError, match="argument 's' is text, or of dtype object, and has no rows"):
+    with pytest.raises(pf.errors.DataError, match="argument 's' is text, or of dtype object, and has no rows"):
         pf.Federation.from_clients(by_label, [(text, y), (text[:0], y[:0])], plate="data")
 
 
@@ -299,7 +305,9 @@ def test_a_module_called_inside_the_plate_is_told_to_be_called_before_it():
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Normal(net(x)[:, 0], 1.0), obs=y)
 
-    with pytest.raises(pf.ModelError, match=r"Sites 0\.weight, 0\.bias are drawn by a module that is called inside"):
+    with pytest.raises(
+        pf.errors.ModelError, match=r"Sites 0\.weight, 0\.bias are drawn by a module that is called inside"
+    ):
         pf.Federation(model, (torch.randn(6, 3), torch.zeros(6)), plate="data", num_clients=2)
 
 
@@ -347,7 +355,9 @@ def test_priors_in_whole_numbers_are_refused_by_name(prior, named):
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.Normal(p[0], 1.0), obs=y.double())
 
-    with pytest.raises(pf.ModelError, match=rf"latent site 'p': .*{named}.*cannot be drawn from.*torch.ones\(2\)"):
+    with pytest.raises(
+        pf.errors.ModelError, match=rf"latent site 'p': .*{named}.*cannot be drawn from.*torch.ones\(2\)"
+    ):
         pf.Federation(model, (torch.arange(6) % 2,), plate="data", num_clients=2)
 
 
@@ -365,7 +375,7 @@ def line_with_noise(x, y):
 
 
 def test_covariates_without_columns():
-    with pytest.raises(pf.ModelError, match=r"have no elements, 'w' of shape \(0,\): .* lost its columns"):
+    with pytest.raises(pf.errors.ModelError, match=r"have no elements, 'w' of shape \(0,\): .* lost its columns"):
         build(line, X[:, :0], Y)
 
 
@@ -382,11 +392,13 @@ def test_covariates_without_columns():
 def test_numbers_beyond_the_range_of_a_density_are_named(model, dtype, scale):
     """All rows, or one: site, latents and rows, and not the gradient, which is right."""
     x, y = X.to(dtype), 1.0 + Y.to(dtype).abs()
-    with pytest.raises(pf.ModelError, match=r"site 'y': .* in 12 of the 12 rows .* 'w'.* divide the data by their own"):
+    with pytest.raises(
+        pf.errors.ModelError, match=r"site 'y': .* in 12 of the 12 rows .* 'w'.* divide the data by their own"
+    ):
         build(model, x, scale * y)
     y[2] *= scale
     with pytest.raises(
-        pf.ModelError, match=r"site 'y': .* in 1 of the 12 rows that were looked at \(rows 2\)"
+        pf.errors.ModelError, match=r"site 'y': .* in 1 of the 12 rows that were looked at \(rows 2\)"
     ) as error:
         build(model, x, y)
     assert ".item()" not in str(error.value)

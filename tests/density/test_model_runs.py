@@ -156,7 +156,9 @@ INSIDE = [first_row, largest_row, number_of_rows, row_before, rows_so_far, place
 @pytest.mark.parametrize("model", INSIDE, ids=lambda m: m.__name__)
 @pytest.mark.parametrize("rows", [2, 3, 5, 40])
 def test_each_way_to_look_at_other_rows_is_refused(model, rows):
-    with pytest.raises(pf.ModelError, match="observed site 'y' in plate 'data' does not factorise over rows: row"):
+    with pytest.raises(
+        pf.errors.ModelError, match="observed site 'y' in plate 'data' does not factorise over rows: row"
+    ):
         pf.Federation(model, (X[:rows], Y[:rows]), plate="data", shard=("x", "y"), num_clients=2, dtype=torch.float64)
 
 
@@ -177,5 +179,5 @@ def weight_by_rows(x, y):
 @pytest.mark.parametrize("model", [prior_by_rows, weight_by_rows], ids=lambda m: m.__name__)
 @pytest.mark.parametrize("rows", [2, 40])
 def test_what_is_outside_the_plate_and_counts_rows_is_refused(model, rows):
-    with pytest.raises(pf.ModelError, match=r"outside plate 'data'.* changes with the rows of data"):
+    with pytest.raises(pf.errors.ModelError, match=r"outside plate 'data'.* changes with the rows of data"):
         pf.Federation(model, (X[:rows], Y[:rows]), plate="data", shard=("x", "y"), num_clients=2, dtype=torch.float64)

@@ -218,9 +218,9 @@ def test_observation_of_new_rows():
     seen = observation(by_name["categorical"], z.repeat(3), (new, torch.tensor([0, 1, 2, 0])))
     assert seen["probs"].shape == (4, 3)
     torch.testing.assert_close(seen["log_prob"], seen["probs"][range(4), [0, 1, 2, 0]].log())
-    with pytest.raises(pf.ModelError, match=r"one observed site inside plate 'data', found \['y', 'k'\]"):
+    with pytest.raises(pf.errors.ModelError, match=r"one observed site inside plate 'data', found \['y', 'k'\]"):
         observation(by_name["several_observed"], z, (new, Y[:4], Y[:4]))
-    with pytest.raises(pf.DataError, match="rows of shape"):
+    with pytest.raises(pf.errors.DataError, match="rows of shape"):
         observation(by_name["binomial"], z, (new[:, :2], torch.ones(4)))
 
 
@@ -234,7 +234,7 @@ def test_the_dtype_of_the_models_constants_is_the_problems():
         problem = pf.Federation(constants, (Y,), plate="data", num_clients=2, dtype=dtype).problem
         assert problem.log_lik(point(problem)).dtype == dtype
         assert problem.init(2, torch.Generator()).dtype == dtype
-    with pytest.raises(pf.SettingError, match="float16"):
+    with pytest.raises(pf.errors.SettingError, match="float16"):
         pf.Federation(linear, (X, Y), plate="data", num_clients=2, dtype=torch.float16)
 
 

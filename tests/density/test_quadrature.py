@@ -274,10 +274,10 @@ def walk(sd, y):
     ],
 )
 def test_rows_that_share_a_latent_are_refused(model, message):
-    with pytest.raises(pf.ModelError, match=message):
+    with pytest.raises(pf.errors.ModelError, match=message):
         pf.Federation(model, (hierarchies.SD, hierarchies.Y), plate="group", num_clients=2)
 
 
 def test_predictions_row_by_row_point_to_predict():
-    with pytest.raises(pf.ModelError, match=r"latents of their own, sites \['effect'\].*pyro_fed.predict"):
+    with pytest.raises(pf.errors.ModelError, match=r"latents of their own, sites \['effect'\].*pyro_fed.predict"):
         observation(hierarchies.federation("means").problem, torch.zeros(1), hierarchies.CASES["means"].args)

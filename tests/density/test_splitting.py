@@ -36,7 +36,7 @@ def arguments(dtype, options):
 
 def refusal(model, args):
     """What is said when this model is refused; dtypes are given, so that none is chosen for its columns."""
-    with pytest.raises(pf.ModelError) as found:
+    with pytest.raises(pf.errors.ModelError) as found:
         pf.Federation(model, args, plate="data", num_clients=2, shard=("x", "y", "g"), dtype=args[1].dtype)
     return str(found.value)
 
@@ -128,7 +128,7 @@ def test_a_client_that_has_its_rows_alone():
     def centred(x, y):
         unsplit.linear(x - x.mean(0), y)
 
-    with pytest.raises(pf.ModelError, match="does not factorise over rows"):
+    with pytest.raises(pf.errors.ModelError, match="does not factorise over rows"):
         pf.Federation.from_clients(centred, {"north": (x[:30], y[:30])}, plate="data")
 
 
@@ -252,7 +252,7 @@ def averaged(x, y):
 )
 def test_what_is_wrong_with_all_rows_is_named(model, cure):
     x = torch.linspace(-1.0, 1.0, 20)
-    with pytest.raises(pf.ModelError, match=cure):
+    with pytest.raises(pf.errors.ModelError, match=cure):
         pf.Federation(model, (x, x.cos()), plate="data", num_clients=2)
 
 
@@ -282,7 +282,9 @@ def kinked(x, y):
 @pytest.mark.parametrize("model", [detached, as_number])
 def test_a_gradient_that_is_not_the_densitys(model):
     x = torch.linspace(-1.0, 1.0, 20)
-    with pytest.raises(pf.ModelError, match=r"gradient of .* in 'level' is not that of its values: .*\.detach\(\)"):
+    with pytest.raises(
+        pf.errors.ModelError, match=r"gradient of .* in 'level' is not that of its values: .*\.detach\(\)"
+    ):
         pf.Federation(model, (x, x.cos()), plate="data", num_clients=2)
 
 
@@ -328,12 +330,12 @@ def test_a_value_out_of_the_graph_is_found_by_its_line_and_without_one():
 
     line = r"`pyro.sample\(.*m.detach.*\(test_splitting.py:\d+\)"
     for halved, cause in ((False, line), (True, "something on the way")):
-        with pytest.raises(pf.ModelError, match=rf"in 'm' is not that of its values: {cause}"):
+        with pytest.raises(pf.errors.ModelError, match=rf"in 'm' is not that of its values: {cause}"):
             pf.Federation(model, (ROUNDED, halved), plate="data", num_clients=2, seed=0)
 
 
 def test_a_likelihood_that_is_lost_in_rounding_everywhere_is_told_so():
-    with pytest.raises(pf.ModelError, match=r"the likelihood is the same at all points .* from log-cdfs"):
+    with pytest.raises(pf.errors.ModelError, match=r"the likelihood is the same at all points .* from log-cdfs"):
         pf.Federation(between, (ROUNDED + 13.0, 0.1, 1e-300), plate="data", num_clients=2, seed=0)
 
 
@@ -406,5 +408,5 @@ def test_an_operation_without_a_derivative_is_named_by_its_line(density, name):
         with pyro.plate("data", len(y)):
             pyro.factor("l", density(y, a))
 
-    with pytest.raises(pf.ModelError, match=rf"no derivative of {name} at `\(lambda.*\(test_splitting.py:\d+\)"):
+    with pytest.raises(pf.errors.ModelError, match=rf"no derivative of {name} at `\(lambda.*\(test_splitting.py:\d+\)"):
         pf.Federation(model, (torch.linspace(0.1, 1.0, 8),), plate="data", num_clients=2)

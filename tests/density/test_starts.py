@@ -117,7 +117,7 @@ def test_draws_that_cannot_be_mapped_are_made_one_by_one():
 def test_an_improper_prior_is_not_sampled_but_started_from():
     case = case_named("improper")
     problem = federation(case).problem
-    with pytest.raises(pf.ModelError, match=r"\['s', 'w'\] have improper priors.*init"):
+    with pytest.raises(pf.errors.ModelError, match=r"\['s', 'w'\] have improper priors.*init"):
         problem.sample_prior(2, torch.Generator())
     z = problem.init(200, torch.Generator().manual_seed(0), radius=3.0)
     assert 2 < float(z.abs().max()) < 3
@@ -161,8 +161,10 @@ def test_no_start_with_a_finite_density_says_so():
         with pyro.plate("data", len(y)):
             pyro.factor("f", torch.where(a > 2, y, -torch.inf))
 
-    with pytest.raises(pf.ModelError, match=r"site 'f': the log density is not finite in 13 of the 13 rows .*factor"):
+    with pytest.raises(
+        pf.errors.ModelError, match=r"site 'f': the log density is not finite in 13 of the 13 rows .*factor"
+    ):
         pf.Federation(impossible, (Y,), plate="data", num_clients=1)
     problem = pf.Federation(impossible_together, (Y,), plate="data", num_clients=1).problem
-    with pytest.raises(pf.ModelError, match="no starting point with a finite log density"):
+    with pytest.raises(pf.errors.ModelError, match="no starting point with a finite log density"):
         problem.init(1, torch.Generator().manual_seed(0))

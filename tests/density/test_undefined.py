@@ -55,7 +55,7 @@ def test_a_rate_of_zero_is_refused_with_its_clients_and_the_cure_is_right():
     said = (
         r"clients [\d, and]+ \(first: client \d, row 1\): site 'y': the gradient .* along 'rate' .* in 2 of the 8 rows"
     )
-    with pytest.raises(pf.ModelError, match=said + r".* by xlogy at `pyro.sample\(\"y\".*clamp_min"):
+    with pytest.raises(pf.errors.ModelError, match=said + r".* by xlogy at `pyro.sample\(\"y\".*clamp_min"):
         federated(hazard, EXPOSURE, COUNTS)
     idata = pf.fit(federated(hazard, EXPOSURE, COUNTS, 1e-30), **QUIET)
     shape, rate = 1 + float(COUNTS.sum()), 1 + float(EXPOSURE.sum())
@@ -82,9 +82,9 @@ def test_a_power_of_zero_is_refused_by_what_takes_second_derivatives_where_one_c
         fed = federated(dose_response, DOSE, DOSE / (0.3 + DOSE), clients=6)
     named = NO_CURVATURE.replace("clients", "[Cc]lients")
     for algorithm in (pf.FedEP(), pf.FedLaplace(), pf.FedEP(curvature="hessian")):
-        with pytest.raises(pf.ModelError, match=f"takes second derivatives. {named}"):
+        with pytest.raises(pf.errors.ModelError, match=f"takes second derivatives. {named}"):
             pf.run(algorithm, fed, **QUIET)
-    with pytest.raises(pf.ModelError, match=named):
+    with pytest.raises(pf.errors.ModelError, match=named):
         pf.fit(fed, **QUIET)
 
 
@@ -109,7 +109,7 @@ def test_gradients_alone_are_right_where_curvatures_are_not_finite():
 
 
 def test_no_value_of_a_row_is_in_the_message():
-    with pytest.raises(pf.ModelError) as caught:
+    with pytest.raises(pf.errors.ModelError) as caught:
         federated(hazard, EXPOSURE * 0.7713, COUNTS)
     assert "0.7713" not in str(caught.value) and "3.8565" not in str(caught.value)
 
@@ -117,7 +117,7 @@ def test_no_value_of_a_row_is_in_the_message():
 def test_few_rows_of_many_are_named_where_their_scores_are_not_finite():
     exposure = torch.full((5000,), 2.0).double()
     exposure[4321] = 0.0
-    with pytest.raises(pf.ModelError, match=r"client \d, row 4321\): site 'y': the gradient"):
+    with pytest.raises(pf.errors.ModelError, match=r"client \d, row 4321\): site 'y': the gradient"):
         federated(hazard, exposure, (exposure > 0).double())
 
 

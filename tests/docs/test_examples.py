@@ -8,6 +8,7 @@ it depends on data that it does not show (`SUPPOSED`).
 import ast
 import contextlib
 import doctest
+import importlib
 import inspect
 import io
 import shutil
@@ -28,7 +29,7 @@ import pyro_fed as pf
 PAGES = Path(__file__).parents[2] / "docs"
 sys.path.append(str(PAGES))  # a page's own module
 try:
-    from public_names import LINE, names_of, resolved
+    from public_names import LINE, names_of
 finally:
     sys.path.remove(str(PAGES))
 
@@ -61,7 +62,7 @@ NOT_RUN = {
     "pf.plots.plot_chains(": "a result with chains, which tests/analysis/test_plots.py makes",
     "pf.testing.": "an algorithm of one's own, which tests/testing has",
     "MyAlgorithm()": "likewise",
-    "pf.steps(": "the result of several algorithms, which tests/runtime/test_stages.py makes",
+    "pf.metrics.steps(": "the result of several algorithms, which tests/runtime/test_stages.py makes",
 }
 
 
@@ -82,7 +83,7 @@ def examples(door):
     """Name → text of its section Example, of all that a door offers, and of the methods of its classes."""
     found = {}
     for name in names_of(door) if door != "pyro_fed" else pf.__all__:
-        value = getattr(resolved(door), name)
+        value = getattr(importlib.import_module(door), name)
         if door == "pyro_fed" and isinstance(value, types.ModuleType):
             inner = {f"{name}.{part}": getattr(value, part) for part in getattr(value, "__all__", ())}
         else:
@@ -203,7 +204,7 @@ def test_examples_run(door, names):
     for name, text in found.items():
         steps = doctest.DocTestParser().get_examples(inspect.cleandoc(text))
         assert steps, f"{name}: its example has no line that begins with >>>"
-        _run(name, steps, names | vars(resolved(door)) | names)
+        _run(name, steps, names | vars(importlib.import_module(door)) | names)
 
 
 def _run(name, steps, known):

@@ -42,21 +42,21 @@ def with_entry(tensor, position, value):
     ],
 )
 def test_values_that_are_not_finite_are_named(x, y, message):
-    with pytest.raises(pf.DataError, match=message):
+    with pytest.raises(pf.errors.DataError, match=message):
         build(linear, x, y)
 
 
 def test_the_cure_of_an_infinity_masks_it():
     infinite = with_entry(with_entry(X, (0, 1), torch.nan), (9, 0), torch.inf)
     for x, there in ((infinite, "torch.isfinite(x)"), (with_entry(X, (0, 1), torch.nan), "~torch.isnan(x)")):
-        with pytest.raises(pf.DataError, match=re.escape(f"`obs=x, obs_mask={there}`")) as error:
+        with pytest.raises(pf.errors.DataError, match=re.escape(f"`obs=x, obs_mask={there}`")) as error:
             build(linear, x, Y)
         assert f"`torch.where({there}, x, latent)`" in str(error.value)
 
 
 def test_a_row_is_numbered_within_its_client_where_clients_are_apart():
     clients = [(X[:6], Y[:6]), (with_entry(X[6:], (1, 2), torch.nan), Y[6:])]
-    with pytest.raises(pf.DataError, match=r"client 1, argument 'x'\[1, 2\] is NaN \(1 of 7 rows\)"):
+    with pytest.raises(pf.errors.DataError, match=r"client 1, argument 'x'\[1, 2\] is NaN \(1 of 7 rows\)"):
         pf.Federation.from_clients(linear, clients, plate="data")
 
 
@@ -64,24 +64,24 @@ def test_nan_in_a_shared_argument():
     def model(x, y, scale):
         return linear(x * scale, y)
 
-    with pytest.raises(pf.DataError, match=r"argument 'scale'\[1\], shared by all clients, is NaN"):
+    with pytest.raises(pf.errors.DataError, match=r"argument 'scale'\[1\], shared by all clients, is NaN"):
         build(model, X, Y, torch.tensor([1.0, torch.nan, 1.0]))
 
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_no_clients(count):
-    with pytest.raises(pf.SettingError, match=f"num_clients must be at least 1, received {count}"):
+    with pytest.raises(pf.errors.SettingError, match=f"num_clients must be at least 1, received {count}"):
         pf.Federation(linear, (X, Y), plate="data", num_clients=count)
 
 
 def test_no_clients_apart():
-    with pytest.raises(pf.DataError, match=r"at least one client, received none"):
+    with pytest.raises(pf.errors.DataError, match=r"at least one client, received none"):
         pf.Federation.from_clients(linear, [], plate="data")
 
 
 def test_no_rows_at_all():
     for shard in (None, ("x", "y")):
-        with pytest.raises(pf.DataError, match=r"no client has any row|the data have no rows"):
+        with pytest.raises(pf.errors.DataError, match=r"no client has any row|the data have no rows"):
             pf.Federation.from_clients(linear, [(X[:0], Y[:0])], plate="data", shard=shard)
 
 
@@ -104,17 +104,17 @@ def test_clients_of_one_row(rows):
 
 
 def test_leading_dimensions_that_disagree():
-    with pytest.raises(pf.DataError, match=r"'x' has 13 rows, 'y' has 12 rows"):
+    with pytest.raises(pf.errors.DataError, match=r"'x' has 13 rows, 'y' has 12 rows"):
         build(linear, X, Y[:-1], shard=("x", "y"))
     with pytest.raises(
-        pf.DataError, match=r"same leading dimension, but .*'x' has 6 rows.*'y' has 5 rows.* at client 1"
+        pf.errors.DataError, match=r"same leading dimension, but .*'x' has 6 rows.*'y' has 5 rows.* at client 1"
     ):
         pf.Federation.from_clients(linear, [(X[:7], Y[:7]), (X[7:], Y[8:])], plate="data")
 
 
 def test_shapes_that_differ_between_clients():
     clients = {"a": (X[:6], Y[:6]), "b": (X[6:, :2], Y[6:])}
-    with pytest.raises(pf.DataError, match=r"'x' has shape \(6, 3\) at client a and \(7, 2\) at client b"):
+    with pytest.raises(pf.errors.DataError, match=r"'x' has shape \(6, 3\) at client a and \(7, 2\) at client b"):
         pf.Federation.from_clients(linear, clients, plate="data")
 
 
@@ -123,13 +123,15 @@ def test_structures_that_differ_between_clients():
         return linear(data["x"], data["y"])
 
     clients = [({"x": X, "y": Y},), ({"x": X, "z": Y},)]
-    with pytest.raises(pf.DataError, match=r"'data', a dictionary, has not the key\(s\) y and the key\(s\) z more at"):
+    with pytest.raises(
+        pf.errors.DataError, match=r"'data', a dictionary, has not the key\(s\) y and the key\(s\) z more at"
+    ):
         pf.Federation.from_clients(model, clients, plate="data")
 
 
 def test_a_scalar_where_rows_are_meant():
     with pytest.raises(
-        pf.DataError, match=r"'y' of client 1 is split by rows: expected an array of rows, received a sc"
+        pf.errors.DataError, match=r"'y' of client 1 is split by rows: expected an array of rows, received a sc"
     ):
         pf.Federation.from_clients(linear, [(X, Y), (X, Y[0])], plate="data")
 
@@ -139,17 +141,17 @@ def test_shared_arguments_that_differ(first, second):
     def model(x, y, scale):
         return linear(x, y)
 
-    with pytest.raises(pf.DataError, match=r"'scale' is not split by rows.*clients 0 and 1 differ"):
+    with pytest.raises(pf.errors.DataError, match=r"'scale' is not split by rows.*clients 0 and 1 differ"):
         pf.Federation.from_clients(model, [(X[:6], Y[:6], first), (X[6:], Y[6:], second)], plate="data")
 
 
 def test_text_is_no_measurement():
-    with pytest.raises(pf.ModelError, match=r"argument 'y' is text .* site 'y' \(Normal\), which takes numbers"):
+    with pytest.raises(pf.errors.ModelError, match=r"argument 'y' is text .* site 'y' \(Normal\), which takes numbers"):
         build(linear, X, pd.Series(["yes", "no"] * 6 + ["no"]))
 
 
 def test_numbers_in_text_are_not_taken_for_labels():
-    with pytest.raises(pf.DataError, match=r"argument 'y' is text that reads as numbers.*pandas.to_numeric"):
+    with pytest.raises(pf.errors.DataError, match=r"argument 'y' is text that reads as numbers.*pandas.to_numeric"):
         build(logistic, X, pd.Series(["1", "0"] * 6 + ["10"]))
 
 
@@ -157,7 +159,7 @@ def test_numbers_in_text_are_not_taken_for_labels():
     "dates", [["2024-03-01", "2023-11-30 12:00"], ["1.3.2024", "30.11.2023"], ["03/01/24", "11/30/23"]]
 )
 def test_dates_as_text_have_no_codes(dates):
-    with pytest.raises(pf.DataError, match=r"'y' is text that reads as dates.*pandas\.to_datetime\(y\)"):
+    with pytest.raises(pf.errors.DataError, match=r"'y' is text that reads as dates.*pandas\.to_datetime\(y\)"):
         leaves.read_leaf(np.array(dates, dtype=object), "y", {})
     assert leaves.read_leaf(np.array(["2024-Q1", "1.3"], dtype=object), "y", {}).labels == ("1.3", "2024-Q1")
 
@@ -189,13 +191,13 @@ def classes(y):
     ],
 )
 def test_labels_outside_the_support(model, args, kind):
-    with pytest.raises(pf.DataError, match=f"observed site 'y': its data are outside the support of {kind}"):
+    with pytest.raises(pf.errors.DataError, match=f"observed site 'y': its data are outside the support of {kind}"):
         build(model, *args)
 
 
 def test_a_column_of_labels_is_refused_before_it_makes_a_density_a_pair_of_rows():
     with pytest.raises(
-        pf.DataError, match=rf"'y': its data have the shape \({N}, 1\), its .* Normal the shape \({N},\)"
+        pf.errors.DataError, match=rf"'y': its data have the shape \({N}, 1\), its .* Normal the shape \({N},\)"
     ):
         build(linear, X, Y[:, None])
 

@@ -88,9 +88,9 @@ def test_names_of_clients_reach_tables_and_messages():
     result = pf.run(pf.papers.PaperSVGD(num_particles=5, local_steps=2), fed, **options)
     assert result.federation.client.values.tolist() == ["north", "south"]
     bad = clients | {"south": (X[6:], torch.full((7,), torch.nan, dtype=torch.float64))}
-    with pytest.raises(pf.DataError, match=r"client south, argument 'y'\[0\] is NaN \(7 of 7 rows\)"):
+    with pytest.raises(pf.errors.DataError, match=r"client south, argument 'y'\[0\] is NaN \(7 of 7 rows\)"):
         pf.Federation.from_clients(linear, bad, plate="data")
-    with pytest.raises(pf.DataError, match=r"client names must differ as text, received \['1', '1'\]"):
+    with pytest.raises(pf.errors.DataError, match=r"client names must differ as text, received \['1', '1'\]"):
         pf.Federation.from_clients(linear, {1: clients["north"], "1": clients["south"]}, plate="data")
 
 
@@ -104,7 +104,7 @@ def test_the_guess_is_the_tensors_with_as_many_rows_as_the_plate():
 
 def test_an_ambiguous_guess_asks_for_shard():
     square = torch.randn(3, 3, dtype=torch.float64)
-    with pytest.raises(pf.ModelError, match=r"'x' has shape \(3, 3\).*ambiguous.*shard=\('x', 'y'\)"):
+    with pytest.raises(pf.errors.ModelError, match=r"'x' has shape \(3, 3\).*ambiguous.*shard=\('x', 'y'\)"):
         pf.Federation(linear, (square, Y[:3]), plate="data", num_clients=2)
     fed = pf.Federation(linear, (square, Y[:3]), plate="data", num_clients=2, shard=("x", "y"))
     assert fed.num_rows == 3
@@ -125,10 +125,10 @@ def test_shard_overrules_a_wrong_guess():
         fed = pf.Federation(model, args, plate="data", num_clients=2, shard=shard)
         assert fed.problem.arguments.row_names == ("x", "y")
     with pytest.raises(
-        pf.ModelError, match=r"shard= names \['z'\], but the model's arguments are \['x', 'y', 'prior_mean'\]"
+        pf.errors.ModelError, match=r"shard= names \['z'\], but the model's arguments are \['x', 'y', 'prior_mean'\]"
     ):
         pf.Federation(model, args, plate="data", num_clients=2, shard=("x", "z"))
-    with pytest.raises(pf.ModelError, match=r"shard= names \[9\]"):
+    with pytest.raises(pf.errors.ModelError, match=r"shard= names \[9\]"):
         pf.Federation(model, args, plate="data", num_clients=2, shard=9)
 
 
@@ -138,7 +138,7 @@ def test_one_name_is_enough():
 
 
 def test_shard_that_names_no_rows():
-    with pytest.raises(pf.ModelError, match="names no tensor with rows"):
+    with pytest.raises(pf.errors.ModelError, match="names no tensor with rows"):
         pf.Federation(sized, (X, Y, N), plate="data", num_clients=2, shard="n")
 
 

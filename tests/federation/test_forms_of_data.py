@@ -73,7 +73,7 @@ def test_large_counts_keep_their_dtype_in_places():
 def test_what_a_masked_array_hides_is_not_used():
     mask = np.arange(N) == 4
     masked = np.ma.masked_array(np.where(mask, 999.0, Y.numpy()), mask=mask)
-    with pytest.raises(pf.DataError, match=r"client 0, argument 'y'\[4\] is masked \(1 of 6 rows\).*obs_mask"):
+    with pytest.raises(pf.errors.DataError, match=r"client 0, argument 'y'\[4\] is masked \(1 of 6 rows\).*obs_mask"):
         federation(linear, (X, masked))
     kept = torch.tensor(~mask)
     same(
@@ -114,7 +114,7 @@ def test_missing_values_that_only_a_comparison_sees_are_refused():
 
     x = X.clone()
     x[3, 0] = torch.nan
-    with pytest.raises(pf.DataError, match=r"argument 'x'\[3, 0\] is NaN.*never asks for torch.isnan\(x\)"):
+    with pytest.raises(pf.errors.DataError, match=r"argument 'x'\[3, 0\] is NaN.*never asks for torch.isnan\(x\)"):
         federation(model, (x, Y))
 
 
@@ -123,7 +123,7 @@ def test_new_data_may_be_missing_where_the_first_were():
     y[2] = torch.nan
     fed = federation(with_missing, (X, y))
     fed.with_args((X, y.roll(1)))
-    with pytest.raises(pf.DataError, match=r"argument 'y'\[2\] is NaN"):
+    with pytest.raises(pf.errors.DataError, match=r"argument 'y'\[2\] is NaN"):
         federation(with_missing, (X, Y)).with_args((X, y))
 
 
@@ -148,12 +148,12 @@ def test_new_data_are_coded_as_the_first_were():
     fed = federation(by_group, (GROUPS, Y))
     again = fed.with_args((np.array(["fir"] * N), Y))
     assert again.problem.arguments.leaves[0].unique().tolist() == [1]
-    with pytest.raises(pf.DataError, match="argument 'g' has the labels ash, which are none of elm, fir, oak"):
+    with pytest.raises(pf.errors.DataError, match="argument 'g' has the labels ash, which are none of elm, fir, oak"):
         fed.with_args((np.array(["ash"] * N), Y))
 
 
 def test_a_label_that_is_missing():
-    with pytest.raises(pf.DataError, match=r"argument 'g'\[1\] has no label"):
+    with pytest.raises(pf.errors.DataError, match=r"argument 'g'\[1\] has no label"):
         federation(by_group, (pd.Series(["oak", None, *GROUPS[2:]]), Y))
 
 
@@ -205,7 +205,7 @@ def test_lists_of_numbers_are_data_and_lists_of_sizes_are_not():
 
 
 def test_a_list_that_may_be_one_argument_or_several():
-    with pytest.raises(pf.DataError, match=r"can take as one argument or as 2: pass a tuple"):
+    with pytest.raises(pf.errors.DataError, match=r"can take as one argument or as 2: pass a tuple"):
         federation(lambda x, y=None: linear_like(x, y), [X, Y])
     same(federation(linear_like, [X, Y]), federation(linear_like, (X, Y)))
 
@@ -222,9 +222,11 @@ def test_rows_on_another_dimension():
     same(fed.with_args((X.T + 1, Y)), federation(linear_like, (X + 1, Y)))
     clients = [(X[:6].T, Y[:6]), (X[6:].T, Y[6:])]
     same(pf.Federation.from_clients(model, clients, plate="data", shard={"x": 1}), fed)
-    with pytest.raises(pf.ModelError, match=r"shard=\{'x': 2\} names an axis that argument 'x' of shape \(3, 13\)"):
+    with pytest.raises(
+        pf.errors.ModelError, match=r"shard=\{'x': 2\} names an axis that argument 'x' of shape \(3, 13\)"
+    ):
         federation(model, (X.T, Y), shard={"x": 2})
-    with pytest.raises(pf.ModelError, match=r"Argument 'x' has shape \(3, 13\).*shard=\{'x': 1\}"):
+    with pytest.raises(pf.errors.ModelError, match=r"Argument 'x' has shape \(3, 13\).*shard=\{'x': 1\}"):
         federation(model, (X.T, Y))
 
 
@@ -252,12 +254,12 @@ def test_data_that_a_model_holds_are_named_with_the_call_to_write():
     expected = (
         r"the global 'Y'\. All data must be arguments.*`def model\(x, Y\): \.\.\.` and `pf\.Federation\(model, \(x, Y\)"
     )
-    with pytest.raises(pf.ModelError, match=expected):
+    with pytest.raises(pf.errors.ModelError, match=expected):
         federation(model, (X,))
 
 
 def test_a_model_that_fails_names_its_line_and_its_arguments():
-    with pytest.raises(pf.ModelError, match=r"x @ w.*zoo_sites.py:\d+\).*'x' is int64 \(13, 3\).*x\.double\(\)"):
+    with pytest.raises(pf.errors.ModelError, match=r"x @ w.*zoo_sites.py:\d+\).*'x' is int64 \(13, 3\).*x\.double\(\)"):
         federation(linear, (X.long(), Y))
 
 
@@ -267,5 +269,5 @@ def test_a_model_without_a_plate_is_told_where_to_write_one():
         pyro.sample("y", dist.Normal(m, 1.0), obs=y)
 
     line = r"`pyro\.sample\(\"y\", dist.Normal\(m, 1\.0\), obs=y\)` \(test_forms_of_data\.py:\d+\)"
-    with pytest.raises(pf.ModelError, match=rf"no plate.*{line}.*with pyro\.plate\('data', len\(y\)\)"):
+    with pytest.raises(pf.errors.ModelError, match=rf"no plate.*{line}.*with pyro\.plate\('data', len\(y\)\)"):
         federation(model, (Y,))

@@ -76,18 +76,26 @@ def changed(k, i, value):
     [
         (
             changed(2, 1, torch.tensor([3, 0, 2])),
-            pf.DataError,
+            pf.errors.DataError,
             "'county_idx' at client 2 must .* received 0 to 3",
         ),
-        (changed(1, 1, torch.tensor([0.5])), pf.DataError, "at client 1 says to which element.*whole numbers"),
-        (changed(1, 4, 2 * SCALE), pf.DataError, "argument 'scale' is not split by rows.*clients 0 and 1 differ"),
-        (changed(2, 3, torch.full((3,), torch.nan)), pf.DataError, r"client 2, argument 'y'\[0\] is NaN \(3 of 3"),
+        (changed(1, 1, torch.tensor([0.5])), pf.errors.DataError, "at client 1 says to which element.*whole numbers"),
+        (
+            changed(1, 4, 2 * SCALE),
+            pf.errors.DataError,
+            "argument 'scale' is not split by rows.*clients 0 and 1 differ",
+        ),
+        (
+            changed(2, 3, torch.full((3,), torch.nan)),
+            pf.errors.DataError,
+            r"client 2, argument 'y'\[0\] is NaN \(3 of 3",
+        ),
         (
             changed(1, 0, CLIENTS[1][0][:0]),
-            pf.DataError,
+            pf.errors.DataError,
             "'floor' at client 1 has no rows: leave the client out",
         ),
-        (CLIENTS[1:2], pf.ModelError, "plates 'obs' and 'county' have the same size 1.*list them"),
+        (CLIENTS[1:2], pf.errors.ModelError, "plates 'obs' and 'county' have the same size 1.*list them"),
     ],
 )
 def test_what_is_wrong_names_the_client(clients, error, message):

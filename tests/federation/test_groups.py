@@ -154,17 +154,33 @@ def test_minibatches_of_groups_are_unbiased():
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"rows": {"house": "county_idx"}}, pf.ModelError, r"'house', .*; the model's plates besides 'county': "),
+        (
+            {"rows": {"house": "county_idx"}},
+            pf.errors.ModelError,
+            r"'house', .*; the model's plates besides 'county': ",
+        ),
         (
             {"rows": {"obs": "county"}},
-            pf.ModelError,
+            pf.errors.ModelError,
             r"names the arguments \['county'\], but the model's are \['floor'",
         ),
-        ({"rows": {"obs": "floor"}}, pf.DataError, r"expected whole numbers, \(25,\), received torch.float64"),
-        ({"args": (FLOOR, COUNTY[1:], URANIUM, Y, J)}, pf.DataError, "'county_idx' has 24 rows, but .* has size 25"),
-        ({"args": (FLOOR, COUNTY + 1, URANIUM, Y, J)}, pf.DataError, "expected 0 to 5, received 1 to 6: subtract 1"),
-        ({"rows": None}, pf.ModelError, r"'y', in plate 'obs', depends on \['a'\].*rows=\{'obs': 'county_idx'\}"),
-        ({"args": (FLOOR, COUNTY, URANIUM, MISSING, J)}, pf.DataError, r"'y'\[7\] is NaN"),
+        ({"rows": {"obs": "floor"}}, pf.errors.DataError, r"expected whole numbers, \(25,\), received torch.float64"),
+        (
+            {"args": (FLOOR, COUNTY[1:], URANIUM, Y, J)},
+            pf.errors.DataError,
+            "'county_idx' has 24 rows, but .* has size 25",
+        ),
+        (
+            {"args": (FLOOR, COUNTY + 1, URANIUM, Y, J)},
+            pf.errors.DataError,
+            "expected 0 to 5, received 1 to 6: subtract 1",
+        ),
+        (
+            {"rows": None},
+            pf.errors.ModelError,
+            r"'y', in plate 'obs', depends on \['a'\].*rows=\{'obs': 'county_idx'\}",
+        ),
+        ({"args": (FLOOR, COUNTY, URANIUM, MISSING, J)}, pf.errors.DataError, r"'y'\[7\] is NaN"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(options, kind, message):
@@ -203,7 +219,7 @@ def answers(pupil, item, y):
 
 def test_a_plate_crossed_with_the_partitioned_one_is_refused_with_a_drawing():
     away = (COUNTY + 1) % 6
-    with pytest.raises(pf.ModelError, match="may belong to one element of 'team' alone") as caught:
+    with pytest.raises(pf.errors.ModelError, match="may belong to one element of 'team' alone") as caught:
         pf.Federation(matches, (COUNTY, away, Y), plate="team", rows={"match": "home"}, num_clients=2)
     drawing = """
 plate 'team' (6), split over the clients
@@ -214,5 +230,5 @@ plate 'team' (6), split over the clients
 
 
 def test_latents_of_nested_rows_are_refused():
-    with pytest.raises(pf.ModelError, match="'noise' is inside plate 'answer', whose rows follow plate 'pupil'"):
+    with pytest.raises(pf.errors.ModelError, match="'noise' is inside plate 'answer', whose rows follow plate 'pupil'"):
         pf.Federation(answers, (COUNTY, COUNTY % 4, Y), plate="pupil", rows={"answer": "pupil"}, num_clients=2)

@@ -132,7 +132,9 @@ LEVELS = (X[:, 0], WARD, pd.Series(HOSPITAL), Y, 6, 3)
 
 
 def test_three_levels_are_split_by_the_middle_one():
-    with pytest.raises(pf.DataError, match=r"'ward', in between: .*plate='ward' with rows=\{'patient': 'ward'\}"):
+    with pytest.raises(
+        pf.errors.DataError, match=r"'ward', in between: .*plate='ward' with rows=\{'patient': 'ward'\}"
+    ):
         pf.Federation(three_levels, LEVELS, plate="hospital", rows={"patient": "ward"}, num_clients=3)
     split = {"plate": "ward", "rows": {"patient": "ward"}}
     fed = pf.Federation(three_levels, LEVELS, **split, partition=pf.partition.ByGroup(HOSPITAL))
@@ -147,7 +149,7 @@ def test_a_column_of_the_rows_groups_their_elements():
         three_levels, LEVELS, plate="ward", rows={"patient": "ward"}, partition=pf.partition.ByGroup(column)
     )
     assert [rows.tolist() for rows in fed.client_rows] == [[0, 1], [2, 3, 4], [5]]
-    with pytest.raises(pf.SettingError, match=r"rows of one element have several, Bern and Chur \(row 6\)"):
+    with pytest.raises(pf.errors.SettingError, match=r"rows of one element have several, Bern and Chur \(row 6\)"):
         pf.Federation(
             three_levels,
             LEVELS,
@@ -155,7 +157,9 @@ def test_a_column_of_the_rows_groups_their_elements():
             rows={"patient": "ward"},
             partition=pf.partition.ByGroup([*column[:6], "Chur", *column[7:]]),
         )
-    with pytest.raises(pf.SettingError, match=r"by is the text 'hospital'; give the column .*frame\['hospital'\]"):
+    with pytest.raises(
+        pf.errors.SettingError, match=r"by is the text 'hospital'; give the column .*frame\['hospital'\]"
+    ):
         pf.partition.ByGroup("hospital")
 
 
@@ -179,7 +183,7 @@ def test_gradients_that_are_switched_off_are_switched_on():
 
 @pytest.mark.parametrize("names", [["early", "late", "gone"], ["Early", "Late", "None"], ["early", "early", "late"]])
 def test_elements_are_not_called_by_the_names_of_others(names):
-    with pytest.raises(pf.SettingError, match=r"looked up by argument 'stage', whose codes .* stand for"):
+    with pytest.raises(pf.errors.SettingError, match=r"looked up by argument 'stage', whose codes .* stand for"):
         pf.Federation(
             both, (X, STAGE, Y), plate="data", num_clients=2, dims={"level": ["stage"]}, coords={"stage": names}
         )

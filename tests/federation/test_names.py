@@ -62,7 +62,9 @@ def test_groups_have_their_rows_counted_and_their_names_in_the_result():
 
 
 def test_a_dimension_that_has_its_plates_name_already_is_said():
-    with pytest.raises(pf.SettingError, match=r"has 0 dimension\(s\) to be named: the others .* plates, \['county'\]"):
+    with pytest.raises(
+        pf.errors.SettingError, match=r"has 0 dimension\(s\) to be named: the others .* plates, \['county'\]"
+    ):
         counties(dims={"a": ["county"]})
 
 
@@ -102,7 +104,7 @@ def test_a_number_of_groups_that_is_no_argument_cannot_change():
         return houses(floor, county_idx, uranium, y, J)
 
     fed = pf.Federation(fixed, (FLOOR, COUNTY, URANIUM, Y), plate="county", rows={"obs": "county_idx"}, num_clients=3)
-    with pytest.raises(pf.DataError, match="plate 'county' has 6 elements whatever its arguments are"):
+    with pytest.raises(pf.errors.DataError, match="plate 'county' has 6 elements whatever its arguments are"):
         fed.without("1")
 
 
@@ -144,10 +146,10 @@ def test_each_group_keeps_its_own_name(by, without, kind):
 def test_names_in_two_orders_are_refused():
     hospital, y = pd.Series([*LEVELS] * 3), torch.zeros(12)
     nested = {"plate": "hospitals", "rows": {"patients": "hospital"}}
-    with pytest.raises(pf.SettingError, match="the same names in another order"):
+    with pytest.raises(pf.errors.SettingError, match="the same names in another order"):
         by, coords = pf.partition.ByGroup([*LEVELS]), {"hospitals": sorted(LEVELS)}
         pf.Federation(groups_of, (hospital, y, 4), partition=by, coords=coords, **nested)
-    with pytest.raises(pf.DataError, match="argument 'hospital' has the labels Zell, which are none of"):
+    with pytest.raises(pf.errors.DataError, match="argument 'hospital' has the labels Zell, which are none of"):
         pf.Federation(
             groups_of, (hospital, y, 4), partition=pf.partition.ByGroup(["Aue", "Bonn", "Celle", "Z"]), **nested
         )
@@ -161,7 +163,7 @@ def test_coordinates_name_what_a_column_of_text_numbers():
     means = pf.run(pf.FedEP(), fed, **QUIET).posterior["a"].mean(("chain", "draw")).to_series()
     assert all(abs(means[name] - level) < 2 for name, level in LEVELS.items())
     ordered = pd.Categorical(hospital, categories=["Celle", "Bonn", "Aue", "Zell"])
-    with pytest.raises(pf.SettingError, match="give all in the order of the codes"):
+    with pytest.raises(pf.errors.SettingError, match="give all in the order of the codes"):
         pf.Federation(groups_of, (ordered, y, 4), plate="patients", num_clients=2, coords={"hospitals": [*LEVELS]})
 
 

@@ -154,15 +154,15 @@ def test_codes_of_minus_one_are_said_to_be_the_last_groups():
 
 def test_a_code_that_the_model_does_not_know_is_found():
     x, group = rows(0)[0][:, 0], torch.arange(20) % 3
-    with pytest.raises(pf.ModelError, match=r"'group' is 7 at client 1, row 5, where the model knows 0 to 2"):
+    with pytest.raises(pf.errors.ModelError, match=r"'group' is 7 at client 1, row 5, where the model knows 0 to 2"):
         federation((x, group), (x + 1, group.where(torch.arange(20) != 5, 7)), model=levels)
-    with pytest.raises(pf.ModelError, match=r"whole numbers: pass them as \.long\(\)"):
+    with pytest.raises(pf.errors.ModelError, match=r"whole numbers: pass them as \.long\(\)"):
         federation((x, group.double()), (x + 1, group.double()), model=levels)
 
 
 def test_a_label_outside_the_support_is_found():
     x, y = rows(1)
-    with pytest.raises(pf.DataError, match=r"^client 1, row \d+: observed site 'y'.*expected 0 and 1"):
+    with pytest.raises(pf.errors.DataError, match=r"^client 1, row \d+: observed site 'y'.*expected 0 and 1"):
         federation(rows(0), (x, y + 1), rows(2))
 
 
@@ -184,7 +184,7 @@ def test_tables_in_another_form_are_the_same_tables(other):
     ],
 )
 def test_tables_that_differ_are_told_by_column(other, words):
-    with pytest.raises(pf.DataError, match=words):
+    with pytest.raises(pf.errors.DataError, match=words):
         federation((frame(0),), (other,), model=table)
 
 
@@ -205,7 +205,7 @@ def test_labels_that_differ_by_their_spelling_alone_are_named():
 
 
 def test_names_that_look_alike_are_one():
-    with pytest.raises(pf.DataError, match="look alike"):
+    with pytest.raises(pf.errors.DataError, match="look alike"):
         pf.Federation.from_clients(logit, {"Z\u00fcrich": rows(0), "Zu\u0308rich": rows(1)}, plate="data")
 
 
@@ -215,9 +215,9 @@ def test_names_that_look_alike_are_one():
 )
 def test_no_handler_around_a_call_changes_the_posterior(handler):
     fed = federation(rows(0), rows(1))
-    with handler, pytest.raises(pf.SettingError, match="inside Pyro's handlers"):
+    with handler, pytest.raises(pf.errors.SettingError, match="inside Pyro's handlers"):
         pf.run(pf.FedEP(), fed, **QUIET)
-    with handler, pytest.raises(pf.SettingError, match="outside of their `with` block"):
+    with handler, pytest.raises(pf.errors.SettingError, match="outside of their `with` block"):
         federation(rows(0), rows(1))
 
 
@@ -248,7 +248,7 @@ def test_sites_that_no_result_can_hold_are_refused_before_the_run(name):
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.Normal(w, 1.0), obs=y)
 
-    with pytest.raises(pf.ModelError, match=f"site {name!r}: .*call it otherwise"):
+    with pytest.raises(pf.errors.ModelError, match=f"site {name!r}: .*call it otherwise"):
         pf.Federation(model, (rows(0)[0][:, 0],), plate="data", num_clients=2)
 
 
@@ -259,7 +259,7 @@ def test_plates_that_no_result_can_hold_are_refused_before_the_run(name):
         with pyro.plate(name, len(y)):
             pyro.sample("y", dist.Normal(w, 1.0), obs=y)
 
-    with pytest.raises(pf.ModelError, match=f"plate {name!r}.*(call|rename)"):
+    with pytest.raises(pf.errors.ModelError, match=f"plate {name!r}.*(call|rename)"):
         pf.Federation(model, (rows(0)[0][:, 0],), plate=name, num_clients=2)
 
 
@@ -270,7 +270,7 @@ def test_sites_that_no_file_can_hold_are_refused_where_one_is_asked_for():
             pyro.sample("y", dist.Normal(w, 1.0), obs=y)
 
     fed = pf.Federation(model, (rows(0)[0][:, 0],), plate="data", num_clients=2)
-    with pytest.raises(pf.SettingError, match=r"--out: no file of ArviZ holds .*a/b"):
+    with pytest.raises(pf.errors.SettingError, match=r"--out: no file of ArviZ holds .*a/b"):
         check_savable(fed.problem, "--out")
 
 

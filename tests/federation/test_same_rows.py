@@ -45,14 +45,14 @@ def test_new_columns_are_taken_by_name(result, fed, named):
     want = predicted(result, of, FRAME[:5])
     assert np.array_equal(predicted(result, of, FRAME[["b", "a"]][:5]), want)
     assert np.array_equal(predicted(result, of, FRAME.assign(c="not fitted")[["c", "b", "a"]][:5]), want)
-    with pytest.raises(pf.DataError, match=r"'df', a data frame, has the column\(s\) aa and not a"):
+    with pytest.raises(pf.errors.DataError, match=r"'df', a data frame, has the column\(s\) aa and not a"):
         predicted(result, of, FRAME.rename(columns={"a": "aa"}))
 
 
 def test_columns_of_renewed_data_are_taken_by_name(fed):
     same = fed.with_args((FRAME[["b", "a"]], Y))
     assert torch.equal(same.problem.arguments.leaves[0], fed.problem.arguments.leaves[0])
-    with pytest.raises(pf.DataError, match="without one of its columns"):
+    with pytest.raises(pf.errors.DataError, match="without one of its columns"):
         fed.with_args((FRAME[["a"]], Y))
 
 
@@ -73,12 +73,12 @@ def test_whole_numbers_are_new_values_of_a_column_of_fractions(result, fed):
     assert np.array_equal(predicted(result, fed, pd.DataFrame({"a": [1, 0], "b": [0, 1]})), want)
 
 
-@pytest.mark.parametrize("ask", [pf.loo, pf.waic, pf.influence, pf.contributions, pf.leave_one_client_out])
+@pytest.mark.parametrize("ask", [pf.loo, pf.metrics.waic, pf.influence, pf.contributions, pf.leave_one_client_out])
 def test_a_result_of_other_rows_is_refused(result, ask):
     other = pf.Federation(model, (FRAME, -Y), plate="data", num_clients=3)
     fewer = pf.Federation(model, (FRAME[:20], Y[:20]), plate="data", num_clients=3)
     for unlike, why in [(other, "'y' has other values"), (fewer, r"has the shape \(24")]:
-        with pytest.raises(pf.DataError, match=f"not of this federation's data: .*{why}"):
+        with pytest.raises(pf.errors.DataError, match=f"not of this federation's data: .*{why}"):
             ask(result, unlike)
 
 
@@ -99,14 +99,14 @@ def test_compare_says_that_a_result_is_of_other_data(result, fed):
 
 def test_the_same_index_in_another_order_is_refused():
     sorted_alone = pd.Series(Y.numpy()).sort_values()
-    with pytest.raises(pf.DataError, match="'df' and 'y' have the same index in another order"):
+    with pytest.raises(pf.errors.DataError, match="'df' and 'y' have the same index in another order"):
         pf.Federation(model, (FRAME, sorted_alone), plate="data", num_clients=3)
-    with pytest.raises(pf.DataError, match="in another order"):
+    with pytest.raises(pf.errors.DataError, match="in another order"):
         pf.Federation.from_clients(model, {"b": (FRAME, sorted_alone)}, plate="data")
     by_row = pf.partition.SortedBy(by=sorted_alone)
-    with pytest.raises(pf.DataError, match="'df' and 'by' of SortedBy have the same index in another order"):
+    with pytest.raises(pf.errors.DataError, match="'df' and 'by' of SortedBy have the same index in another order"):
         pf.Federation(model, (FRAME, Y), plate="data", num_clients=3, partition=by_row)
-    with pytest.raises(pf.DataError, match="'df' and 'feature' of FeatureSkew have"):
+    with pytest.raises(pf.errors.DataError, match="'df' and 'feature' of FeatureSkew have"):
         skewed = pf.partition.FeatureSkew(feature=sorted_alone, by=Y > 0)
         pf.Federation(model, (FRAME, Y), plate="data", num_clients=3, partition=skewed)
     assert by_row == pf.partition.SortedBy(by=sorted_alone.to_numpy())
@@ -121,9 +121,9 @@ def test_a_model_cannot_write_to_what_it_is_given():
 
     mine, kept = X.clone(), X.clone().numpy()
     for data in (mine, kept):
-        with pytest.raises(pf.ModelError, match="make a new tensor"):
+        with pytest.raises(pf.errors.ModelError, match="make a new tensor"):
             pf.Federation(writes, (data, Y), plate="data", num_clients=3)
-        with pytest.raises(pf.ModelError, match="make a new tensor"):
+        with pytest.raises(pf.errors.ModelError, match="make a new tensor"):
             pf.Federation.from_clients(writes, [(data[:9], Y[:9]), (data[9:], Y[9:])], plate="data")
     assert torch.equal(mine, X) and np.array_equal(kept, X.numpy())
 
@@ -133,7 +133,7 @@ def test_a_model_cannot_write_a_column():
         df["c"] = df["a"] * 2
         model(df[["a", "c"]], y)
 
-    with pytest.raises(pf.ModelError, match="a data frame is read only: compute the column before the model"):
+    with pytest.raises(pf.errors.ModelError, match="a data frame is read only: compute the column before the model"):
         pf.Federation(writes, (FRAME, Y), plate="data", num_clients=3)
 
 
@@ -145,7 +145,7 @@ def test_a_function_whose_call_runs_nothing_is_refused():
         model(x, y)
 
     for function, word in [(generator, "yield"), (coroutine, "async def")]:
-        with pytest.raises(pf.ModelError, match=word):
+        with pytest.raises(pf.errors.ModelError, match=word):
             pf.Federation(function, (X, Y), plate="data", num_clients=3)
 
 
@@ -155,5 +155,5 @@ def test_rows_that_the_model_picks_out_itself_are_named():
         with pyro.plate("data", len(y) - 1):
             pyro.sample("y", dist.Normal(w * y[:-1], 1.0), obs=y[1:])
 
-    with pytest.raises(pf.ModelError, match=r"as long as plate 'data', which has 23 rows: 'y' has 24.*a lag"):
+    with pytest.raises(pf.errors.ModelError, match=r"as long as plate 'data', which has 23 rows: 'y' has 24.*a lag"):
         pf.Federation(lag, (Y,), plate="data", num_clients=3)

@@ -70,10 +70,10 @@ def test_other_data_in_the_same_plates_have_the_density_of_a_fresh_federation():
 
 
 def test_plates_of_one_size_want_names():
-    with pytest.raises(pf.ModelError, match=r"same size 6.*shard=\{'observed': \('x', 'y'\)"):
+    with pytest.raises(pf.errors.ModelError, match=r"same size 6.*shard=\{'observed': \('x', 'y'\)"):
         pf.Federation(survival, (T[:6], C), plate=BOTH, num_clients=2)
     pf.Federation(survival, (T[:6], C), plate=BOTH, num_clients=2, shard={"observed": "t", "censored": ("c",)})
-    with pytest.raises(pf.DataError, match=r"argument 'c' has 6 rows, but plate 'observed' has size 9"):
+    with pytest.raises(pf.errors.DataError, match=r"argument 'c' has 6 rows, but plate 'observed' has size 9"):
         pf.Federation(survival, (T, C), plate=BOTH, num_clients=2, shard={"observed": "c", "censored": "t"})
 
 
@@ -84,9 +84,9 @@ def test_a_plate_that_is_left_whole_is_warned_of():
 
 
 def test_a_plate_that_is_not_there_and_latents_inside():
-    with pytest.raises(pf.ModelError, match=r"no plate 'lost'; its plates are \['censored', 'observed'\]"):
+    with pytest.raises(pf.errors.ModelError, match=r"no plate 'lost'; its plates are \['censored', 'observed'\]"):
         pf.Federation(survival, (T, C), plate=("observed", "lost"), num_clients=2)
-    with pytest.raises(pf.SettingError, match="rows= belongs to one plate"):
+    with pytest.raises(pf.errors.SettingError, match="rows= belongs to one plate"):
         pf.Federation(survival, (T, C), plate=BOTH, rows={"a": "b"}, num_clients=2)
 
     def model(t, c):
@@ -94,5 +94,5 @@ def test_a_plate_that_is_not_there_and_latents_inside():
             pyro.sample("z", dist.Normal(0.0, 1.0))
         survival(t, c)
 
-    with pytest.raises(pf.ModelError, match=r"latent site 'z' is inside plate 'observed'"):
+    with pytest.raises(pf.errors.ModelError, match=r"latent site 'z' is inside plate 'observed'"):
         pf.Federation(model, (T, C), plate=BOTH, num_clients=2)

@@ -140,11 +140,11 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_text_is_no_number(name):
     column, words = WRONG[name]
-    with pytest.raises(pf.ModelError, match=words) as error:
+    with pytest.raises(pf.errors.ModelError, match=words) as error:
         federation(regression(column))
     assert "test_text.py" in str(error.value)  # with the line
     clients = [(FRAME[: N // 2],), (FRAME[N // 2 :],)]
-    with pytest.raises(pf.ModelError, match=words):
+    with pytest.raises(pf.errors.ModelError, match=words):
         pf.Federation.from_clients(regression(column), clients, plate="rows")
 
 
@@ -168,7 +168,7 @@ def test_text_without_an_order_is_no_outcome_of_ranks_or_counts(fn, name):
         with pyro.plate("rows", len(df)):
             pyro.sample("outcome", fn(df, b), obs=df[name])
 
-    with pytest.raises(pf.ModelError, match=r"observes it at site 'outcome'"):
+    with pytest.raises(pf.errors.ModelError, match=r"observes it at site 'outcome'"):
         federation(model)
 
 
@@ -206,10 +206,10 @@ def test_clients_share_an_order():
     text = FRAME[:20].assign(grade=["medium", "high"] * 10)
     fed = pf.Federation.from_clients(ranks, [(low,), (ranked(["medium"] * 20),), (text,)], plate="rows")
     assert fed.problem.arguments.labels["df['grade']"] == ("low", "medium", "high")
-    with pytest.raises(pf.DataError, match=r"\[high, low\] at client 1 .* \[low, medium, high\] at client 0"):
+    with pytest.raises(pf.errors.DataError, match=r"\[high, low\] at client 1 .* \[low, medium, high\] at client 0"):
         two = [(ranked(["low", "high"] * 10),), (ranked(["low", "high"] * 10, ("high", "low")),)]
         pf.Federation.from_clients(ranks, two, plate="rows")
-    with pytest.raises(pf.DataError, match=r"\[low, severe\] at client 1 and the ordered"):
+    with pytest.raises(pf.errors.DataError, match=r"\[low, severe\] at client 1 and the ordered"):
         two = [(ranked(["low", "high"] * 10),), (FRAME[:20].assign(grade=["low", "severe"] * 10),)]
         pf.Federation.from_clients(ranks, two, plate="rows")
 
@@ -358,10 +358,10 @@ def test_text_at_one_client_and_numbers_at_another():
             pyro.sample("y", dist.Normal(b * (sex == "male"), 1.0), obs=y)
 
     for numbers in (torch.ones(N, dtype=torch.int64), np.ones(N, dtype=int), [1] * N, np.ones(N, dtype=bool)):
-        with pytest.raises(pf.DataError, match=r"'sex' holds numbers here, and text .* \[female, male\]"):
+        with pytest.raises(pf.errors.DataError, match=r"'sex' holds numbers here, and text .* \[female, male\]"):
             pf.Federation.from_clients(model, [(SEX, Y), (numbers, Y + 1.0)], plate="rows")
     fed = pf.Federation(model, (SEX, Y), plate="rows", num_clients=2)
-    with pytest.raises(pf.DataError, match="'sex' holds numbers here"):
+    with pytest.raises(pf.errors.DataError, match="'sex' holds numbers here"):
         fed.with_args((torch.ones(N, dtype=torch.int64), Y))
 
 
@@ -382,7 +382,7 @@ def test_categories_of_numbers_and_columns_of_arrays():
     model = regression(lambda df: df["ward"] == 17)
     fed = federation(model, FRAME.assign(ward=ward))
     assert log_density(fed) == pytest.approx(log_density(numeric(z=FRAME["ward"] == 1)), rel=1e-12)
-    with pytest.raises(pf.ModelError, match=r"compared with 1 .*none of its labels"):
+    with pytest.raises(pf.errors.ModelError, match=r"compared with 1 .*none of its labels"):
         federation(regression(lambda df: df["ward"] == 1), FRAME.assign(ward=ward))
 
     def arrays(sex, y):
@@ -426,7 +426,7 @@ def hospitals(of, **options):
 
 def test_whose_a_row_is_is_looked_up_by_alone():
     hospitals(lambda a, h, beds: a[h])
-    with pytest.raises(pf.ModelError, match=r"to which group each row belongs, .* pass the column again"):
+    with pytest.raises(pf.errors.ModelError, match=r"to which group each row belongs, .* pass the column again"):
         hospitals(lambda a, h, beds: a[h] + (h == "Chur"))
 
 
@@ -441,12 +441,12 @@ def test_what_rows_are_called_is_not_printed():
     """A column with a text of each row's own; numbers and dates as text."""
     names = [f"patient 471{i}" for i in range(N)]
     for column in (lambda df: df["sex"] * 1.0, lambda df: df["sex"] == "patient", lambda df: {}[df["sex"]]):
-        with pytest.raises(pf.ModelError, match="60 labels") as error:
+        with pytest.raises(pf.errors.ModelError, match="60 labels") as error:
             federation(regression(column), FRAME.assign(sex=names))
         assert "471" not in str(error.value)
     texts = {"numbers": [f"4711.{i}" for i in range(N)], "dates": [f"2024-04-{i % 30:02}" for i in range(N)]}
     for words, values in texts.items():
-        with pytest.raises(pf.DataError, match=f"reads as {words}") as error:
+        with pytest.raises(pf.errors.DataError, match=f"reads as {words}") as error:
             federation(regression(lambda df: df["x"]), FRAME.assign(sex=values))
         assert "471" not in str(error.value) and "04-" not in str(error.value)
 

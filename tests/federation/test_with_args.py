@@ -144,7 +144,7 @@ def test_rows_of_nested_plates():
     other = fed.with_args((values(1, 12), county))
     fresh = draws(pf.FedLaplace(), made(values(1, 12)), **UNAUDITED)
     assert same(draws(pf.FedLaplace(), other, **UNAUDITED), fresh)
-    with pytest.raises(pf.DataError, match="'county' says which group a row belongs to"):
+    with pytest.raises(pf.errors.DataError, match="'county' says which group a row belongs to"):
         fed.with_args((values(1, 12), county.flip(0)))
 
 
@@ -158,7 +158,7 @@ def test_data_that_lie_apart():
     assert same(draws(pf.FedLaplace(), other, **UNAUDITED), draws(pf.FedLaplace(), fresh, **UNAUDITED))
     bad = values(2, 8)
     bad[4] = torch.nan
-    with pytest.raises(pf.DataError, match=r"client south, argument 'y'\[1\] is NaN"):
+    with pytest.raises(pf.errors.DataError, match=r"client south, argument 'y'\[1\] is NaN"):
         fed.with_args((bad,))
 
 
@@ -176,13 +176,13 @@ def test_data_that_lie_apart():
 )
 def test_data_that_do_not_fit_are_refused(change, says):
     fed = federation()
-    with pytest.raises(pf.DataError, match=says):
+    with pytest.raises(pf.errors.DataError, match=says):
         fed.with_args(change(*data(1)))
 
 
 def test_nothing_is_rounded_without_a_word():
     fed = federation(data(0, torch.float32))
-    with pytest.raises(pf.DataError, match=r"'x' is torch.float64, expected torch.float32"):
+    with pytest.raises(pf.errors.DataError, match=r"'x' is torch.float64, expected torch.float32"):
         fed.with_args(data(1))
 
 
@@ -191,7 +191,7 @@ def test_values_that_are_not_finite_are_named():
     x, y, scale = data(1)
     client = next(k for k, rows in enumerate(fed.client_rows) if 5 in rows)
     x[5, 1] = torch.inf
-    with pytest.raises(pf.DataError, match=rf"client {client}, argument 'x'\[5, 1\] is infinite"):
+    with pytest.raises(pf.errors.DataError, match=rf"client {client}, argument 'x'\[5, 1\] is infinite"):
         fed.with_args((x, y, scale))
 
 
@@ -204,7 +204,7 @@ def test_a_model_with_data_of_its_own_is_refused():
             pyro.sample("y", dist.Normal(mu, 1.0), obs=own[index])
 
     fed = pf.Federation(closure, plate="data", num_clients=2)
-    with pytest.raises(pf.DataError, match="indexes its own data"):
+    with pytest.raises(pf.errors.DataError, match="indexes its own data"):
         fed.with_args()
 
 

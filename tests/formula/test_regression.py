@@ -115,19 +115,19 @@ def with_column(column, values):
 @pytest.mark.parametrize(
     ("formula", "clients", "options", "kind", "said"),
     [
-        ("y ~ height", frames(), {}, pf.SettingError, "has height"),
-        ("y ~ age +* sex", frames(), {}, pf.SettingError, "cannot be read"),
-        ("age + sex", frames(), {}, pf.SettingError, "no response"),
-        ("y ~ age", frames(), {"family": "gausian"}, pf.SettingError, "gaussian"),
-        ("y ~ age", frames(), {"priors": {"sex": (0.0, 1.0)}}, pf.SettingError, "no column"),
-        ("y ~ age", frames(), {"priors": {"age": (0.0, 0.0)}}, pf.SettingError, "positive scale"),
-        ("event ~ age", frames(), {"family": "bernoulli"}, pf.SettingError, r"event\['yes'\]"),
-        ("y ~ age", frames(), {"family": "poisson"}, pf.DataError, "takes counts"),
-        ("hits ~ age", frames(), {"family": "binomial"}, pf.SettingError, "belong together"),
-        ("p(trials, hits) ~ age", frames(), {"family": "binomial"}, pf.SettingError, "cannot be computed"),
-        ("y ~ age", with_column("age", np.nan), {}, pf.DataError, "'age' 20"),
-        ("y ~ sex", with_column("sex", 1), {}, pf.DataError, "numbers at south"),
-        ("y ~ age", {}, {}, pf.DataError, "no rows"),
+        ("y ~ height", frames(), {}, pf.errors.SettingError, "has height"),
+        ("y ~ age +* sex", frames(), {}, pf.errors.SettingError, "cannot be read"),
+        ("age + sex", frames(), {}, pf.errors.SettingError, "no response"),
+        ("y ~ age", frames(), {"family": "gausian"}, pf.errors.SettingError, "gaussian"),
+        ("y ~ age", frames(), {"priors": {"sex": (0.0, 1.0)}}, pf.errors.SettingError, "no column"),
+        ("y ~ age", frames(), {"priors": {"age": (0.0, 0.0)}}, pf.errors.SettingError, "positive scale"),
+        ("event ~ age", frames(), {"family": "bernoulli"}, pf.errors.SettingError, r"event\['yes'\]"),
+        ("y ~ age", frames(), {"family": "poisson"}, pf.errors.DataError, "takes counts"),
+        ("hits ~ age", frames(), {"family": "binomial"}, pf.errors.SettingError, "belong together"),
+        ("p(trials, hits) ~ age", frames(), {"family": "binomial"}, pf.errors.SettingError, "cannot be computed"),
+        ("y ~ age", with_column("age", np.nan), {}, pf.errors.DataError, "'age' 20"),
+        ("y ~ sex", with_column("sex", 1), {}, pf.errors.DataError, "numbers at south"),
+        ("y ~ age", {}, {}, pf.errors.DataError, "no rows"),
     ],
 )
 def test_what_is_no_regression_is_refused(formula, clients, options, kind, said):
@@ -137,7 +137,7 @@ def test_what_is_no_regression_is_refused(formula, clients, options, kind, said)
 
 def test_levels_that_the_clients_do_not_have_are_refused():
     study = pf.glm("y ~ stage", frames())
-    with pytest.raises(pf.DataError, match="iv"):
+    with pytest.raises(pf.errors.DataError, match="iv"):
         study.arguments(pd.DataFrame({"stage": ["iv"]}))
 
 

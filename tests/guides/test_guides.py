@@ -86,7 +86,7 @@ def test_the_local_part_is_left_aside_with_a_warning():
 
 def test_pooled_svi_fits_the_whole_guide():
     """The same function. Its family holds the posterior; 400 steps of Adam and 1,000 draws leave 0.2 SD."""
-    algorithm = pf.SVI(guide=whole_guide, num_steps=400, step_size=0.05, num_guide_draws=1000)
+    algorithm = pf.infer.SVI(guide=whole_guide, num_steps=400, step_size=0.05, num_guide_draws=1000)
     mean, sd = errors(pf.run(algorithm, hierarchies.CASES["means"].federation(), **QUIET))
     assert float(mean.max()) < 0.2
     assert float(sd.max()) < 0.2
@@ -114,4 +114,4 @@ def test_a_global_site_that_depends_on_a_local_one_is_refused():
 def test_pvi_with_a_hand_written_guide_takes_one_step_a_turn():
     assert type(pf.infer.PVI(guide=global_guide, order="synchronous").delegate()).__name__ == "GuidedPVI"
     with pytest.raises(pf.errors.SettingError, match=r"PVI: client=.*steps=3.* has no effect: a hand-written guide"):
-        pf.infer.PVI(guide=global_guide, client=pf.tilted.Newton(steps=3))
+        pf.infer.PVI(guide=global_guide, client=pf.infer.tilted.Newton(steps=3))

@@ -26,7 +26,9 @@ def guide(y):
 
 
 def algorithm(kind, **settings):
-    return pf.SVI(guide=guide, num_steps=20, **settings) if kind is pf.SVI else kind(guide=guide, **settings)
+    return (
+        pf.infer.SVI(guide=guide, num_steps=20, **settings) if kind is pf.infer.SVI else kind(guide=guide, **settings)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,12 @@ def fed():
 
 @pytest.mark.parametrize(
     ("kind", "settings", "found"),
-    [(pf.SVI, {}, 4500), (pf.FedEP, {}, 4500), (pf.infer.PVI, {}, 4500), (pf.SVI, {"num_guide_draws": 50}, 50)],
+    [
+        (pf.infer.SVI, {}, 4500),
+        (pf.FedEP, {}, 4500),
+        (pf.infer.PVI, {}, 4500),
+        (pf.infer.SVI, {"num_guide_draws": 50}, 50),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.*not converged", "ignore:.*num_rounds")
 def test_no_draw_is_there_twice(fed, kind, settings, found):
@@ -55,4 +62,4 @@ def test_as_many_draws_are_those_of_a_run_that_is_asked_for_fewer(fed):
 
 def test_no_draws_at_all_are_refused():
     with pytest.raises(SettingError, match="num_guide_draws must be a whole number of at least 1, received 0"):
-        algorithm(pf.SVI, num_guide_draws=0)
+        algorithm(pf.infer.SVI, num_guide_draws=0)

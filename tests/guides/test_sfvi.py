@@ -181,7 +181,7 @@ NOISE = 1.3 * torch.randn(40, generator=GENERATOR, dtype=F64)
 def test_a_guide_that_contains_the_posterior_finds_it(model, guide, data, posterior):
     """Mean and SD, which Adam's last steps leave within 0.1 SD; 4,000 draws add 0.016 and 0.012 SDs of chance."""
     fed = pf.Federation(model, (data,), plate="data", num_clients=4, dtype=F64)
-    idata = pf.run(pf.SFVI(guide=guide, num_steps=300, step_size=0.1), fed, num_draws=4000, **QUIET)
+    idata = pf.run(pf.infer.SFVI(guide=guide, num_steps=300, step_size=0.1), fed, num_draws=4000, **QUIET)
     draws = torch.as_tensor(next(iter(idata["posterior"].data_vars.values())).values[0])
     sd = posterior.variance.sqrt()
     assert abs(float((draws.mean() - posterior.mean) / sd)) < 0.1
@@ -193,7 +193,7 @@ def test_the_users_guide_and_param_store_are_as_before(federation):
     before = {name: value.clone() for name, value in guide.state_dict().items()}
     pyro.get_param_store().clear()
     pyro.param("mine", number(1.0))
-    pf.run(pf.SFVI(guide=guide, num_steps=3), federation, **QUIET)
+    pf.run(pf.infer.SFVI(guide=guide, num_steps=3), federation, **QUIET)
     assert list(pyro.get_param_store().keys()) == ["mine"]
     pyro.get_param_store().clear()
     for name, value in guide.state_dict().items():
@@ -205,7 +205,8 @@ def test_clients_with_equal_rows_find_the_same_by_several_local_steps():
     parts = pf.partition.Explicit([list(range(23)), list(range(23, 46))])
     fed = pf.Federation(model, (torch.cat([X, X]), torch.cat([Y, Y])), plate="data", partition=parts, dtype=F64)
     one, many = (
-        pf.run(pf.SFVI(num_steps=200, step_size=0.1, local_steps=m), fed, num_draws=4000, **QUIET) for m in (1, 10)
+        pf.run(pf.infer.SFVI(num_steps=200, step_size=0.1, local_steps=m), fed, num_draws=4000, **QUIET)
+        for m in (1, 10)
     )
     assert many.attrs["num_rounds"] == 20
     for name in ("w", "s"):
@@ -215,7 +216,7 @@ def test_clients_with_equal_rows_find_the_same_by_several_local_steps():
 
 
 def test_a_map_guide_gives_a_point(federation):
-    idata = pf.run(pf.SFVI(guide=AutoDelta, num_steps=200, step_size=0.1), federation, **QUIET)
+    idata = pf.run(pf.infer.SFVI(guide=AutoDelta, num_steps=200, step_size=0.1), federation, **QUIET)
     assert idata.attrs["draws_are"] == "point"
     point = {name: torch.as_tensor(idata["posterior"][name].values[0, 0]).requires_grad_() for name in ("w", "s")}
     log_joint = poutine.trace(poutine.condition(model, data=point)).get_trace(X, Y).log_prob_sum()
@@ -231,7 +232,7 @@ def test_one_faulty_client_is_held_within_the_cohort():
     y[:30] += 30
     parts = pf.partition.Explicit([range(30 * k, 30 * k + 30) for k in range(10)])
     fed = pf.Federation(model, (x, y), plate="data", partition=parts, dtype=F64)
-    algorithm = pf.SFVI(guide=AutoNormal, num_steps=60, step_size=0.15)
+    algorithm = pf.infer.SFVI(guide=AutoNormal, num_steps=60, step_size=0.15)
     with pytest.warns(UserWarning, match="client"):
         idata = pf.run(algorithm, fed, combination=pf.combination.Bounded(), **QUIET)
     assert 0.6 < float(idata["posterior"]["s"].mean()) < 0.9
@@ -267,7 +268,7 @@ def of_the_rows(x, y):
 )
 def test_guides_that_cannot_be_fitted_are_refused(guide, message, federation):
     with pytest.raises(pf.errors.SettingError, match=message):
-        pf.run(pf.SFVI(guide=guide), federation, **QUIET)
+        pf.run(pf.infer.SFVI(guide=guide), federation, **QUIET)
 
 
 def test_a_family_of_another_support_is_refused_by_fedep_whatever_it_draws(federation):
@@ -299,7 +300,7 @@ def test_fedep_names_what_fits_a_written_guide_that_is_no_exponential_family(gui
 
 def test_the_laplace_guide_is_refused_by_name():
     with pytest.raises(pf.errors.SettingError, match=r"SFVI: guide AutoLaplaceApproximation is fitted by FedLaplace"):
-        pf.SFVI(guide=AutoLaplaceApproximation)
+        pf.infer.SFVI(guide=AutoLaplaceApproximation)
 
 
 def encoder(sd, y=None):
@@ -340,7 +341,7 @@ def test_with_the_exact_conditional_a_clients_scores_are_those_of_its_marginal_l
 def test_an_amortised_guide_of_the_clients_latents_finds_the_exact_posterior():
     """Adam's last steps leave 0.15 SD."""
     fed = hierarchies.CASES["means"].federation()
-    idata = pf.run(pf.SFVI(guide=encoder, num_steps=200, step_size=0.1), fed, num_draws=4000, **QUIET)
+    idata = pf.run(pf.infer.SFVI(guide=encoder, num_steps=200, step_size=0.1), fed, num_draws=4000, **QUIET)
     mean, cover = hierarchies.means_posterior(hierarchies.SD, hierarchies.Y)
     draws, sd = torch.as_tensor(idata["posterior"]["mu"].values[0]), cover[0, 0].sqrt()
     assert abs(float((draws.mean() - mean[0]) / sd)) < 0.2
@@ -363,4 +364,4 @@ def test_parameters_of_each_row_are_left_aside_with_a_warning():
 
 def test_several_local_steps_of_an_amortised_guide_are_refused():
     with pytest.raises(pf.errors.SettingError, match=r"local_steps=2 moves parameters of global sites alone"):
-        pf.run(pf.SFVI(guide=encoder, local_steps=2), hierarchies.CASES["means"].federation(), **QUIET)
+        pf.run(pf.infer.SFVI(guide=encoder, local_steps=2), hierarchies.CASES["means"].federation(), **QUIET)

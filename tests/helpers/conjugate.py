@@ -59,7 +59,7 @@ class KeptVI(pf.P2PVI):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptEP(pf.P2PEP):
+class KeptEP(pf.infer.P2PEP):
     """Keeps its final beliefs."""
 
     kept: list[Any] = field(default_factory=list, compare=False)

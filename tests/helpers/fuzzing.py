@@ -196,7 +196,7 @@ def targets():
                                            "filename": None, "render_distributions": True,
                                            "render_deterministic": False}, 3),
         "power_scale": (pf.power_scale, {"idata": result(), "var_names": ["w"], "prior": ["w"]}, 3),
-        "ksd": (pf.ksd, {"idata": result(), "federation": federation(), "kernel": None, "num_draws": 20,
+        "ksd": (pf.metrics.ksd, {"idata": result(), "federation": federation(), "kernel": None, "num_draws": 20,
                          "statistic": "V", "seed": 0}, 10),
         "compare": (pf.compare, {"results": {"a": result()}, "reference": None, "federation": None, "test": None}, 4),
         "findings": (pf.findings, {"results": result()}, 2),
@@ -233,7 +233,7 @@ def targets():
             found[f"{module.__name__.rpartition('.')[2]}.{name}"] = (getattr(module, name), valid, 3)
     for kind in [*algorithms(), pf.Auto, pf.infer.Averaging, pf.infer.StepControl]:
         found[kind.__name__] = (kind, defaults(kind), 3)
-    for module in (pf.tilted, pf.update, pf.infer.optim):
+    for module in (pf.infer.tilted, pf.infer.update, pf.infer.optim):
         for name, kind in vars(module).items():
             if dataclasses.is_dataclass(kind) and kind.__module__.startswith(module.__name__) and given_by_name(kind):
                 found[f"{module.__name__.rpartition('.')[2]}.{name}"] = kind, defaults(kind), 1
@@ -296,7 +296,7 @@ def of_results():
 
 def places():
     """The public path of each name that is not one of `pf` itself."""
-    modules = {"plots": pf.plots, "infer": pf.infer}
+    modules = {"plots": pf.plots, "infer": pf.infer, "metrics": pf.metrics}
     return {name: f"{path}.{name}" for path, module in modules.items() for name in dir(module) if name not in dir(pf)}
 
 
@@ -415,11 +415,11 @@ def of_the_rest():
     }  # fmt: skip
 
 
-@functools.wraps(pf.set_progress)
+@functools.wraps(pf.progress.set_progress)
 def set_progress(*args, **keywords):
     """Progress bars as asked, then as they were."""
-    pf.set_progress(*args, **keywords)
-    pf.set_progress(True)
+    pf.progress.set_progress(*args, **keywords)
+    pf.progress.set_progress(True)
 
 
 def labels():

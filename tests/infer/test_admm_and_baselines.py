@@ -9,7 +9,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.policy import resolve
 
 #: Of quadratics one Newton step is the end.
-ONE = pf.tilted.Laplace(steps=1, fractions=(1.0,))
+ONE = pf.infer.tilted.Laplace(steps=1, fractions=(1.0,))
 CLIENT_ROWS = (slice(0, 3), slice(3, 10), slice(10, 23))
 
 
@@ -123,7 +123,7 @@ def test_fedprox_ends_at_its_biased_fixed_point():
 
 def test_settings_without_effect_are_refused():
     with pytest.raises(SettingError, match="one Newton step is FedEP's"):
-        pf.infer.BayesADMM(client=pf.tilted.Newton(steps=1))
+        pf.infer.BayesADMM(client=pf.infer.tilted.Newton(steps=1))
     with pytest.raises(SettingError, match="damping"):
         pf.infer.BayesADMM(damping=0.5)
     with pytest.raises(SettingError, match="damping"):

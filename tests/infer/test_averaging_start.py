@@ -132,5 +132,5 @@ def test_curves_of_small_networks_have_more_rounds_of_averaging(feds):
 
 
 def test_diagonal_sites_of_a_model_with_full_ones_are_refused_by_name():
-    with pytest.raises(pf.SettingError, match="covariance='diag'"):
+    with pytest.raises(pf.errors.SettingError, match="covariance='diag'"):
         pf.run(pf.FedEP(start="fedavg"), unequal_lines(), progress=False)

@@ -69,4 +69,6 @@ def test_the_signature_is_the_settings(cls):
 
 
 def test_the_settings_within_settings_are_found():
-    assert issubclass(pf.update.SVI, Settings) and pf.update.SVI in PUBLIC and pf.tilted.MCMC in PUBLIC
+    assert (
+        issubclass(pf.infer.update.SVI, Settings) and pf.infer.update.SVI in PUBLIC and pf.infer.tilted.MCMC in PUBLIC
+    )

@@ -49,9 +49,9 @@ PEER = {"tolerance": 1e-11, "gossip_tolerance": 1e-12}
     [
         (pf.FedEP(**SERVER), None),
         (pf.FedLaplace(**SERVER), None),
-        (pf.infer.PVI(**SERVER, client=pf.tilted.Newton(steps=2)), None),
+        (pf.infer.PVI(**SERVER, client=pf.infer.tilted.Newton(steps=2)), None),
         (pf.P2PVI(**PEER), pf.graph.complete),
-        (pf.P2PEP(**PEER), pf.graph.complete),
+        (pf.infer.P2PEP(**PEER), pf.graph.complete),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -195,7 +195,7 @@ def test_training_rows_have_their_effects_drawn_again_where_the_rows_are():
     ("algorithm", "joint"),
     [
         (pf.NUTS(num_chains=1, warmup_steps=150, num_samples=400), True),
-        (pf.SVI(num_steps=250, step_size=0.2, num_guide_draws=600), True),
+        (pf.infer.SVI(num_steps=250, step_size=0.2, num_guide_draws=600), True),
         (pf.infer.SVGD(num_particles=60, start="gaussian"), False),
     ],
     ids=lambda value: type(value).__name__,

@@ -91,12 +91,12 @@ def as_run(algorithm, problem):
 # -- defaults ---------------------------------------------------------------------------------------------------
 def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
     ep, pvi = as_run(pf.FedEP(), fed.problem), as_run(pf.infer.PVI(), fed.problem)
-    chosen = {"client": pf.tilted.IVON(), "start": "fedavg", "covariance": "diag", "curvature": "fisher"}
+    chosen = {"client": pf.infer.tilted.IVON(), "start": "fedavg", "covariance": "diag", "curvature": "fisher"}
     assert ep == pf.FedEP(**chosen)
     assert pvi == pf.infer.PVI(**chosen, order="synchronous")
     assert ep.default_rounds(CLIENTS) == pvi.default_rounds(CLIENTS) == 40
     p2p = as_run(pf.P2PVI(), fed.problem)
-    update = pf.update.IVON()
+    update = pf.infer.update.IVON()
     assert p2p == pf.P2PVI(update=update, start="fedavg", covariance="diag") and p2p.default_rounds(CLIENTS) == 20
     assert as_run(pf.DSVGD(local_steps=200), fed.problem).local_steps == 200
     turns = {as_run(pf.DSVGD(start=start), fed.problem).local_steps for start in ("auto", "gaussian")}
@@ -130,7 +130,7 @@ def test_what_is_fitted_stays_the_same_object(fed, algorithm):
     "algorithm",
     [
         pf.FedEP(client="newton"),
-        pf.FedEP(client=pf.tilted.MCMC()),
+        pf.FedEP(client=pf.infer.tilted.MCMC()),
         pf.FedEP(curvature="fisher"),
         pf.FedEP(covariance="full"),
         pf.P2PVI(update="svi"),
@@ -297,7 +297,7 @@ def test_the_audit_says_what_it_has_not_checked(fed, monkeypatch):
 def test_scores_alone_find_a_diagonal_posterior(start):
     """The closed form; the curvature's noise is that of ε² over 64 pairs, 10 steps and 40 damped rounds, below 1 %."""
     federation, (x, y) = separate_columns()
-    steps = pf.tilted.IVON(pairs=64, batch_size=None, rate=1.0, momentum=0.0)
+    steps = pf.infer.tilted.IVON(pairs=64, batch_size=None, rate=1.0, momentum=0.0)
     algorithm = pf.FedEP(client=steps, covariance="diag", start=start)
     idata = pf.run(algorithm, federation, num_rounds=40, num_draws=20_000, progress=False, audit=False)
     precision = x.square().sum(0) / 0.25 + 0.25
@@ -408,7 +408,7 @@ def test_what_torch_cannot_map_is_looped_with_the_numbers_of_the_plain_module(ki
     plain = Recurrent(kind)
     federation = pf.Federation(model_of(with_priors(copy.deepcopy(plain))), (x, y), plate="data", num_clients=2)
     options = {"num_rounds": 1, "num_draws": 3, "compile": "off", "audit": False, "progress": False}
-    idata = pf.run(pf.FedEP(covariance="diag", client=pf.tilted.IVON(steps=1)), federation, **options)
+    idata = pf.run(pf.FedEP(covariance="diag", client=pf.infer.tilted.IVON(steps=1)), federation, **options)
     draws = [
         {name: torch.tensor(idata.posterior[name].values[0, at]).float() for name, _ in plain.named_parameters()}
         for at in range(3)
@@ -478,7 +478,7 @@ def test_a_network_of_few_parameters_is_large_and_a_linear_model_is_not():
         pf.infer.PVI(),
         pf.P2PVI(),
     ):  # cheap rounds, and more of them than a larger one has
-        assert as_run(algorithm, some.problem).default_rounds(2) == SMALL_ROUNDS > pf.tilted.IVON().default_rounds
+        assert as_run(algorithm, some.problem).default_rounds(2) == SMALL_ROUNDS > pf.infer.tilted.IVON().default_rounds
     linear = pf.Federation(logistic, (wide, torch.rand(3000).round()), plate="data", num_clients=2)
     assert linear.problem.dim == 200 and not linear.problem.traits.large()
 
@@ -578,7 +578,7 @@ def with_noise(x, y):
 
 @pytest.mark.parametrize(("growth", "said"), [(0.02, 1), (-0.02, 1), (0.005, 0)])
 def test_sds_that_still_change_are_said_to(fed, growth, said):
-    notes = pf.tilted.IVON().findings(SimpleNamespace(figures=[{"sd_growth": growth}] * 3), fed.problem)
+    notes = pf.infer.tilted.IVON().findings(SimpleNamespace(figures=[{"sd_growth": growth}] * 3), fed.problem)
     assert sum("not settled" in note.text for note in notes) == said
 
 
@@ -610,7 +610,7 @@ def late_diabetes():
 
 @pytest.mark.parametrize("curvature", [-1e9, -30.0, -1.0, 0.0, 2.0, 30.0, 1e9])
 def test_a_step_of_the_precision_leaves_it_positive_and_no_longer_than_twice_its_share(curvature):
-    steps, site, prior = pf.tilted.IVON(), torch.tensor([3.0], dtype=torch.float64), 0.5
+    steps, site, prior = pf.infer.tilted.IVON(), torch.tensor([3.0], dtype=torch.float64), 0.5
     away = (1 - steps.curvature_memory) * (curvature - 3.0)
     moved = float(steps._site_after_step(site, torch.tensor([curvature], dtype=torch.float64), site + prior)) - 3.0
     assert 3.0 + moved + prior > 0
@@ -626,7 +626,7 @@ def test_a_round_changes_no_precision_by_more_than_its_factor(fed, seed):
     site = q.power(1 / CLIENTS)
 
     def changed(most):
-        steps = pf.tilted.IVON(largest_factor=most)
+        steps = pf.infer.tilted.IVON(largest_factor=most)
         noise = [
             steps.draw_noise(fed.problem, 32, torch.Generator().manual_seed(CLIENTS * seed + k)) for k in range(CLIENTS)
         ]
@@ -665,7 +665,7 @@ def test_a_round_of_a_wide_network_does_not_leave_the_rows_that_it_fits(seed):
         return float(torch.stack([problem.log_lik(z, batch) for z in points]).mean() - price)
 
     def fall(gain):
-        steps = pf.tilted.IVON(most_gain=gain)
+        steps = pf.infer.tilted.IVON(most_gain=gain)
         noise = steps.draw_noise(problem, 240, torch.Generator().manual_seed(seed))
         stacked = pytree.tree_map(lambda part: part.unsqueeze(1), noise)
         return worth(q) - worth(steps.fit(problem, q, cavity, one.client_data(), stacked).product(cavity))
@@ -676,7 +676,7 @@ def test_a_round_of_a_wide_network_does_not_leave_the_rows_that_it_fits(seed):
 
 @pytest.mark.parametrize("rows", [0.0, 1.0, 1e3, 1e12])
 def test_a_score_is_cut_to_where_its_step_promises_a_nat_a_row_and_is_else_the_same(rows):
-    steps, score, sd = pf.tilted.IVON(), torch.tensor([30.0, -4.0]), torch.tensor([0.1, 5.0])
+    steps, score, sd = pf.infer.tilted.IVON(), torch.tensor([30.0, -4.0]), torch.tensor([0.1, 5.0])
     gain = steps.rate * float((sd * score).square().sum())  # 122.7
     cut = steps._cut(score, sd, Batch((), torch.tensor([rows / 4] * 4)))
     if rows > gain:
@@ -689,7 +689,7 @@ def test_a_score_is_cut_to_where_its_step_promises_a_nat_a_row_and_is_else_the_s
 @pytest.mark.parametrize("curvature", [-1e9, -30.0, -1.0, 0.0, 2.0])
 def test_a_measured_step_that_counts_for_ten_clients_leaves_their_total_positive(curvature, monkeypatch):
     """Else a draw of a noise scale is as wide as its prior, and curvatures divided by it are anything."""
-    steps, prior, clients = pf.tilted.IVON(), 0.5, 10.0
+    steps, prior, clients = pf.infer.tilted.IVON(), 0.5, 10.0
     site, one = torch.tensor([3.0], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     monkeypatch.setattr(online_newton, "score_and_curvature", lambda *_: (one, curvature * one))
     monkeypatch.setattr(online_newton, "batch_of", lambda rows, picks: rows)

@@ -17,8 +17,8 @@ import pyro_fed as pf
 from pyro_fed.errors import SettingError
 
 GIVEN = pf.infer.Given(torch.eye(2, dtype=torch.float64).expand(3, 2, 2), torch.ones(3, 2, dtype=torch.float64))
-FIXED = pf.step.Fixed(size=0.01)
-PLAIN = {"surrogates": None, "control_variate": False, "step": pf.step.Fixed(size=0.01, precondition=False)}
+FIXED = pf.infer.step.Fixed(size=0.01)
+PLAIN = {"surrogates": None, "control_variate": False, "step": pf.infer.step.Fixed(size=0.01, precondition=False)}
 CASES = {
     "SVGD": lambda: pf.infer.SVGD(**SMALL),
     "SVGD, gaussian": lambda: pf.infer.SVGD(**SMALL, start="gaussian"),
@@ -32,9 +32,9 @@ CASES = {
     "UDSVGD": lambda: pf.papers.UDSVGD(**SMALL),
     "FedLaplace": lambda: pf.FedLaplace(),
     "FedAIS": lambda: pf.FedAIS(num_proposals=60, surrogates=GIVEN),
-    "SFVI": lambda: pf.SFVI(num_steps=5, num_guide_draws=10),
-    "SFVI, averaged": lambda: pf.SFVI(num_steps=4, local_steps=2, num_guide_draws=10),
-    "SVI": lambda: pf.SVI(num_steps=5, num_guide_draws=10),
+    "SFVI": lambda: pf.infer.SFVI(num_steps=5, num_guide_draws=10),
+    "SFVI, averaged": lambda: pf.infer.SFVI(num_steps=4, local_steps=2, num_guide_draws=10),
+    "SVI": lambda: pf.infer.SVI(num_steps=5, num_guide_draws=10),
     "NUTS": lambda: pf.NUTS(num_samples=10, warmup_steps=5, num_chains=1),
     "NUTS, laplace": lambda: pf.NUTS(num_samples=10, warmup_steps=5, num_chains=1, start="laplace"),
     "SGLD": lambda: pf.infer.SGLD(**VISITS),
@@ -52,8 +52,8 @@ CASES = {
     "P2PVI": lambda: pf.P2PVI(),
     "P2PVI, gossip": lambda: pf.P2PVI(gossip_steps=1, start="prior"),
     "P2PVI, published": lambda: pf.P2PVI(weighting="paper"),
-    "P2PVI, by backpropagation": lambda: pf.P2PVI(update=pf.update.SVI(steps=5)),
-    "P2PEP": lambda: pf.P2PEP(tilted_points=64),
+    "P2PVI, by backpropagation": lambda: pf.P2PVI(update=pf.infer.update.SVI(steps=5)),
+    "P2PEP": lambda: pf.infer.P2PEP(tilted_points=64),
     "P2PFedAvg": lambda: pf.infer.P2PFedAvg(chain_steps=3),
 }
 

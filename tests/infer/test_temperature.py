@@ -39,13 +39,13 @@ def fed():
         (pf.infer.BCM(temperature=ALPHA), 0.1),
         (pf.infer.FedPA(temperature=ALPHA, client="laplace"), 0.1),
         (pf.P2PVI(temperature=ALPHA), 0.1),
-        (pf.P2PEP(temperature=ALPHA), 0.1),
+        (pf.infer.P2PEP(temperature=ALPHA), 0.1),
         (pf.infer.P2PPushSum(temperature=ALPHA), 0.1),
         (pf.papers.PMD(temperature=ALPHA, num_particles=1000), 0.2),
         (pf.FedAIS(temperature=ALPHA), 0.1),
         (pf.FedAIS(temperature=ALPHA, surrogates=pf.FedEP()), 0.15),  # sites of α = 1: the weights are all that tempers
-        (pf.SVI(temperature=ALPHA, **FEW_STEPS), 0.1),
-        (pf.SFVI(temperature=ALPHA, num_steps=400, step_size=0.05), 0.2),  # Adam's noise is some 0.1 SD
+        (pf.infer.SVI(temperature=ALPHA, **FEW_STEPS), 0.1),
+        (pf.infer.SFVI(temperature=ALPHA, num_steps=400, step_size=0.05), 0.2),  # Adam's noise is some 0.1 SD
         (pf.FSGLD(temperature=ALPHA, target_ess=None, num_chains=60, burn_in=100, local_steps=20), 0.2),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, pf.FedEP | pf.FedLaplace) else None,
@@ -98,7 +98,7 @@ def test_svi_tempers_rows_alone_and_refuses_latents_of_theirs():
             pyro.sample("y", dist.Normal(mu + shift, 1.0), obs=y)
 
     y = torch.tensor([0.3, 1.2, -0.4, 0.8, 1.0], dtype=torch.float64)
-    svi = pf.SVI(temperature=ALPHA, **FEW_STEPS)
+    svi = pf.infer.SVI(temperature=ALPHA, **FEW_STEPS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of the factor, and of another posterior
         draws = pf.run(svi, pf.Federation(model, (y,), plate="data", num_clients=2), **QUIET).posterior["mu"].values

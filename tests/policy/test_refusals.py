@@ -21,7 +21,7 @@ from pyro_fed.policy import resolve
 )
 def test_what_draws_from_the_prior_or_begins_there_refuses_an_improper_one(algorithm, cure):
     name = type(algorithm).__name__
-    with pytest.raises(pf.ModelError, match=rf"{name}: .*the priors of sites \['w'\] are improper.*{cure}"):
+    with pytest.raises(pf.errors.ModelError, match=rf"{name}: .*the priors of sites \['w'\] are improper.*{cure}"):
         resolve(algorithm, over(flat).problem.traits)
     resolve(algorithm, over(regression).problem.traits)
 

@@ -158,7 +158,9 @@ def test_a_subclass_is_resolved_as_what_it_is_derived_from():
 
 def test_an_algorithm_with_open_settings_says_who_chooses_them():
     fed = over(regression)
-    with pytest.raises(pf.SettingError, match=r"FedEP: covariance='auto' has not been chosen yet.*policy\.resolve"):
+    with pytest.raises(
+        pf.errors.SettingError, match=r"FedEP: covariance='auto' has not been chosen yet.*policy\.resolve"
+    ):
         pf.FedEP().init(fed.problem, 3, torch.Generator(), None)
 
 

@@ -32,7 +32,7 @@ CHEAP = {
     "DSVGD": PARTICLES,
     "FALD": VISITS | {"thin": 4},
     "FSGLD": VISITS,
-    "FedPA": {"client": pf.tilted.MCMC(**CHAIN)},
+    "FedPA": {"client": pf.infer.tilted.MCMC(**CHAIN)},
     "LocalSGLD": {"num_samples": 20, "burn_in": 10},
     "NUTS": {"num_samples": 60, "warmup_steps": 40, "num_chains": 2},
     "PaperDSVGD": {**PARTICLES, "distill_steps": 3},

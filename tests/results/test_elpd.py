@@ -40,6 +40,6 @@ def test_fields_and_comparison_are_those_of_the_installed_arviz(results):
 @ARVIZ
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_waic_is_compared_too(results):
-    found = {str(i): pf.waic(*each, pointwise=True) for i, each in enumerate(results)}
+    found = {str(i): pf.metrics.waic(*each, pointwise=True) for i, each in enumerate(results)}
     assert list(az.compare(found).index) == ["0", "1"]
     assert "elpd" in str(found["0"])

@@ -54,7 +54,7 @@ def fitted():
     ],
 )
 def test_labels_that_do_not_fit_are_refused_before_a_run(dims, coords, message):
-    with pytest.raises(pf.SettingError, match=message):
+    with pytest.raises(pf.errors.SettingError, match=message):
         pf.Federation(linear, (X, Y), plate="data", num_clients=2, dims=dims, coords=coords)
 
 
@@ -244,7 +244,7 @@ def test_draws_evaluated_in_pieces_are_the_same(monkeypatch):
 def test_a_result_is_what_the_installed_arviz_has(fitted):
     """0.23: `arviz.InferenceData`; 1.x: `xarray.DataTree`, which takes its place."""
     assert isinstance(fitted[1], xr.DataTree if NEW else az.InferenceData)
-    assert isinstance(fitted[1], pf.InferenceData)
+    assert isinstance(fitted[1], pf.results.InferenceData)
 
 
 def test_the_record_counts_bytes_and_rounds():

@@ -37,16 +37,16 @@ class OneRoundFirst(pf.P2PVI):
 
 MORE = {
     "FedEP, for networks": lambda: pf.FedEP(
-        client=pf.tilted.IVON(steps=2), covariance="diag", start=pf.infer.Averaging(rounds=1)
+        client=pf.infer.tilted.IVON(steps=2), covariance="diag", start=pf.infer.Averaging(rounds=1)
     ),
-    "FedSEP, for networks": lambda: pf.infer.FedSEP(client=pf.tilted.IVON(steps=2), covariance="diag"),
-    "BayesADMM, for networks": lambda: pf.infer.BayesADMM(client=pf.tilted.IVON(steps=2), covariance="diag"),
-    "P2PVI, for networks": lambda: OneRoundFirst(update=pf.update.IVON(steps=2), covariance="diag"),
+    "FedSEP, for networks": lambda: pf.infer.FedSEP(client=pf.infer.tilted.IVON(steps=2), covariance="diag"),
+    "BayesADMM, for networks": lambda: pf.infer.BayesADMM(client=pf.infer.tilted.IVON(steps=2), covariance="diag"),
+    "P2PVI, for networks": lambda: OneRoundFirst(update=pf.infer.update.IVON(steps=2), covariance="diag"),
     "FSGLD, for networks": lambda: pf.FSGLD(
         surrogates=pf.FedEP(covariance="diag"), batch_size=3, num_chains=3, local_steps=4, burn_in=0
     ),
     "DSVGD, for networks": lambda: pf.DSVGD(num_particles=5, local_steps=3, batch_size=3, step_size=0.02),
-    "FedPA, tempered": lambda: pf.infer.FedPA(client=pf.tilted.MCMC(**CHAIN), temperature=2.0),
+    "FedPA, tempered": lambda: pf.infer.FedPA(client=pf.infer.tilted.MCMC(**CHAIN), temperature=2.0),
 }
 CASES = {name: make for name, make, _ in ALGORITHMS if name not in SAME_STEPS} | MORE
 
@@ -212,11 +212,14 @@ def test_a_model_may_hold_tensors_of_the_device(elsewhere, monkeypatch):
 
 def test_a_write_into_a_tensor_from_elsewhere_is_refused():
     table = torch.zeros(2)
-    with OnDevice(DEVICE), pytest.raises(pf.ModelError, match="writes into a tensor that lies on the CPU"):
+    with OnDevice(DEVICE), pytest.raises(pf.errors.ModelError, match="writes into a tensor that lies on the CPU"):
         table[1] = 1.0
-    with OnDevice(DEVICE), pytest.raises(pf.ModelError, match="leave device= out"):
+    with OnDevice(DEVICE), pytest.raises(pf.errors.ModelError, match="leave device= out"):
         table.add_(1.0)
-    with OnDevice(torch.device("cpu")), pytest.raises(pf.ModelError, match=r"lies on meta .* let it lie on the CPU"):
+    with (
+        OnDevice(torch.device("cpu")),
+        pytest.raises(pf.errors.ModelError, match=r"lies on meta .* let it lie on the CPU"),
+    ):
         There(table)[1] = 1.0
 
 
@@ -252,8 +255,8 @@ def test_what_pyro_samples_is_computed_on_the_cpu_and_says_so(elsewhere):
         fed = lines(device)
         settings = {"num_steps": 5, "num_guide_draws": 10}
         with pytest.warns(UserWarning, match="SVI draws random numbers within its steps and was computed on the CPU"):
-            pf.run(pf.SVI(**settings), fed, progress=False, audit=False, log_likelihood=False, compile="off")
-    assert all(kind.on_cpu for kind in (pf.NUTS, pf.SVI, pf.infer.ConsensusMC))
+            pf.run(pf.infer.SVI(**settings), fed, progress=False, audit=False, log_likelihood=False, compile="off")
+    assert all(kind.on_cpu for kind in (pf.NUTS, pf.infer.SVI, pf.infer.ConsensusMC))
     assert not pf.FedEP.on_cpu
 
 
@@ -262,7 +265,7 @@ def test_the_device_is_that_of_the_data_unless_it_is_named():
     assert device_of(None, data) == DEVICE
     assert device_of("cpu", data) == torch.device("cpu")
     assert lines().problem.device == torch.device("cpu")
-    with pytest.raises(pf.SettingError, match="torch has no such device here"):
+    with pytest.raises(pf.errors.SettingError, match="torch has no such device here"):
         lines("cuda:99")
 
 

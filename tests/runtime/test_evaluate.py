@@ -52,10 +52,10 @@ def test_predictions_of_unseen_rows_by_round_survive_a_checkpoint(tmp_path):
     ],
 )
 def test_what_is_no_figure_is_refused(evaluate, message):
-    with pytest.raises(pf.SettingError, match=message):
+    with pytest.raises(pf.errors.SettingError, match=message):
         quiet(pf.FedEP(), unequal_lines(), evaluate=evaluate)
 
 
 def test_a_period_below_one_round_is_refused():
-    with pytest.raises(pf.SettingError, match="evaluate_every must be at least 1, received 0"):
+    with pytest.raises(pf.errors.SettingError, match="evaluate_every must be at least 1, received 0"):
         quiet(pf.FedEP(), unequal_lines(), evaluate=mean_of, evaluate_every=0)

@@ -235,7 +235,7 @@ FAST = {
         local_steps=20,
         thin=5,
         burn_in=100,
-        step=pf.step.Measured(largest=1.0, visit_time=20.0),
+        step=pf.infer.step.Measured(largest=1.0, visit_time=20.0),
         target_ess=None,
         num_chains=10,
     ),
@@ -261,7 +261,7 @@ def test_with_30_percent_failing_the_answer_is_right(name):
 
 @pytest.mark.parametrize("options", [{"probability": 1.5}, {"kinds": ()}, {"kinds": ("explodes",)}])
 def test_faults_out_of_range(options):
-    with pytest.raises(pf.SettingError, match="Faulty"):
+    with pytest.raises(pf.errors.SettingError, match="Faulty"):
         Faulty(**options)
 
 
@@ -303,7 +303,7 @@ def test_states_that_are_elsewhere_are_not_asked_for_at_the_end(here):
 
 @pytest.mark.parametrize("min_clients", [-1, 4])
 def test_a_quorum_out_of_range(min_clients):
-    with pytest.raises(pf.SettingError, match=f"min_clients must lie in 0..3, received {min_clients}"):
+    with pytest.raises(pf.errors.SettingError, match=f"min_clients must lie in 0..3, received {min_clients}"):
         run(PRIOR, unequal_lines(), min_clients=min_clients)
 
 

@@ -110,7 +110,7 @@ def test_objections_one_client_at_a_time_are_those_of_all_together():
         **message_limits.outlying_clients(((draw[1] - draw[0] / 2) / scale.sqrt()).abs().amax(-1), "step"),
         "its precision has the wrong sign": (draw[0] < -message_limits.LARGEST_FALL * scale).any(-1),
     }
-    found = pf.tilted.IVON().objections(q, deltas, None)
+    found = pf.infer.tilted.IVON().objections(q, deltas, None)
     assert found.keys() == wanted.keys() and bool(found["its precision has the wrong sign"].any())
     assert all(torch.equal(found[reason], wanted[reason]) for reason in wanted)
 

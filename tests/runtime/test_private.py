@@ -92,7 +92,7 @@ def noise_of_means(rounds, norm, noise_multiplier):
         (pf.infer.FedSEP(start="prior", damping=0.4), sum(0.4**2 * 0.6 ** (2 * t) for t in range(8))),
         (pf.FedEP(start="prior"), 8.0),
         (pf.FedEP(start="prior", damping=0.6), 8 * 0.6**2),
-        (pf.infer.PVI(start="prior", order="synchronous", client=pf.tilted.Newton(steps=2)), 8.0),
+        (pf.infer.PVI(start="prior", order="synchronous", client=pf.infer.tilted.Newton(steps=2)), 8.0),
     ],
     ids=["fedsep", "fedsep damped", "fedep", "fedep damped", "pvi"],
 )
@@ -116,7 +116,7 @@ def test_the_noise_is_in_the_spread(algorithm, left):
 
 def test_the_noise_of_cohorts_is_not_held_back_as_steps_are():
     """Steps of a part of the clients are: a run takes a fraction of each round's noise, which the record has."""
-    algorithm = pf.infer.PVI(start="prior", order="synchronous", client=pf.tilted.Newton(steps=2))
+    algorithm = pf.infer.PVI(start="prior", order="synchronous", client=pf.infer.tilted.Newton(steps=2))
     settings = {"norm": 200.0, "noise_multiplier": 0.06}
     run = private(algorithm, num_rounds=16, num_draws=2000, schedule=pf.schedule.UniformRandom(20), **settings)
     left = float((run.federation["fraction"] ** 2).sum())
@@ -128,7 +128,7 @@ def test_steps_of_a_private_run_do_not_follow_the_noise():
     """Acceleration would take a part of each round's noise that depends on the noise."""
     idata = private(pf.FedEP(start="prior"), num_rounds=3)
     assert "'memory': 0" in idata.attrs["settings"]
-    with pytest.raises(pf.SettingError, match="an optimiser takes a part of each round's noise"):
+    with pytest.raises(pf.errors.SettingError, match="an optimiser takes a part of each round's noise"):
         private(pf.FedEP(start="prior", damping=0.1, optimisers=pf.infer.Optimisers(server="adam")))
 
 
@@ -208,12 +208,12 @@ def test_a_model_that_indexes_its_own_data_reports_no_deterministic_site():
     ],
 )
 def test_settings_of_the_mechanism(settings, words):
-    with pytest.raises(pf.SettingError, match=words):
+    with pytest.raises(pf.errors.SettingError, match=words):
         pf.Private(**settings)
 
 
 def test_delta_is_below_one_over_the_clients():
-    with pytest.raises(pf.SettingError, match=r"delta=0\.4 .* below 1/40"):
+    with pytest.raises(pf.errors.SettingError, match=r"delta=0\.4 .* below 1/40"):
         quiet(
             pf.FedAvg(), federation(), combination=pf.Private(norm=1.0, noise_multiplier=1.0, delta=0.4), num_rounds=1
         )

@@ -36,7 +36,7 @@ from pyro_fed.policy import run_settings
     ],
 )
 def test_options_out_of_range(options, message):
-    with pytest.raises(pf.SettingError, match=message):
+    with pytest.raises(pf.errors.SettingError, match=message):
         quiet(pf.papers.PaperDSVGD(**PAPER), unequal_lines(), **options)
 
 
@@ -58,7 +58,7 @@ def test_options_out_of_range(options, message):
     ],
 )
 def test_settings_out_of_range(factory, setting, value):
-    with pytest.raises(pf.SettingError, match=f"{factory.__name__}: {setting} must .*, received {value}"):
+    with pytest.raises(pf.errors.SettingError, match=f"{factory.__name__}: {setting} must .*, received {value}"):
         factory(**{setting: value})
 
 
@@ -71,7 +71,7 @@ def test_settings_out_of_range(factory, setting, value):
     ],
 )
 def test_more_settings_out_of_range(factory, setting):
-    with pytest.raises(pf.SettingError, match=f"{factory.__name__}: {setting} must .*, received 0"):
+    with pytest.raises(pf.errors.SettingError, match=f"{factory.__name__}: {setting} must .*, received 0"):
         factory(**{setting: 0})
 
 
@@ -114,7 +114,7 @@ def test_what_is_no_algorithm_or_no_federation_is_told_apart(swap):
     wrong = (fed, pf.FedEP()) if swap else (pf.FedEP, fed)
     no_class = r"algorithm is the class FedEP.*: call it, FedEP\(\.\.\.\)"
     said = "algorithm must be an Algorithm, such as .*, received" if swap else no_class
-    with pytest.raises(pf.SettingError, match=said):
+    with pytest.raises(pf.errors.SettingError, match=said):
         pf.run(*wrong)
 
 

@@ -383,7 +383,7 @@ def test_where_nothing_stays_finite_the_first_error_is_raised():
 
 
 def test_input_that_the_first_stage_refuses_is_an_error():
-    with pytest.raises(pf.SettingError, match="surrogates for 3 clients"):
+    with pytest.raises(pf.errors.SettingError, match="surrogates for 3 clients"):
         tried(pf.FedAIS(surrogates=pf.infer.Given(torch.eye(2).expand(2, 2, 2), torch.zeros(2, 2))), pf.FedEP())
 
 
@@ -424,7 +424,7 @@ def test_the_first_messages_of_a_stage_count_before_they_are_sent():
     ],
 )
 def test_what_belongs_to_one_algorithm_is_refused(options, told):
-    with pytest.raises(pf.SettingError, match=told):
+    with pytest.raises(pf.errors.SettingError, match=told):
         pf.run(pf.Auto(), unequal_lines(), **QUIET, **options)
 
 
@@ -436,7 +436,7 @@ def test_what_belongs_to_one_algorithm_is_refused(options, told):
     ],
 )
 def test_settings_out_of_range_are_refused(settings):
-    with pytest.raises(pf.SettingError, match=next(iter(settings))):
+    with pytest.raises(pf.errors.SettingError, match=next(iter(settings))):
         pf.Auto(**settings)
 
 
@@ -452,5 +452,5 @@ def test_ctrl_c_in_a_later_stage_keeps_the_earlier_answer():
 
 
 def test_a_budget_of_less_than_a_round_is_refused():
-    with pytest.raises(pf.SettingError, match="max_bytes=100 is less than the first round of FedEP takes"):
+    with pytest.raises(pf.errors.SettingError, match="max_bytes=100 is less than the first round of FedEP takes"):
         tried(pf.FedEP(), max_bytes=100)

@@ -369,7 +369,7 @@ def test_a_setting_that_a_branch_may_read_is_not_one_without_effect():
 
 def test_checks_that_an_algorithm_need_not_pass_are_left_out():
     pf.testing.check_algorithm(frozen(NarrowDraws), expected_failures={"check_conjugate_posterior": "narrow by design"})
-    with pytest.raises(pf.SettingError, match=r"there is no check 'check_sed'; did you mean .*check_seed"):
+    with pytest.raises(pf.errors.SettingError, match=r"there is no check 'check_sed'; did you mean .*check_seed"):
         pf.testing.check_algorithm(Newton(), expected_failures={"check_sed": ""})
 
 

@@ -99,7 +99,7 @@ def waic(
         QuorumError: as for `loo`.
 
     Example:
-        >>> pf.waic(idata, fed).elpd_waic
+        >>> pf.metrics.waic(idata, fed).elpd_waic
     """
     require_result("waic", idata, federation)
     return _Answers.of(idata, federation, var_name, pointwise, executor).elpd("waic")

@@ -134,7 +134,7 @@ def ksd(
         SettingError: `num_draws` below 2, or an unknown statistic.
 
     Example:
-        >>> pf.ksd(pf.run(pf.FedEP(), fed), fed)
+        >>> pf.metrics.ksd(pf.run(pf.FedEP(), fed), fed)
     """
     if num_draws < 2:
         raise SettingError(f"ksd: num_draws must be at least 2, received {num_draws}")

@@ -31,7 +31,7 @@ def steps(idata: InferenceData) -> pd.DataFrame:
 
     Example:
         >>> idata = pf.fit(fed)
-        >>> pf.steps(idata)[["algorithm", "rounds", "chosen"]]
+        >>> pf.metrics.steps(idata)[["algorithm", "rounds", "chosen"]]
     """
     import pandas as pd  # takes half a second
 

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, legend_above, new_axes, shortened, tidy, width_with
+from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, legend_above, new_axes, short_names, tidy, width_with
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError, shown
 
@@ -44,7 +44,7 @@ def plot_contributions(
         rows = found["rows"].values / max(1, found["rows"].values.sum())
         panel.scatter(100 * rows, place[:-1], marker="|", s=130, linewidth=2, color=COLORS[1], zorder=3, label="rows")
         legend_above(panel)
-    panel.set_yticks(place, [shortened(name) for name in names], fontsize=8)
+    panel.set_yticks(place, short_names(names), fontsize=8)
     panel.set(ylim=(len(names) - 0.5, -0.5), xlabel="share of all, %")
     tidy(panel, grid="x")
     return panel

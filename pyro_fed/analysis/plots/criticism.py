@@ -14,6 +14,7 @@ from pyro_fed.analysis.plots.style import (
     mark_outside,
     new_axes,
     panels,
+    short_names,
     shortened,
     tidy,
     usual_reach,
@@ -68,8 +69,8 @@ def draw_shifts(ax: Axes, found: xr.Dataset, chosen: np.ndarray) -> None:
     shifts, labels = found["shift"].values[:, chosen], found["parameter"].values[chosen]
     image = ax.pcolormesh(shifts, cmap="RdBu_r", vmin=-STRONGEST, vmax=STRONGEST)
     ax.set(xticks=np.arange(len(chosen)) + 0.5, yticks=np.arange(len(shifts)) + 0.5, title="shift of the mean (SDs)")
-    ax.set_xticklabels([shortened(label) for label in labels], rotation=90)
-    ax.set_yticklabels([shortened(name) for name in found["client"].values])
+    ax.set_xticklabels(short_names(labels), rotation=90)
+    ax.set_yticklabels(short_names(found["client"].values))
     ax.invert_yaxis()
     ax.figure.colorbar(image, ax=ax, extend="both", shrink=0.8)
 
@@ -87,7 +88,7 @@ def draw_influence(ax: Axes, found: xr.Dataset, named: bool = False) -> None:
     ax.set_xlim(0, 1.05 * reach or 1.0)
     for values, at, color in ((size, place - 0.2, COLORS[0]), (far, place + 0.2, COLORS[1])):
         mark_outside(ax, values, at, color, beyond=True)
-    ax.set_yticks(place if named else [], [shortened(name) for name in found["client"].values] if named else [])
+    ax.set_yticks(place if named else [], short_names(found["client"].values) if named else [])
     legend_above(ax)
     tidy(ax, grid="x")
 
@@ -162,7 +163,7 @@ def plot_check_intervals(
     for which, color, label in ((~outside, COLORS[0], "observed"), (outside, COLORS[1], "observed, outside")):
         if which.any():
             panel.scatter(observed[which], place[known][which], s=22, color=color, zorder=3, label=label)
-    panel.set_yticks(place, [shortened(name) for name in one["client"].values])
+    panel.set_yticks(place, short_names(one["client"].values))
     middle = np.median((low + high) / 2) if known.any() else 0.0
     reach = usual_reach(np.concatenate([low, high, observed]) - middle)
     if reach:

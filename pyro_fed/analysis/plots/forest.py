@@ -24,6 +24,7 @@ from pyro_fed.analysis.plots.style import (
     mark_outside,
     new_axes,
     panels,
+    short_names,
     shortened,
     tidy,
     usual_reach,
@@ -105,7 +106,7 @@ def plot_forest(
         panel.set_xlim(*_room(np.min(ends), np.max(ends)))
     for i, (name, values) in enumerate(each.items()):
         _intervals(panel, values, place + 0.64 * ((i + 0.5) / step - 0.5), palette[name], name)
-    panel.set_yticks(place, [shortened(label) for label in shown], fontsize=8)
+    panel.set_yticks(place, short_names(shown), fontsize=8)
     panel.set_ylim(len(shown) - 0.4, -0.6)
     panel.set_xlabel("SDs of the reference from its mean" if standardise else "value")
     if len(results) > 1:
@@ -201,7 +202,7 @@ def _one_parameter(ax: Axes, one: xr.Dataset, clients: list[str]) -> None:
     ax.hlines(place[known], (mean - CLIENT_SDS * sd)[known], (mean + CLIENT_SDS * sd)[known], color=COLORS[0], lw=1.2)
     area = 10 + 160 * np.clip(one["share"].values[known], 0, 1)
     ax.scatter(mean[known], place[known], s=area, color=COLORS[0], zorder=3)
-    ax.set_yticks(place, [shortened(name) for name in clients], fontsize=8)
+    ax.set_yticks(place, short_names(clients), fontsize=8)
     ax.set_ylim(len(clients) - 0.5, -0.5)
     reach = max(width, usual_reach(np.abs(mean[known] - centre) + CLIENT_SDS * sd[known]))
     ax.set_xlim(centre - 1.05 * reach, centre + 1.05 * reach)

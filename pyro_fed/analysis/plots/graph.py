@@ -8,7 +8,7 @@ import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.plots.style import new_axes
+from pyro_fed.analysis.plots.style import INK, name_dots, new_axes
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
@@ -65,12 +65,12 @@ def plot_graph(
     nodes = nx.draw_networkx_nodes(
         links, place, node_size=area, node_color=v, cmap="viridis", ax=ax, vmin=0.0, edgecolors="white"
     )
-    if names or graph.num_agents <= MAX_NUMBERED:
-        labels = {i: (names or {}).get(i, str(i)) for i in links}
+    if graph.num_agents <= MAX_NUMBERED:
         dark = v < 0.6 * v.max()
         for shade, color in ((dark, "white"), (~dark, "black")):
-            some = {i: label for i, label in labels.items() if shade[i]}
+            some = {i: str(i) for i in links if shade[i] and i not in (names or {})}
             nx.draw_networkx_labels(links, place, some, font_size=8, font_color=color, ax=ax)
+    ax.margins(0.1)
     ax.figure.colorbar(nodes, ax=ax, shrink=0.6, label="eigenvector centrality")
     gap, rounds = graph.gap, graph.consensus_rounds()
     ax.set_title(
@@ -79,6 +79,9 @@ def plot_graph(
         fontsize=10,
     )
     ax.set_axis_off()
+    if names:
+        x, y = np.array([place[i] for i in names]).T
+        name_dots(ax, list(names.values()), x, y, dict.fromkeys(names.values(), INK))
     return ax
 
 

@@ -9,7 +9,7 @@ import torch
 from matplotlib.axes import Axes
 
 from pyro_fed.analysis.judging.distances import posterior_matrix
-from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, new_axes, tidy
+from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, new_axes, tidy, usual_reach
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError, listed, shown
 from pyro_fed.results.inference_data import InferenceData
@@ -59,6 +59,8 @@ def plot_particles(
     if log_density is not None:
         _contours(ax, log_density, np.linspace(left, right, GRID), np.linspace(bottom, top, GRID))
     count = f"{len(xy)} {'particles' if idata.attrs.get('draws_are') == 'particles' else 'draws'}"
+    outside = int(((xy < (left, bottom)) | (xy > (right, top))).any(1).sum())
+    count += f", {outside} outside" if outside else ""
     ax.scatter(xy[:, 0], xy[:, 1], s=14, color=COLORS[1], alpha=0.7, linewidth=0, label=count, zorder=3)
     ax.set(xlim=(left, right), ylim=(bottom, top), xlabel=chosen[0], ylabel=chosen[1])
     ax.legend(frameon=False, fontsize=9, loc="upper right")
@@ -67,7 +69,9 @@ def plot_particles(
 
 
 def _limits(xy: np.ndarray) -> tuple[float, float, float, float]:
-    low, high = xy.min(0), xy.max(0)
+    middle = np.median(xy, 0)
+    reach = np.array([usual_reach(part) for part in (xy - middle).T])
+    low, high = np.maximum(xy.min(0), middle - reach), np.minimum(xy.max(0), middle + reach)
     room = MARGIN * np.maximum(high - low, 1e-12)
     return low[0] - room[0], high[0] + room[0], low[1] - room[1], high[1] + room[1]
 

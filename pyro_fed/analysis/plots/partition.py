@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.plots.style import COLORS, new_axes, tidy
+from pyro_fed.analysis.plots.style import COLORS, new_axes, short_names, tidy, width_with
 from pyro_fed.conventions.calls import checked
 from pyro_fed.federation.federation import Federation
 
@@ -36,14 +36,14 @@ def plot_partition(
     Example:
         >>> pf.plots.plot_partition(fed).figure.savefig("clients.png")
     """
-    width = float(np.clip(0.45 * federation.num_clients, 4.0, 12.0))
-    ax = new_axes(ax, figsize or (width, 3.0))
     table = federation.summary()
     labels = [name for name in table.columns if str(name).startswith("label ")]
     labels = labels if len(labels) <= len(COLORS) else []  # too many values, as of counts: colours would repeat
-    names = [str(name) for name in table.index]
+    names = short_names(table.index)
     named = len(names) <= MAX_NAMED
     lying = named and max(map(len, names)) > LONGEST_BESIDE
+    upright = (float(np.clip(0.45 * len(names), 4.0, 12.0)), 3.0)
+    ax = new_axes(ax, figsize or ((width_with(names, 4.6), 1.2 + 0.28 * len(names)) if lying else upright))
     place, floor = np.arange(len(table)), np.zeros(len(table))
     for i, name in enumerate(labels or ["rows"]):
         size = table[name].to_numpy(dtype=float)

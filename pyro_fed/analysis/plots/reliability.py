@@ -13,7 +13,7 @@ from pyro_fed.analysis.judging import metrics
 from pyro_fed.analysis.judging.calibration import BINS, calibration_errors, reliability
 from pyro_fed.analysis.judging.density import thin_posterior
 from pyro_fed.analysis.judging.distances import DRAWS_COMPARED
-from pyro_fed.analysis.plots.style import REFERENCE_LINE, SOFT, GivenAxes, by_name, colors, panels, tidy
+from pyro_fed.analysis.plots.style import REFERENCE_LINE, SOFT, GivenAxes, by_name, colors, panels, shortened, tidy
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
@@ -68,7 +68,7 @@ def plot_reliability(
             )
         _panel(one, found.probs, found.value, bins, palette[name])
         errors = calibration_errors(found.probs, found.value, bins)
-        one.set_title(f"{name}\nECE {errors['ece']:.3f}, MCE {errors['mce']:.2f}".strip(), fontsize=10)
+        one.set_title(f"{shortened(name)}\nECE {errors['ece']:.3f}, MCE {errors['mce']:.2f}".strip(), fontsize=10)
     if ax is None:
         axes[0].figure.supxlabel("confidence of the prediction", fontsize=10)
         axes[0].figure.supylabel("share that was right", fontsize=10)

@@ -40,11 +40,17 @@ WRITTEN_OUT = 1e6
 FEW_TICKS_FACTOR = 30.0
 #: An axis reaches to the largest of its values that is at most so many times the middle one; others stand at its edge.
 REACH = 6.0
+#: Points from one line of small text to the next.
+LINE = 12
 #: Where the name of a dot may stand, in points from it, and its side that is turned there: the first that is free.
-PLACES_OF_NAMES = (
-    (7, 5, "left"), (-7, 5, "right"), (7, -7, "left"), (-7, -7, "right"), (0, 13, "center"), (0, -14, "center"),
-    (7, 17, "left"), (-7, 17, "right"), (7, -19, "left"), (-7, -19, "right"),
-)  # fmt: skip
+PLACES_OF_NAMES = tuple(
+    (across, up + lines * LINE if up > 0 else up - lines * LINE, side)
+    for lines in range(5)
+    for across, up, side in (
+        *((7, 5, "left"), (-7, 5, "right"), (7, -7, "left"), (-7, -7, "right")),
+        *((0, 13, "center"), (0, -14, "center")),
+    )
+)
 #: The most powers of ten with their numbers on a logarithmic axis.
 MOST_POWERS = 7
 #: Largest side of a figure, in inches.
@@ -140,6 +146,18 @@ def shortened(name: object, most: int = 26) -> str:
     return text if len(text) <= most else f"{text[: most - end - 1]}…{text[-end:]}"
 
 
+def short_names(names: Iterable[object]) -> list[str]:
+    """Names as `shortened` has them; where two are then alike, without the beginning that all have in common."""
+    texts = [str(name) for name in names]
+    short = [shortened(text) for text in texts]
+    if len(set(short)) == len(set(texts)):
+        return short
+    alike = next((i for i, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), 0)
+    common = texts[0][:alike].rpartition(" ")[0]
+    apart = [shortened(f"…{text.removeprefix(common)}") for text in texts]
+    return apart if len(set(apart)) > len(set(short)) else short
+
+
 def usual_reach(values: np.ndarray) -> float:
     """How far an axis reaches, so that a few values far from zero do not flatten the others: see `REACH`.
 
@@ -186,24 +204,24 @@ def width_with(names: Iterable[object], least: float) -> float:
 
 
 def name_dots(ax: Axes, names: Sequence[str], x: np.ndarray, y: np.ndarray, palette: Mapping[str, str]) -> None:
-    """Name dots beside them, where their names hide neither each other nor another dot."""
+    """Name dots beside them, where their names hide neither each other nor another dot, nor lines if there is room."""
     from matplotlib.transforms import Bbox
 
     canvas: Any = ax.figure.canvas
     canvas.figure.draw_without_rendering()  # which finds the axes' places
     renderer, inside = canvas.get_renderer(), ax.get_window_extent()
     dots = [Bbox.from_bounds(a - 5, b - 5, 10, 10) for a, b in ax.transData.transform(np.column_stack([x, y]))]
-    taken = list(dots)
-    for name, at in zip(names, zip(x, y, strict=True), strict=True):
+    taken, curves = list(dots), [line.get_transform().transform_path(line.get_path()) for line in ax.get_lines()]
+    for name, short, at in zip(names, short_names(names), zip(x, y, strict=True), strict=True):
         best, fewest = PLACES_OF_NAMES[0], float("inf")
-        words = ax.annotate(
-            shortened(name), at, xytext=best[:2], textcoords="offset points", fontsize=9, color=palette[name]
-        )
+        words = ax.annotate(short, at, xytext=best[:2], textcoords="offset points", fontsize=9, color=palette[name])
+        words.set_in_layout(False)
         for across, up, side in PLACES_OF_NAMES:
             words.set(position=(across, up), ha=side, va="center")
             box = words.get_window_extent(renderer)
-            hidden = sum(box.overlaps(other) for other in taken) + (not inside.fully_containsx(box.x0))
-            hidden += not inside.fully_containsx(box.x1)
+            hidden = float(sum(box.overlaps(other) for other in taken))
+            hidden += sum(not inside.fully_contains(*corner) for corner in ((box.x0, box.y0), (box.x1, box.y1)))
+            hidden += sum(curve.intersects_bbox(box, filled=False) for curve in curves) / (1 + len(curves))
             if hidden < fewest:
                 best, fewest = (across, up, side), hidden
         words.set(position=best[:2], ha=best[2])

@@ -17,6 +17,8 @@ from torch.fx.passes.shape_prop import TensorMetadata
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pyro_fed.conventions.time_limit import tick
+
 aten = torch.ops.aten
 
 #: What constants are called, with their number.
@@ -74,6 +76,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        tick()
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)

@@ -22,6 +22,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.compiling.products import spread_products
 from pyro_fed.density.compiling.recording import LIKE, Recorder, record
 from pyro_fed.density.compiling.simplify import changes_nothing, looks, simplify
@@ -144,11 +145,15 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor], exact: b
     graph = recorder.graph
     pin_dtypes(graph)
     straighten(graph)
+    tick()
     spread_products(graph)
     share_subexpressions(graph)  # distances that two kernels need, say, are computed once
+    tick()
     simplify(graph, _written_over(graph), exact)
+    tick()
     drop_dead(graph)
     run = fold_constants(recorder)
+    tick()
     call_bindings(run)
     release(recorder.root, graph, run)
     return Step(torch.fx.GraphModule(recorder.root, run), step.spec, graph, recorder.root)

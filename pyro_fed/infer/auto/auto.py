@@ -36,7 +36,8 @@ from pyro_fed.infer.surrogates.fedais import FedAIS
 class Auto(Plan):
     """FedEP, and if its result is doubtful further algorithms, until a result is not.
 
-    `pyro_fed.steps` lists what was tried, the cost and the reason; the result's warnings are the remaining doubts.
+    `pyro_fed.metrics.steps` lists what was tried, the cost and the reason; the result's warnings are the remaining
+    doubts.
 
     Args:
         max_rounds: rounds of all stages together; None: no limit.
@@ -62,7 +63,7 @@ class Auto(Plan):
 
     Example:
         >>> idata = pf.run(pf.Auto(), fed)
-        >>> pf.steps(idata)
+        >>> pf.metrics.steps(idata)
     """
 
     def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm | Stage]:

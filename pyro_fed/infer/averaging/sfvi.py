@@ -108,8 +108,8 @@ class SFVI(KeptDraws, Tempered):
 
     Example:
         >>> from pyro.infer.autoguide import AutoIAFNormal
-        >>> idata = pf.run(pf.SFVI(guide=AutoIAFNormal), fed)
-        >>> idata = pf.run(pf.SFVI(guide=AutoIAFNormal, local_steps=10), fed)
+        >>> idata = pf.run(pf.infer.SFVI(guide=AutoIAFNormal), fed)
+        >>> idata = pf.run(pf.infer.SFVI(guide=AutoIAFNormal, local_steps=10), fed)
     """
 
     on_cpu: ClassVar[bool] = True

@@ -49,8 +49,8 @@ class FedEP(Converging, WarmStarted, Optimising, Controlled, Guided):
             share. What is left is taken to be the round's move divided by δ.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
             global sites are exponential families, which is federated in their natural parameters.
-        client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
-            its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
+        client: how the clients approximate their tilted distributions: a `pf.infer.tilted` inference with its settings,
+            or its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
         start: "laplace" (federated, with all clients), "mode" (the same, to the end of Newton's method), "prior",
             "fedavg" (diagonal sites at the point that 40 rounds by Adam find, 100 of a network of at most 1000
@@ -73,6 +73,6 @@ class FedEP(Converging, WarmStarted, Optimising, Controlled, Guided):
 
     Example:
         >>> idata = pf.run(pf.FedEP(), fed)
-        >>> idata = pf.run(pf.FedEP(client=pf.tilted.MCMC(steps=500), covariance="diag"), fed)
+        >>> idata = pf.run(pf.FedEP(client=pf.infer.tilted.MCMC(steps=500), covariance="diag"), fed)
         >>> idata = pf.run(pf.FedEP(guide=AutoDiagonalNormal), fed)
     """

@@ -39,8 +39,8 @@ class FedPA(WarmStarted, Optimising, Controlled):
             the covariance is full by default.
         num_points: Sobol points for expectations under q; even.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
-        client: how a client approximates its own likelihood: `pf.tilted.MCMC` (with shrinkage, as published),
-            `pf.tilted.Laplace`, or another inference of `pf.tilted`, or its name for its defaults.
+        client: how a client approximates its own likelihood: `pf.infer.tilted.MCMC` (with shrinkage, as published),
+            `pf.infer.tilted.Laplace`, or another inference of `pf.infer.tilted`, or its name for its defaults.
         start: where the clients' chains and searches start: "laplace" (federated, with all clients), "prior", or
             "auto": the prior if it is proper and there are more than 100 parameters.
         damping: δ, in (0, 1]; 1 is plain averaging. With an optimiser, its learning rate. None takes 1 for "newton",
@@ -56,7 +56,7 @@ class FedPA(WarmStarted, Optimising, Controlled):
         Al-Shedivat et al. (2021).
 
     Example:
-        >>> idata = pf.run(pf.infer.FedPA(client=pf.tilted.MCMC(steps=500)), fed)
+        >>> idata = pf.run(pf.infer.FedPA(client=pf.infer.tilted.MCMC(steps=500)), fed)
     """
 
     without: ClassVar[Mapping[str, str]] = {
@@ -86,7 +86,8 @@ class BCM(Damped):
             the covariance is full by default.
         num_points: Sobol points for expectations under q; even.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
-        client: how a client approximates its own posterior: an inference of `pf.tilted`, or its name for its defaults.
+        client: how a client approximates its own posterior: an inference of `pf.infer.tilted`, or its name for its
+            defaults.
         damping: δ, in (0, 1]; 1 is the committee machine.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 

@@ -43,8 +43,8 @@ class FedSEP(Converging, WarmStarted, Optimising, Controlled):
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
-        client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
-            its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
+        client: how the clients approximate their tilted distributions: a `pf.infer.tilted` inference with its settings,
+            or its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
         start: "laplace" (federated, with all clients), "mode" (the same, to the end of Newton's method), "prior",
             "fedavg" (diagonal sites at the point that averaging finds, which is taken on large models), a

@@ -80,9 +80,9 @@ class PVI(FedEP):
             more than this share.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
             global sites are exponential families, which is federated in their natural parameters.
-        client: how a client minimises its free energy: `pf.tilted.Newton`, `pf.tilted.SVI`, or its name; "newton" is
-            ten steps, or until one is a tenth of the first; "ivon" is taken on models of more than 1000 parameters
-            if none is set.
+        client: how a client minimises its free energy: `pf.infer.tilted.Newton`, `pf.infer.tilted.SVI`, or its name;
+            "newton" is ten steps, or until one is a tenth of the first; "ivon" is taken on models of more than 1000
+            parameters if none is set.
         start: "laplace" (federated, with all clients), "mode" (the same, to the end of Newton's method), "prior",
             "fedavg" (diagonal sites at the point that averaging finds, which is taken on large models), a
             `pf.infer.Averaging` (the same as published), or "auto": the prior if it is proper and there are more than
@@ -102,7 +102,7 @@ class PVI(FedEP):
 
     Example:
         >>> idata = pf.run(pf.infer.PVI(), fed)
-        >>> idata = pf.run(pf.infer.PVI(client=pf.tilted.Newton(steps=3), order="synchronous"), fed)
+        >>> idata = pf.run(pf.infer.PVI(client=pf.infer.tilted.Newton(steps=3), order="synchronous"), fed)
     """
 
     guided: ClassVar[type[GuidedFedEP]] = GuidedPVI

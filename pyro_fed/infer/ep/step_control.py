@@ -65,7 +65,7 @@ UNKNOWN = frozenset({"shortest", "points_precision", "points_eta", "moves_precis
 class StepControl(Settings):
     """Settings by which FedEP's server accelerates the sum of expected Newton steps, or holds it back.
 
-    It is for `client=pf.tilted.Newton()` without an optimiser: nothing else takes steps whose length is known.
+    It is for `client=pf.infer.tilted.Newton()` without an optimiser: nothing else takes steps whose length is known.
 
     Args:
         memory: rounds that the acceleration remembers, at least 2, or 0 for none; None takes 4 for a full covariance

@@ -42,8 +42,8 @@ class StreamingVB(EP):
             the covariance is full by default.
         num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
-        client: how a client minimises its free energy: `pf.tilted.Newton`, `pf.tilted.SVI`, or its name; "newton" is
-            ten steps; "ivon" is taken on models of more than 1000 parameters if none is set.
+        client: how a client minimises its free energy: `pf.infer.tilted.Newton`, `pf.infer.tilted.SVI`, or its name;
+            "newton" is ten steps; "ivon" is taken on models of more than 1000 parameters if none is set.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:

@@ -68,13 +68,14 @@ class FALD(ConduciveVisits):
         batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
         minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
             "anew": each minibatch is drawn from all of them, as published, which leaves the full minibatch noise.
-        step: the step's size and rule: a `pf.step.Measured`; a `pf.step.ForVisits`, which does not measure the clients'
-            own noise (a warning says so, and networks and other large models are run so); or a `pf.step.Fixed`.
+        step: the step's size and rule: a `pf.infer.step.Measured`; a `pf.infer.step.ForVisits`, which does not measure
+            the clients' own noise (a warning says so, and networks and other large models are run so); or a
+            `pf.infer.step.Fixed`.
         surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
             name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
             for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
             beyond. `Given` has them as tensors. None runs without, with `conducive=None`: then give
-            `step=pf.step.Fixed(precondition=False)` and turn `control_variate` off.
+            `step=pf.infer.step.Fixed(precondition=False)` and turn `control_variate` off.
         control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ); "visit": where the
             chain is when a visit begins (SVRG-LD), which needs no surrogates.
         probabilities: f_s, the clients' weights, positive with sum one; None is uniform.

@@ -90,7 +90,7 @@ def unmeasured_noise(problem: Problem) -> Finding:
 def step_advice(step_size: float, is_given: bool) -> str:
     """The cure of a chain that became non-finite: a smaller step, or less noise from minibatches."""
     present = "present" if is_given else "derived"
-    return f"give a step=pf.step.Fixed(size=...) below the {present} {step_size:.3g}, or raise batch_size"
+    return f"give a step=pf.infer.step.Fixed(size=...) below the {present} {step_size:.3g}, or raise batch_size"
 
 
 def trajectory_findings(record: Record, problem: Problem, num_chains: int) -> list[Finding]:

@@ -72,7 +72,7 @@ class FSGLD(ConduciveVisits):
         batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
         minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
             "anew": each minibatch is drawn from all of them, as published, which leaves the full minibatch noise.
-        step: the step's size and rule: a `pf.step.Measured`, or a `pf.step.Fixed`.
+        step: the step's size and rule: a `pf.infer.step.Measured`, or a `pf.infer.step.Fixed`.
         surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
             name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
             for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"

@@ -75,7 +75,7 @@ class Langevin(TravellingChains):
 
     Args:
         batch_size: m, rows a step; None takes all of a client's rows.
-        step: a `pf.step`; a derived one makes burn-in longer where it is short, up to half a run by default.
+        step: a `pf.infer.step`; a derived one makes burn-in longer where it is short, up to half a run by default.
         surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites, "laplace", "fedep",
             "local_sgld", "auto", or `Given`; None runs without.
 
@@ -97,11 +97,11 @@ class Langevin(TravellingChains):
         resolve(self, "step", Step)
         name = type(self).__name__
         if type(self.step) not in self.steps:
-            allowed = " or ".join(f"pf.step.{kind.__name__}" for kind in self.steps)
+            allowed = " or ".join(f"pf.infer.step.{kind.__name__}" for kind in self.steps)
             raise SettingError(f"{name}: step must be {allowed}, received {self.step!r}")
         if self.surrogates is None and self.rule.given_size is None:
             raise SettingError(
-                f"{name}: without surrogates the step has no scale: give step=pf.step.Fixed(size=..., "
+                f"{name}: without surrogates the step has no scale: give step=pf.infer.step.Fixed(size=..., "
                 "precondition=False)"
             )
         if self.surrogates is None and (self.rule.preconditions or self.needs_surrogates):

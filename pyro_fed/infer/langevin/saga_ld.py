@@ -52,12 +52,12 @@ class SAGALD(Langevin):
             and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
         batch_size: m, rows a step, each minibatch drawn anew, no row twice in one, weighted to all; from as many rows
             on as there are, all are taken.
-        step: the step's size and rule: a `pf.step.Derived`, or a `pf.step.Fixed`.
+        step: the step's size and rule: a `pf.infer.step.Derived`, or a `pf.infer.step.Fixed`.
         surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
             name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
             for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
             beyond. `Given` has them as tensors. None runs without: then give
-            `step=pf.step.Fixed(precondition=False)`.
+            `step=pf.infer.step.Fixed(precondition=False)`.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -69,7 +69,7 @@ class SAGALD(Langevin):
 
     Example:
         >>> idata = pf.run(pf.infer.SAGALD(), fed)
-        >>> step = pf.step.Fixed(size=1e-4, precondition=False, midpoint=False)
+        >>> step = pf.infer.step.Fixed(size=1e-4, precondition=False, midpoint=False)
         >>> idata = pf.run(pf.infer.SAGALD(step=step, surrogates=None), fed)
     """
 

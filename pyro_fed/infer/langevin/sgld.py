@@ -30,12 +30,12 @@ class SGLD(CorrectedLangevin):
         batch_size: m, rows a step, weighted to all; None takes all rows.
         minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
             "anew": each minibatch is drawn from all of them, as published, which leaves the full minibatch noise.
-        step: the step's size and rule: a `pf.step.Derived`, or a `pf.step.Fixed`.
+        step: the step's size and rule: a `pf.infer.step.Derived`, or a `pf.infer.step.Fixed`.
         surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
             name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
             for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
             beyond. `Given` has them as tensors. None runs without: then give
-            `step=pf.step.Fixed(precondition=False)` and turn `control_variate` off.
+            `step=pf.infer.step.Fixed(precondition=False)` and turn `control_variate` off.
         control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ); "visit": where the
             chain is when a visit begins (SVRG-LD), which needs no surrogates.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
@@ -49,7 +49,7 @@ class SGLD(CorrectedLangevin):
 
     Example:
         >>> idata = pf.run(pf.infer.SGLD(), fed)
-        >>> step = pf.step.Fixed(size=1e-4, precondition=False, midpoint=False)
+        >>> step = pf.infer.step.Fixed(size=1e-4, precondition=False, midpoint=False)
         >>> idata = pf.run(pf.infer.SGLD(step=step, surrogates=None, control_variate=False), fed)
     """
 

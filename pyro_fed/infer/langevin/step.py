@@ -31,7 +31,7 @@ class Step(Variant):
     """
 
     what: ClassVar[str] = "step"
-    door: ClassVar[str] = "pf.step"
+    door: ClassVar[str] = "pf.infer.step"
 
     midpoint: bool = True
     decay: float = 0.0
@@ -71,7 +71,7 @@ class Fixed(Step):
         El Mekkaoui et al. (2021), Sections 5.1 and 5.3 have 1e-4. Leimkuhler & Matthews (2013), for the midpoint.
 
     Example:
-        >>> idata = pf.run(pf.FSGLD(step=pf.step.Fixed(size=1e-3)), fed)
+        >>> idata = pf.run(pf.FSGLD(step=pf.infer.step.Fixed(size=1e-3)), fed)
     """
 
     size: float = 1e-4
@@ -104,7 +104,7 @@ class Derived(Step):
         decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
 
     Example:
-        >>> idata = pf.run(pf.infer.SGLD(step=pf.step.Derived(largest=0.2)), fed)
+        >>> idata = pf.run(pf.infer.SGLD(step=pf.infer.step.Derived(largest=0.2)), fed)
     """
 
     largest: float = 0.5
@@ -128,7 +128,7 @@ class ForVisits(Derived):
         decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
 
     Example:
-        >>> idata = pf.run(pf.infer.DSGLD(step=pf.step.ForVisits(visit_time=0.5)), fed)
+        >>> idata = pf.run(pf.infer.DSGLD(step=pf.infer.step.ForVisits(visit_time=0.5)), fed)
     """
 
     visit_time: float | None = None
@@ -154,7 +154,7 @@ class Measured(ForVisits):
         decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
 
     Example:
-        >>> idata = pf.run(pf.FSGLD(step=pf.step.Measured(visit_error=0.01)), fed)
+        >>> idata = pf.run(pf.FSGLD(step=pf.infer.step.Measured(visit_error=0.01)), fed)
     """
 
     visit_error: float = 0.03

@@ -32,7 +32,7 @@ class GVI(Converging, Damped, Controlled):
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
-        client: `pf.tilted.Newton` or its name alone, which is the natural gradient.
+        client: `pf.infer.tilted.Newton` or its name alone, which is the natural gradient.
         damping: δ, in (0, 1]; None takes 1.
         step_control: how Newton steps are accelerated and held back.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.

@@ -85,7 +85,7 @@ class P2PEP(PeerGaussian):
         Guo et al. (2023), Federated learning as variational inference, Algorithm 1, without its server.
 
     Example:
-        >>> idata = pf.run(pf.P2PEP(), fed, graph=pf.graph.ring(5))
+        >>> idata = pf.run(pf.infer.P2PEP(), fed, graph=pf.graph.ring(5))
     """
 
     tilted_points: int = 2048

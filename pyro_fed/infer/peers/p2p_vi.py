@@ -95,7 +95,7 @@ class P2PVI(CountedRows):
             `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each
             round).
         gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, if `gossip_steps` is
-            None. None is 1e-4 if rounds are accelerated (see `pf.update.Newton`), otherwise 0.01.
+            None. None is 1e-4 if rounds are accelerated (see `pf.infer.update.Newton`), otherwise 0.01.
         start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph; "local": each
             agent's own, with nothing exchanged, which needs more rows than parameters at every agent; "prior": every
             belief begins as the prior, or its Laplace approximation; "draw": with the prior's SDs about one draw from
@@ -105,12 +105,12 @@ class P2PVI(CountedRows):
             if groups of agents are awake in turn.
         trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`.
         weighting: "exact" (each datum counts once, whatever the graph) or "paper" (as published).
-        update: the solver of Eq. (3): `pf.update.Newton` (expected Newton steps, closed form where conjugate),
-            `pf.update.SVI` (Adam on the ELBO with a Gaussian guide, Bayes by backprop), or `pf.update.IVON` (gradients
-            alone, taken on models of more than 1000 parameters if none is set), or its name for the defaults:
-            "newton", "svi", "ivon"; or any other of `pf.tilted`, which needs start="prior".
+        update: the solver of Eq. (3): `pf.infer.update.Newton` (expected Newton steps, closed form where conjugate),
+            `pf.infer.update.SVI` (Adam on the ELBO with a Gaussian guide, Bayes by backprop), or `pf.infer.update.IVON`
+            (gradients alone, taken on models of more than 1000 parameters if none is set), or its name for the
+            defaults: "newton", "svi", "ivon"; or any other of `pf.infer.tilted`, which needs start="prior".
         batch_size: rows a round, each used once, in order; None takes all rows in every round. Of "newton" alone; the
-            minibatches of Adam are a setting of `pf.update.SVI`.
+            minibatches of Adam are a setting of `pf.infer.update.SVI`.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -121,7 +121,7 @@ class P2PVI(CountedRows):
 
     Example:
         >>> idata = pf.run(pf.P2PVI(), fed, graph=pf.graph.ring(5))
-        >>> published = pf.P2PVI(weighting="paper", update=pf.update.SVI(steps=47), gossip_steps=1)
+        >>> published = pf.P2PVI(weighting="paper", update=pf.infer.update.SVI(steps=47), gossip_steps=1)
     """
 
     update: Update | TiltedInference | str = Newton()

@@ -2,11 +2,12 @@
 
     b_i = argmin_π KL(π ‖ q_i) + E_π[-log f(D_i)] = q_i t_i          a belief update: the site t_i and the belief b_i
 
-The belief stands for q, and the belief without the agent's own site for the cavity, so that any `pf.tilted` inference
-solves it from beliefs that begin as the prior. Two have settings of their own here: what an agent without a server
-remembers from round to round.
+The belief stands for q, and the belief without the agent's own site for the cavity, so that any `pf.infer.tilted`
+inference solves it from beliefs that begin as the prior. Two have settings of their own here: what an agent without a
+server remembers from round to round.
 
-An instance has settings of its own, ``update=pf.update.SVI(steps=50)``; a name has the defaults, ``update="svi"``.
+An instance has settings of its own, ``update=pf.infer.update.SVI(steps=50)``; a name has the defaults,
+``update="svi"``.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ __dir__ = public_dir(__all__)
 
 
 class Update(TiltedInference):
-    """The update of an agent's belief by its own data: `Newton` or `SVI`, or any `pf.tilted` inference."""
+    """The update of an agent's belief by its own data: `Newton` or `SVI`, or any `pf.infer.tilted` inference."""
 
     what: ClassVar[str] = "belief update"
-    door: ClassVar[str] = "pf.update"
+    door: ClassVar[str] = "pf.infer.update"
 
     @classmethod
     def kinds(cls) -> dict[str, type[Any]]:
-        """The classes of `pf.tilted`, replaced by those here that have the same name."""
+        """The classes of `pf.infer.tilted`, replaced by those here that have the same name."""
         return TiltedInference.kinds() | super().kinds()
 
     @classmethod
     def includes(cls, value: object) -> bool:
-        """Whether a value is an update, or any `pf.tilted` inference."""
+        """Whether a value is an update, or any `pf.infer.tilted` inference."""
         return super().includes(value) or TiltedInference.includes(value)
 
 
@@ -60,9 +61,9 @@ class Newton(tilted.Newton, Update):
     Args:
         steps: steps a round, at most; with more than one the cavity is held fixed, and each is backtracked, or taken
             back.
-        enough: as of `pf.tilted.Newton`.
-        begin: as of `pf.tilted.Newton`.
-        few_rows: as of `pf.tilted.Newton`.
+        enough: as of `pf.infer.tilted.Newton`.
+        begin: as of `pf.infer.tilted.Newton`.
+        few_rows: as of `pf.infer.tilted.Newton`.
         memory: rounds in the history of the acceleration of a single, undamped step; 1 is none, which graphs also get
             if a round does not make the agents agree.
 
@@ -70,7 +71,7 @@ class Newton(tilted.Newton, Update):
         Khan & Nielsen (2018), Fast yet simple natural-gradient descent for variational inference.
 
     Example:
-        >>> pf.run(pf.P2PVI(update=pf.update.Newton(steps=3)), fed, graph=pf.graph.ring(5))
+        >>> pf.run(pf.P2PVI(update=pf.infer.update.Newton(steps=3)), fed, graph=pf.graph.ring(5))
     """
 
     memory: int = 4
@@ -98,7 +99,7 @@ class SVI(Update):
         Wang et al., Section V-B1. Blundell et al. (2015), Weight uncertainty in neural networks.
 
     Example:
-        >>> pf.run(pf.P2PVI(update=pf.update.SVI(steps=47, batch_size=50)), fed, graph=pf.graph.ring(5))
+        >>> pf.run(pf.P2PVI(update=pf.infer.update.SVI(steps=47, batch_size=50)), fed, graph=pf.graph.ring(5))
     """
 
     minimises_free_energy: ClassVar[bool] = True
@@ -168,7 +169,7 @@ def check_update(agents: CountedRows, solver: TiltedInference, accelerates: bool
         )
     unused = ("num_points",) if solver.takes_curvature else ("num_points", "curvature")
     refuse_unused(agents, "it is a setting of Newton steps; use update='newton'", *unused)
-    refuse_unused(agents, "minibatches of this update are a setting of its own, as pf.update.SVI's", "batch_size")
+    refuse_unused(agents, "minibatches of this update are a setting of its own, as pf.infer.update.SVI's", "batch_size")
     if solver.needs_diagonal and agents.covariance != "diag":
         raise SettingError(
             f"P2PVI: {solver!r} moves each parameter of a diagonal belief by itself: it needs covariance='diag'; "

@@ -57,8 +57,8 @@ class SVI(KeptDraws, Algorithm):
         Kucukelbir et al. (2017), Automatic differentiation variational inference.
 
     Example:
-        >>> idata = pf.run(pf.SVI(num_steps=5000), fed)
-        >>> idata = pf.run(pf.SVI(guide=AutoDiagonalNormal), fed)
+        >>> idata = pf.run(pf.infer.SVI(num_steps=5000), fed)
+        >>> idata = pf.run(pf.infer.SVI(guide=AutoDiagonalNormal), fed)
     """
 
     pooled: ClassVar[bool] = True

@@ -181,8 +181,8 @@ class Finish:
             raise
         except KeyboardInterrupt as stop:
             if is_time(stop):
-                why = f"they did not end within max_seconds={budget.max_seconds:g}"
-                budget.ended = budget.ended or f"max_seconds={budget.max_seconds:g}"
+                why = f"they did not end within {budget.limit_of_time}"
+                budget.ended = budget.ended or budget.limit_of_time
             else:
                 record.interrupted, why = True, "they were interrupted"
             left = "as the rounds left it"

@@ -41,7 +41,7 @@ def cut_short(phase: Phase, context: Context, stop: KeyboardInterrupt) -> None:
         when = "with the draws that there were"
     if is_time(stop):
         budget = context.budget
-        budget.ended = f"max_seconds={budget.max_seconds:g}"
+        budget.ended = budget.limit_of_time
         record.stopped = f"stopped at the limit of {budget.max_seconds:g} s, {when}"
     else:
         record.interrupted = True

@@ -73,7 +73,7 @@ def test_it_is_that_of_arviz_for_models_of_the_gallery(flower, tmp_path, name):
 
 
 def test_waic_comes_with_it(over_grid, here):
-    found, expected = over_grid(loo=True)["loo"], pf.waic(here, unequal_lines())
+    found, expected = over_grid(loo=True)["loo"], pf.metrics.waic(here, unequal_lines())
     for name in ("elpd", "se", "p"):
         assert found.attrs[f"{name}_waic"] == pytest.approx(criterion(expected, name, "waic"), abs=1e-6)
     np.testing.assert_allclose(found["waic"].values, expected.by_client["elpd"].to_numpy(), atol=1e-6)
@@ -171,7 +171,7 @@ def test_a_client_that_does_not_answer_costs_the_numbers_and_not_the_run(flower,
     ],
 )
 def test_what_it_does_not_go_with_is_refused(over_grid, config, words):
-    with pytest.raises((SettingError, pf.DataError), match=words):
+    with pytest.raises((SettingError, pf.errors.DataError), match=words):
         over_grid(**{"loo": True, **config})
 
 

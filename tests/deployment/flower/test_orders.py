@@ -173,7 +173,7 @@ FAILING = {
     "protocol": "raise pf.errors.ProtocolError(f'row {rows}')",
     "chained": (
         "try:\n        raise ValueError(str(rows))\n"
-        "    except ValueError as error:\n        raise pf.DataError(f'{rows}') from error"
+        "    except ValueError as error:\n        raise pf.errors.DataError(f'{rows}') from error"
     ),
     "sums": "pf.column_sums(rows[0]['no'])",
     "nan": "return rows[0], rows[1] * float('nan')",

@@ -22,7 +22,7 @@ def test_an_easy_posterior_is_fedep_alone():
     found = pf.fit(unequal_lines(), **QUIET)
     alone = pf.run(pf.FedEP(), unequal_lines(), **QUIET)
     np.testing.assert_array_equal(values(found), values(alone))
-    steps = pf.steps(found)
+    steps = pf.metrics.steps(found)
     assert list(steps["algorithm"]) == ["FedEP"] and list(steps["chosen"]) == [True]
     assert list(steps["rounds"]) == [alone.federation.sizes["round"]]
     assert found.attrs["doubts"] == ""
@@ -30,8 +30,8 @@ def test_an_easy_posterior_is_fedep_alone():
 
 def test_steps_of_one_algorithm_are_none():
     alone = pf.run(pf.FedEP(), unequal_lines(), **QUIET)
-    with pytest.raises(pf.SettingError, match="received a result of FedEP alone"):
-        pf.steps(alone)
+    with pytest.raises(pf.errors.SettingError, match="received a result of FedEP alone"):
+        pf.metrics.steps(alone)
 
 
 Y = torch.tensor([1.2, 2.1, 1.7, 0.9, 2.6], dtype=torch.float64)
@@ -53,7 +53,7 @@ def quiet_fit(**options):
 def test_where_a_gaussian_is_not_enough_it_goes_on():
     """The SD between two modes, by a sum over a grid; draws, since the particles are weighed."""
     found = quiet_fit()
-    steps = pf.steps(found)
+    steps = pf.metrics.steps(found)
     assert len(steps) > 1 and steps["doubts"][0]
     assert found.attrs["doubts"] == "" and found.attrs["draws_are"] == "independent"
     grid = torch.linspace(-8, 8, 20_001, dtype=torch.float64)
@@ -69,17 +69,17 @@ def test_executors_give_the_same_answer():
     both = [quiet_fit(executor=name, max_rounds=60) for name in ("vectorised", "sequential")]
     np.testing.assert_allclose(values(both[0]), values(both[1]), rtol=1e-9)
     for name in ("algorithm", "rounds", "bytes", "chosen"):
-        assert list(pf.steps(both[0])[name]) == list(pf.steps(both[1])[name])
+        assert list(pf.metrics.steps(both[0])[name]) == list(pf.metrics.steps(both[1])[name])
 
 
 def test_on_a_graph_it_takes_what_needs_no_server():
     fed = unequal_lines()
     found = pf.fit(fed, graph=pf.graph.ring(3), **QUIET)
-    assert list(pf.steps(found)["algorithm"]) == ["P2PVI"]
+    assert list(pf.metrics.steps(found)["algorithm"]) == ["P2PVI"]
     assert found.posterior.sizes["chain"] == 3
 
 
 def test_the_result_can_be_written_and_read(tmp_path):
     pf.fit(unequal_lines(), **QUIET).to_netcdf(str(tmp_path / "found.nc"))
     read = az.from_netcdf(str(tmp_path / "found.nc"))
-    assert list(pf.steps(read)["algorithm"]) == ["FedEP"]
+    assert list(pf.metrics.steps(read)["algorithm"]) == ["FedEP"]

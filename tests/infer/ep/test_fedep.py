@@ -87,8 +87,8 @@ def test_conjugate_regression_is_exact_after_one_round_and_after_every_later_one
         pf.FedEP(),
         pf.FedEP(covariance="diag"),
         pf.FedEP(client="laplace"),
-        pf.FedEP(client=pf.tilted.MCMC(steps=200)),
-        pf.infer.PVI(order="synchronous", client=pf.tilted.Newton(steps=2)),
+        pf.FedEP(client=pf.infer.tilted.MCMC(steps=200)),
+        pf.infer.PVI(order="synchronous", client=pf.infer.tilted.Newton(steps=2)),
     ],
     ids=lambda a: f"{type(a).__name__}-{a.client.kind()}-{a.covariance}",
 )
@@ -139,7 +139,7 @@ def test_a_diagonal_q_has_the_exact_mean_and_the_mean_field_variances():
     torch.testing.assert_close(variances, expected, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("client", ["mcmc", "ngvi", pf.tilted.SVI(steps=200)], ids=["mcmc", "ngvi", "svi"])
+@pytest.mark.parametrize("client", ["mcmc", "ngvi", pf.infer.tilted.SVI(steps=200)], ids=["mcmc", "ngvi", "svi"])
 def test_stochastic_inferences_come_near_the_exact_posterior(client):
     """Seeded; the errors measured are below half of these bounds."""
     after, _ = run_recorded(pf.FedEP(client=client), regression(4), num_rounds=8)[-1]
@@ -149,7 +149,7 @@ def test_stochastic_inferences_come_near_the_exact_posterior(client):
     assert float((covariance.diagonal().sqrt() / sds - 1).abs().max()) < 0.2
 
 
-@pytest.mark.parametrize("kind", [pf.tilted.Identity, pf.tilted.MCMC, pf.tilted.NGVI])
+@pytest.mark.parametrize("kind", [pf.infer.tilted.Identity, pf.infer.tilted.MCMC, pf.infer.tilted.NGVI])
 def test_the_noise_of_a_chain_on_a_gaussian_does_not_reach_the_mean(kind):
     """One client, started at the prior: the samples' own mean would be off by about a tenth of an SD."""
     options = {"client": kind(steps=200), "covariance": "full", "start": "prior", "damping": 1.0}
@@ -248,7 +248,7 @@ def test_one_row_no_rows_and_single_classes_do_not_matter():
 def test_guides_name_the_family_and_others_are_refused():
     assert pf.FedEP(guide=AutoDiagonalNormal).covariance == "diag"
     assert pf.FedEP(guide=AutoMultivariateNormal(linear_regression.model)).covariance == "full"
-    with pytest.raises(pf.SettingError, match="AutoIAFNormal has no natural parameters"):
+    with pytest.raises(pf.errors.SettingError, match="AutoIAFNormal has no natural parameters"):
         pf.FedEP(guide=AutoIAFNormal)
 
 

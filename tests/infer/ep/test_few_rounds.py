@@ -156,5 +156,5 @@ def test_few_rounds_are_near_the_pooled_posterior(kind, rounds, seed):
 
 
 def test_the_only_step_of_a_turn_is_at_q():
-    with pytest.raises(pf.SettingError, match="the only step is one at q; give it more steps"):
-        pf.tilted.Newton(begin="mode")
+    with pytest.raises(pf.errors.SettingError, match="the only step is one at q; give it more steps"):
+        pf.infer.tilted.Newton(begin="mode")

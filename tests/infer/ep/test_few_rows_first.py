@@ -49,10 +49,10 @@ def test_networks_of_many_rows_begin_by_a_quarter_of_them_and_of_these(model, ro
 
 def test_as_many_rows_as_there_are_are_all_of_them():
     fed = over(logistic, 300)
-    runs = [pf.run(pf.FedEP(client=pf.tilted.Newton(few_rows=few)), fed, **QUIET) for few in (None, 300)]
+    runs = [pf.run(pf.FedEP(client=pf.infer.tilted.Newton(few_rows=few)), fed, **QUIET) for few in (None, 300)]
     assert torch.equal(*(torch.as_tensor(run.posterior["w"].values) for run in runs))
     with pytest.warns(UserWarning, match="few_rows=75 of 300: this is the posterior given those rows alone"):
-        fewer = pf.run(pf.FedEP(client=pf.tilted.Newton(few_rows=75)), fed, **QUIET)  # SDs are those of so many
+        fewer = pf.run(pf.FedEP(client=pf.infer.tilted.Newton(few_rows=75)), fed, **QUIET)  # SDs are those of so many
     wider = fewer.posterior["w"].std(("chain", "draw")) / runs[0].posterior["w"].std(("chain", "draw"))
     assert ((wider > 1.6) & (wider < 2.4)).all()
 

@@ -44,7 +44,7 @@ def test_it_is_not_doubted_where_it_is_right(seed):
 def test_it_is_doubted_where_it_is_wrong_and_told_what_mends_it():
     """One Newton step a turn, from the prior's mean, where ten are the default."""
     fed = pf.Federation(logistic, rows(0), plate="data", num_clients=5, seed=0)
-    idata = pf.run(pf.infer.StreamingVB(client=pf.tilted.Newton(steps=1)), fed, **QUIET)
+    idata = pf.run(pf.infer.StreamingVB(client=pf.infer.tilted.Newton(steps=1)), fed, **QUIET)
     assert away(idata, pf.run(pf.FedAIS(), fed, **QUIET)) > MATTERS
     assert "not the posterior's" in idata.attrs["doubts"] and "PVI goes on and corrects that" in idata.attrs["doubts"]
     assert "settled" not in idata.attrs["doubts"]

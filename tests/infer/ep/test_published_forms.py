@@ -81,7 +81,7 @@ def test_batches_drawn_anew_have_no_row_twice_and_all_rows_alike():
 
 def test_a_chain_of_epochs_is_sgd_on_each_client_by_itself():
     """Against a loop for each client, whose numbers of steps are 4, 12 and 20; momentum 0.9, the potential a row."""
-    client = pf.tilted.Identity(scale=0.1, **SGD)
+    client = pf.infer.tilted.Identity(scale=0.1, **SGD)
     _, samples, given, _, every = inferred(client)
     x, y = data()
     start = 0
@@ -101,14 +101,14 @@ def test_a_chain_of_epochs_is_sgd_on_each_client_by_itself():
 
 
 def test_scaled_identity_adds_the_same_precision_a_row():
-    tilted, samples, given, rows, _ = inferred(pf.tilted.Identity(scale=0.3, **SGD))
+    tilted, samples, given, rows, _ = inferred(pf.infer.tilted.Identity(scale=0.3, **SGD))
     added = tilted.precision - given.cavity.precision
     torch.testing.assert_close(added, 0.3 * rows.num_rows.double()[:, None].expand(3, 3))
     torch.testing.assert_close(tilted.mean(), samples.mean(0))
 
 
 def test_mcmc_shrinks_towards_the_identity_and_has_the_norm_of_the_scaled_identity():
-    tilted, samples, given, rows, _ = inferred(pf.tilted.MCMC(weight=0.2, scale=0.3, **SGD))
+    tilted, samples, given, rows, _ = inferred(pf.infer.tilted.MCMC(weight=0.2, scale=0.3, **SGD))
     precision = 1 / (0.2 + 0.8 * samples.var(0))
     wanted = given.cavity.precision + 0.3 * rows.num_rows.double()[:, None]
     expected = precision * wanted.norm(dim=1, keepdim=True) / precision.norm(dim=1, keepdim=True)
@@ -118,7 +118,7 @@ def test_mcmc_shrinks_towards_the_identity_and_has_the_norm_of_the_scaled_identi
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_fisher_is_equation_4_at_the_chain_s_mean(scale):
-    tilted, samples, given, rows, _ = inferred(pf.tilted.Fisher(fisher_scale=scale, **SGD))
+    tilted, samples, given, rows, _ = inferred(pf.infer.tilted.Fisher(fisher_scale=scale, **SGD))
     for k, count in enumerate((5, 20, 35)):
         one = type(rows)(rows.rows, rows.row_index[k, :count], rows.num_rows[k])
         fisher = fisher_information(unequal().problem, samples.mean(0)[k], one.full_batch(), "diag")
@@ -141,7 +141,7 @@ def test_ngvi_is_algorithm_5(decay):
     """
     x, y = data()
     fed = pf.Federation(chosen, (x, (y > 0).double()), plate="data", num_clients=1)
-    client = pf.tilted.NGVI(fisher_steps=3, fisher_samples=4, fisher_decay=decay, fisher_scale=1.5, **SGD)
+    client = pf.infer.tilted.NGVI(fisher_steps=3, fisher_samples=4, fisher_decay=decay, fisher_scale=1.5, **SGD)
     algorithm = resolve(pf.FedEP(client=client, start="prior", covariance="diag"), fed.problem.traits).algorithm
     cavity = torch.tensor([[0.5, 1.0, 2.0]], dtype=torch.float64)
     q = DiagGaussian(2 * cavity, torch.tensor([[0.4, -0.2, 0.6]], dtype=torch.float64))
@@ -174,7 +174,7 @@ def short_run(algorithm, executor="vectorised"):
 def test_one_number_stands_for_a_client_s_precision():
     """D + 1 numbers in place of 2 D are sent; the executors agree, clients of unequal size among them."""
     settings = {"covariance": "diag", "start": AVERAGING}
-    client = pf.tilted.Identity(scale=0.05, **SGD)
+    client = pf.infer.tilted.Identity(scale=0.05, **SGD)
     short, full = pf.FedEP(client=client, **settings), pf.infer.FedSEP(client=client, **settings)
     assert short.isotropic and not full.isotropic
     halved, whole = short_run(short), short_run(full)
@@ -200,9 +200,9 @@ def test_published_burn_in_leaves_sites_of_alpha_a_row_at_the_averaged_point():
 
 def test_epochs_are_of_minibatches():
     with pytest.raises(SettingError, match="needs the batch_size"):
-        pf.tilted.MCMC(sampler="sgd", unit="epochs", batch_size=None)
+        pf.infer.tilted.MCMC(sampler="sgd", unit="epochs", batch_size=None)
     with pytest.raises(SettingError, match="unit='epochs' has no effect"):
-        pf.tilted.MCMC(unit="epochs", batch_size=5)
+        pf.infer.tilted.MCMC(unit="epochs", batch_size=5)
     with pytest.raises(SettingError, match="needs the batch_size"):
         pf.FedAvg(unit="epochs")
 

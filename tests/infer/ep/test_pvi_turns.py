@@ -39,7 +39,7 @@ def test_turns_that_leave_the_rest_to_the_next_end_where_whole_ones_do(monkeypat
     steps, site_of = [], newton.site_of
     monkeypatch.setattr(newton, "site_of", lambda *args: steps.append(1) or site_of(*args))
     fed, found, counts = federation(), [], []
-    for client in (pf.tilted.Newton(steps=10), "newton"):
+    for client in (pf.infer.tilted.Newton(steps=10), "newton"):
         steps.clear()
         found.append(moments(pf.run(pf.infer.PVI(client=client), fed, **QUIET)))
         counts.append(len(steps))
@@ -50,8 +50,12 @@ def test_turns_that_leave_the_rest_to_the_next_end_where_whole_ones_do(monkeypat
 
 
 def test_a_single_turn_is_taken_whole():
-    assert pf.infer.StreamingVB().client == pf.tilted.Newton(steps=10) == pf.infer.StreamingVB(client="newton").client
-    assert pf.infer.PVI().client == pf.infer.PVI(client="newton").client == pf.tilted.Newton(steps=10, enough=0.1)
+    assert (
+        pf.infer.StreamingVB().client
+        == pf.infer.tilted.Newton(steps=10)
+        == pf.infer.StreamingVB(client="newton").client
+    )
+    assert pf.infer.PVI().client == pf.infer.PVI(client="newton").client == pf.infer.tilted.Newton(steps=10, enough=0.1)
 
 
 def passes(*changes, **more):

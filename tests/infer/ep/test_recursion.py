@@ -204,7 +204,7 @@ def test_partitioned_variational_inference_is_algorithm_2_of_kassab_and_simeone(
     """q_k = arg min KL(q ‖ p_k q / t_k), t_k ← t_k q_k / q, q ← q_k: one client in turn."""
     settings = {"start": "prior", "num_points": 2048, "tolerance": 1e-12}
     whole = pf.infer.StepControl(reach=1e3)  # the second turn is longer than q's own reach
-    turns = pf.infer.PVI(client=pf.tilted.Newton(steps=60), step_control=whole, **settings)
+    turns = pf.infer.PVI(client=pf.infer.tilted.Newton(steps=60), step_control=whole, **settings)
     idata = pf.run(turns, fed, num_rounds=rounds, **QUIET)
     q, sites = np.array([PRIOR[1], PRIOR[0] * PRIOR[1]]), np.zeros((3, 2))
     for i in range(rounds):

@@ -30,7 +30,7 @@ def test_sgld_has_the_stationary_variance_of_its_recursion(product, midpoint):
     algorithm = pf.infer.SGLD(
         **PLAIN,
         surrogates=analytic_surrogates(x),
-        step=pf.step.Fixed(size=h, precondition=False, midpoint=midpoint),
+        step=pf.infer.step.Fixed(size=h, precondition=False, midpoint=midpoint),
         batch_size=None,
         num_chains=400,
         local_steps=50,
@@ -53,7 +53,7 @@ def test_fsgld_with_exact_surrogates_is_sgld_on_all_rows():
     """
     x = shards()
     mean, variance = exact(x)
-    step = pf.step.Measured(visit_time=20.0)
+    step = pf.infer.step.Measured(visit_time=20.0)
     algorithm = pf.FSGLD(surrogates=analytic_surrogates(x), step=step, batch_size=10, num_chains=16)
     found_mean, found = moments(pf.run(algorithm, federation(x), audit=False, **QUIET))
     assert float((found_mean - mean).abs().max()) < 0.1 * variance**0.5
@@ -71,7 +71,7 @@ def long_visits(algorithm, steps=200):
         **unbounded,
         "sweeps": False,
         "control_variate": federated,
-        "step": pf.step.Fixed(size=1e-4, precondition=False, midpoint=False),
+        "step": pf.infer.step.Fixed(size=1e-4, precondition=False, midpoint=False),
         "batch_size": 10,
         "num_chains": 96,
         "local_steps": steps,
@@ -120,7 +120,7 @@ def test_fald_averages_to_the_posterior(conducive):
     steps = 5 if conducive else 1
     given = analytic_surrogates(x)
     chains = {"num_chains": 100, "burn_in": 20, "thin": 5 if conducive else 2, "target_ess": None}
-    step = pf.step.Measured(visit_time=1.0 * steps)
+    step = pf.infer.step.Measured(visit_time=1.0 * steps)
     algorithm = pf.infer.FALD(surrogates=given, conducive=conducive, local_steps=steps, step=step, **chains)
     found_mean, found = moments(pf.run(algorithm, federation(x), num_rounds=80 // steps, audit=False, **QUIET))
     assert float((found_mean - mean).abs().max()) < 0.15 * variance**0.5

@@ -95,7 +95,7 @@ def test_thinning_keeps_the_same_chain(fed, x):
 
 def test_step_sizes_follow_the_polynomial_schedule(fed, x):
     """h_t = h_0 (1 + t / b)^-γ, t the number of steps before."""
-    sampler = short(pf.FSGLD, x, step=pf.step.Fixed(size=0.1, decay=0.55, decay_offset=7.0), thin=1, burn_in=0)
+    sampler = short(pf.FSGLD, x, step=pf.infer.step.Fixed(size=0.1, decay=0.55, decay_offset=7.0), thin=1, burn_in=0)
     idata = pf.run(sampler, fed, num_rounds=5, **QUIET)
     expected = 0.1 * (1 + np.arange(20) / 7.0) ** -0.55
     for chain in idata["sample_stats"]["step_size"].values:
@@ -111,7 +111,7 @@ def test_sample_stats_name_the_clients_that_were_visited(fed, x):
             return [visits[round][calls.pop(0)]]
 
     calls = [0, 1, 2] * 3
-    sampler = short(pf.FSGLD, x, thin=4, burn_in=0, step=pf.step.Fixed(size=0.1))
+    sampler = short(pf.FSGLD, x, thin=4, burn_in=0, step=pf.infer.step.Fixed(size=0.1))
     idata = pf.run(sampler, fed, num_rounds=3, schedule=Planned(), **QUIET)
     np.testing.assert_array_equal(idata["sample_stats"]["client"].values.T, visits)
     took_part = idata["federation"]["participated"].values
@@ -122,7 +122,7 @@ def test_sample_stats_name_the_clients_that_were_visited(fed, x):
 
 def test_kept_draws_stay_at_the_server(fed, x):
     """Bytes down do not grow with the rounds; the positions of a visit travel up, no more."""
-    record = pf.run(short(pf.FSGLD, x, step=pf.step.Fixed(size=0.1)), fed, num_rounds=8, **QUIET)["federation"]
+    record = pf.run(short(pf.FSGLD, x, step=pf.infer.step.Fixed(size=0.1)), fed, num_rounds=8, **QUIET)["federation"]
     down, up = (np.nanmax(record[name].values, 1) for name in ("bytes_down", "bytes_up"))
     visits = np.array([np.bincount(r, minlength=4).max() for r in _visited(record)])
     assert len(np.unique(down / visits)) == 1 and len(np.unique(up / visits)) == 1
@@ -147,9 +147,9 @@ def test_a_step_beyond_stability_is_refused_with_the_largest_safe_one(algorithm,
     precision = 1 / exact(x)[1]
 
     def sampler(size):
-        return short(algorithm, x, step=pf.step.Fixed(size=size, precondition=False), control_variate=False)
+        return short(algorithm, x, step=pf.infer.step.Fixed(size=size, precondition=False), control_variate=False)
 
-    with pytest.raises(pf.SettingError, match=rf"largest stable step is {4 / precision:.3g}"):
+    with pytest.raises(pf.errors.SettingError, match=rf"largest stable step is {4 / precision:.3g}"):
         pf.run(sampler(4.1 / precision), fed, num_rounds=2, **QUIET)
     inside = pf.run(sampler(3.5 / precision), fed, num_rounds=30, **QUIET)
     assert np.isfinite(inside["posterior"]["mu"].values).all()
@@ -157,7 +157,7 @@ def test_a_step_beyond_stability_is_refused_with_the_largest_safe_one(algorithm,
 
 def test_long_enough_runs_stop_by_themselves(fed, x):
     """R-hat and effective draws are those of the returned chains."""
-    step = pf.step.Measured(visit_time=2.0)
+    step = pf.infer.step.Measured(visit_time=2.0)
     sampler = short(pf.FSGLD, x, num_chains=4, target_ess=400, step=step, thin=4)
     idata = pf.run(sampler, fed, num_rounds=2_000, num_draws=100_000, **QUIET)
     record = idata["federation"]
@@ -169,7 +169,7 @@ def test_long_enough_runs_stop_by_themselves(fed, x):
 @pytest.mark.filterwarnings("default:the .* chains disagree", "default:only")
 def test_chains_that_disagree_are_reported(fed, x):
     """Tiny steps leave the chains where they started."""
-    sampler = short(pf.FSGLD, x, step=pf.step.Fixed(size=1e-6), burn_in=0, thin=1)
+    sampler = short(pf.FSGLD, x, step=pf.infer.step.Fixed(size=1e-6), burn_in=0, thin=1)
     with pytest.warns(UserWarning, match="3 chains disagree: R-hat is") as caught:
         pf.run(sampler, fed, num_rounds=8, **QUIET)
     assert any("effective draws of the slowest coordinate" in str(w.message) for w in caught)
@@ -187,7 +187,7 @@ def test_too_few_draws_for_an_r_hat_are_said_to_be_that(fed, x):
 def test_chains_that_stand_still_have_no_r_hat_and_say_why(fed, x):
     """NaN was said to be too large, and float32 to be the cause."""
     with pytest.warns(UserWarning, match="did not move at all.*a step of size=1e-40 is too small") as caught:
-        sampler = short(pf.FSGLD, x, step=pf.step.Fixed(size=1e-40), burn_in=0, thin=1)
+        sampler = short(pf.FSGLD, x, step=pf.infer.step.Fixed(size=1e-40), burn_in=0, thin=1)
         idata = pf.run(sampler, fed, num_rounds=8, **QUIET)
     assert not any("R-hat is nan" in str(w.message) or "only nan" in str(w.message) for w in caught)
     single = SimpleNamespace(dtype=torch.float32)  # nothing of it is looked at
@@ -212,10 +212,10 @@ BAD = [
     ({"surrogates": None, "step": "fixed"}, "need surrogates"),
     ({"conducive": None}, "use that"),
     ({"conducive": 1.0}, "conducive must be a pf.infer.Conducive"),
-    ({"step": "derived"}, "step must be pf.step.Fixed or pf.step.Measured"),
-    ({"step": 0.1}, "step must be one of pf.step"),
-    ({"step_size": 0.1}, r"write FSGLD\(step=pf.step.Fixed\(size=0.1\)\)"),
-    ({"visit_error": 0.1}, r"write FSGLD\(step=pf.step.Measured\(visit_error=0.1\)\)"),
+    ({"step": "derived"}, "step must be pf.infer.step.Fixed or pf.infer.step.Measured"),
+    ({"step": 0.1}, "step must be one of pf.infer.step"),
+    ({"step_size": 0.1}, r"write FSGLD\(step=pf.infer.step.Fixed\(size=0.1\)\)"),
+    ({"visit_error": 0.1}, r"write FSGLD\(step=pf.infer.step.Measured\(visit_error=0.1\)\)"),
     ({"trust": None}, r"write FSGLD\(conducive=pf.infer.Conducive\(trust=None\)\)"),
     ({"surrogates": "newton"}, "surrogates must be one of"),
 ]
@@ -223,18 +223,18 @@ BAD = [
 
 @pytest.mark.parametrize(("settings", "message"), BAD)
 def test_settings_out_of_range_are_refused(settings, message):
-    with pytest.raises(pf.SettingError, match=message):
+    with pytest.raises(pf.errors.SettingError, match=message):
         pf.FSGLD(**settings)
 
 
 PARTS_OUT_OF_RANGE = [
-    (lambda: pf.step.Fixed(size=0.0), "size must be positive"),
-    (lambda: pf.step.Fixed(size=-1.0), "size must be positive"),
-    (lambda: pf.step.Fixed(decay=1.5), "decay must lie in"),
-    (lambda: pf.step.Fixed(decay_offset=2.0), "decay_offset=2.0 has no effect: the step is constant"),
-    (lambda: pf.step.ForVisits(visit_time=0.0), "visit_time must be positive"),
-    (lambda: pf.step.Measured(visit_error=0.0), "visit_error must be positive"),
-    (lambda: pf.step.Derived(largest=2.0), "largest must lie in"),
+    (lambda: pf.infer.step.Fixed(size=0.0), "size must be positive"),
+    (lambda: pf.infer.step.Fixed(size=-1.0), "size must be positive"),
+    (lambda: pf.infer.step.Fixed(decay=1.5), "decay must lie in"),
+    (lambda: pf.infer.step.Fixed(decay_offset=2.0), "decay_offset=2.0 has no effect: the step is constant"),
+    (lambda: pf.infer.step.ForVisits(visit_time=0.0), "visit_time must be positive"),
+    (lambda: pf.infer.step.Measured(visit_error=0.0), "visit_error must be positive"),
+    (lambda: pf.infer.step.Derived(largest=2.0), "largest must lie in"),
     (lambda: pf.infer.Conducive(alpha=0.0), "alpha must be positive"),
     (lambda: pf.infer.Conducive(trust=-1.0), "trust must be positive"),
 ]
@@ -242,12 +242,12 @@ PARTS_OUT_OF_RANGE = [
 
 @pytest.mark.parametrize(("part", "message"), PARTS_OUT_OF_RANGE)
 def test_parts_out_of_range_are_refused(part, message):
-    with pytest.raises(pf.SettingError, match=message):
+    with pytest.raises(pf.errors.SettingError, match=message):
         part()
 
 
 def test_fald_refuses_what_it_cannot_average():
-    with pytest.raises(pf.SettingError, match="multiple of local_steps=5"):
+    with pytest.raises(pf.errors.SettingError, match="multiple of local_steps=5"):
         pf.infer.FALD(thin=7)
 
 
@@ -265,7 +265,7 @@ def test_fald_refuses_what_it_cannot_average():
     ],
 )
 def test_what_does_not_fit_the_federation_is_refused(fed, x, settings, schedule, message):
-    with pytest.raises(pf.SettingError, match=message):
+    with pytest.raises(pf.errors.SettingError, match=message):
         pf.run(short(pf.FSGLD, x, **settings), fed, num_rounds=1, schedule=schedule, **QUIET)
 
 
@@ -285,7 +285,7 @@ def test_any_schedule_of_one_client_serves(fed, x):
     ],
 )
 def test_given_surrogates_are_checked(precision, eta, message):
-    with pytest.raises(pf.SettingError, match=message):
+    with pytest.raises(pf.errors.SettingError, match=message):
         pf.infer.Given(precision, eta)
 
 
@@ -308,13 +308,15 @@ def test_surrogates_that_leave_a_direction_free_are_refused_before_sampling():
     y = torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     given = pf.infer.Given(torch.tensor([[5.0, 0.0], [5.0, 0.0]]), torch.zeros(2, 2))
     fed = pf.Federation(flat, (y,), plate="data", num_clients=2)
-    with pytest.raises(pf.ModelError, match="the posterior is improper"):
+    with pytest.raises(pf.errors.ModelError, match="the posterior is improper"):
         pf.run(pf.FSGLD(surrogates=given), fed, num_rounds=1, **QUIET)
 
 
 def test_sweeps_take_every_client_once(fed, x):
     """A chain's visits: a permutation of the clients in each sweep, another one in the next, and for the next chain."""
-    idata = pf.run(short(pf.FSGLD, x, thin=4, burn_in=0, step=pf.step.Fixed(size=0.1)), fed, num_rounds=24, **QUIET)
+    idata = pf.run(
+        short(pf.FSGLD, x, thin=4, burn_in=0, step=pf.infer.step.Fixed(size=0.1)), fed, num_rounds=24, **QUIET
+    )
     visits = idata["sample_stats"]["client"].values.reshape(3, 6, 4)
     np.testing.assert_array_equal(np.sort(visits, -1), np.broadcast_to(np.arange(4), (3, 6, 4)))
     assert len({tuple(sweep) for sweep in visits.reshape(-1, 4)}) > 6
@@ -323,7 +325,7 @@ def test_sweeps_take_every_client_once(fed, x):
 @pytest.mark.parametrize("settings", [{"sweeps": False}, {"probabilities": (0.1, 0.2, 0.3, 0.4)}])
 def test_clients_are_drawn_anew_as_published(fed, x, settings):
     """36 times four visits: all of them permutations with probability below 1e-36."""
-    sampler = short(pf.FSGLD, x, thin=4, burn_in=0, step=pf.step.Fixed(size=0.1), **settings)
+    sampler = short(pf.FSGLD, x, thin=4, burn_in=0, step=pf.infer.step.Fixed(size=0.1), **settings)
     idata = pf.run(sampler, fed, num_rounds=48, **QUIET)
     visits = idata["sample_stats"]["client"].values.reshape(-1, 4)
     assert any(len(set(sweep)) < 4 for sweep in visits)
@@ -373,7 +375,9 @@ def steep(algorithm, number, schedule=None, **settings):
 @pytest.mark.parametrize("decay", [{}, {"decay": 0.3, "decay_offset": 5.0}])
 def test_all_clients_of_a_round_have_the_step_that_the_steepest_needs(decay):
     """FALD: θ' is the average of clients' steps, so that unequal ones would weigh their scores by them."""
-    steps, curvature = steep(pf.infer.FALD, 60, burn_in=0, step=pf.step.Measured(visit_time=0.9, largest=0.9, **decay))
+    steps, curvature = steep(
+        pf.infer.FALD, 60, burn_in=0, step=pf.infer.step.Measured(visit_time=0.9, largest=0.9, **decay)
+    )
     taken = torch.arange(1, 60, dtype=torch.float64)
     expected = (1 + taken / 5) ** -0.3 / curvature if decay else torch.ones(59) / curvature
     np.testing.assert_allclose(steps[:, 1:], expected.expand(4, -1), rtol=1e-6)
@@ -383,7 +387,7 @@ def test_all_clients_of_a_round_have_the_step_that_the_steepest_needs(decay):
 def test_a_client_that_is_first_visited_late_shortens_the_others_steps_too(decay):
     """DSGLD on a user's schedule that comes to the last client after 40 rounds."""
     late = Explicit([[k % 3] for k in range(40)] + [[k % 4] for k in range(3, 23)])
-    step = pf.step.ForVisits(visit_time=0.9, largest=0.9, **decay)
+    step = pf.infer.step.ForVisits(visit_time=0.9, largest=0.9, **decay)
     steps, curvature = steep(pf.infer.DSGLD, 60, late, burn_in=0, step=step)
     taken = torch.arange(60, dtype=torch.float64)
     expected = torch.where(taken < 40, 0.9, 1 / curvature) * ((1 + taken / 5) ** -0.3 if decay else 1)

@@ -66,8 +66,8 @@ def full_gradient(fed, z):
     return grad(lambda z: fed.problem.log_joint(z, pooled))(z)
 
 
-STEP = pf.step.Fixed(size=0.1)
-PLAIN = {"surrogates": None, "step": pf.step.Fixed(size=1e-4, precondition=False)}
+STEP = pf.infer.step.Fixed(size=0.1)
+PLAIN = {"surrogates": None, "step": pf.infer.step.Fixed(size=1e-4, precondition=False)}
 CASES = [
     {"conducive": pf.infer.Conducive(alpha=1.0, trust=None), "control_variate": False},
     {"conducive": pf.infer.Conducive(alpha=0.3, trust=None), "control_variate": True},
@@ -168,7 +168,7 @@ def test_a_control_variate_where_the_visit_began_has_no_noise_there(fed):
 def test_a_visit_computes_its_own_anchor():
     """With a quadratic likelihood the corrected minibatch is exact everywhere: as all rows at once."""
     fed = gaussian_federation(shards())
-    step = pf.step.Fixed(size=1e-4, precondition=False, midpoint=False)
+    step = pf.infer.step.Fixed(size=1e-4, precondition=False, midpoint=False)
     plain = {"surrogates": None, "target_ess": None, "num_chains": 1}
     settings = {**plain, "step": step, "local_steps": 20, "burn_in": 0, "thin": 5}
     found = []

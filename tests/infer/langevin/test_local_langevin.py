@@ -16,9 +16,12 @@ CHAINS = {"num_chains": 100, "target_ess": None}
 #: DSGLD has no conducive gradient: its visits must be short. The others' surrogates are exact here: they need not be.
 SAMPLERS = {
     "SGLD": (pf.infer.SGLD(**CHAINS, local_steps=10, burn_in=20), 6),
-    "DSGLD": (pf.infer.DSGLD(**CHAINS, local_steps=2, step=pf.step.ForVisits(visit_time=0.4), thin=2, burn_in=50), 60),
-    "FSGLD": (pf.FSGLD(**CHAINS, local_steps=8, step=pf.step.Measured(visit_time=4.0), thin=8, burn_in=16), 12),
-    "FALD": (pf.infer.FALD(**CHAINS, step=pf.step.Measured(visit_time=2.5), burn_in=20), 12),
+    "DSGLD": (
+        pf.infer.DSGLD(**CHAINS, local_steps=2, step=pf.infer.step.ForVisits(visit_time=0.4), thin=2, burn_in=50),
+        60,
+    ),
+    "FSGLD": (pf.FSGLD(**CHAINS, local_steps=8, step=pf.infer.step.Measured(visit_time=4.0), thin=8, burn_in=16), 12),
+    "FALD": (pf.infer.FALD(**CHAINS, step=pf.infer.step.Measured(visit_time=2.5), burn_in=20), 12),
 }
 
 

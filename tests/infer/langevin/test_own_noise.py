@@ -161,7 +161,7 @@ def test_a_visit_of_the_largest_length_is_biased_where_clients_are_many():
 def test_one_step_without_the_midpoint_has_no_noise_before_its_score():
     exposure, y = case(10, one_informative=True)
     given = surrogates(exposure, y)[0]
-    settings = {"surrogates": given, "local_steps": 1, "thin": 1, "step": pf.step.Measured(midpoint=False)}
+    settings = {"surrogates": given, "local_steps": 1, "thin": 1, "step": pf.infer.step.Measured(midpoint=False)}
     assert derived_visit(exposure, y, **settings) == pytest.approx(0.2)
     assert noise_time(1, midpoint=False) == 0
     assert noise_time(1, midpoint=True) == 0.25
@@ -174,13 +174,13 @@ def test_the_longest_visit_keeps_the_larger_of_both():
     assert longest_parallel_visit(0.03, known, 1, True, 0.01) == 0.01
 
 
-STEPS = [pf.step.Measured(), pf.step.Measured(visit_error=0.01), pf.step.ForVisits()]
+STEPS = [pf.infer.step.Measured(), pf.infer.step.Measured(visit_error=0.01), pf.infer.step.ForVisits()]
 
 
 @pytest.mark.parametrize("step", STEPS, ids=repr)
 def test_a_large_model_is_not_measured_and_says_so(step, monkeypatch):
-    """Also where a bound is given, as in the recipe; any model is run so by `pf.step.ForVisits`."""
-    if isinstance(step, pf.step.Measured):
+    """Also where a bound is given, as in the recipe; any model is run so by `pf.infer.step.ForVisits`."""
+    if isinstance(step, pf.infer.step.Measured):
         monkeypatch.setattr(Traits, "large", lambda *sizes: True)
     exposure, y = case(4, one_informative=False)
     given = surrogates(exposure, y)[0]
@@ -190,13 +190,15 @@ def test_a_large_model_is_not_measured_and_says_so(step, monkeypatch):
 
 def test_it_is_explained_that_a_large_model_is_not_measured(monkeypatch):
     fed = federation(*case(4, one_informative=False))
-    assert ("step", pf.step.Measured()) in choices(fed)
+    assert ("step", pf.infer.step.Measured()) in choices(fed)
     monkeypatch.setattr(Traits, "large", lambda *sizes: True)
-    assert ("step", pf.step.ForVisits()) in choices(fed)
+    assert ("step", pf.infer.step.ForVisits()) in choices(fed)
     assert "the clients' own noise is not measured on a large model (1 parameter)" in str(
         pf.explain(pf.infer.FALD(), fed)
     )
-    assert ("step", pf.step.Fixed(size=0.1)) in choices(fed, step=pf.step.Fixed(size=0.1))  # nothing is derived
+    assert ("step", pf.infer.step.Fixed(size=0.1)) in choices(
+        fed, step=pf.infer.step.Fixed(size=0.1)
+    )  # nothing is derived
 
 
 def choices(fed, **settings):
@@ -215,4 +217,4 @@ def test_chains_that_are_too_short_by_it_are_told_the_cure():
 
 def test_a_bound_beside_a_given_step_is_refused():
     with pytest.raises(SettingError, match="Fixed has no setting 'visit_error'"):
-        pf.step.Fixed(size=0.1, visit_error=0.1)
+        pf.infer.step.Fixed(size=0.1, visit_error=0.1)

@@ -22,7 +22,7 @@ CHAIN = {"num_chains": 1, "local_steps": STEPS, "burn_in": 0, "thin": 1, "target
 PLAIN = {"control_variate": False, "minibatches": "anew"}
 DECAY = {"decay": 0.4, "decay_offset": 3.0}
 H = 1e-3
-STEP = pf.step.Fixed(size=H, precondition=False, midpoint=False)
+STEP = pf.infer.step.Fixed(size=H, precondition=False, midpoint=False)
 
 
 def federation(num_clients=3):
@@ -136,7 +136,7 @@ def test_fsgld_preconditioned_at_the_midpoint_with_a_control_variate(control_var
     The likelihood's part of v is N_s/(f_s m) Σ_batch [∇ log p(x | θ) - ∇ log p(x | θ*)] + 1/f_s Σ_all ∇ log p(x | θ*).
     """
     fed = federation()
-    settings = {**CHAIN, "control_variate": control_variate, "step": pf.step.Fixed(size=0.3, **DECAY)}
+    settings = {**CHAIN, "control_variate": control_variate, "step": pf.infer.step.Fixed(size=0.3, **DECAY)}
     algorithm = pf.FSGLD(**settings, conducive=pf.infer.Conducive(trust=None), surrogates=given(), sweeps=False)
     theta, local = started(algorithm, fed)
     root, covariance = local["factor"], np.linalg.inv(surrogates()[0].sum(0) + np.eye(3) / PRIOR_SD**2)

@@ -13,7 +13,7 @@ from pyro_fed.policy import langevin as policy
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": 3}
 ROWS, STEPS, ROUNDS, H = 60, 30, 3, 1e-4
-STEP = pf.step.Fixed(size=H, precondition=False, midpoint=False)
+STEP = pf.infer.step.Fixed(size=H, precondition=False, midpoint=False)
 PLAIN = {"surrogates": None, "step": STEP, "target_ess": None, "num_chains": 1}
 
 

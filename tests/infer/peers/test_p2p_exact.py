@@ -25,7 +25,7 @@ CASES = {
     "one step a round": (pf.graph.star(4, 0.3), {"gossip_steps": 1}, {}),
     "start at the prior": (pf.graph.ring(4), {"start": "prior"}, {}),
     "local start": (pf.graph.ring(4), {"start": "local"}, {}),
-    "several local steps": (pf.graph.ring(4), {"update": pf.update.Newton(steps=3)}, {}),
+    "several local steps": (pf.graph.ring(4), {"update": pf.infer.update.Newton(steps=3)}, {}),
     "damped": (pf.graph.ring(4), {"damping": 0.5}, {}),
     "links fail": (pf.graph.LinkFailures(pf.graph.ring(4), 0.3), {"gossip_steps": 1}, {"num_rounds": 300}),
     "gossip": (pf.graph.GossipPairs(pf.graph.ring(4)), {"gossip_steps": 1}, {"num_rounds": 400}),
@@ -49,7 +49,7 @@ def test_all_rows_in_every_round_count_once(name: str) -> None:
     assert idata.attrs["converged"] == 1
 
 
-@pytest.mark.parametrize("update", ["laplace", pf.tilted.Laplace(steps=2), pf.tilted.Newton(steps=2)])
+@pytest.mark.parametrize("update", ["laplace", pf.infer.tilted.Laplace(steps=2), pf.infer.tilted.Newton(steps=2)])
 def test_agents_solve_by_any_tilted_inference(update: object) -> None:
     """The belief stands for FedEP's q, and the belief without the agent's site for its cavity."""
     algorithm = KeptVI(update=update, start="prior", damping=0.5, tolerance=1e-10)
@@ -60,25 +60,30 @@ def test_agents_solve_by_any_tilted_inference(update: object) -> None:
 
 
 def test_agents_and_clients_share_their_solvers() -> None:
-    assert pf.update.IVON is pf.tilted.IVON
-    assert issubclass(pf.update.Newton, pf.tilted.Newton) and issubclass(pf.update.SVI, pf.tilted.TiltedInference)
-    assert set(pf.update.Update.kinds()) == set(pf.tilted.TiltedInference.kinds())
-    assert pf.P2PVI(update="svi").update == pf.update.SVI() and pf.FedEP(client="svi").client == pf.tilted.SVI()
+    assert pf.infer.update.IVON is pf.infer.tilted.IVON
+    assert issubclass(pf.infer.update.Newton, pf.infer.tilted.Newton) and issubclass(
+        pf.infer.update.SVI, pf.infer.tilted.TiltedInference
+    )
+    assert set(pf.infer.update.Update.kinds()) == set(pf.infer.tilted.TiltedInference.kinds())
+    assert (
+        pf.P2PVI(update="svi").update == pf.infer.update.SVI()
+        and pf.FedEP(client="svi").client == pf.infer.tilted.SVI()
+    )
     assert pf.P2PVI(update="ivon").default_rounds(3) == 20 and pf.FedEP(client="ivon").default_rounds(3) == 40
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: pf.FedEP(client=pf.update.Newton(memory=2)), "client must be one of pf.tilted"),
+        (lambda: pf.FedEP(client=pf.infer.update.Newton(memory=2)), "client must be one of pf.infer.tilted"),
         (lambda: pf.P2PVI(update="laplace", start="consensus"), "update='laplace' works around a proper belief"),
         (lambda: pf.P2PVI(update="mcmc", num_points=64), "num_points=64 has no effect"),
         (lambda: pf.P2PVI(update="ivon", curvature="fisher"), "curvature='fisher' has no effect"),
-        (lambda: pf.P2PVI(update=pf.update.Newton(memory=2, steps=2)), "memory=2 has no effect"),
+        (lambda: pf.P2PVI(update=pf.infer.update.Newton(memory=2, steps=2)), "memory=2 has no effect"),
     ],
 )
 def test_settings_without_effect_on_an_update_are_refused(make: object, message: str) -> None:
-    with pytest.raises(pf.SettingError, match=message):
+    with pytest.raises(pf.errors.SettingError, match=message):
         make()
 
 
@@ -183,7 +188,7 @@ def test_as_published_data_used_again_count_again() -> None:
 
 
 def test_bayes_by_backprop_is_near_the_pooled_posterior() -> None:
-    algorithm = KeptVI(update=pf.update.SVI(num_samples=4, step_size=0.03), damping=0.5)
+    algorithm = KeptVI(update=pf.infer.update.SVI(num_samples=4, step_size=0.03), damping=0.5)
     mean, covariance, _ = beliefs(algorithm, federation(), pf.graph.complete(4), num_rounds=8, compile="trace")
     want_mean, want_covariance = exact(*data())
     sd = want_covariance.diagonal().sqrt()
@@ -195,7 +200,7 @@ def test_bayes_by_backprop_is_near_the_pooled_posterior() -> None:
 @pytest.mark.parametrize("units", ["sds", "parameters"])
 def test_the_first_step_of_adam_is_its_rate_in_the_units_asked_for(units: str) -> None:
     """Adam's first step is the rate, up or down; that of log σ has no units."""
-    update = pf.update.SVI(steps=1, step_size=0.01, units=units)
+    update = pf.infer.update.SVI(steps=1, step_size=0.01, units=units)
     algorithm = KeptVI(weighting="paper", covariance="diag", gossip_steps=1, update=update)
     with pytest.warns(UserWarning, match="does not end at the posterior"):
         mean, variance, _ = beliefs(algorithm, federation(1), pf.graph.complete(1), num_rounds=1)
@@ -206,4 +211,4 @@ def test_the_first_step_of_adam_is_its_rate_in_the_units_asked_for(units: str) -
 
 def test_the_parameters_own_units_are_of_diagonal_beliefs() -> None:
     with pytest.raises(pf.errors.SettingError, match="needs covariance='diag'; received 'auto'"):
-        pf.P2PVI(weighting="paper", update=pf.update.SVI(units="parameters"))
+        pf.P2PVI(weighting="paper", update=pf.infer.update.SVI(units="parameters"))

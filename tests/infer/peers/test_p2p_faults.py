@@ -137,4 +137,4 @@ def test_settings_out_of_range_are_refused(settings: dict) -> None:
 @pytest.mark.parametrize("settings", [{"tilted_points": 1}, {"min_effective": 0.0}])
 def test_settings_of_ep_out_of_range_are_refused(settings: dict) -> None:
     with pytest.raises(SettingError, match="P2PEP"):
-        pf.P2PEP(**settings)
+        pf.infer.P2PEP(**settings)

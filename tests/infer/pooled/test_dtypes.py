@@ -14,7 +14,7 @@ import pyro_fed as pf
 X = np.random.default_rng(0).normal(size=24)
 LABELS = (np.random.default_rng(1).uniform(size=24) < 0.6).astype(int)
 SHORT = {"num_rounds": 1, "num_draws": 60, "log_likelihood": False}
-SVI = pf.SVI(num_steps=25, num_guide_draws=60)
+SVI = pf.infer.SVI(num_steps=25, num_guide_draws=60)
 
 
 def logistic(x, y):
@@ -43,7 +43,7 @@ def test_svi_takes_counts_at_a_temperature():
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.Poisson(rate), obs=y)
 
-    warm = pf.SVI(num_steps=25, num_guide_draws=60, temperature=2.0)
+    warm = pf.infer.SVI(num_steps=25, num_guide_draws=60, temperature=2.0)
     of_ints, of_floats = (federated(counts, y, dtype=torch.float64) for y in (LABELS + 1, LABELS + 1.0))
     assert (values(quiet(warm, of_ints, **SHORT)) == values(quiet(warm, of_floats, **SHORT))).all()
 
@@ -67,7 +67,7 @@ def test_svi_leaves_masked_missing_values_out():
         with pyro.plate("data", len(y)), pyro.poutine.mask(mask=~torch.isnan(y)):
             pyro.sample("y", dist.Normal(m, 1.0), obs=y)
 
-    algorithm = pf.SVI(guide=AutoDiagonalNormal, num_steps=300, step_size=0.1, num_guide_draws=500)
+    algorithm = pf.infer.SVI(guide=AutoDiagonalNormal, num_steps=300, step_size=0.1, num_guide_draws=500)
     found = values(quiet(algorithm, federated(observed, y), **SHORT | {"num_draws": 500}))
     assert abs(found.mean() - np.nansum(y) / (18 + 0.01)) < 0.1 and abs(found.std() * 18**0.5 - 1) < 0.2
 
@@ -85,7 +85,7 @@ def test_svi_holds_parameters_of_the_model_constant():
     with pytest.warns(UserWarning, match="held constant"):
         fed = federated(noisy, X)
     pyro.clear_param_store()
-    algorithm = pf.SVI(guide=AutoDiagonalNormal, num_steps=300, step_size=0.1, num_guide_draws=500)
+    algorithm = pf.infer.SVI(guide=AutoDiagonalNormal, num_steps=300, step_size=0.1, num_guide_draws=500)
     found = values(quiet(algorithm, fed, **SHORT | {"num_draws": 500}))
     assert abs(found.std() / (24 / 25 + 0.01) ** -0.5 - 1) < 0.2
     pyro.clear_param_store()
@@ -116,7 +116,7 @@ def mixed(y):
         pf.NUTS(num_samples=200, warmup_steps=100, num_chains=1),
         pf.infer.ConsensusMC(num_samples=200, warmup_steps=100),
         pf.papers.PMD(),
-        pf.SVI(num_steps=400, num_guide_draws=400),
+        pf.infer.SVI(num_steps=400, num_guide_draws=400),
     ],
     ids=lambda one: type(one).__name__,
 )

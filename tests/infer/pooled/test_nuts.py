@@ -169,5 +169,5 @@ def test_a_funnel_of_latents_inside_the_plate_is_cured_by_rewriting_alone():
     fed = pf.Federation(effects, (torch.linspace(-1.0, 1.0, 6, dtype=torch.float64),), plate="data", num_clients=2)
     (hint,) = funnel_hint(fed.joint.problem)
     assert "LocScaleReparam" in hint and "fed.noncentred" not in hint
-    with pytest.raises(pf.ModelError, match=r"no non-centred form.*'level' inside the plate are integrated out"):
+    with pytest.raises(pf.errors.ModelError, match=r"no non-centred form.*'level' inside the plate are integrated out"):
         _ = fed.noncentred

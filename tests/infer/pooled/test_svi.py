@@ -51,7 +51,7 @@ def test_svi_comes_near_the_exact_posterior(federation, guide, expected):
     pyro.clear_param_store()
     mean, covariance = linear_regression.exact_posterior(train())
     mine = pyro.param("mine", torch.ones(2))
-    algorithm = pf.SVI(guide=guide, num_steps=400, step_size=0.05, num_guide_draws=400)
+    algorithm = pf.infer.SVI(guide=guide, num_steps=400, step_size=0.05, num_guide_draws=400)
     idata = pf.run(algorithm, federation, num_draws=400, **QUIET)
     draws = torch.tensor(idata["posterior"]["w"].values[0])
     assert float(((draws.mean(0) - mean) / sds(covariance)).abs().max()) < 0.3
@@ -65,8 +65,8 @@ def test_a_guide_that_lacks_a_site_is_refused_before_it_is_fitted(federation):
     def other(x, y):
         pyro.sample("other", dist.Normal(0.0, 1.0))
 
-    with pytest.raises(pf.SettingError, match=r"the guide lacks the sites \['w'\]: the model's are \['w'\]"):
-        pf.run(pf.SVI(guide=other), federation, progress=False)
+    with pytest.raises(pf.errors.SettingError, match=r"the guide lacks the sites \['w'\]: the model's are \['w'\]"):
+        pf.run(pf.infer.SVI(guide=other), federation, progress=False)
 
 
 def below_a_latent(y):
@@ -86,10 +86,10 @@ def test_an_automatic_guide_is_refused_where_a_support_moves():
     fed = pf.Federation(below_a_latent, (torch.ones(4),), plate="data", num_clients=2)
     for guide in (AutoMultivariateNormal, AutoMultivariateNormal(below_a_latent)):
         with pytest.raises(
-            pf.SettingError, match=r"support of 'place' as it is .* moves with \['width'\].*GVI or FedEP"
+            pf.errors.SettingError, match=r"support of 'place' as it is .* moves with \['width'\].*GVI or FedEP"
         ):
-            pf.run(pf.SVI(guide=guide), fed, **QUIET)
-    pf.run(pf.SVI(guide=own_guide, num_steps=2, num_guide_draws=10), fed, num_draws=10, **QUIET)
+            pf.run(pf.infer.SVI(guide=guide), fed, **QUIET)
+    pf.run(pf.infer.SVI(guide=own_guide, num_steps=2, num_guide_draws=10), fed, num_draws=10, **QUIET)
 
 
 def counts(y):
@@ -102,4 +102,4 @@ def counts(y):
 def test_an_elbo_that_is_no_number_names_step_and_sites():
     fed = pf.Federation(counts, (torch.ones(4),), plate="data", num_clients=2)
     with pytest.raises(pf.errors.DivergenceError, match=r"no number in step \d+ of 20;.*of \['u', 'y'\] is not finite"):
-        pf.run(pf.SVI(step_size=1e3, num_steps=20), fed, **QUIET)
+        pf.run(pf.infer.SVI(step_size=1e3, num_steps=20), fed, **QUIET)

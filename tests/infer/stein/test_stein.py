@@ -200,5 +200,5 @@ def test_ends_below_the_noise_of_draws_after_a_whole_pass(ksd, rounds, ends):
 
 
 def test_parallel_refuses_minibatches():
-    with pytest.raises(pf.SettingError, match="batch_size must be None, received 7"):
+    with pytest.raises(pf.errors.SettingError, match="batch_size must be None, received 7"):
         pf.infer.ParallelDSVGD(batch_size=7)

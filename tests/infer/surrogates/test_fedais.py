@@ -326,5 +326,5 @@ def test_a_density_that_is_mostly_no_number_has_failed(whose, said):
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):
-    with pytest.raises(pf.SettingError, match=message):
+    with pytest.raises(pf.errors.SettingError, match=message):
         pf.FedAIS(**settings)

@@ -82,7 +82,7 @@ def test_the_variance_of_long_visits_is_what_the_derivation_says(probabilities):
         burn_in=200,
         num_chains=100,
         batch_size=None,
-        step=pf.step.Fixed(size=0.04),
+        step=pf.infer.step.Fixed(size=0.04),
         conducive=pf.infer.Conducive(trust=None),
         target_ess=None,
     )

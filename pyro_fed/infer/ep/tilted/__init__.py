@@ -11,7 +11,7 @@
 
 Each has its own settings, and a name that stands for their defaults:
 
-    pf.FedEP(client=pf.tilted.MCMC(steps=500, thin=5))
+    pf.FedEP(client=pf.infer.tilted.MCMC(steps=500, thin=5))
     pf.FedEP(client="mcmc")
 
 All are imported here, not on first use: `TiltedInference.kinds` lists the imported ones.

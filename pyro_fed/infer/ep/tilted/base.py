@@ -96,7 +96,7 @@ class TiltedInference(Variant):
     """
 
     what: ClassVar[str] = "tilted inference"
-    door: ClassVar[str] = "pf.tilted"
+    door: ClassVar[str] = "pf.infer.tilted"
 
     #: Whether it works by gradients alone, for networks: agents begin at the end of averaging, and a few points are
     #: tried first for the prior's expectations, which are enough for a Gaussian prior.
@@ -107,7 +107,7 @@ class TiltedInference(Variant):
     takes_curvature: ClassVar[bool] = True
     #: Number of rows of all clients that it uses; None is all.
     few_rows: int | None = None
-    #: For an agent without a server (`pf.update`): rounds in the history of its steps' acceleration.
+    #: For an agent without a server (`pf.infer.update`): rounds in the history of its steps' acceleration.
     memory: int = 1
     #: For an agent without a server: factor of the rate from one round to the next.
     round_decay: float = 1.0

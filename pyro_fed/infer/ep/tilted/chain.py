@@ -214,7 +214,7 @@ class MCMC(Chain):
         Guo et al. (2023), Section 2.2.2. Al-Shedivat et al. (2021), Eq. (8).
 
     Example:
-        >>> pf.run(pf.FedEP(client=pf.tilted.MCMC(steps=500, thin=5)), fed)
+        >>> pf.run(pf.FedEP(client=pf.infer.tilted.MCMC(steps=500, thin=5)), fed)
     """
 
     shrinkage: float = 1.0
@@ -288,7 +288,7 @@ class Identity(Chain):
         Guo et al. (2023), Section 2.2.2.
 
     Example:
-        >>> pf.run(pf.FedEP(client=pf.tilted.Identity(scale=0.05)), fed)
+        >>> pf.run(pf.FedEP(client=pf.infer.tilted.Identity(scale=0.05)), fed)
     """
 
     scale: float | None = None

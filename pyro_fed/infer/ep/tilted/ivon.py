@@ -53,7 +53,7 @@ class IVON(OnlineNewton, TiltedInference):
         Shen et al. (2024), Variational learning is effective for large deep networks. Lin et al. (2020).
 
     Example:
-        >>> pf.run(pf.FedEP(client=pf.tilted.IVON(steps=50), covariance="diag"), fed)
+        >>> pf.run(pf.FedEP(client=pf.infer.tilted.IVON(steps=50), covariance="diag"), fed)
         >>> pf.run(pf.P2PVI(update="ivon", covariance="diag"), fed, graph=pf.graph.ring(5))
     """
 

@@ -43,7 +43,7 @@ class Laplace(TiltedInference):
         Guo et al. (2023), Eq. (4).
 
     Example:
-        >>> pf.run(pf.FedEP(client=pf.tilted.Laplace(steps=3)), fed)
+        >>> pf.run(pf.FedEP(client=pf.infer.tilted.Laplace(steps=3)), fed)
     """
 
     steps: int = 10

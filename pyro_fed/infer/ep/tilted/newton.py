@@ -71,7 +71,7 @@ class Newton(TiltedInference):
         Bui et al. (2018), Partitioned variational inference, Property 4. Khan & Nielsen (2018).
 
     Example:
-        >>> pf.run(pf.FedEP(client=pf.tilted.Newton(steps=5)), fed)
+        >>> pf.run(pf.FedEP(client=pf.infer.tilted.Newton(steps=5)), fed)
     """
 
     minimises_free_energy: ClassVar[bool] = True

@@ -39,7 +39,7 @@ from pyro_fed.ops.matrices import times
 class Fisher(Chain):
     """Mean of a chain's samples, and the Fisher information there as the curvature: "L" of Guo et al. as published.
 
-    `pf.tilted.Laplace` has the mode by Newton's method in place of a chain's mean, and no randomness.
+    `pf.infer.tilted.Laplace` has the mode by Newton's method in place of a chain's mean, and no randomness.
 
     Args:
         steps: steps of the chain a round, with the burn-in.
@@ -63,7 +63,7 @@ class Fisher(Chain):
         Guo et al. (2023), Eq. (4).
 
     Example:
-        >>> pf.run(pf.FedEP(client=pf.tilted.Fisher(steps=500)), fed)
+        >>> pf.run(pf.FedEP(client=pf.infer.tilted.Fisher(steps=500)), fed)
     """
 
     fisher_scale: float = 1.0
@@ -110,7 +110,7 @@ class NGVI(Chain):
         Guo et al. (2023), Algorithm 5.
 
     Example:
-        >>> pf.run(pf.FedEP(client=pf.tilted.NGVI(fisher_steps=5)), fed)
+        >>> pf.run(pf.FedEP(client=pf.infer.tilted.NGVI(fisher_steps=5)), fed)
     """
 
     fisher_steps: int = 10

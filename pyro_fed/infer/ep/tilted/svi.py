@@ -40,7 +40,7 @@ class SVI(TiltedInference):
         Kingma & Ba (2015), Adam.
 
     Example:
-        >>> pf.run(pf.FedEP(client=pf.tilted.SVI(steps=100)), fed)
+        >>> pf.run(pf.FedEP(client=pf.infer.tilted.SVI(steps=100)), fed)
     """
 
     minimises_free_energy: ClassVar[bool] = True
