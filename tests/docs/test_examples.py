@@ -178,7 +178,7 @@ def names(supposed, study, monkeypatch, tmp_path):
     for name in ("run", "fit"):
         monkeypatch.setattr(pf, name, as_far_as_the_first_round(getattr(pf, name)))
     monkeypatch.setattr("pyro_fed.analysis.criticism.sbc.run", pf.run)
-    monkeypatch.setattr(pf, "set_progress", lambda progress: None)
+    monkeypatch.setattr(pf.progress, "set_progress", lambda progress: None)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(study[0], tmp_path, dirs_exist_ok=True)
     imported = {"np": "numpy", "numpy": "numpy", "nx": "networkx", "networkx": "networkx", "az": "arviz"}
