@@ -29,7 +29,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import spread
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import MOST_DRAWS, may_round, takes_weighted_points
+from pyro_fed.policy.audit import MOST_DRAWS, may_round
 
 #: The fewest draws by which a distribution is judged.
 FEWEST_DRAWS = 500
@@ -174,27 +174,15 @@ class Evidence:
 
     @cached_property
     def chains(self) -> Moments | None:
-        """The posterior's means and SDs by chains that begin at the draws; None without a target.
+        """The posterior's means and SDs by chains that begin at the draws; None without a target."""
+        return self._by_chains(0)
 
-        If weighted points follow, and no finer aim is asked for, a first look is enough.
-        """
-        return self._by_chains(0, weighted=self._few_chains)
-
-    @property
-    def chains_alone(self) -> Moments | None:
-        """The moments by chains that decide without weighted points."""
-        return self._by_chains(0) if self._few_chains else self.chains
-
-    @property
-    def _few_chains(self) -> bool:
-        return self.aim is None and takes_weighted_points(self.problem.traits)
-
-    def _by_chains(self, stream: int, **how: bool) -> Moments | None:
+    def _by_chains(self, stream: int, again: bool = False) -> Moments | None:
         """The moments by chains with random numbers of their own, see `moments_by_chains`."""
         if self.few_rows_target is None:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, stream)
-        return moments_by_chains(self.few_rows_target, self.quantities, self.flat, generator, self.aim, **how)
+        return moments_by_chains(self.few_rows_target, self.quantities, self.flat, generator, self.aim, again)
 
     @cached_property
     def estimated_moments(self) -> EstimatedMoments | None:
@@ -214,7 +202,7 @@ class Evidence:
             return self._by_groups(parts)
         weighed = None if found.stuck else self.by_weights
         if weighed is None:
-            return EstimatedMoments(found if found.stuck else self.chains_alone or found, self.quantities.labels)
+            return EstimatedMoments(found, self.quantities.labels)
         if bool(wrong_moments(weighed).any()):
             return EstimatedMoments(weighed, self.quantities.labels)
         both = weighed.where_told(found).unless_refuted(found)

@@ -35,9 +35,10 @@ FEWEST_POINTS = 512
 NEAR_WIDTHS, FACTOR, LARGEST_WIDTH = (1.0, 1.5, 3.0), 3.0, 1000.0
 #: Share of the first points around the draws; the others are farther out and from the prior, half of them each.
 AROUND_SHARE = 0.5
-#: No points are added once their effective number is this large, and the weights' tail can be trusted. With fewer, they
-#: are not used.
-SETTINGS = AdaptiveSettings(enough=400, longest_tail=0.5, second_moments=True)
+#: No points are added once their effective number is this large, and the weights' tail can be trusted.
+SETTINGS = AdaptiveSettings(enough=1000, longest_tail=0.5, second_moments=True)
+#: Points are used if their effective number is at least this.
+LEAST_EFFECTIVE_POINTS = 400
 #: Effective number of points for a fit.
 FIT_ON = 5 * COMPONENTS
 
@@ -79,7 +80,8 @@ def weighed_points(
             break
         sampler = sampler.draw(sampler.refit(FIT_ON, generator).shared_out(points), generator)
     found = sampler.smoothed
-    return _some(sampler) if SETTINGS.are_met(found.effective, found.pareto_k) else None
+    usable = found.pareto_k <= SETTINGS.longest_tail and found.effective >= LEAST_EFFECTIVE_POINTS
+    return _some(sampler) if usable else None
 
 
 def _some(sampler: AdaptiveImportanceSampler) -> WeightedPoints:

@@ -23,8 +23,8 @@ DENSITIES = 1_000_000_000
 SCORE_COST = 3
 #: The audit is not made if the shortest one would take more operations than this, some seconds.
 MOST_OPERATIONS = 5_000_000_000
-#: Chains: of the first walk; of a second one, where the first is undecided; and of a third, for results whose error may
-#: matter but may also be chance. Few chains hardly determine the SD of a long tail.
+#: Chains: the fewest, where a score costs much or is a run of the model; of a first walk; and of a second one, for
+#: results whose error may matter but may also be chance. Few chains hardly determine the SD of a long tail.
 FEWEST_CHAINS, CHAINS, MANY_CHAINS = 32, 128, 2048
 #: Numbers of climbs: from draws of the prior, from points around the result, and from its draws; and where these are
 #: costly, or each density takes a run of the model.
@@ -51,27 +51,21 @@ class Walk(NamedTuple):
     transitions: int
 
 
-def walks(traits: Traits, evaluations: int, scores: int, looks: Sequence[int], weighted: bool = False) -> list[Walk]:
+def walks(traits: Traits, evaluations: int, scores: int, looks: Sequence[int]) -> list[Walk]:
     """Chains and transitions of one walk after the other, each for what the one before has not decided.
 
     Args:
         traits: of the model.
         evaluations: densities of rows in a log density.
         scores: of a transition.
-        looks: numbers of transitions before which a walk may end, at least three.
-        weighted: whether weighted points decide, so that a first look of chains is enough.
+        looks: numbers of transitions before which a walk may end.
     """
-    _, shortest, some, *_, longest = looks
+    _, shortest, *_, longest = looks
     afford = DENSITIES // max(1, evaluations * scores)
-    first = Walk(FEWEST_CHAINS, min(max(afford // FEWEST_CHAINS, shortest), longest))
-    if weighted:
-        enough = FIRST_DENSITIES // max(1, FEWEST_CHAINS * evaluations * scores)
-        return [first._replace(transitions=min(max(enough, some), first.transitions))]
-    if traits.looped:
-        return [first]
-    chains = min(max(afford // shortest, FEWEST_CHAINS), CHAINS)
-    second, many = Walk(chains, min(max(afford // chains, shortest), longest)), min(MANY_CHAINS, afford // longest)
-    return [first, *[second] * (chains > FEWEST_CHAINS), *[Walk(many, longest)] * (many > chains)]
+    chains = FEWEST_CHAINS if traits.looped else min(max(afford // shortest, FEWEST_CHAINS), CHAINS)
+    many = 0 if traits.looped else min(MANY_CHAINS, afford // longest)
+    first = Walk(chains, min(max(afford // chains, shortest), longest))
+    return [first, *[Walk(many, longest)] * (many > chains)]
 
 
 def climbs(traits: Traits, evaluations: int, steps: int) -> tuple[int, int, int] | None:

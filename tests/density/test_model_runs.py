@@ -79,7 +79,7 @@ def counted(model):
         (imputing, (X, Y), 6),  # and with another value for the imputed entries; what is imputed is chosen by a mask
         # and one by one, as `vmap` fails: all rows, with curvatures and without, and 6 pairs at 2
         # points, and 4, and along a line, as it may jump
-        (branching, (X, Y), 85),
+        (branching, (X, Y), 96),
         (narrow, (X, Y), 7),  # the first run at zero instead; a line that compares, and the density along it
     ],
     ids=lambda value: getattr(value, "__name__", ""),

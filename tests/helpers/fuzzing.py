@@ -287,6 +287,7 @@ def of_results():
             {"found": of_result("contributions"), "labels": None, "most": 2, "annotate": False, "figsize": None},
             2,
         ),
+        "with_loss": ({"model": model, "loss": pf.losses.DensityPower(beta=0.3)}, 2),
         "plot_contributions": ({"found": of_result("contributions"), "ax": None, "figsize": None}, 2),
         "plot_checks": ({"found": of_result("checks"), "statistic": None, "figsize": None}, 2),
         "plot_check_intervals": ({"found": of_result("checks"), "statistic": None, "figsize": None}, 2),
@@ -296,7 +297,7 @@ def of_results():
 
 def places():
     """The public path of each name that is not one of `pf` itself."""
-    modules = {"plots": pf.plots, "infer": pf.infer, "metrics": pf.metrics}
+    modules = {"losses": pf.losses, "plots": pf.plots, "infer": pf.infer, "metrics": pf.metrics}
     return {name: f"{path}.{name}" for path, module in modules.items() for name in dir(module) if name not in dir(pf)}
 
 

@@ -29,7 +29,7 @@ from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import DRAWS_A_DIMENSION, Target
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import CHAINS, walks
+from pyro_fed.policy.audit import walks
 
 
 def moments_by_chains(
@@ -39,17 +39,15 @@ def moments_by_chains(
     generator: torch.Generator,
     aim: Limits | None = None,
     again: bool = False,
-    weighted: bool = False,
 ) -> Moments:
     """The posterior's moments of `quantities`, by chains from a result's draws (S, D), which whiten `target`.
 
-    Few chains are run first, and more where they do not decide. `aim` are limits finer than `WRONG`, up to which chains
-    should measure errors, or None. With `again`, more chains are run at once, since few have not been conclusive. With
-    `weighted`, few are all that is run, as weighted points decide.
+    `aim` are limits finer than `WRONG`, up to which chains should measure errors, or None. With `again`, many chains
+    are run at once, since few have not been conclusive.
     """
     z, problem = draws.double(), target.problem
     walk = _Walk(target, Detour.of(target, z, generator), quantities, z, generator, aim)
-    planned = walks(problem.traits, target.evaluations, SCORES, LOOKS, weighted)
+    planned = walks(problem.traits, target.evaluations, SCORES, LOOKS)
     for chains, transitions in planned[1:] if again and len(planned) > 1 else planned:
         found, undecided = walk(chains, transitions)
         if not undecided:
@@ -102,7 +100,7 @@ class _Walk:
             values = quantities(been).unflatten(0, (-1, len(at)))
             found = moments_of_chains(begun, (values - self.centre) / self.scale, torch.stack(momenta[later:]))
             tails = kurtosis(self.reported), kurtosis(values.flatten(0, 1))
-            known, by_more = (told_by_tails(*tails, target.problem.dim, number) for number in (len(at), CHAINS))
+            known = told_by_tails(*tails, target.problem.dim, len(at))
             found = replace(
                 found,
                 log_sd=found.log_sd * known,
@@ -112,8 +110,7 @@ class _Walk:
                 places=been,
             )
             test.look(found)
-        untold = bool((by_more & ~known).any())
-        return found, (test.verdict is None or untold) and not bool(wrong_moments(found).any())
+        return found, test.verdict is None and not bool(wrong_moments(found).any())
 
 
 def _starts(count: int, wanted: int) -> Tensor:

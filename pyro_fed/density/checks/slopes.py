@@ -210,9 +210,9 @@ def _jumps(problem: RowDensities, rows: tuple[Tensor, ...], point: Tensor, line:
     start, end = first_intervals(point)
     best = point.new_full((), -torch.inf)
     while True:
-        places = torch.cat([start, end]).split(max(1, NUMBERS_IN_MEMORY // len(point)))
-        runs = [_run(problem, along, some) for some in places]
-        values, slopes = (torch.cat(part).chunk(2) for part in zip(*runs, strict=True))
+        places, where = torch.cat([start, end]).unique(return_inverse=True)  # an interval ends where another begins
+        runs = [_run(problem, along, some) for some in places.split(max(1, NUMBERS_IN_MEMORY // len(point)))]
+        values, slopes = (torch.cat(part)[where].chunk(2) for part in zip(*runs, strict=True))
         best = torch.maximum(best, torch.cat(values).nan_to_num(nan=-torch.inf, posinf=-torch.inf).max())
         left = unexplained(end - start, values[1] - values[0], slopes[0], slopes[1]).nan_to_num(nan=0.0, posinf=0.0)
         most, which = torch.where(are_likely(values[0], values[1], best), left, 0.0).topk(NUM_CUT_INTERVALS)
