@@ -139,7 +139,7 @@ class QLSD(SummedChains):
 
     def rate(self, dim: int) -> float:
         """a = 1/(1 + ω); 0 without memory."""
-        return self.memory / (1 + min(dim / self.levels**2, dim**0.5 / self.levels))
+        return float(self.memory) / (1 + min(dim / self.levels**2, dim**0.5 / self.levels))
 
     def _scores_of(self, messages: State) -> Tensor:
         """The vectors that clients have sent, (C, M, D)."""
