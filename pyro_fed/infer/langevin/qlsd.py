@@ -22,6 +22,7 @@ Letters: s `levels`, m and M `memory`, a `rate`; the others are those of `summed
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -139,7 +140,7 @@ class QLSD(SummedChains):
 
     def rate(self, dim: int) -> float:
         """a = 1/(1 + ω); 0 without memory."""
-        return float(self.memory) / (1 + min(dim / self.levels**2, dim**0.5 / self.levels))
+        return float(self.memory) / (1 + min(dim / self.levels**2, math.sqrt(dim) / self.levels))
 
     def _scores_of(self, messages: State) -> Tensor:
         """The vectors that clients have sent, (C, M, D)."""
