@@ -105,6 +105,7 @@ ALGORITHMS = [
         "FSGLD, surrogates from draws": lambda: pf.FSGLD(surrogates=few_sgld_draws(), **VISITS),
         "FALD": lambda: pf.infer.FALD(**VISITS | {"thin": 4}),
         "SummedLangevin": lambda: pf.infer.SummedLangevin(step_size=0.01, num_chains=2, burn_in=4),
+        "QLSD": lambda: pf.infer.QLSD(step_size=0.01, num_chains=2, burn_in=4),
         "P2PVI": lambda: pf.P2PVI(),
         "P2PVI, published": lambda: pf.P2PVI(weighting="paper", gossip_steps=1, batch_size=3),
         "P2PVI, by backpropagation": lambda: pf.P2PVI(update=pf.infer.update.SVI(steps=5)),
@@ -129,7 +130,7 @@ _CHAINS = ("SGLD", "SAGALD", "DSGLD", "FSGLD", "FSGLD, surrogates from draws", "
 #: Check of `pf.testing` → why an algorithm need not pass it → the rows of which that holds.
 _NEED_NOT = {
     "check_conjugate_posterior": {
-        "a fixed step and ten thousand rounds, see infer/langevin": (*_CHAINS, "SummedLangevin"),
+        "a fixed step and ten thousand rounds, see infer/langevin": (*_CHAINS, "SummedLangevin", "QLSD"),
         "eight draws a chain": ("ConsensusMC", "NUTS"),
         "what is left of twenty candidates, or particles": ("P2PFinite", "PMD"),
         "few steps, which are above to be quick": (

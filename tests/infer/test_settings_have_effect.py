@@ -46,6 +46,7 @@ CASES = {
     "FALD": lambda: pf.infer.FALD(**VISITS | {"thin": 4}),
     "FALD, plain": lambda: pf.infer.FALD(**VISITS | {"thin": 4}, **PLAIN, conducive=None),
     "SummedLangevin": lambda: pf.infer.SummedLangevin(step_size=0.01, burn_in=1, num_chains=2),
+    "QLSD": lambda: pf.infer.QLSD(step_size=0.01, burn_in=1, num_chains=2, levels=3),
     "FedHMC": lambda: pf.infer.FedHMC(num_chains=4, surrogates=GIVEN),
     "LocalSGLD": few_sgld_draws,
     "LocalSGLD, given step": lambda: pf.infer.LocalSGLD(num_samples=20, burn_in=10, step_size=0.01, covariance="full"),

@@ -99,6 +99,7 @@ BOUNDS = {
     "p2p_vi_paper": (1.5, 0.3, 2.0),  # SDs on their way down: rows used again in every round count again
     "pmd_paper": (5.0, 0.0, 5.0),  # few particles of the prior survive the first minibatch
     "pdsvgd_paper": (5.0, 0.5, 11.0),  # as dsvgd_paper
+    "qlsd": (1.5, 0.3, 2.0),  # cut short
     "saga_ld": (1.0, 0.5, 1.6),  # one chain of 1,600 steps
     "sgld_paper": (9.0, 0.05, 3.0),  # as dsgld_annealed
     "summed_langevin": (1.5, 0.3, 2.0),  # cut short
@@ -138,6 +139,7 @@ SHORT = {
     "sfvi": ({"num_steps": 150, "step_size": 0.1}, None),
     "sgld": (CUT_CHAIN, None),
     "sgld_paper": ({"burn_in": 400, "step.size": 0.0015}, 8),
+    "qlsd": ({}, 250),
     "summed_langevin": ({}, 250),
     "svgd_paper": (CUT_STEIN, 6),
     "svi": ({"num_steps": 100, "step_size": 0.05, "num_guide_draws": 1000}, None),

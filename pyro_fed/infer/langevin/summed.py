@@ -84,9 +84,127 @@ class SummedState(NamedTuple):
     key: Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
+class SummedChains(Algorithm):
+    """Langevin chains of the server, which is told the clients' scores at their positions.
+
+    The settings are those of `SummedLangevin`.
+    """
+
+    draws_are: ClassVar[str] = "chains"
+
+    step_size: float | None = None
+    temperature: float = 1.0
+    num_chains: int = 1
+    burn_in: int = 100
+    target_ess: int | None = 500
+
+    def __post_init__(self) -> None:
+        check_positive(self, "step_size", allow_none=True)
+        check_positive(self, "temperature")
+        check_at_least(self, 1, "num_chains")
+        check_at_least(self, 0, "burn_in")
+        check_at_least(self, 1, "target_ess", allow_none=True)
+
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 5,000 rounds; the run ends at `target_ess` effective draws."""
+        return 5000
+
+    # -- start ----------------------------------------------------------------------------------------------
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Start chains at draws of the prior.
+
+        Raises:
+            SettingError: there is nothing that would give a step its size.
+        """
+        position = problem.init(self.num_chains, generator)
+        state = SummedState(
+            chains=ChainStore.begin(position),
+            prior_score=torch.zeros_like(position),
+            step_size=torch.tensor(self.first_step_size(problem), dtype=torch.float64),
+            num_clients=torch.tensor(num_clients),
+            key=torch.randint(2**62, (), generator=generator),
+        )
+        return as_entries(state), {}
+
+    def first_step_size(self, problem: Problem, otherwise: str = "") -> float:
+        """h.
+
+        Raises:
+            SettingError: it is not given; `otherwise` is said to a user.
+        """
+        if self.step_size is None:
+            raise SettingError(
+                f"{type(self).__name__}: give step_size, about a quarter of the narrowest posterior variance, such as "
+                f"{1 / max(1, problem.num_rows):.2g}{otherwise}"
+            )
+        return self.step_size
+
+    # -- a round --------------------------------------------------------------------------------------------
+    def prepare(self, problem: Problem, shared: State) -> State:
+        """Compute the prior's score at the chains' positions."""
+        return {**shared, "prior_score": prior_scores(problem, shared["position"])}
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The chains' positions, which clients receive."""
+        return super().download({"position": shared["position"]}, clients)
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """Nothing: a client's answer has no randomness."""
+        return ()
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Objections to scores far above the others'."""
+        return message_limits.outlying_clients(message_limits.sizes(messages["score"]), "score")
+
+    def moved(self, state: SummedState, score: Tensor, h: float, noise: Tensor) -> SummedState:
+        """The state after θ' = θ + h/2 (∇ log p_0 + score / α) + noise, which is kept after `burn_in` steps."""
+        drift = state.prior_score + score.to(state.prior_score) / self.temperature
+        theta = state.chains.position + h / 2 * drift + noise
+        chains = state.chains._replace(position=theta, steps=state.chains.steps + 1)
+        if int(chains.steps) > self.burn_in:
+            one = theta.new_ones(len(theta), 1)
+            draws = Draws(theta[:, None], -one, drift.norm(dim=-1, keepdim=True), h * one)
+            chains = chains.append(draws, self.target_ess)
+        return state._replace(chains=chains)
+
+    def normal(self, state: SummedState) -> Tensor:
+        """ξ, of the positions' shape."""
+        at = state.chains.position
+        generator = torch.Generator().manual_seed(int(state.key) + int(state.chains.steps))
+        return torch.randn(at.shape, generator=generator, dtype=at.dtype).to(at.device)
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """R-hat and ESS as last computed, the number of kept draws, and the factor by which steps widen the draws."""
+        chains = entries_as(ChainStore, after)
+        judged = int(chains.judged) > int(entries_as(ChainStore, before).judged)
+        return chains.figures() | {"widened": widening(chains) if judged else math.nan}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether there are as many effective draws as wanted."""
+        if self.target_ess is None:
+            return None
+        last = figures[-1]
+        return chains_converged(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """At most `num_draws` kept draws of each chain, evenly spaced: (M, n, D)."""
+        return entries_as(ChainStore, shared).sample(num_draws)
+
+    def advice(self, problem: Problem, before: State) -> str:
+        """The cure of a chain that became non-finite: a shorter step."""
+        return f"reduce step_size below its present {float(before['step_size']):.3g}"
+
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
+        """Warnings about too few effective draws, chains that disagree, and steps too long for the posterior."""
+        return summed_chain_findings(record, self.num_chains, self.burn_in, is_private=False)
+
+
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SummedLangevin(Algorithm):
+class SummedLangevin(SummedChains):
     """Langevin steps by sums of all clients' scores: a sampler under differential privacy or secure aggregation.
 
     Coordinates are the unconstrained ones: parameters should have posteriors of like widths, as those of standardised
@@ -117,73 +235,29 @@ class SummedLangevin(Algorithm):
         >>> idata = pf.run(pf.infer.SummedLangevin(step_size=0.01), fed)
     """
 
-    draws_are: ClassVar[str] = "chains"
     additive: ClassVar[bool] = True
 
-    step_size: float | None = None
-    temperature: float = 1.0
-    num_chains: int = 1
-    burn_in: int = 100
-    target_ess: int | None = 500
     row_norm: float | None = None
     released_noise: float = 0.0
 
     def __post_init__(self) -> None:
-        check_positive(self, "step_size", "row_norm", allow_none=True)
-        check_positive(self, "temperature")
+        super().__post_init__()
+        check_positive(self, "row_norm", allow_none=True)
         check_between(self, "released_noise", 0.0, math.inf, "[)")
-        check_at_least(self, 1, "num_chains")
-        check_at_least(self, 0, "burn_in")
-        check_at_least(self, 1, "target_ess", allow_none=True)
-
-    def default_rounds(self, num_clients: int) -> int:
-        """At most 5,000 rounds; the run ends at `target_ess` effective draws."""
-        return 5000
 
     # -- privacy --------------------------------------------------------------------------------------------
     def contributions(self) -> Contributions:
         """Contributions whose noise of privacy is a part of the chain's own."""
         return SummedContributions(self)
 
-    # -- start ----------------------------------------------------------------------------------------------
-    def init(
-        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
-    ) -> tuple[State, State]:
-        """Start chains at draws of the prior.
-
-        Raises:
-            SettingError: there is neither a step nor noise that would give it a scale.
-        """
+    def first_step_size(self, problem: Problem, otherwise: str = "") -> float:
+        """h; where it is not given, the longest that the noise of privacy allows."""
         noise = self.released_noise / self.temperature
-        if self.step_size is None and not noise:
-            raise SettingError(
-                f"{type(self).__name__}: give step_size, about a quarter of the narrowest posterior variance, such as "
-                f"{1 / max(1, problem.num_rows):.2g}; only with combination=pf.Private(...) it follows from the noise"
-            )
-        position = problem.init(self.num_chains, generator)
-        step = 4 / noise**2 if self.step_size is None else self.step_size
-        state = SummedState(
-            chains=ChainStore.begin(position),
-            prior_score=torch.zeros_like(position),
-            step_size=torch.tensor(step, dtype=torch.float64),
-            num_clients=torch.tensor(num_clients),
-            key=torch.randint(2**62, (), generator=generator),
-        )
-        return as_entries(state), {}
+        if self.step_size is None and noise:
+            return 4 / noise**2
+        return super().first_step_size(problem, "; only with combination=pf.Private(...) it follows from the noise")
 
     # -- a round --------------------------------------------------------------------------------------------
-    def prepare(self, problem: Problem, shared: State) -> State:
-        """Compute the prior's score at the chains' positions."""
-        return {**shared, "prior_score": prior_scores(problem, shared["position"])}
-
-    def download(self, shared: State, clients: Tensor) -> State:
-        """The chains' positions, which clients receive."""
-        return super().download({"position": shared["position"]}, clients)
-
-    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """Nothing: a client's answer has no randomness."""
-        return ()
-
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
@@ -200,57 +274,29 @@ class SummedLangevin(Algorithm):
         short = (clip(by_row.double().flatten(1), self.row_norm) / step).trunc().reshape(by_row.shape)
         return step * (batch.weight[:, None, None] * short).sum(0)
 
-    def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to scores far above the others'."""
-        return message_limits.outlying_clients(message_limits.sizes(messages["score"]), "score")
-
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Make a step of Eq. (1), with K/C times the sum of C clients' scores, and the rest of the noise."""
         state, score = entries_as(SummedState, shared), messages["score"]
-        theta, scale = state.chains.position, int(state.num_clients) / len(score)
+        scale = int(state.num_clients) / len(score)
         h, s_over_alpha = float(state.step_size), scale * self.released_noise / self.temperature
         if s_over_alpha:
             h = min(h, 4 / s_over_alpha**2)
-        drift = state.prior_score + scale / self.temperature * score.sum(0).to(theta)
         left = math.sqrt(max(0.0, h - (h * s_over_alpha / 2) ** 2))
-        theta = theta + h / 2 * drift + left * self._normal(state)
-        chains = state.chains._replace(position=theta, steps=state.chains.steps + 1)
-        if int(chains.steps) > self.burn_in:
-            one = theta.new_ones(len(theta), 1)
-            draws = Draws(theta[:, None], -one, drift.norm(dim=-1, keepdim=True), h * one)
-            chains = chains.append(draws, self.target_ess)
-        return as_entries(state._replace(chains=chains))
+        return as_entries(self.moved(state, scale * score.sum(0), h, left * self.normal(state)))
 
-    def _normal(self, state: SummedState) -> Tensor:
-        """ξ, of the positions' shape."""
-        at = state.chains.position
-        if self.released_noise:
-            return standard_normal(at)
-        generator = torch.Generator().manual_seed(int(state.key) + int(state.chains.steps))
-        return torch.randn(at.shape, generator=generator, dtype=at.dtype).to(at.device)
-
-    def monitor(self, before: State, after: State) -> dict[str, float]:
-        """R-hat and ESS as last computed, the number of kept draws, and the factor by which steps widen the draws."""
-        chains = entries_as(ChainStore, after)
-        judged = int(chains.judged) > int(entries_as(ChainStore, before).judged)
-        return chains.figures() | {"widened": widening(chains) if judged else math.nan}
+    def normal(self, state: SummedState) -> Tensor:
+        """ξ, a secret where it is noise of privacy."""
+        return standard_normal(state.chains.position) if self.released_noise else super().normal(state)
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether there are as many effective draws as wanted; None if the run's end would reveal facts about rows."""
-        if self.released_noise or self.target_ess is None:
-            return None
-        last = figures[-1]
-        return chains_converged(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
-
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """At most `num_draws` kept draws of each chain, evenly spaced: (M, n, D)."""
-        return entries_as(ChainStore, shared).sample(num_draws)
+        return None if self.released_noise else super().converged(figures)
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of a chain that became non-finite: a shorter step."""
-        step = f"{float(before['step_size']):.3g}"
         if self.step_size is not None:
-            return f"reduce step_size below its present {step}"
+            return super().advice(problem, before)
+        step = f"{float(before['step_size']):.3g}"
         return (
             f"give a step_size below {step}, the longest that the noise of pf.Private allows: about a quarter of the "
             "narrowest posterior variance"

@@ -66,6 +66,12 @@ def randomness(algorithm, fed, round_, client):
     return noise["normal"].numpy(), [rows[0] + place for place in picks]
 
 
+def uniforms(algorithm, fed, round_, client):
+    """u of a quantiser (D,), of the one chain."""
+    generator = seeding.torch_generator(SEED, seeding.CLIENT, round_, client, 0)
+    return algorithm.draw_noise(fed.problem, 1, generator)["uniform"][0, 0].numpy()
+
+
 def rows_score(theta, rows):
     """Σ ∇ log p(x_i | θ) over rows."""
     x, y = (part.numpy()[rows] for part in data())
@@ -209,3 +215,28 @@ def test_summed_langevin_is_its_equation():
         expected.append(theta)
     found = path(algorithm, 5, fed)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_qlsd_is_its_equations(memory):
+    """S = M + Σ_k C(v_k), v_k = ∇ log p_k(θ) - m_k, m_k' = m_k + a C(v_k), and θ' as above."""
+    fed, h, s, temperature = federation(), 1e-3, 3, 2.5
+    algorithm = pf.infer.QLSD(step_size=h, temperature=temperature, burn_in=0, target_ess=None, levels=s, memory=memory)
+    generator = seeding.torch_generator(SEED, seeding.SERVER, 0)
+    shared, _ = algorithm.init(fed.problem, 3, generator, None)
+    theta, expected, memories = shared["position"][0].numpy(), [], np.zeros((3, 3))
+    rate = 1 / (1 + min(3 / s**2, 3**0.5 / s)) if memory else 0.0
+    for step in range(5):
+        total = memories.sum(0)
+        for client, ends in enumerate(CLIENTS):
+            v = rows_score(theta, np.arange(*ends)) - memories[client]
+            uniform = uniforms(algorithm, fed, step, client)
+            norm = (v @ v) ** 0.5
+            sent = norm * np.sign(v) * np.floor(s * np.abs(v) / norm + uniform) / s
+            memories[client] += rate * sent
+            total = total + sent
+        own = torch.Generator().manual_seed(int(shared["key"]) + step)
+        normal = torch.randn((1, 3), generator=own, dtype=torch.float64)[0].numpy()
+        theta = theta + h / 2 * (prior_score(theta) + total / temperature) + h**0.5 * normal
+        expected.append(theta)
+    np.testing.assert_allclose(path(algorithm, 5, fed), expected, rtol=1e-9, atol=1e-9)
