@@ -255,7 +255,7 @@ class EP(SpreadGaussian, SiteKeeping):
         Raises:
             SettingError: the sites of those that are left make no distribution.
         """
-        prior, sites = gaussian(shared, "prior_"), kept_where(origin >= 0, gaussian(select(local, origin)))
+        prior, sites = gaussian(shared, "prior_"), kept_where(origin >= 0, gaussian(select(local, origin.clamp_min(0))))
         q = prior.product(sites.product_over(0))
         if not bool(q.is_proper()):
             raise no_distribution_left(self)

@@ -43,8 +43,9 @@ from pyro_fed.ops.entries import with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
 
-#: Stands for a step length that is not known yet.
-UNKNOWN = 1e6
+#: Stands for a step length that is not known yet, and for a log-likelihood of minus infinity, which cannot be mixed: so
+#: far below all others that the least share of it tells in a mean.
+UNKNOWN, LOWEST_LOG_LIK = 1e6, -1e200
 #: Stands for the number of agents whose site cannot be used, before any is known.
 NOTHING_YET = -1.0
 
@@ -143,7 +144,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
             return part.double() / with_trailing_axes(shared["centrality"], part)
 
         message = Sums(
-            values=put_in(site["values"].clamp_min(message_limits.IMPOSSIBLE)),
+            values=put_in(site["values"].clamp_min(LOWEST_LOG_LIK)),
             unusable=put_in(~site["usable"]),
             precision=put_in(site["precision"]),
             eta=put_in(gaussian(site).score(line.end)),

@@ -41,9 +41,11 @@ def entries_as(kind: type[Record], state: State, prefix: str = "") -> Record:
     for name, entry, part, optional in _fields(kind):  # type: ignore[arg-type]  # classes are hashable
         start = prefix + entry
         if part is State:
-            own = _names(kind) if not entry else frozenset()  # type: ignore[arg-type]
             found = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
-            parts[name] = {key: value for key, value in found.items() if key not in own}
+            own, prefixes = (frozenset(), ()) if entry else _names(kind)  # type: ignore[arg-type]
+            parts[name] = {
+                key: value for key, value in found.items() if key not in own and not key.startswith(prefixes)
+            }
         elif part is not None:
             parts[name] = entries_as(part, state, start)
         elif not optional or start in state:
@@ -68,17 +70,21 @@ def as_entries(record: Any, prefix: str = "") -> State:
 
 
 @cache
-def _names(kind: Any) -> frozenset[str]:
-    """The entries that fields of a record have to themselves."""
+def _names(kind: Any) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The entries that fields of a record have to themselves, and the prefixes of those of its prefixed states."""
     if issubclass(kind, Gaussian):
-        return frozenset({"precision", "eta"})
-    names = set[str]()
+        return frozenset({"precision", "eta"}), ()
+    names, prefixes = set[str](), list[str]()
     for field in _fields(kind):
         if field.kind is None:
             names.add(field.entry)
-        elif field.kind is not State:
-            names |= {field.entry + name for name in _names(field.kind)}
-    return frozenset(names)
+        elif field.kind is State:
+            prefixes += [field.entry] * bool(field.entry)
+        else:
+            inner, further = _names(field.kind)
+            names |= {field.entry + name for name in inner}
+            prefixes += [field.entry + prefix for prefix in further]
+    return frozenset(names), tuple(prefixes)
 
 
 @cache
