@@ -18,6 +18,7 @@ import inspect
 import re
 from typing import Any
 
+import pyro_fed as pf
 from pyro_fed.conventions.moved_names import MOVED
 
 LINE = re.compile(r"^% names: (?P<module>\S+)(?: as (?P<shown>\S+))?(?: but (?P<but>.+))?$", re.MULTILINE)
@@ -47,8 +48,10 @@ def entries(module: str, shown: str | None, but: str | None) -> dict[str, str]:
         value = getattr(home, name)
         is_error = inspect.isclass(value) and issubclass(value, BaseException)
         kind = "autoexception" if is_error else "autoclass" if inspect.isclass(value) else "autofunction"
-        moved = shown == "pyro_fed" and name in MOVED
-        kinds[f"{shown}.{MOVED[name]}.{name}" if moved else f"{shown or module}.{name}"] = kind
+        place = shown or module
+        if place == "pyro_fed" and name not in pf.__all__:
+            place = f"pyro_fed.{MOVED.get(name, 'infer')}"
+        kinds[f"{place}.{name}"] = kind
     return kinds
 
 

@@ -39,24 +39,8 @@ def support_stands_still(case: Case) -> None:
     )
 
 
-def likelihood_is_a_factor(case: Case) -> None:
-    """Refuse to temper the rows' likelihood where they have latents, of whose joint density it is no factor.
-
-    Raises:
-        SettingError: names the temperature, and what to run.
-    """
-    temperature = case.algorithm.temperature
-    if temperature == 1 or not case.traits.local_dim:
-        return
-    raise SettingError(
-        f"{type(case.algorithm).__name__}: temperature={temperature:g} raises the rows' likelihood to a power, which "
-        "is no factor of the joint density with latents inside the plate; NUTS, FedEP and others integrate these out, "
-        "and have a temperature"
-    )
-
-
 TABLES = {
     P2PFinite: Table(checks=(DRAWN_CANDIDATES,)),
     PMD: Table(checks=(DRAWN_PARTICLES,)),
-    SVI: Table(checks=(support_stands_still, likelihood_is_a_factor)),
+    SVI: Table(checks=(support_stands_still,)),
 }

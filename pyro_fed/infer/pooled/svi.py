@@ -85,7 +85,17 @@ class SVI(KeptDraws, Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start with zeros in place of the guide's draws."""
+        """Start with zeros in place of the guide's draws.
+
+        Raises:
+            SettingError: a temperature, and latents of rows' own, of whose joint density the likelihood is no factor.
+        """
+        if self.temperature != 1 and problem.layout.local:
+            raise SettingError(
+                f"SVI: temperature={self.temperature:g} raises the rows' likelihood to a power, which is no factor of "
+                f"the joint density with latents inside the plate '{problem.plate}'; NUTS, FedEP and others integrate "
+                "these out, and have a temperature"
+            )
         return {"draws": torch.zeros(self.kept_draw_count, problem.dim, dtype=problem.dtype)}, {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
