@@ -54,7 +54,7 @@ def test_the_quantiser_has_no_bias_and_the_variance_that_is_said(levels):
 
 
 def test_the_posterior_is_exact_but_for_the_step_and_a_memory_takes_the_quantisers_noise_away():
-    """64 chains of 60 rounds, with a memory of some 20: a mean is within 0.07 SD and an SD within 5 %; five of these."""
+    """64 chains of 60 rounds, with a memory of some 20: a mean within 0.07 SD and an SD within 5 %; five of these."""
     mean, sd = exact()
     step = 0.2 * float(sd.min()) ** 2
     settings = {"step_size": step, "num_chains": 64, "burn_in": 100, "target_ess": None, "levels": 1}
