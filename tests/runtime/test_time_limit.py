@@ -172,7 +172,7 @@ def test_a_result_is_without_what_there_was_no_time_for(clock):
         pf.run(pf.FedEP(), fed, **options)
         clock.seconds = 0
         pf.run(pf.FedEP(), fed, max_seconds=1e9, **options)
-        limit, clock.seconds = 0.6 * clock.seconds, 0
+        limit, clock.seconds = 0.4 * clock.seconds, 0
         with pytest.raises(pf.errors.TimeLimitError) as stop:
             pf.run(pf.FedEP(), fed, max_seconds=limit, **options)
     kept = stop.value.result
