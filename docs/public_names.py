@@ -19,7 +19,6 @@ import re
 from typing import Any
 
 import pyro_fed as pf
-from pyro_fed.conventions.moved_names import MOVED
 
 LINE = re.compile(r"^% names: (?P<module>\S+)(?: as (?P<shown>\S+))?(?: but (?P<but>.+))?$", re.MULTILINE)
 
@@ -48,11 +47,17 @@ def entries(module: str, shown: str | None, but: str | None) -> dict[str, str]:
         value = getattr(home, name)
         is_error = inspect.isclass(value) and issubclass(value, BaseException)
         kind = "autoexception" if is_error else "autoclass" if inspect.isclass(value) else "autofunction"
-        place = shown or module
-        if place == "pyro_fed" and name not in pf.__all__:
-            place = f"pyro_fed.{MOVED.get(name, 'infer')}"
-        kinds[f"{place}.{name}"] = kind
+        kinds[f"{_place_of(name) if shown == 'pyro_fed' else shown or module}.{name}"] = kind
     return kinds
+
+
+def _place_of(name: str) -> str:
+    """Where `pyro_fed` offers a name: itself, or the smallest of its public modules that have the name."""
+    if name in pf.__all__:
+        return "pyro_fed"
+    modules = {module: getattr(pf, module) for module in pf.__all__ if inspect.ismodule(getattr(pf, module))}
+    having = {module: len(home.__all__) for module, home in modules.items() if name in home.__all__}
+    return f"pyro_fed.{min(having, key=having.__getitem__)}"
 
 
 def filled(text: str) -> str:

@@ -1,9 +1,8 @@
 """What the audit computes on a model: how many chains, climbs, points and draws; none where they cost too much.
 
 Costs are counted in densities of rows; `evaluations` is how many of them one log density takes, of all rows or of few
-that stand for all. A first look of each check costs a share of what the rounds of a Gaussian approximation do, some
-thousand densities of all rows; in a small model, where these cost next to nothing, it may take `FIRST_DENSITIES`. What
-the first look leaves undecided is worth `DENSITIES`.
+that stand for all. Chains, or all climbs, may cost `DENSITIES`. A round of weighted points, draws that are compared,
+and a step of all climbs may cost `FIRST_DENSITIES`, and are fewer where they would cost more.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import torch
 
 from pyro_fed.density.traits import LARGE_DIM, Traits
 
-#: Densities of rows that the first look of a check may compute in any model: a tenth of a second.
+#: Densities of rows that a round of points, or a comparison, may compute in any model: a tenth of a second.
 FIRST_DENSITIES = 4_000_000
-#: Densities of rows that chains or climbs may compute where the first look does not decide: about ten seconds.
+#: Densities of rows that chains or climbs may compute: about ten seconds.
 DENSITIES = 1_000_000_000
 #: How many densities a score costs.
 SCORE_COST = 3
@@ -71,7 +70,7 @@ def walks(traits: Traits, evaluations: int, scores: int, looks: Sequence[int]) -
 def climbs(traits: Traits, evaluations: int, steps: int) -> tuple[int, int, int] | None:
     """Numbers of climbs from the prior, around the result and from its draws; None where modes are not searched for.
 
-    They are few where a step of all climbs costs more than a first look.
+    They are few where a step of all climbs costs more than `FIRST_DENSITIES`.
 
     Args:
         traits: of the model.

@@ -48,7 +48,7 @@ def moments_by_chains(
     z, problem = draws.double(), target.problem
     walk = _Walk(target, Detour.of(target, z, generator), quantities, z, generator, aim)
     planned = walks(problem.traits, target.evaluations, SCORES, LOOKS)
-    for chains, transitions in planned[1:] if again and len(planned) > 1 else planned:
+    for chains, transitions in planned[-1:] if again else planned:
         found, undecided = walk(chains, transitions)
         if not undecided:
             break

@@ -209,10 +209,11 @@ class Quadrature(metaclass=Checked):
             found = replace(found, tails=False)
             return replace(found, order=self.order or found._enough_for_one(problem, theta, rows, centres))
         found = replace(found, tails=True)  # its ascent starts elsewhere
-        foot = found._foot(problem, theta, rows)
-        return replace(
-            found, mode_steps=replace(found, mode_steps=self.mode_steps)._climbed(problem, theta, rows, foot)[0]
-        )
+        if self.mode_steps:
+            return found
+        counting = replace(found, mode_steps=None)
+        steps, _ = counting._climbed(problem, theta, rows, counting._foot(problem, theta, rows))
+        return replace(found, mode_steps=steps)
 
     def _with_feet(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Quadrature, Tensor, Ascent]:
         """These settings, θ (S, D) and the feet of the rows' ascents there, all finite.

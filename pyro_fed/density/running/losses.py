@@ -49,6 +49,7 @@ from torch.distributions import (
 
 from pyro_fed.conventions.doors import public_dir
 from pyro_fed.conventions.setting_checks import check_between, check_positive
+from pyro_fed.density.running.trace_sites import without_event_dims
 from pyro_fed.errors import ModelError, SettingError, shown
 
 __all__ = ["DensityPower", "GeneralisedCrossEntropy", "Loss", "with_loss"]
@@ -141,9 +142,7 @@ class GeneralisedCrossEntropy(Loss):
 
     def penalty(self, observation: Any) -> float:
         """Zero, for what has finitely many values."""
-        base = observation
-        while isinstance(base, Independent):
-            base = base.base_dist
+        base = without_event_dims(observation)
         if not base.has_enumerate_support:
             raise ModelError(
                 f"GeneralisedCrossEntropy takes observations with finitely many values, such as Bernoulli and "

@@ -124,8 +124,8 @@ class QLSD(SummedChains):
         """Make a step of Eq. (2) and (3)."""
         (state, memory), sent = entries_as(QuantisedState, shared), self._scores_of(messages).sum(0)
         scale, h = int(state.num_clients) / len(messages["norm"]), float(state.step_size)
-        moved = self.moved(state, memory + scale * sent, h, h**0.5 * self.normal(state))
-        return as_entries(QuantisedState(moved, memory + self.rate(memory.shape[-1]) * sent))
+        summed = self.after_step(state, memory + scale * sent, h, h**0.5 * self.normal(state))
+        return as_entries(QuantisedState(summed, memory + self.rate(memory.shape[-1]) * sent))
 
     def quantised(self, vector: Tensor, uniform: Tensor) -> Quantised:
         """C(v) of Eq. (4), of vectors (..., D)."""

@@ -159,7 +159,7 @@ class SummedChains(Algorithm):
         """Objections to scores far above the others'."""
         return message_limits.outlying_clients(message_limits.sizes(messages["score"]), "score")
 
-    def moved(self, state: SummedState, score: Tensor, h: float, noise: Tensor) -> SummedState:
+    def after_step(self, state: SummedState, score: Tensor, h: float, noise: Tensor) -> SummedState:
         """The state after θ' = θ + h/2 (∇ log p_0 + score / α) + noise, which is kept after `burn_in` steps."""
         drift = state.prior_score + score.to(state.prior_score) / self.temperature
         theta = state.chains.position + h / 2 * drift + noise
@@ -282,7 +282,7 @@ class SummedLangevin(SummedChains):
         if s_over_alpha:
             h = min(h, 4 / s_over_alpha**2)
         left = math.sqrt(max(0.0, h - (h * s_over_alpha / 2) ** 2))
-        return as_entries(self.moved(state, scale * score.sum(0), h, left * self.normal(state)))
+        return as_entries(self.after_step(state, scale * score.sum(0), h, left * self.normal(state)))
 
     def normal(self, state: SummedState) -> Tensor:
         """ξ, a secret where it is noise of privacy."""

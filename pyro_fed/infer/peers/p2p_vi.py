@@ -194,15 +194,16 @@ class P2PVI(CountedRows):
             if self.structure == "full":
                 raise SettingError("P2PVI: the beliefs of update='ivon' are diagonal: take covariance='diag'")
             shared, local = networks.first_states(problem, num_clients, start, self)
-        else:
-            shared, local = super().init(problem, num_clients, generator, start)
+            return shared, local | as_entries(Turn(torch.zeros_like(shared["eta"][:, 0], dtype=torch.int64)))
+        shared, local = super().init(problem, num_clients, generator, start)
         none = torch.zeros_like(shared["eta"][:, 0])
-        turn = Turn(none.long())
-        if self.start != "fedavg" and self.accelerates:
+        turn = Turn(
+            next_row=none.long(),
+            strict=none.bool() if self.accelerates else None,
+            pace=torch.ones_like(none) if self.solver.round_decay != 1 else None,
+        )
+        if self.accelerates:
             local |= as_entries(History.empty(gaussian(shared), self.solver.memory))
-            turn = turn._replace(strict=none.bool())
-        if self.start != "fedavg" and self.solver.round_decay != 1:
-            turn = turn._replace(pace=torch.ones_like(none))
         return shared, local | as_entries(turn)
 
     def on_graph(self, graph: Graph) -> Self:

@@ -17,6 +17,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import NEGLIGIBLE
+from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.draws import draw_locals
@@ -26,7 +27,6 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.tiny import log_det_lower
-from pyro_fed.policy.audit import FEWEST_COMPARED_DRAWS
 
 if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
@@ -96,7 +96,7 @@ def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
 
 def _missed_modes(problem: Problem, theta: Tensor) -> list[Finding]:
     """Rows whose latents have modes that the rule does not find, at draws of θ (S, D)."""
-    rule, draws = problem.quadrature, theta[evenly(len(theta), FEWEST_COMPARED_DRAWS)]
+    rule, draws = problem.quadrature, theta[evenly(len(theta), FEW_DRAWS)]
     at = evenly(len(problem.all_rows[0]), MODES_ROWS).unique()  # not `num_rows`: an agent has only its own rows
     rows = tuple(leaf[at] for leaf in problem.all_rows)
 
