@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
+from pyro_fed.results import InferenceData
 from tests.helpers import posteriordb
 
 CLIENTS = 5
@@ -106,7 +107,7 @@ def record_of(name: str) -> dict[str, Any]:
     }
 
 
-def errors(case: posteriordb.Case, idata: pf.results.InferenceData) -> tuple[float, float, float]:
+def errors(case: posteriordb.Case, idata: InferenceData) -> tuple[float, float, float]:
     """Over all agents and parameters: largest mean error in SDs, smallest and largest SD ratio."""
     means, sds = case.moments()
     off, ratio = [], []

@@ -23,6 +23,7 @@ from pyro.infer import MCMC, NUTS
 
 import pyro_fed as pf
 from benchmarks.helpers.markdown import heading, row
+from pyro_fed.formula import GLM
 
 SITES = {"north": 30, "south": 20, "west": 25}
 
@@ -87,7 +88,7 @@ FORMULAS = [
 ]
 
 
-def reference(study: pf.formula.GLM) -> dict[str, np.ndarray]:
+def reference(study: GLM) -> dict[str, np.ndarray]:
     """Draws (S, ...) of all sites by NUTS on the printed program."""
     space: dict[str, Any] = {}
     exec(str(study), space)  # the program that the user is shown

@@ -73,7 +73,8 @@ def fitted(model: Callable[..., Any], x: Tensor, y: Tensor) -> tuple[np.ndarray,
     where = [torch.arange(k * ROWS, (k + 1) * ROWS) for k in range(CLIENTS)]
     fed = pf.Federation(model, (x, y), plate="rows", num_clients=CLIENTS, partition=pf.partition.Explicit(where))
     quiet: dict[str, Any] = {"progress": False, "num_draws": 4000, "log_likelihood": False, "audit": False}
-    draws = pf.run(pf.FedEP(), fed, **quiet).posterior["w"].values.reshape(-1, 3)
+    idata: Any = pf.run(pf.FedEP(), fed, **quiet)
+    draws = idata.posterior["w"].values.reshape(-1, 3)
     return draws.mean(0), draws.std(0)
 
 

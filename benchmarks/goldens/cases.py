@@ -16,6 +16,7 @@ from benchmarks.goldens import surface
 from benchmarks.trust.references import read
 from benchmarks.trust.trials import ALGORITHMS, Trial, defaults, ring
 from pyro_fed.recipes.library import list_models, load_model
+from pyro_fed.results import InferenceData
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The helpers of the tests, which have the contract's algorithms and federations; they import each other by name.
@@ -78,7 +79,7 @@ def _of_trial(trial: Trial, **options: Any) -> Case:
 
 def _run(
     algorithm: Callable[[], Any], federation: Callable[[], pf.Federation], options: Mapping[str, Any]
-) -> pf.results.InferenceData:
+) -> InferenceData:
     fed = federation()
     own = {key: value(fed) if isfunction(value) else value for key, value in options.items()}
     return pf.run(algorithm(), fed, **{"progress": False, "seed": 0, **own})

@@ -11,9 +11,10 @@ import pyro_fed as pf
 from benchmarks.goldens.surface import settings_of
 from pyro_fed.density.running.handlers import default_of
 from pyro_fed.policy import chain_of, stages_of
+from pyro_fed.results import InferenceData
 
 
-def codes(idata: pf.results.InferenceData) -> list[str] | None:
+def codes(idata: InferenceData) -> list[str] | None:
     """The codes of a result's findings, in their order; None of a package whose findings have no codes."""
     findings = idata.attrs.get("findings")
     return None if findings is None else [finding["code"] for finding in json.loads(findings)]

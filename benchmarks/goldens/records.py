@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-import pyro_fed as pf
 from benchmarks.goldens.cases import Case
 from benchmarks.goldens.differences import same
 from benchmarks.goldens.library import codes, phases
 from benchmarks.trust.judge import judged
 from benchmarks.trust.posteriors import POSTERIORS
 from benchmarks.trust.references import read
+from pyro_fed.results import InferenceData
 
 #: Attributes of a result that have a field of their own, or differ from run to run.
 APART = {"created_at", "settings", "doubts", "warnings", "findings", "steps", "versions", "inference_library_version"}
@@ -38,10 +38,10 @@ def record(case: Case) -> dict[str, Any]:
         case: what to run.
     """
     torch.set_num_threads(1)
-    results: list[pf.results.InferenceData] = []
+    results: list[InferenceData] = []
     errors: list[Exception] = []
 
-    def run() -> pf.results.InferenceData:
+    def run() -> InferenceData:
         try:
             results.append(case.run())
         except Exception as error:  # of any kind: its class is in the record
@@ -75,7 +75,7 @@ def record(case: Case) -> dict[str, Any]:
     return found | answer
 
 
-def of_result(idata: pf.results.InferenceData) -> dict[str, Any]:
+def of_result(idata: InferenceData) -> dict[str, Any]:
     """The fields of a record that a result gives.
 
     Args:

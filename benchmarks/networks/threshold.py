@@ -24,7 +24,8 @@ import torch
 import pyro_fed as pf
 from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.__main__ import CLIENTS, DATA, federation, predicted_ece, quiet
-from pyro_fed.policy import langevin, resolve, stein
+from pyro_fed.infer.langevin.chain_diagnostics import USUAL_CHAINS
+from pyro_fed.policy import gaussian, langevin, resolve, stein
 from pyro_fed.policy.networks import SMALL_ROUNDS
 
 #: Hidden units of the networks below and above, by their data.
@@ -35,14 +36,14 @@ EXACT_DIM = 1000
 #: What `FSGLD` and `DSVGD` take of large models.
 CHAINS: dict[str, Any] = {
     "local_steps": langevin.STEPS,
-    "batch_size": langevin.BATCH,
+    "batch_size": gaussian.LARGE_BATCH,
     "thin": langevin.THIN,
     "target_ess": None,
-    "num_chains": langevin.CHAINS,
+    "num_chains": USUAL_CHAINS,
 }
 PARTICLES: dict[str, Any] = {
     "num_particles": stein.PARTICLES,
-    "batch_size": stein.BATCH,
+    "batch_size": gaussian.LARGE_BATCH,
     "local_steps": stein.SHORT_TURN,
     "step_size": stein.SHORT_STEP,
     "start": "gaussian",
