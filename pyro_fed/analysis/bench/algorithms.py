@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 #: The recipes that are compared by default.
 RECIPES = ("fedep", "fedais", "p2p_vi", "dsvgd", "fsgld", "consensus_mc", "auto", "fedlaplace")
 #: The adapters that are compared by default.
-ADAPTERS = ("pyro_nuts", "pyro_consensus_nuts", "pyro_svi_normal", "pyro_svi_full", "pyro_laplace")
+ADAPTERS = (
+    *("pyro_nuts", "pyro_svi_normal", "pyro_svi_full", "pyro_laplace"),
+    *("pyro_consensus_nuts", "pyro_gaussian_product", "pyro_pie", "pyro_bfi"),
+)
 #: The adapters of a quick benchmark: without two that take a quarter of its time and resemble others.
 QUICK_ADAPTERS = ("pyro_nuts", "pyro_svi_normal", "pyro_laplace")
 #: The folder of the adapters that this package ships.

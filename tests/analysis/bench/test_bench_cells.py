@@ -17,11 +17,12 @@ from forks import together
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import pyro_fed as pf
-from pyro_fed.analysis.bench import algorithms
+from pyro_fed.analysis.bench import algorithms, subposteriors
 from pyro_fed.analysis.bench import cell as cell_module
 from pyro_fed.analysis.bench.adapters import pyro_svi_normal
 from pyro_fed.analysis.bench.algorithms import AdapterError, Algorithm, find
 from pyro_fed.analysis.bench.bench import run_benchmark
+from pyro_fed.analysis.bench.cases.case import Split
 from pyro_fed.analysis.bench.cases.library import all_cases
 from pyro_fed.analysis.bench.cell import ASIDE, Cell, Outcome, code_files, code_version, run_cell
 from pyro_fed.analysis.bench.cell_process import Task
@@ -144,8 +145,22 @@ def test_draws_of_a_guide_have_the_sites_shapes_beside_latents_of_rows(guide):
 
 def test_shipped_adapters_are_there_and_say_what_they_are():
     for one in find(list(algorithms.ADAPTERS), []):
-        assert one.adapter and one.about.startswith(("Pyro's", "Consensus"))
+        assert one.adapter and one.about.endswith(".")
     assert {file.stem for file in algorithms.FOLDER.glob("[a-z]*.py")} == set(algorithms.ADAPTERS)
+
+
+@pytest.mark.parametrize("name", ["pyro_consensus_nuts", "pyro_gaussian_product", "pyro_pie", "pyro_bfi"])
+def test_one_shot_methods_are_right_where_they_are_exact(name, monkeypatch):
+    """Gaussian posteriors of two clients with the same known precision; bounds of 4 standard errors of 150 draws."""
+    monkeypatch.setattr(subposteriors, "DRAWS", 150)
+    monkeypatch.setattr(subposteriors, "WARMUP", 50)
+    case = all_cases()["gaussian_mean"]
+    (one,) = find([name], [])
+    found = one.run(case, Split.parse("iid/2").federation(case, 0), 0).posterior
+    for site, known in case.reference(case.data()).values.items():
+        draws = found[site].values
+        assert np.abs((draws.mean((0, 1)) - known.mean((0, 1))) / known.std((0, 1))).max() < 0.33
+        assert np.abs(np.log(draws.std((0, 1)) / known.std((0, 1)))).max() < 0.25
 
 
 OUTCOME = Outcome("a", "iid/2", "b", 0, "v1", "right", scores={"mean_error": 0.1}, limit=10.0)

@@ -8,7 +8,8 @@ from pathlib import Path
 from pyro_fed.analysis.bench.cases.analytic import analytic_cases
 from pyro_fed.analysis.bench.cases.case import Case
 from pyro_fed.analysis.bench.cases.gallery import gallery_cases
-from pyro_fed.analysis.bench.cases.posteriordb import POSTERIORS, find, has
+from pyro_fed.analysis.bench.cases.posteriordb import find, has
+from pyro_fed.analysis.bench.cases.stan_models import POSTERIORS
 
 #: The default splits; a case is left out of splits for which it has too few rows or groups.
 SPLITS = (
