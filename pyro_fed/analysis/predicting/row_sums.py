@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import xarray as xr
@@ -175,6 +175,7 @@ class RowSums(OneRound):
         question: what it says there.
     """
 
+    answer_kind: ClassVar[str] = "estimate"
     name: str
     question: Question
 
@@ -206,6 +207,10 @@ class RowSums(OneRound):
                     message["rows"][i] = WITHHELD
             each.append(message)
         return {name: torch.stack([one[name] for one in each]) for name in each[0]}, local, {}
+
+    def cells(self, messages: State) -> dict[str, int]:
+        """A client's numbers of rows by group, -1 for one that it withholds."""
+        return dict(zip(map(str, self.question.groups or ("all",)), messages["rows"][0].tolist(), strict=True))
 
     def values_of(self, problem: Problem, shared: State, data: ClientData, client: int) -> RowValues | None:
         """f of each of a client's rows at the draws that it received.
