@@ -47,7 +47,8 @@ def agent(
     model: str, recipe_name: str, name: str, rows_path: Path, peers_path: Path, folder: Path,
     policy_path: Path | None, rounds: int | None,
     assignments: tuple[str, ...], seed: int, out: Path | None, checkpoint: Path | None, resume: bool, audit: bool,
-    questions: tuple[str, ...], listen: str | None, patience: float | None, patience_all: float | None, verbose: bool, quiet: bool,
+    questions: tuple[str, ...], listen: str | None, patience: float | None, patience_all: float | None,
+    verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run one agent of a RECIPE without a server on a MODEL, with rows of its own.
 

@@ -159,7 +159,7 @@ def run_agent(agent: Agent) -> InferenceData:
     Returns:
         InferenceData with the groups `posterior` (this agent's draws) and `federation` (its own rounds and figures, the
         largest move and the disagreement of all agents, and how many agents were heard in each round), and `loo` and
-        `estimand_NAME` of the questions. Where one has no answer, the attribute `no_loo` or `no_estimand_NAME` says why.
+        `estimand_NAME` of the questions; the attribute `no_loo` or `no_estimand_NAME` says why one has no answer.
 
     Raises:
         SettingError: an algorithm that needs a server, or a setting out of its range.
