@@ -15,3 +15,4 @@ from .pair import plot_pair as plot_pair
 from .particles import plot_particles as plot_particles
 from .partition import plot_partition as plot_partition
 from .reliability import plot_reliability as plot_reliability
+from .survival import plot_kaplan_meier as plot_kaplan_meier

@@ -1,9 +1,8 @@
 """The audit of an agent's result and the questions about it: every agent answers at every agent's draws.
 
-These are two messages that are spread over the graph like statements: what each agent asks at its own draws, then each
-agent's answers to all of them. For the audit these are its draws (S, D), then the log-likelihoods (A, S) of its rows; an
-agent's own importance weights follow from them, as a server's do (`runtime.ending.by_sums`). For leave-one-out and
-estimands they are sums over its rows.
+These are two messages that are spread over the graph like statements: each agent's draws, then its answers at the draws
+of all. For the audit these are the log-likelihoods (A, S) of its rows; an agent's own importance weights follow from
+them, as a server's do (`runtime.ending.by_sums`). For leave-one-out and estimands they are sums over its rows.
 """
 
 from __future__ import annotations
@@ -77,14 +76,9 @@ class AskedAgents(Sequential):
         first, wait, me = At(AUDIT, self.number, 0), links.settings.patience, torch.tensor([links.me])
         every, _ = links.spread(first, select(work.shared, me), wait, whole=True)
         own = self.data.of(me)
-        answers = concatenate(
-            [
-                super(AskedAgents, self)
-                .execute(Work(work.round, work.seed, [links.me], select(every, slice(j, j + 1))))
-                .messages
-                for j in range(len(links.names))
-            ]
-        )
+        received = (select(every, slice(j, j + 1)) for j in range(len(links.names)))
+        orders = [Work(work.round, work.seed, [links.me], one) for one in received]
+        answers = concatenate([super(AskedAgents, self).execute(order).messages for order in orders])
         found, _ = links.spread(
             first._replace(step=links.peers.diameter),
             {name: value[None] for name, value in answers.items()},
