@@ -98,7 +98,8 @@ class Outcome:
     """A time to an event, for Kaplan-Meier curves.
 
     Args:
-        time: the column of numbers that has the time to the event, or to the end of observation.
+        time: the column of numbers that has the time to the event, or to the end of observation; or the column of its
+            date, which is counted in days from the date that it must follow, `after`.
         event: the category that says which of these it was.
         level: its level of rows with the event; rows of the others are censored.
         ends: of the bins of time (a, b], in whose counts small ones are joined.
@@ -206,9 +207,11 @@ def checked_codebook(book: Codebook, where: str) -> Codebook:
 
 
 def _outcome_faults(outcome: Outcome, book: Codebook) -> list[str]:
-    faults, categories = [], book.of_type("category")
-    if outcome.time not in book.of_type(*NUMBERS):
-        faults.append(f"time = {outcome.time!r} is no column of numbers")
+    faults, categories, dates = [], book.of_type("category"), book.of_type("date")
+    if outcome.time not in book.of_type(*NUMBERS) and (
+        outcome.time not in dates or not book.columns[outcome.time].after
+    ):
+        faults.append(f"time = {outcome.time!r} is neither a column of numbers nor a date that says after which it is")
     if outcome.event not in categories:
         faults.append(f"event = {outcome.event!r} is no category; {closest(outcome.event, categories)}")
     elif outcome.level not in book.columns[outcome.event].levels:

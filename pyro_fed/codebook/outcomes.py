@@ -27,8 +27,11 @@ class OutcomeSummary:
 
 
 def summarise_outcome(frame: pd.DataFrame, outcome: Outcome, book: Codebook) -> OutcomeSummary:
-    """Counts of a site's events and censored rows by bins of time, of the rows with both columns."""
-    time, status = frame[outcome.time].to_numpy(float), frame[outcome.event]
+    """Counts of a site's events and censored rows by bins of time, of the rows with both; none where it lacks one."""
+    here = set(frame)
+    if not {outcome.time, outcome.event} <= here or not {book.columns[outcome.time].after or outcome.time} <= here:
+        return OutcomeSummary()
+    time, status = _times(frame, outcome, book), frame[outcome.event]
     levels = list(book.columns[outcome.event].levels)
     seen, happened = status.isin(levels).to_numpy(bool), (status == outcome.level).to_numpy(bool)
     missing = [(seen & happened & np.isnan(time)).sum(), (seen & ~happened & np.isnan(time)).sum()]
@@ -48,3 +51,9 @@ def summarise_outcome(frame: pd.DataFrame, outcome: Outcome, book: Codebook) -> 
         events=tuple(map(int, sums[:, 0])),
         censored=tuple(map(int, sums[:, 1])),
     )
+
+
+def _times(frame: pd.DataFrame, outcome: Outcome, book: Codebook) -> np.ndarray:
+    """The times (n,) to the event or the end of observation, NaN where they are missing; of dates in days."""
+    times, begin = frame[outcome.time], book.columns[outcome.time].after
+    return np.asarray((times - frame[begin]) / pd.Timedelta(days=1) if begin else times, float)

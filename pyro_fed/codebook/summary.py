@@ -299,11 +299,7 @@ def summarise(frame: pd.DataFrame, book: Codebook, site: str, findings: Sequence
         numbers=numbers,
         dates=dates,
         categories=categories,
-        outcomes={
-            name: summarise_outcome(frame, one, book)
-            for name, one in book.outcomes.items()
-            if one.time in frame and one.event in frame
-        },
+        outcomes={name: summarise_outcome(frame, one, book) for name, one in book.outcomes.items()},
         findings=noted,
         codebook=book,
     )

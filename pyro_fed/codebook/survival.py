@@ -92,7 +92,8 @@ def kaplan_meier(summaries: Sequence[SiteSummary], outcome: str | None = None) -
     if len(common) < max(len(part.ends) for part in parts.values()):
         notes.append(f"{OVERALL}: at the times at which every site's bins end, which join small counts.")
     frame = pd.concat([one.assign(site=site) for site, one in frames.items()], ignore_index=True)
-    unit = book.columns[book.outcomes[name].time].unit
+    column = book.columns[book.outcomes[name].time]
+    unit = "days" if column.type == "date" else column.unit
     return SurvivalTable(name, unit, frame[["site", *frame.columns[:-1]]], tuple(notes))
 
 

@@ -63,6 +63,23 @@ def test_curves_are_those_of_the_rows(tables):
         assert (one["lower"] < one["survival"]).all() and (one["survival"] < one["upper"]).all()
 
 
+def test_times_between_dates_are_days(tables):
+    days = pd.to_timedelta(tables["north"]["days"], unit="D")
+    dated = pd.DataFrame({"entry": "2020-01-31", "exit": (pd.Timestamp("2020-01-31") + days).dt.strftime("%Y-%m-%d")})
+    columns = {"entry": Column(type="date"), "exit": Column(type="date", after="entry"), "status": COLUMNS["status"]}
+    outcome = Outcome(time="exit", event="status", level="dead", ends=ENDS)
+    book = Codebook(columns=columns, fewest=3, outcomes={"death": outcome})
+    (found,) = summaries_of({"north": dated.assign(status=tables["north"]["status"])}, book)
+    (expected,) = summaries_of({"north": tables["north"]})
+    (absent,) = summaries_of({"north": dated[["exit"]].assign(status=tables["north"]["status"])}, book)
+    dated.loc[:5, "exit"] = ""
+    (missing,) = summaries_of({"north": dated.assign(status=tables["north"]["status"])}, book)
+    assert absent.outcomes["death"].ends == ()
+    counts = missing.outcomes["death"]
+    assert sum(counts.events) + sum(counts.censored) in (394, 0)
+    assert found.outcomes == expected.outcomes and pf.codebook.kaplan_meier([found]).unit == "days"
+
+
 def test_a_small_hospital_joins_its_bins_or_has_no_curve(tables, tmp_path):
     few, one_event = hospital(2, 14), hospital(3, 8).assign(status=["2"] + ["1"] * 7)
     summaries = summaries_of({**tables, "west": few, "east": one_event})
@@ -123,7 +140,7 @@ def test_outcomes_that_cannot_be_counted_are_refused(tables, tmp_path):
     )
     with pytest.raises(SettingError, match="did you mean 'status'") as error:
         pf.codebook.read_codebook(path)
-    assert all(part in str(error.value) for part in ("no column of numbers", "ascending", "at least 3"))
+    assert all(part in str(error.value) for part in ("neither a column of numbers", "ascending", "at least 3"))
     with pytest.raises(DataError, match="no outcome 'deth'; did you mean 'death'"):
         pf.codebook.kaplan_meier(summaries_of(tables), "deth")
     with pytest.raises(DataError, match="no site has counts"):

@@ -159,6 +159,7 @@ for seed, name in enumerate(("albany", "boston", "chicago")):
     rows |= {{"creatinine": rng.normal(80, 12, 70).round(1), "ecog": rng.choice(["0", "1", "2"], 70)}}
     rows |= {{"entry": pd.Timestamp("1988-01-05") + pd.to_timedelta(rng.integers(0, 700, 70), unit="D")}}
     rows |= {{"exit": rows["entry"] + pd.to_timedelta(rng.integers(1, 900, 70), unit="D")}}
+    rows |= {{"status": rng.choice(["alive", "dead"], 70)}}
     frame = pd.DataFrame(rows).drop(columns=["creatinine"] * (name == "chicago"))
     frame.to_csv(f"{{name}}.csv", index=False, date_format="%d/%m/%Y")
     book = pf.codebook.read_codebook("codebook.toml")
