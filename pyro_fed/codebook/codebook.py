@@ -207,10 +207,9 @@ def checked_codebook(book: Codebook, where: str) -> Codebook:
 
 
 def _outcome_faults(outcome: Outcome, book: Codebook) -> list[str]:
-    faults, categories, dates = [], book.of_type("category"), book.of_type("date")
-    if outcome.time not in book.of_type(*NUMBERS) and (
-        outcome.time not in dates or not book.columns[outcome.time].after
-    ):
+    faults, categories = [], book.of_type("category")
+    times = [name for name, column in book.columns.items() if column.has_moments or column.after]
+    if outcome.time not in times:
         faults.append(f"time = {outcome.time!r} is neither a column of numbers nor a date that says after which it is")
     if outcome.event not in categories:
         faults.append(f"event = {outcome.event!r} is no category; {closest(outcome.event, categories)}")

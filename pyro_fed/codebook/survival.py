@@ -65,8 +65,8 @@ def kaplan_meier(summaries: Sequence[SiteSummary], outcome: str | None = None) -
         The curves as a table; `pf.plots.plot_kaplan_meier` draws it. A site that withholds its counts is in the notes.
 
     Raises:
-        DataError: the codebook has no such outcome; no site has a curve, or one is called "overall"; there are no summaries, two of one site, or
-            some by another codebook.
+        DataError: the codebook has no such outcome; no site has a curve, or one is called "overall"; there are no
+            summaries, two of one site, or some by another codebook.
 
     References:
         Kaplan & Meier (1958), *Nonparametric estimation from incomplete observations*.

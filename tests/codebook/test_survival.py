@@ -56,7 +56,7 @@ def test_curves_are_those_of_the_rows(tables):
     assert found.unit == "days" and found.notes == ()
     pooled = pd.concat(tables.values(), ignore_index=True)
     for site, frame in {**tables, "overall": pooled}.items():
-        one = found.frame.query("site == @site")
+        one = found.frame[found.frame["site"] == site]
         assert one["time"].tolist() == list(ENDS)
         columns = one[["at_risk", "events", "survival", "lower", "upper"]].to_numpy(float)
         np.testing.assert_allclose(columns, curve(frame), rtol=0, atol=1e-12)
@@ -117,7 +117,7 @@ def given_away(fewest, largest, release):
         alike[release(cells, fewest)].append((*events, *censored))
     whole = [np.array(tables) for left, tables in alike.items() if not isinstance(left, int) or left <= largest]
     shared = [(tables[0], (tables == tables[0]).all(0)) for tables in whole]
-    return sum(int(((0 < one) & (one < fewest) & same).sum()) for one, same in shared), len(whole)
+    return sum(int(((one > 0) & (one < fewest) & same).sum()) for one, same in shared), len(whole)
 
 
 @pytest.mark.parametrize(("fewest", "largest"), [(3, 6), (4, 8)])
