@@ -125,6 +125,14 @@ def model(data):
 
 fed = pf.Federation(model, (frame,), plate="rows", num_clients=3)
 idata = pf.run(pf.FedEP(), fed)
+
+def logistic(x, died):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("died", dist.Bernoulli(logits=w * x), obs=died)
+
+deaths = pf.Federation(logistic, (torch.linspace(-2, 2, 24), torch.tensor([0.0, 1.0] * 12)), plate="rows", num_clients=2)
+fitted = pf.run(pf.FedEP(), deaths)
 """,
 }
 #: Blocks that are read and not run, by a piece of them, with what stands in the way.

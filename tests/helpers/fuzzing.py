@@ -414,6 +414,12 @@ def of_the_rest():
             {"curves": pf.codebook.kaplan_meier([codebook_files()[2]]), "ax": None, "figsize": (2.0, 2.0)},
             2,
         ),
+        "metrics.calibration_table": (pf.metrics.calibration_table, {"result": calibrated(), "name": None}, 1),
+        "plot_calibration": (
+            pf.plots.plot_calibration,
+            {"table": pf.metrics.calibration_table(calibrated()), "ax": None, "figsize": (2.0, 2.0)},
+            2,
+        ),
         "plot_cost": (
             pf.plots.plot_cost, {"table": table, "error": "mean_error", "ax": None, "figsize": (2.0, 2.0)}, 2),
         "plot_reliability": (
@@ -453,6 +459,14 @@ def labelled():
             pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
     return pf.Federation(of_labels, labels(), plate="data", num_clients=3)
+
+
+@functools.cache
+def calibrated():
+    """Shares of labels by bins of the predicted ones."""
+    fed = labelled()
+    idata = pf.run(pf.FedLaplace(), fed, num_rounds=1, num_draws=10, progress=False, audit=False, compile="off")
+    return pf.estimand(idata, fed, by={"predicted": [0.5, 1.0]})
 
 
 @checked

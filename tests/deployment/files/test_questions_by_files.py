@@ -39,6 +39,7 @@ ESTIMANDS = {
     "hospital": {"by": "client"},
     "older": {"f": older},
     "last": {"f": older},
+    "calibration": {"by": {"predicted": [0.4, 0.5, 0.6, 1.0]}},
 }
 """
 #: A value that no other number of a study contains: as float64 it is eight known bytes.
@@ -91,6 +92,23 @@ def test_the_simulations_estimand_to_the_bit(case, name):
     np.testing.assert_array_equal(found[f"estimand_{name}"]["estimand"].values, expected["estimand"].values)
     np.testing.assert_array_equal(found[f"estimand_{name}"]["rows"].values, expected["rows"].values)
     assert found[f"estimand_{name}"]["estimand"].dims == expected["estimand"].dims
+
+
+def test_calibration_by_files_is_that_of_the_simulation(case):
+    """To the last bit; south's rule leaves out its bins of fewer than five ones or zeros."""
+    found = asked(case, "calibration")
+    fed, estimands = simulation(case)
+    group = found["estimand_calibration"]
+    expected = pf.estimand(found, fed, **estimands["calibration"]).posterior
+    for name in ("estimand", "observed", "rows"):
+        whole = {"client": ["north", "west"]}
+        np.testing.assert_array_equal(group[name].sel(whole), expected[name].sel(whole))
+    south = expected.sel(client="south")
+    ones, rows = (south["observed"] * south["rows"]).fillna(0).round().values, south["rows"].values
+    small = (((ones > 0) & (ones < 5)) | ((rows > ones) & (rows - ones < 5))).any()
+    assert small and (group["rows"].sel(client="south") == 0).any() and "south predicted=" in group.attrs["withheld"]
+    table = pf.metrics.calibration_table(found, "calibration")
+    assert table["rows"][table["client"] == "overall"].sum() == group["rows"].values.sum() < 74
 
 
 def test_a_group_below_the_sites_minimum_is_withheld_by_name(case):
