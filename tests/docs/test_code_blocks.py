@@ -131,7 +131,8 @@ def logistic(x, died):
     with pyro.plate("rows", len(x)):
         pyro.sample("died", dist.Bernoulli(logits=w * x), obs=died)
 
-deaths = pf.Federation(logistic, (torch.linspace(-2, 2, 24), torch.tensor([0.0, 1.0] * 12)), plate="rows", num_clients=2)
+x, died = torch.linspace(-2, 2, 24), torch.tensor([0.0, 1.0] * 12)
+deaths = pf.Federation(logistic, (x, died), plate="rows", num_clients=2)
 fitted = pf.run(pf.FedEP(), deaths)
 """,
 }
