@@ -135,6 +135,13 @@ x, died = torch.linspace(-2, 2, 24), torch.tensor([0.0, 1.0] * 12)
 deaths = pf.Federation(logistic, (x, died), plate="rows", num_clients=2)
 fitted = pf.run(pf.FedEP(), deaths)
 """,
+    "docs/survival.md": """
+import numpy as np, pandas as pd
+
+whole = pd.DataFrame({"time": np.linspace(0.1, 3.0, 30), "status": [0, 1, 2] * 10, "sex": [0.0, 1.0] * 15})
+whole["age"] = np.sin(np.arange(30))
+frames = {"north": whole[:18], "south": whole[18:]}
+""",
 }
 #: Blocks that are read and not run, by a piece of them, with what stands in the way.
 NOT_RUN = {

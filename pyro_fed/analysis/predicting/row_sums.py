@@ -52,7 +52,7 @@ class Question(NamedTuple):
 
     Args:
         of_rows: f; None for the expected observations of `site`.
-        site: the observed site.
+        site: the observed site; "" where f alone is averaged.
         settings: values in place of columns' own, one dictionary for each setting.
         by: the column whose labels or whole numbers are the groups, or `PREDICTED`; None for one group.
         groups: those groups that are asked for, or the ends of the bins; None for all that there are.
@@ -102,7 +102,8 @@ class Question(NamedTuple):
         elif by not in (None, CLIENT):
             _check_name(arguments, str(by), "by")
         settings = tuple(dict(zip(levels, values, strict=True)) for values in product(*levels.values()))
-        return cls(f, _observed(problem, site), settings, by, groups, fewest)
+        whatever = f is not None and site is None and by != PREDICTED
+        return cls(f, "" if whatever else _observed(problem, site), settings, by, groups, fewest)
 
 
 class ClientSums(NamedTuple):
