@@ -24,6 +24,8 @@ from pyro_fed.ops.arviz_versions import group_of
 
 #: Number of bins B by default.
 BINS = 10
+#: What the name of a deployment's group of an estimand begins with.
+OF_DEPLOYMENT = "estimand_"
 #: All clients together, in the table of observed and predicted shares.
 OVERALL = "overall"
 #: Largest number of bins: more than any plot shows, few enough for the memory.
@@ -135,7 +137,7 @@ def calibration_table(result: Any, name: str | None = None) -> pd.DataFrame:
         >>> found = pf.estimand(idata, fed, by={"predicted": [0.25, 0.5, 0.75, 1.0]})
         >>> pf.metrics.calibration_table(found)
     """
-    group = "posterior" if name is None else f"estimand_{name}"
+    group = "posterior" if name is None else f"{OF_DEPLOYMENT}{name}"
     found = group_of(result, group) if group in result else None
     if found is None or "observed" not in found:
         raise DataError(

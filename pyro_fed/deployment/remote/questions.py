@@ -15,6 +15,7 @@ import xarray as xr
 from pyro_fed.analysis.criticism.influence import checked_draws, influence, influence_by_weights
 from pyro_fed.analysis.criticism.loo import loo_and_waic
 from pyro_fed.analysis.criticism.pointwise import Pointwise, chosen_site, observed_plates
+from pyro_fed.analysis.judging.calibration import OF_DEPLOYMENT
 from pyro_fed.analysis.predicting.estimand import estimand_by_rounds
 from pyro_fed.analysis.predicting.row_sums import ESTIMANDS, named_questions
 from pyro_fed.conventions.spelling import closest
@@ -27,7 +28,7 @@ from pyro_fed.runtime.executors import Executor, Work
 from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 
 #: Names of the groups in the result; that of an estimand is `estimand_NAME`.
-LOO, INFLUENCE, ESTIMAND = "loo", "influence", "estimand_"
+LOO, INFLUENCE, ESTIMAND = "loo", "influence", OF_DEPLOYMENT
 #: The figures about all rows, which are attributes of the group `loo`.
 OF_ALL = ("elpd_loo", "se", "p_loo", "n_samples", "n_data_points", "good_k", "warning")
 

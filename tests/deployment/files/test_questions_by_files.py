@@ -1,5 +1,6 @@
 """Questions about a result by files: the simulation's figures, and nothing of a row or a small group leaves."""
 
+import re
 from importlib.util import find_spec
 
 import numpy as np
@@ -168,8 +169,16 @@ def test_a_reviewer_finds_versions_hashes_rules_and_all_that_was_mailed(case):
 
 def test_a_page_is_made_of_the_file_alone(case, tmp_path):
     pytest.importorskip("jinja2")
-    pf.write_report(tmp_path / "page.html", results=asked(case, "loo"))
+    for name in ("risk", "calibration"):
+        asked(case, name)
+    found = asked(case, "loo")
+    pf.write_report(tmp_path / "page.html", results=found)
     text = (tmp_path / "page.html").read_text()
+    assert ">Estimand risk</h2>" in text and ">Calibration calibration</h2>" in text and ">Leave-one-out</h2>" in text
+    mean = float(found["estimand_risk"]["estimand"].sel(treated=1, sex=0).mean())
+    row = re.search(r'<th scope="row">treated=1, sex=0</th>(.*?)</tr>', text, re.DOTALL).group(1)
+    assert [float(value) for value in re.findall(r'data-value="(.*?)"', row)][:2] == [24, mean]
+    assert "Withheld by the sites&#39; rules: south sex=0; south sex=1." in text
     assert "FedLaplace" in text and "without their rows" in text and "Who holds what" not in text
     with pytest.raises(SettingError, match="pass results="):
         pf.write_report(tmp_path / "page.html")
