@@ -109,12 +109,10 @@ def _outcome(book: Codebook, name: str | None) -> str:
 
 def _curve(parts: Sequence[OutcomeSummary], ends: Sequence[float]) -> pd.DataFrame:
     """The curve of some sites' rows together, at times at which each site has a bin that ends."""
+    places = [[one.ends.index(end) for end in ends] for one in parts]
     events, censored = (
-        sum(np.diff([0, *(cumulative[one.ends.index(end)] for end in ends)]) for one, cumulative in each)
-        for each in (
-            [(one, np.cumsum(one.events)) for one in parts],
-            [(one, np.cumsum(one.censored)) for one in parts],
-        )
+        np.sum([np.diff(np.cumsum(own)[at], prepend=0) for own, at in zip(counts, places, strict=True)], axis=0)
+        for counts in ([one.events for one in parts], [one.censored for one in parts])
     )
     at_risk = events.sum() + censored.sum() - np.concatenate([[0], np.cumsum(events + censored)[:-1]])
     n = np.maximum(at_risk, 1)

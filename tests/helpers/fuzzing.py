@@ -185,7 +185,7 @@ def targets():
         "posterior_epred": (pf.posterior_epred, {"idata": result(), "model": federation(), "args": None,
                                                  "kwargs": None, "groups": None, "seed": 0}, 3),
         "estimand": (pf.estimand, {"idata": result(), "federation": federation(), "f": None, "do": None,
-                                   "by": "client", "site": None, "fewest": 1, "seed": 0}, 10),
+                                   "by": "client", "site": None, "fewest": 1, "replicated": False, "seed": 0}, 10),
         "own_effects": (pf.own_effects, {"idata": result_of_groups(), "federation": groups(), "seed": 0}, 3),
         "glm": (pf.glm, {"formula": "y ~ x", "clients": frames(), "family": "gaussian", "priors": None,
                          "num_clients": None, "seed": 0, "dtype": None}, 10),

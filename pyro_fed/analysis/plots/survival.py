@@ -36,8 +36,8 @@ def plot_kaplan_meier(
         width = 2.2 if is_all else 1.2
         panel.step(time, survival, where="post", color=palette[site], linewidth=width, label=shortened(site))
         if is_all:
-            limits = (np.append(1.0, one[name]) for name in ("lower", "upper"))
-            panel.fill_between(time, *limits, step="post", color=palette[site], alpha=0.15, linewidth=0)
+            lower, upper = (np.append(1.0, one[name]) for name in ("lower", "upper"))
+            panel.fill_between(time, lower, upper, step="post", color=palette[site], alpha=0.15, linewidth=0)
     panel.set_ylim(0, 1.02)
     panel.set_xlim(left=0)
     panel.set_xlabel(f"time, {curves.unit}" if curves.unit else "time")

@@ -28,7 +28,9 @@ from pyro_fed.analysis.predicting.row_sums import (
     DRAWS,
     ESTIMAND,
     OBSERVED,
+    OF,
     PREDICTED,
+    REPLICATED,
     WITHHELD,
     By,
     ClientSums,
@@ -37,8 +39,10 @@ from pyro_fed.analysis.predicting.row_sums import (
     RowSums,
     client_sums,
     levels_of,
+    replication_seed,
     row_values,
 )
+from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.errors import DataError, listed, warn_user
 from pyro_fed.federation.federation import Federation
@@ -63,6 +67,7 @@ def estimand(
     by: By | None = None,
     site: str | None = None,
     fewest: int = 1,
+    replicated: bool = False,
     seed: int = 0,
 ) -> InferenceData:
     """The posterior of an average over the rows: expected outcomes, contrasts, risk differences, subgroup effects.
@@ -85,13 +90,17 @@ def estimand(
         site: the observed site, if there are several and f is none of one's own.
         fewest: a client withholds a group of fewer rows, and those from which its number of rows would follow. A
             warning names them.
-        seed: seed of the draws of groups' own latents, if the result has none.
+        replicated: whether the result is of a posterior predictive check: `draw` then has observations under the
+            observed site's name, in one setting replicated by the model at that draw and in the other as they were
+            observed, and f is a statistic of them whose averages are compared. By default f is the observation.
+        seed: seed of the draws of groups' own latents, if the result has none, and of replications.
 
     Returns:
         InferenceData with the group `posterior`: `estimand` (chain, draw, then a dimension of each list in `do`, and of
         `by`), and `rows` (by), the number of rows that it averages. Differences and ratios of its entries are
-        posteriors of contrasts, draw by draw. By "predicted" there is a dimension `client` too, and `observed`, the
-        share of ones: `pf.metrics.calibration_table` and `pf.plots.plot_calibration` show it.
+        posteriors of contrasts, draw by draw. If `replicated`, there is a dimension `of`, "replicated" and "observed".
+        By "predicted" there is a dimension `client` too, and `observed`, the share of ones:
+        `pf.metrics.calibration_table` and `pf.plots.plot_calibration` show it.
 
     Raises:
         DataError: f returns other than one finite number a row; the observed site has no mean; rows are not here.
@@ -109,13 +118,15 @@ def estimand(
             "estimand: the rows are at the clients: name it in ESTIMANDS of the model's file, and ask for it by that "
             "name (pyro-fed study ask; the key estimands over Flower)"
         )
-    question, problem = Question.of(federation.problem, f, do, by, site, fewest), federation.problem
+    problem, numbers = federation.problem, list(range(federation.num_clients))
+    question = Question.of(problem, f, do, by, site, fewest, replicated)
     posterior, hidden = group_of(idata, "posterior"), frozenset(idata.attrs.get("local_sites", "").split())
     if hidden - set(posterior.data_vars):
         posterior = with_own_latents(posterior, federation, seed)
+    seeds = [int(replication_seed(one)) for one in seeding.torch_generators(seed, seeding.client_keys(0, numbers))]
     found = {
-        name: client_sums(question, row_values(question, posterior, hidden, problem, rows, name))
-        for name, rows in zip(federation.client_names, federation.client_rows, strict=True)
+        name: client_sums(question, row_values(question, posterior, hidden, problem, rows, name, own))
+        for name, rows, own in zip(federation.client_names, federation.client_rows, seeds, strict=True)
         if len(rows)
     }
     return combined(question, found, posterior, levels_of(do or {}))
@@ -203,6 +214,8 @@ def combined(
     if question.by == PREDICTED:
         data = _by_client(found, posterior, list(question.groups or ()))
         return make_inference_data({"posterior": data.assign_attrs(attrs)}, attrs)
+    if question.replicated:
+        levels = {OF: list(REPLICATED)}
     levels = {name: values for name, values in levels.items() if len(values) > 1}
     counts = np.array([sum(one.counts.get(key, 0) for one in found.values()) for key in keys])
     totals = [torch.stack([one.sums[key] for one in found.values() if key in one.sums]).sum(0) for key in keys]

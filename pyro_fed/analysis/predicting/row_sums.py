@@ -42,7 +42,9 @@ CLIENT, PREDICTED = "client", "predicted"
 #: The names of the estimand and of the observed means in the result.
 ESTIMAND, OBSERVED = "estimand", "observed"
 #: The name in a model's file of its estimands, and what an entry may say: arguments of `pyro_fed.estimand`.
-ESTIMANDS, KEYS = "ESTIMANDS", ("f", "do", "by", "site", "fewest")
+ESTIMANDS, KEYS = "ESTIMANDS", ("f", "do", "by", "site", "fewest", "replicated")
+#: The dimension of replicated and observed rows, and its labels.
+OF, REPLICATED = "of", ("replicated", "observed")
 #: The part of the server's state with the draws, and what stands for the number of rows of a withheld group.
 DRAWS, WITHHELD = "draws", -1
 
@@ -57,6 +59,7 @@ class Question(NamedTuple):
         by: the column whose labels or whole numbers are the groups, or `PREDICTED`; None for one group.
         groups: those groups that are asked for, or the ends of the bins; None for all that there are.
         fewest: a group of fewer rows at a client is withheld.
+        replicated: whether f is of replicated observations and of the observed ones, in place of settings.
     """
 
     of_rows: OfRows | None
@@ -65,11 +68,13 @@ class Question(NamedTuple):
     by: str | None
     groups: tuple[Any, ...] | None
     fewest: int
+    replicated: bool = False
 
     def __repr__(self) -> str:
         """All but `fewest`, which each client chooses; the same text in every process."""
         f = "" if self.of_rows is None else f"f={self.of_rows.__name__}, "
-        return f"({f}site={self.site!r}, do={list(map(dict, self.settings))!r}, by={self.by!r}, groups={self.groups!r})"
+        do = REPLICATED if self.replicated else list(map(dict, self.settings))
+        return f"({f}site={self.site!r}, do={do!r}, by={self.by!r}, groups={self.groups!r})"
 
     @classmethod
     def of(
@@ -80,6 +85,7 @@ class Question(NamedTuple):
         by: By | None = None,
         site: str | None = None,
         fewest: int = 1,
+        replicated: bool = False,
     ) -> Question:
         """The question of the arguments of `estimand`.
 
@@ -102,8 +108,13 @@ class Question(NamedTuple):
         elif by not in (None, CLIENT):
             _check_name(arguments, str(by), "by")
         settings = tuple(dict(zip(levels, values, strict=True)) for values in product(*levels.values()))
-        whatever = f is not None and site is None and by != PREDICTED
-        return cls(f, "" if whatever else _observed(problem, site), settings, by, groups, fewest)
+        if replicated and (do or by == PREDICTED):
+            raise SettingError(
+                "estimand: replicated observations are of the rows as they are: leave do and predicted out"
+            )
+        whatever = f is not None and site is None and by != PREDICTED and not replicated
+        settings = ({},) * len(REPLICATED) if replicated else settings
+        return cls(f, "" if whatever else _observed(problem, site), settings, by, groups, fewest, replicated)
 
 
 class ClientSums(NamedTuple):
@@ -131,7 +142,13 @@ class RowValues(NamedTuple):
 
 
 def row_values(
-    question: Question, posterior: xr.Dataset, hidden: frozenset[str], problem: Problem, rows: Tensor, name: str
+    question: Question,
+    posterior: xr.Dataset,
+    hidden: frozenset[str],
+    problem: Problem,
+    rows: Tensor,
+    name: str,
+    seed: int = 0,
 ) -> RowValues | None:
     """f of each row of a client; None if its groups have no rows in the nested plates.
 
@@ -142,10 +159,13 @@ def row_values(
         problem: the model's densities, which hold the rows.
         rows: the client's numbers of elements of the partitioned plate.
         name: the client's name.
+        seed: of the client's replications.
 
     Raises:
         DataError: f returns other than one finite number a row.
     """
+    if question.replicated:
+        return _replicated_values(question, posterior, hidden, problem, rows, name, seed)
     each: list[Tensor] = []
     observed = None
     for setting in question.settings:
@@ -196,6 +216,10 @@ class RowSums(OneRound):
     name: str
     question: Question
 
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """The seed of a client's replications (1,)."""
+        return {"seed": replication_seed(generator)[None]} if self.question.replicated else ()
+
     def download(self, shared: State, clients: Tensor) -> State:
         """The draws of the shared parameters."""
         return super().download(prefixed(DRAWS, within(shared, DRAWS)), clients)
@@ -215,11 +239,12 @@ class RowSums(OneRound):
         each = []
         for k in range(len(data.num_rows)):
             message = {name: value.clone() for name, value in self.reply_like(shared).items()}
-            found = client_sums(self.question, self.values_of(problem, shared, data, k))
+            seed = int(noise["seed"][0, k]) if self.question.replicated else 0
+            found = client_sums(self.question, self.values_of(problem, shared, data, k, seed))
             for i, group in enumerate(self.question.groups or ("",)):
                 if group in found.counts:
                     message["sums"][:, :, i], message["rows"][i] = found.sums[group], found.counts[group]
-                    if group in found.ones:
+                    if "ones" in message:
                         message["ones"][i] = found.ones[group]
                 elif group in found.withheld:
                     message["rows"][i] = WITHHELD
@@ -230,7 +255,9 @@ class RowSums(OneRound):
         """A client's numbers of rows by group, -1 for one that it withholds."""
         return dict(zip(map(str, self.question.groups or ("all",)), messages["rows"][0].tolist(), strict=True))
 
-    def values_of(self, problem: Problem, shared: State, data: ClientData, client: int) -> RowValues | None:
+    def values_of(
+        self, problem: Problem, shared: State, data: ClientData, client: int, seed: int = 0
+    ) -> RowValues | None:
         """f of each of a client's rows at the draws that it received.
 
         Raises:
@@ -247,7 +274,7 @@ class RowSums(OneRound):
         rows = data.row_index[client][: int(data.num_rows[client])]
         question = self.question._replace(by=None) if self.question.by == CLIENT else self.question
         whole, hidden = _with_own_groups(posterior, problem), frozenset(problem.layout.local)
-        return row_values(question, whole, hidden, problem, rows, "")
+        return row_values(question, whole, hidden, problem, rows, "", seed)
 
 
 def _with_own_groups(posterior: xr.Dataset, problem: Problem) -> xr.Dataset:
@@ -262,6 +289,11 @@ def _with_own_groups(posterior: xr.Dataset, problem: Problem) -> xr.Dataset:
         name: (["chain", "draw", *site.dims], values[name][None].numpy()) for name, site in problem.layout.local.items()
     }
     return posterior.assign(own)
+
+
+def replication_seed(generator: torch.Generator) -> Tensor:
+    """The seed () of a client's replications, drawn from its own stream."""
+    return torch.randint(2**62, (), generator=generator)
 
 
 def named_questions(module: Any, problem: Problem, fewest: int = 1) -> dict[str, RowSums]:
@@ -354,6 +386,34 @@ def _with_values(arguments: Arguments, setting: Mapping[str, Any]) -> Arguments:
             value = labels.index(value)
         leaves[at] = torch.full_like(leaves[at], value)
     return replace(arguments, leaves=tuple(leaves))
+
+
+def _replicated_values(
+    question: Question,
+    posterior: xr.Dataset,
+    hidden: frozenset[str],
+    problem: Problem,
+    rows: Tensor,
+    name: str,
+    seed: int,
+) -> RowValues | None:
+    """f (S, 2, n) of replicated observations and of a client's own, and which are one if all of these are 0 or 1."""
+    found, site, generator = client_run(posterior, hidden, problem, rows), question.site, torch.Generator()
+    if found is None:
+        return None
+    drawn = draw(found.run, found.values, generator.manual_seed(seed))[site]
+    given = found.run.first({name: value[0] for name, value in found.values.items()})[site]["given"]
+    if not isinstance(given, Tensor):
+        raise DataError(f"estimand: nothing is observed of '{site}' to compare replications with")
+    own = question if question.of_rows is not None else question._replace(of_rows=lambda values, _: values[site])
+    each = [
+        _row_values(own, problem.arguments, found._replace(values={**found.values, site: one.to(drawn.dtype)}))
+        for one in (drawn, given.expand_as(drawn))
+    ]
+    observed, first = each[1], each[1][0]
+    is_share = bool((((first == 0) | (first == 1)) & (observed == first)).all())
+    groups = _groups_of_rows(question, problem, name, found, observed)
+    return RowValues(torch.stack(each, 1), groups, first == 1 if is_share else None)
 
 
 def _row_values(question: Question, arguments: Arguments, found: ClientRun) -> Tensor:

@@ -41,6 +41,7 @@ ESTIMANDS = {
     "older": {"f": older},
     "last": {"f": older},
     "calibration": {"by": {"predicted": [0.4, 0.5, 0.6, 1.0]}},
+    "check": {"replicated": True, "by": "client"},
 }
 """
 #: A value that no other number of a study contains: as float64 it is eight known bytes.
@@ -85,7 +86,7 @@ def simulation(case):
     return fed, module.ESTIMANDS
 
 
-@pytest.mark.parametrize("name", ["hospital", "older"])
+@pytest.mark.parametrize("name", ["hospital", "older", "check"])
 def test_the_simulations_estimand_to_the_bit(case, name):
     found = asked(case, name)
     fed, estimands = simulation(case)
