@@ -465,7 +465,7 @@ def labelled():
 def calibrated():
     """Shares of labels by bins of the predicted ones."""
     fed = labelled()
-    idata = pf.run(pf.FedLaplace(), fed, num_rounds=1, num_draws=10, progress=False, audit=False, compile="off")
+    idata = pf.run(pf.FedLaplace(), fed, num_draws=10, progress=False, audit=False, compile="off")
     return pf.estimand(idata, fed, by={"predicted": [0.5, 1.0]})
 
 

@@ -12,15 +12,16 @@ with few rows is mostly noise: look at the plot, which shows how many rows a bin
 from __future__ import annotations
 
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from pyro_fed.conventions.calls import checked_but
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.ops.arviz_versions import group_of
+from pyro_fed.results.inference_data import InferenceData
 
 #: Number of bins B by default.
 BINS = 10
@@ -115,8 +116,8 @@ def reliability(probs: Tensor, value: Tensor, bins: int = BINS) -> Reliability:
     )
 
 
-@checked_but("result")
-def calibration_table(result: Any, name: str | None = None) -> pd.DataFrame:
+@checked
+def calibration_table(result: InferenceData, name: str | None = None) -> pd.DataFrame:
     """Observed against predicted shares by bins of the predicted one, of each client and overall.
 
     Args:
