@@ -31,6 +31,13 @@ EXTRA = "this needs the extra: pip install 'pyro_fed[agents]'"
 @options.checkpoint
 @options.resume
 @click.option("--audit/--no-audit", default=True, show_default=True, help="Judge the result; the same at all agents.")
+@click.option(
+    "--ask",
+    "questions",
+    metavar="NAME",
+    multiple=True,
+    help="An estimand in ESTIMANDS of the model's file, or loo, for the result; the same at all agents.",
+)
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen; default: the agent's address in the peers file.")
 @click.option("--patience", type=float, help="Seconds to wait for a neighbour in a round; default: 60.")
 @click.option("--patience-all", type=float, help="Seconds to wait for it if nothing can go on without; default: 600.")
@@ -40,7 +47,8 @@ def agent(
     model: str, recipe_name: str, name: str, rows_path: Path, peers_path: Path, folder: Path,
     policy_path: Path | None, rounds: int | None,
     assignments: tuple[str, ...], seed: int, out: Path | None, checkpoint: Path | None, resume: bool, audit: bool,
-    listen: str | None, patience: float | None, patience_all: float | None, verbose: bool, quiet: bool,
+    questions: tuple[str, ...], listen: str | None, patience: float | None, patience_all: float | None,
+    verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run one agent of a RECIPE without a server on a MODEL, with rows of its own.
 
@@ -99,6 +107,8 @@ def agent(
             progress=not quiet,
             gate=gate,
             audit=audit,
+            questions=questions,
+            module=module,
         )
     )
     if out is not None:

@@ -8,6 +8,7 @@
     pf.codebook.compare(summaries)                          other units, exchanged levels, shifted dates
     pf.codebook.constants(summaries).write("constants.json")    pooled means and SDs, for every model
     pf.codebook.table_one(summaries).to_markdown()
+    pf.codebook.kaplan_meier(summaries)                     curves by site and overall
 
 codebook, plain      the TOML file and its entries
 rows, schema         a site's table, and the codebook as pandera's schema
@@ -16,13 +17,15 @@ at_site, dates, units    what a table contradicts, and which unit or shift expla
 summary              what may leave: the rules on small counts
 between_sites        summaries beside each other
 pooling, table       pooled means and SDs, and Table 1
+outcomes, survival   events by bins of time, and Kaplan-Meier curves
 sentences            the texts of all findings
 """
 
 from pyro_fed.codebook.at_site import SiteFinding
 from pyro_fed.codebook.between_sites import compare
 from pyro_fed.codebook.checking import SiteCheck, check, read_rows
-from pyro_fed.codebook.codebook import Codebook, Column, Site, read_codebook
+from pyro_fed.codebook.codebook import Codebook, Column, Outcome, Site, read_codebook
+from pyro_fed.codebook.outcomes import OutcomeSummary
 from pyro_fed.codebook.pooling import Constants, Moments, constants, read_constants
 from pyro_fed.codebook.schema import schema
 from pyro_fed.codebook.summary import (
@@ -32,6 +35,7 @@ from pyro_fed.codebook.summary import (
     SiteSummary,
     read_summary,
 )
+from pyro_fed.codebook.survival import SurvivalTable, kaplan_meier
 from pyro_fed.codebook.table import TableOne, table_one
 from pyro_fed.conventions.doors import public_dir
 
@@ -42,15 +46,19 @@ __all__ = [
     "Constants",
     "Moments",
     "NumberSummary",
+    "Outcome",
+    "OutcomeSummary",
     "Relation",
     "Site",
     "SiteCheck",
     "SiteFinding",
     "SiteSummary",
+    "SurvivalTable",
     "TableOne",
     "check",
     "compare",
     "constants",
+    "kaplan_meier",
     "read_codebook",
     "read_constants",
     "read_rows",

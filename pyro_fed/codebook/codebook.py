@@ -19,6 +19,7 @@ import datetime
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -29,6 +30,8 @@ from pyro_fed.errors import SettingError, listed
 
 #: Types whose values are numbers, and have moments.
 NUMBERS = ("number", "integer")
+#: The least `fewest` with which a joined bin does not tell a count in it.
+FEWEST_JOINED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,26 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A time to an event, for Kaplan-Meier curves.
+
+    Args:
+        time: the column of numbers that has the time to the event, or to the end of observation; or the column of its
+            date, which is counted in days from the date that it must follow, `after`.
+        event: the category that says which of these it was.
+        level: its level of rows with the event; rows of the others are censored.
+        ends: of the bins of time (a, b], in whose counts small ones are joined.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    time: str
+    event: str
+    level: str
+    ends: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Site:
     """What is known of one site beforehand.
 
@@ -115,6 +138,7 @@ class Codebook:
         fewest: the least number of rows about which a figure may leave a site.
         missing: texts that stand for a missing value in all columns; capitals and outer spaces do not matter.
         sites: by name, what is known of a site beforehand.
+        outcomes: by name, times to events.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -124,6 +148,7 @@ class Codebook:
     fewest: int = 5
     missing: tuple[str, ...] = ("", "NA", "N/A", "NaN", "null", "None", ".")
     sites: dict[str, Site] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     def of_type(self, *types: str) -> list[str]:
         """Names of the columns of these types."""
@@ -174,9 +199,28 @@ def checked_codebook(book: Codebook, where: str) -> Codebook:
     for name, site in book.sites.items():
         unknown = [one for one in site.lacks if one not in book.columns]
         faults += [f"sites.{name}.lacks: {one!r} is not a column; {closest(one, book.columns)}" for one in unknown]
+    for name, outcome in book.outcomes.items():
+        faults += [f"outcomes.{name}: {fault}" for fault in _outcome_faults(outcome, book)]
     if faults:
         raise SettingError(f"{where}: {'; '.join(faults)}")
     return book
+
+
+def _outcome_faults(outcome: Outcome, book: Codebook) -> list[str]:
+    faults, categories = [], book.of_type("category")
+    times = [name for name, column in book.columns.items() if column.has_moments or column.after]
+    if outcome.time not in times:
+        faults.append(f"time = {outcome.time!r} is neither a column of numbers nor a date that says after which it is")
+    if outcome.event not in categories:
+        faults.append(f"event = {outcome.event!r} is no category; {closest(outcome.event, categories)}")
+    elif outcome.level not in book.columns[outcome.event].levels:
+        levels = book.columns[outcome.event].levels
+        faults.append(f"level = {outcome.level!r} is no level of {outcome.event}; {closest(outcome.level, levels)}")
+    if not outcome.ends or any(not before < after for before, after in pairwise(outcome.ends)):
+        faults.append("ends must be the ends of the bins of time, ascending, such as [90, 180, 270]")
+    if book.fewest < FEWEST_JOINED:
+        faults.append(f"fewest must be at least {FEWEST_JOINED}: bins that are joined to reach 2 have a count of 1")
+    return faults
 
 
 def _column_faults(name: str, column: Column, book: Codebook) -> list[str]:

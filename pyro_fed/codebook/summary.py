@@ -10,6 +10,7 @@ Let F be the codebook's `fewest`. The rules, each of which a function below keep
 - Means by the levels of a category leave together or not at all: each group, that of the rows whose level is missing
   among them, has F values at least, or none. Groups differ from each other and from the whole by F values then.
 - Levels that have an order are halved for these means, and all counts that are withheld are in one half.
+- Bins of time are joined until each has no event, or F, and the same of censored rows (`outcomes`).
 - The number of missing values leaves as it is, since mean and SD mean nothing without the number of values, unless the
   column says suppress_missing.
 """
@@ -28,6 +29,7 @@ import pandas as pd
 from pyro_fed.codebook import sentences
 from pyro_fed.codebook.codebook import NUMBERS, Codebook, Column, checked_codebook
 from pyro_fed.codebook.dates import days_of
+from pyro_fed.codebook.outcomes import OutcomeSummary, summarise_outcome
 from pyro_fed.codebook.plain import from_json, to_json
 from pyro_fed.codebook.units import unit_of_whole_numbers
 from pyro_fed.codes.finding import Finding
@@ -137,6 +139,7 @@ class SiteSummary:
         dates: by column, of dates, in days since 1970-01-01.
         categories: by column, of categories.
         relations: means by level of a category.
+        outcomes: counts of events and censored rows by time.
         findings: what the table contradicts, without rows and values.
         codebook: by which it was checked; `fewest` is the site's.
     """
@@ -150,6 +153,7 @@ class SiteSummary:
     dates: dict[str, NumberSummary] = field(default_factory=dict)
     categories: dict[str, CategorySummary] = field(default_factory=dict)
     relations: tuple[Relation, ...] = ()
+    outcomes: dict[str, OutcomeSummary] = field(default_factory=dict)
     findings: tuple[Noted, ...] = ()
     codebook: Codebook
 
@@ -171,6 +175,10 @@ class SiteSummary:
             found |= {f"{name}: {level}": count for level, count in category.levels.items()}
         for one_of in self.relations:
             found |= {f"{one_of.category}: {group} of {one_of.column}": count for group, count in one_of.n.items()}
+        for name, one_of_time in self.outcomes.items():
+            for kind, counts in (("events", one_of_time.events), ("censored", one_of_time.censored)):
+                ends = zip(one_of_time.ends, counts, strict=True)
+                found |= {f"{name}: {kind} to {end:g}": count for end, count in ends}
         return {name: count for name, count in found.items() if count is not None}
 
     def to_json(self) -> bytes:
@@ -242,6 +250,16 @@ def _check_columns(summary: SiteSummary, where: str) -> None:
             )
         ):
             raise DataError(f"{where}: relations.{number} is not one of its columns")
+    for name, outcome in summary.outcomes.items():
+        known_ends = summary.codebook.outcomes[name].ends if name in summary.codebook.outcomes else ()
+        counts = (*outcome.events, *outcome.censored)
+        if (
+            any(end not in known_ends for end in outcome.ends)
+            or any(not before < after for before, after in pairwise(outcome.ends))
+            or not len(outcome.ends) == len(outcome.events) == len(outcome.censored)
+            or any(count < 0 for count in counts)
+        ):
+            raise DataError(f"{where}: outcomes.{shown(name)} has not the bins of its codebook")
 
 
 def _check_noted(one: Noted, where: str, book: Codebook) -> None:
@@ -281,6 +299,7 @@ def summarise(frame: pd.DataFrame, book: Codebook, site: str, findings: Sequence
         numbers=numbers,
         dates=dates,
         categories=categories,
+        outcomes={name: summarise_outcome(frame, one, book) for name, one in book.outcomes.items()},
         findings=noted,
         codebook=book,
     )

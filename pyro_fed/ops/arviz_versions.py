@@ -61,8 +61,14 @@ def make_result(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> A
 
 def with_group(result: Any, name: str, group: xr.Dataset) -> Any:
     """A result with one group more; the argument is unchanged."""
-    known = result.children if NEW else result.groups()
-    return make_result({**{other: group_of(result, other) for other in known}, name: group}, result.attrs)
+    return make_result(
+        {**{other: group_of(result, other) for other in names_of_groups(result)}, name: group}, result.attrs
+    )
+
+
+def names_of_groups(result: Any) -> list[str]:
+    """The names of a result's groups."""
+    return list(map(str, result.children if NEW else result.groups()))
 
 
 def group_of(result: Any, name: str) -> xr.Dataset:

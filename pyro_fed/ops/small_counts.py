@@ -16,3 +16,32 @@ def withheld_cells(counts: Sequence[int], fewest: int) -> set[int]:
     while hidden and (len(hidden) < 2 or sum(counts[i] for i in hidden) < fewest) and others:
         hidden.add(others.pop(0)[1])
     return hidden if sum(counts[i] for i in hidden) >= fewest or not hidden else set(range(len(counts)))
+
+
+def joined_bins(cells: Sequence[Sequence[int]], fewest: int) -> list[int] | None:
+    """The ends of joined neighbouring bins, so that each cell of each is empty or large enough; None if none are.
+
+    From the first bin on, bins are joined until all cells are large enough. What is left at the end joins those before.
+
+    Args:
+        cells: counts of each bin, (bins, cells).
+        fewest: the least count that is large enough.
+
+    Returns:
+        One past the number of each joined bin's last bin.
+
+    Example:
+        >>> joined_bins([[5, 0], [1, 7], [6, 9], [2, 8]], 5)
+        [1, 4]
+    """
+
+    def is_large(start: int, end: int) -> bool:
+        return all(sum(column) == 0 or sum(column) >= fewest for column in zip(*cells[start:end], strict=True))
+
+    ends = [0]
+    for end in range(1, len(cells) + 1):
+        if is_large(ends[-1], end):
+            ends.append(end)
+    while ends and not is_large(ends[-1], len(cells)):
+        ends.pop()
+    return [*ends[1:], len(cells)] if ends and ends[-1] < len(cells) else ends[1:] or None

@@ -9,6 +9,7 @@ import torch
 import xarray as xr
 
 import pyro_fed as pf
+from pyro_fed.errors import SettingError
 from pyro_fed.results.to_arviz import make_inference_data
 
 ROWS, DRAWS = 40, 6
@@ -253,3 +254,51 @@ def test_a_distribution_without_a_mean_is_refused():
     fed = pf.Federation(heavy, (torch.zeros(10),), plate="rows", num_clients=2)
     with pytest.raises(pf.errors.DataError, match="not finite"):
         pf.estimand(result(), fed)
+
+
+def counted(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Poisson((w + x).exp()), obs=y)
+
+
+def test_replicated_observations_are_compared_with_the_observed_ones():
+    """Shares of zeros of a Poisson regression: P(0) = exp(-rate) at each draw, within 5 SDs of the mean of its 4,000
+    (a false alarm in 10,000 runs); clients' replications are independent."""
+    rng, clients = np.random.default_rng(0), {}
+    for name, size in {"a": 40, "b": 25}.items():
+        x = rng.normal(size=size)
+        clients[name] = torch.as_tensor(x), torch.as_tensor(rng.poisson(np.exp(0.3 + x)).astype(float))
+    fed = pf.Federation.from_clients(counted, clients, plate="rows", dtype=torch.float64)
+    w = 0.3 + 0.1 * rng.normal(size=(1, 4000))
+    idata = make_inference_data({"posterior": xr.Dataset({"w": (["chain", "draw"], w)})}, {})
+
+    def zeros(draw, rows):
+        return (draw["y"] == 0).to(draw["y"])
+
+    found = pf.estimand(idata, fed, zeros, by="client", replicated=True).posterior["estimand"]
+    assert found.dims == ("chain", "draw", "of", "client") and found["of"].values.tolist() == ["replicated", "observed"]
+    for name, (x, y) in clients.items():
+        zero = np.exp(-np.exp(w[0][:, None] + x.numpy()))
+        replicated = found.sel(of="replicated", client=name).values[0]
+        spread = np.sqrt((zero * (1 - zero)).sum(1).mean() / len(x) ** 2 + zero.mean(1).var())
+        assert abs(replicated.mean() - zero.mean()) < 5 * spread / np.sqrt(4000)
+        assert replicated.std() == pytest.approx(spread, rel=0.06)
+        np.testing.assert_allclose(found.sel(of="observed", client=name), (y == 0).double().mean().item())
+    means = np.stack([np.exp(-np.exp(w[0][:, None] + x.numpy())).mean(1) for x, _ in clients.values()], -1)
+    apart = found.sel(of="replicated").values[0] - means
+    assert abs(np.corrcoef(apart.T)[0, 1]) < 5 / np.sqrt(4000)
+    whole = pf.estimand(idata, fed, replicated=True).posterior["estimand"]
+    y = torch.cat([one for _, one in clients.values()])
+    np.testing.assert_allclose(whole.sel(of="observed"), y.mean().item())
+
+
+def test_few_zeros_of_the_observations_are_withheld():
+    x, y = torch.zeros(30), torch.tensor([0.0] * 2 + [1.0] * 28)
+    fed = pf.Federation.from_clients(counted, {"a": (x, y), "b": (x, 1 + y)}, plate="rows", dtype=torch.float64)
+    idata = make_inference_data({"posterior": xr.Dataset({"w": (["chain", "draw"], np.zeros((1, 5)))})}, {})
+    with pytest.warns(UserWarning, match="withheld.*: a$"):
+        found = pf.estimand(idata, fed, lambda draw, rows: (draw["y"] == 0).double(), fewest=5, replicated=True)
+    assert int(found.posterior["rows"]) == 30
+    with pytest.raises(SettingError, match="leave do and predicted out"):
+        pf.estimand(idata, fed, do={"x": [0.0]}, replicated=True)

@@ -125,6 +125,22 @@ def model(data):
 
 fed = pf.Federation(model, (frame,), plate="rows", num_clients=3)
 idata = pf.run(pf.FedEP(), fed)
+
+def logistic(x, died):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("died", dist.Bernoulli(logits=w * x), obs=died)
+
+x, died = torch.linspace(-2, 2, 24), torch.tensor([0.0, 1.0] * 12)
+deaths = pf.Federation(logistic, (x, died), plate="rows", num_clients=2)
+fitted = pf.run(pf.FedEP(), deaths)
+""",
+    "docs/survival.md": """
+import numpy as np, pandas as pd
+
+whole = pd.DataFrame({"time": np.linspace(0.1, 3.0, 30), "status": [0, 1, 2] * 10, "sex": [0.0, 1.0] * 15})
+whole["age"] = np.sin(np.arange(30))
+frames = {"north": whole[:18], "south": whole[18:]}
 """,
 }
 #: Blocks that are read and not run, by a piece of them, with what stands in the way.
@@ -159,6 +175,7 @@ for seed, name in enumerate(("albany", "boston", "chicago")):
     rows |= {{"creatinine": rng.normal(80, 12, 70).round(1), "ecog": rng.choice(["0", "1", "2"], 70)}}
     rows |= {{"entry": pd.Timestamp("1988-01-05") + pd.to_timedelta(rng.integers(0, 700, 70), unit="D")}}
     rows |= {{"exit": rows["entry"] + pd.to_timedelta(rng.integers(1, 900, 70), unit="D")}}
+    rows |= {{"status": rng.choice(["alive", "dead"], 70)}}
     frame = pd.DataFrame(rows).drop(columns=["creatinine"] * (name == "chicago"))
     frame.to_csv(f"{{name}}.csv", index=False, date_format="%d/%m/%Y")
     book = pf.codebook.read_codebook("codebook.toml")

@@ -125,6 +125,10 @@ def _work(folder, name, algorithm, out, options, waits):
         from pyro_fed.deployment.policy import Gate
 
         options["gate"] = Gate.open(options.pop("site"), name)
+    if "file" in options:
+        from pyro_fed.recipes.library import load_model
+
+        options["module"] = load_model(options.pop("file"), with_data=False)
     plate, nested, own = CASES[kind]
     agent = Agent(
         model=kind,

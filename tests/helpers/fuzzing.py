@@ -185,7 +185,7 @@ def targets():
         "posterior_epred": (pf.posterior_epred, {"idata": result(), "model": federation(), "args": None,
                                                  "kwargs": None, "groups": None, "seed": 0}, 3),
         "estimand": (pf.estimand, {"idata": result(), "federation": federation(), "f": None, "do": None,
-                                   "by": "client", "site": None, "fewest": 1, "seed": 0}, 10),
+                                   "by": "client", "site": None, "fewest": 1, "replicated": False, "seed": 0}, 10),
         "own_effects": (pf.own_effects, {"idata": result_of_groups(), "federation": groups(), "seed": 0}, 3),
         "glm": (pf.glm, {"formula": "y ~ x", "clients": frames(), "family": "gaussian", "priors": None,
                          "num_clients": None, "seed": 0, "dtype": None}, 10),
@@ -344,8 +344,13 @@ def of_federations():
 def codebook_files():
     """A folder with a codebook, a table, and what is made of them."""
     folder = Path(tempfile.mkdtemp())
-    (folder / "codebook.toml").write_text('[columns.age]\ntype = "number"\nrange = [0, 120]\n', encoding="utf-8")
-    (folder / "north.csv").write_text("age\n" + "\n".join(map(str, range(30, 60))) + "\n", encoding="utf-8")
+    (folder / "codebook.toml").write_text(
+        '[columns.age]\ntype = "number"\nrange = [0, 120]\n[columns.died]\ntype = "category"\nlevels = ["no", "yes"]\n'
+        '[outcomes.death]\ntime = "age"\nevent = "died"\nlevel = "yes"\nends = [45, 60]\n',
+        encoding="utf-8",
+    )
+    rows = [f"{age},{'no' if age % 2 else 'yes'}" for age in range(30, 60)]
+    (folder / "north.csv").write_text("\n".join(["age,died", *rows, ""]), encoding="utf-8")
     book = pf.codebook.read_codebook(folder / "codebook.toml")
     summary = pf.codebook.check(book, folder / "north.csv").summary
     summary.write(folder / "north.json")
@@ -360,13 +365,18 @@ def of_codebooks():
     found = {
         "read_codebook": {"path": folder / "codebook.toml"},
         "check": {"codebook": book, "rows": folder / "north.csv", "site": "north", "fewest": None},
-        "read_rows": {"codebook": book, "rows": pd.DataFrame({"age": [50.0, 51.0]}), "site": "north"},
+        "read_rows": {
+            "codebook": book,
+            "rows": pd.DataFrame({"age": [50.0, 51.0], "died": ["no", "yes"]}),
+            "site": "north",
+        },
         "schema": {"codebook": book, "site": "north"},
         "read_summary": {"path": str(folder / "north.json")},
         "compare": {"summaries": several},
         "constants": {"summaries": several, "columns": None},
         "read_constants": {"path": folder / "constants.json"},
         "table_one": {"summaries": several},
+        "kaplan_meier": {"summaries": several, "outcome": "death"},
     }
     return {f"codebook.{name}": (getattr(pf.codebook, name), given, 2) for name, given in found.items()}
 
@@ -397,6 +407,17 @@ def of_the_rest():
         "plot_consensus": (
             pf.plots.plot_consensus,
             {"idata": of_result("agents"), "parameter": 0, "reference": (0.0, 1.0), "ax": None, "figsize": None},
+            2,
+        ),
+        "plot_kaplan_meier": (
+            pf.plots.plot_kaplan_meier,
+            {"curves": pf.codebook.kaplan_meier([codebook_files()[2]]), "ax": None, "figsize": (2.0, 2.0)},
+            2,
+        ),
+        "metrics.calibration_table": (pf.metrics.calibration_table, {"result": calibrated(), "name": None}, 1),
+        "plot_calibration": (
+            pf.plots.plot_calibration,
+            {"table": pf.metrics.calibration_table(calibrated()), "ax": None, "figsize": (2.0, 2.0)},
             2,
         ),
         "plot_cost": (
@@ -438,6 +459,14 @@ def labelled():
             pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
     return pf.Federation(of_labels, labels(), plate="data", num_clients=3)
+
+
+@functools.cache
+def calibrated():
+    """Shares of labels by bins of the predicted ones."""
+    fed = labelled()
+    idata = pf.run(pf.FedLaplace(), fed, num_draws=10, progress=False, audit=False, compile="off")
+    return pf.estimand(idata, fed, by={"predicted": [0.5, 1.0]})
 
 
 @checked

@@ -88,6 +88,12 @@ range = [2010-01-01, 2026-12-31]
 type = "date"
 range = [2010-01-01, 2026-12-31]
 after = "entry"
+
+[outcomes.death]
+time = "exit"
+event = "died"
+level = "yes"
+ends = [90, 180, 365, 730]
 """
 
 

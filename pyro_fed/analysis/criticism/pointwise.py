@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -62,6 +62,7 @@ class Pointwise(OneRound):
         pointwise: send each row's `loo`, `waic` and Pareto k besides the sums, and whether it is observed.
     """
 
+    answer_kind: ClassVar[str] = "loo"
     site: str = ""
     pointwise: bool = False
 

@@ -11,15 +11,24 @@ with few rows is mostly noise: look at the plot, which shows how many rows a bin
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from torch import Tensor
 
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import DataError, SettingError
+from pyro_fed.ops.arviz_versions import group_of
+from pyro_fed.results.inference_data import InferenceData
 
 #: Number of bins B by default.
 BINS = 10
+#: What the name of a deployment's group of an estimand begins with.
+OF_DEPLOYMENT = "estimand_"
+#: All clients together, in the table of observed and predicted shares.
+OVERALL = "overall"
 #: Largest number of bins: more than any plot shows, few enough for the memory.
 MOST_BINS = 10_000
 
@@ -105,3 +114,50 @@ def reliability(probs: Tensor, value: Tensor, bins: int = BINS) -> Reliability:
         np.array([confidence[bin_of == j].mean() for j in kept]),
         np.array([correct[bin_of == j].mean() for j in kept]),
     )
+
+
+@checked
+def calibration_table(result: InferenceData, name: str | None = None) -> pd.DataFrame:
+    """Observed against predicted shares by bins of the predicted one, of each client and overall.
+
+    Args:
+        result: of `pf.estimand(..., by={"predicted": [...]})`; or of a deployment that was asked for such an estimand.
+        name: the estimand's name, in a deployment's result.
+
+    Returns:
+        A row for each client, or "overall", and bin with rows: `bin`, its end; `rows`; `predicted`, the mean of the
+        posterior means; `observed`, the share of ones; and `lower` and `upper`, its 95 % limits by Wilson.
+
+    Raises:
+        DataError: the result has no such estimand.
+
+    References:
+        Wilson (1927), *Probable inference, the law of succession, and statistical inference*.
+
+    Example:
+        >>> found = pf.estimand(idata, fed, by={"predicted": [0.25, 0.5, 0.75, 1.0]})
+        >>> pf.metrics.calibration_table(found)
+    """
+    group = "posterior" if name is None else f"{OF_DEPLOYMENT}{name}"
+    found = group_of(result, group) if group in result else None
+    if found is None or "observed" not in found:
+        raise DataError(
+            f"calibration_table takes estimands by predicted means, as of pf.estimand(..., by={{'predicted': [...]}}), "
+            f"and the group {group!r} has none"
+        )
+    rows = found["rows"].values
+    sums = {
+        "predicted": np.nan_to_num(found["estimand"].mean(("chain", "draw")).values) * rows,
+        "observed": np.nan_to_num(found["observed"].values) * rows,
+    }
+    counts = np.vstack([rows, rows.sum(0)])
+    totals = {key: np.vstack([value, value.sum(0)]) for key, value in sums.items()}
+    client, bin_of = counts.nonzero()
+    n = counts[client, bin_of]
+    shares = {key: value[client, bin_of] / n for key, value in totals.items()}
+    z2, p = NormalDist().inv_cdf(0.975) ** 2, shares["observed"]
+    middle, half = (p + z2 / (2 * n)) / (1 + z2 / n), np.sqrt(z2 * (p * (1 - p) + z2 / (4 * n)) / n) / (1 + z2 / n)
+    names = np.array([*found["client"].values.tolist(), OVERALL])
+    ends = found["predicted"].values[bin_of]
+    limits = {"lower": middle - half, "upper": middle + half}
+    return pd.DataFrame({"client": names[client], "bin": ends, "rows": n, **shares, **limits})

@@ -14,4 +14,6 @@ from .graph import plot_graph as plot_graph
 from .pair import plot_pair as plot_pair
 from .particles import plot_particles as plot_particles
 from .partition import plot_partition as plot_partition
+from .reliability import plot_calibration as plot_calibration
 from .reliability import plot_reliability as plot_reliability
+from .survival import plot_kaplan_meier as plot_kaplan_meier

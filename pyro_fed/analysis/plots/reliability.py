@@ -1,4 +1,4 @@
-"""Reliability plots: accuracy against confidence (Kassab and Simeone, Appendix A.3)."""
+"""Reliability plots: accuracy against confidence (Kassab and Simeone, Appendix A.3), and observed against predicted."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from torch import Tensor
 
 from pyro_fed.analysis.judging import metrics
-from pyro_fed.analysis.judging.calibration import BINS, calibration_errors, reliability
+from pyro_fed.analysis.judging.calibration import BINS, OVERALL, calibration_errors, reliability
 from pyro_fed.analysis.judging.density import thin_posterior
 from pyro_fed.analysis.judging.distances import DRAWS_COMPARED
-from pyro_fed.analysis.plots.style import REFERENCE_LINE, SOFT, GivenAxes, by_name, colors, panels, shortened, tidy
+from pyro_fed.analysis.plots.style import (
+    REFERENCE_LINE,
+    SOFT,
+    GivenAxes,
+    by_name,
+    colors,
+    legend_above,
+    line_colors,
+    new_axes,
+    panels,
+    shortened,
+    tidy,
+)
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
@@ -73,6 +86,48 @@ def plot_reliability(
         axes[0].figure.supxlabel("confidence of the prediction", fontsize=10)
         axes[0].figure.supylabel("share that was right", fontsize=10)
     return axes
+
+
+@checked
+def plot_calibration(table: pd.DataFrame, *, ax: Axes | None = None, figsize: tuple[float, float] = (3.9, 4.1)) -> Axes:
+    """Observed against predicted shares of each client, and of all clients in black with 95 % limits.
+
+    Args:
+        table: of `pf.metrics.calibration_table`.
+        ax: matplotlib axes to draw on; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
+
+    Returns:
+        The axes. On the dashed diagonal predictions are right.
+
+    Raises:
+        SettingError: the table is another one.
+
+    Example:
+        >>> found = pf.estimand(idata, fed, by={"predicted": [0.25, 0.5, 0.75, 1.0]})
+        >>> pf.plots.plot_calibration(pf.metrics.calibration_table(found))
+    """
+    needed = ["client", "predicted", "observed", "lower", "upper"]
+    if missing := [name for name in needed if name not in table]:
+        raise SettingError(
+            f"plot_calibration takes a table of pf.metrics.calibration_table, and this one lacks {missing}"
+        )
+    panel = new_axes(ax, figsize)
+    panel.plot([0, 1], [0, 1], color=REFERENCE_LINE, linewidth=1, linestyle="--", zorder=1)
+    clients = list(dict.fromkeys(map(str, table["client"])))
+    palette = line_colors(clients, OVERALL)
+    for client in clients:
+        x, y, lower, upper = (table.loc[table["client"] == client, name].to_numpy(float) for name in needed[1:])
+        if client == OVERALL:
+            panel.errorbar(x, y, (y - lower, upper - y), color=palette[client], fmt="o-", capsize=2, label=client)
+        else:
+            panel.plot(
+                x, y, "o-", color=palette[client], alpha=0.6, markersize=3, linewidth=0.8, label=shortened(client)
+            )
+    panel.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted", ylabel="observed")
+    tidy(panel, grid="both")
+    legend_above(panel)
+    return panel
 
 
 def _panel(ax: Axes, probs: Tensor, value: Tensor, bins: int, color: str) -> None:

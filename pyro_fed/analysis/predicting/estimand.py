@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor
 
-from pyro_fed.algorithm.states import prefixed
+from pyro_fed.algorithm.states import State, prefixed
 from pyro_fed.analysis.predicting.drawing import flat
 from pyro_fed.analysis.predicting.one_round import answers
 from pyro_fed.analysis.predicting.own_rows import with_own_latents
@@ -28,6 +27,10 @@ from pyro_fed.analysis.predicting.row_sums import (
     CLIENT,
     DRAWS,
     ESTIMAND,
+    OBSERVED,
+    OF,
+    PREDICTED,
+    REPLICATED,
     WITHHELD,
     By,
     ClientSums,
@@ -36,8 +39,10 @@ from pyro_fed.analysis.predicting.row_sums import (
     RowSums,
     client_sums,
     levels_of,
+    replication_seed,
     row_values,
 )
+from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.errors import DataError, listed, warn_user
 from pyro_fed.federation.federation import Federation
@@ -62,6 +67,7 @@ def estimand(
     by: By | None = None,
     site: str | None = None,
     fewest: int = 1,
+    replicated: bool = False,
     seed: int = 0,
 ) -> InferenceData:
     """The posterior of an average over the rows: expected outcomes, contrasts, risk differences, subgroup effects.
@@ -78,16 +84,23 @@ def estimand(
         do: values that all rows get in place of their own, by the argument's name: `{"treated": [0, 1]}` has a
             dimension `treated` of two settings, `{"treated": 1}` has none. Several lists are combined.
         by: the argument whose labels or whole numbers are the groups, or "client"; the result has a dimension of it.
-            `{"sex": ["female", "male"]}` asks for these groups alone.
-        site: the observed site, if there are several.
+            `{"sex": ["female", "male"]}` asks for these groups alone. `{"predicted": [0.1, 0.2, 0.5, 1.0]}` is for
+            calibration, of observations that are 0 or 1: the groups are bins (a, b] of the rows' posterior means of f,
+            by their ends, of each client.
+        site: the observed site, if there are several and f is none of one's own.
         fewest: a client withholds a group of fewer rows, and those from which its number of rows would follow. A
             warning names them.
-        seed: seed of the draws of groups' own latents, if the result has none.
+        replicated: whether the result is of a posterior predictive check: `draw` then has observations under the
+            observed site's name, in one setting replicated by the model at that draw and in the other as they were
+            observed, and f is a statistic of them whose averages are compared. By default f is the observation.
+        seed: seed of the draws of groups' own latents, if the result has none, and of replications.
 
     Returns:
         InferenceData with the group `posterior`: `estimand` (chain, draw, then a dimension of each list in `do`, and of
         `by`), and `rows` (by), the number of rows that it averages. Differences and ratios of its entries are
-        posteriors of contrasts, draw by draw.
+        posteriors of contrasts, draw by draw. If `replicated`, there is a dimension `of`, "replicated" and "observed".
+        By "predicted" there is a dimension `client` too, and `observed`, the share of ones:
+        `pf.metrics.calibration_table` and `pf.plots.plot_calibration` show it.
 
     Raises:
         DataError: f returns other than one finite number a row; the observed site has no mean; rows are not here.
@@ -105,13 +118,15 @@ def estimand(
             "estimand: the rows are at the clients: name it in ESTIMANDS of the model's file, and ask for it by that "
             "name (pyro-fed study ask; the key estimands over Flower)"
         )
-    question, problem = Question.of(federation.problem, f, do, by, site, fewest), federation.problem
+    problem, numbers = federation.problem, list(range(federation.num_clients))
+    question = Question.of(problem, f, do, by, site, fewest, replicated)
     posterior, hidden = group_of(idata, "posterior"), frozenset(idata.attrs.get("local_sites", "").split())
     if hidden - set(posterior.data_vars):
         posterior = with_own_latents(posterior, federation, seed)
+    seeds = [int(replication_seed(one)) for one in seeding.torch_generators(seed, seeding.client_keys(0, numbers))]
     found = {
-        name: client_sums(question, row_values(question, posterior, hidden, problem, rows, name))
-        for name, rows in zip(federation.client_names, federation.client_rows, strict=True)
+        name: client_sums(question, row_values(question, posterior, hidden, problem, rows, name, own))
+        for name, rows, own in zip(federation.client_names, federation.client_rows, seeds, strict=True)
         if len(rows)
     }
     return combined(question, found, posterior, levels_of(do or {}))
@@ -143,20 +158,25 @@ def estimand_by_rounds(
     sent = {str(name): flat(np.asarray(value.values), problem.dtype) for name, value in shared.data_vars.items()}
     answered = answers(asked, prefixed(DRAWS, sent), federation, executor, 0, "rows")
     found = {
-        name: _sums_in(asked.question, name, sums, rows.tolist())
-        for name, sums, rows in zip(federation.client_names, answered["sums"], answered["rows"], strict=True)
+        name: _sums_in(
+            asked.question, name, {part: answered[part][k] for part in ("sums", "rows", "ones") & answered.keys()}
+        )
+        for k, name in enumerate(federation.client_names)
     }
     return combined(asked.question, found, shared, levels_of(do))
 
 
-def _sums_in(question: Question, name: str, sums: Tensor, rows: list[int]) -> ClientSums:
-    """A client's answer: sums (S, settings, groups), and numbers of rows (groups,)."""
-    labels = [name] if question.by == CLIENT else list(question.groups or ("",))
+def _sums_in(question: Question, name: str, answer: State) -> ClientSums:
+    """A client's answer: sums (S, settings, groups), and numbers of rows (groups,) and of those that are one."""
+    sums, rows, labels = answer["sums"], answer["rows"].tolist(), list(question.groups or ("",))
+    if question.by == CLIENT:
+        labels = [name]
     leaving = [i for i, count in enumerate(rows) if count > 0]
     return ClientSums(
         {labels[i]: sums[:, :, i] for i in leaving},
         {labels[i]: rows[i] for i in leaving},
         [labels[i] for i, count in enumerate(rows) if count == WITHHELD],
+        {labels[i]: int(answer["ones"][i]) for i in leaving if "ones" in answer},
     )
 
 
@@ -183,6 +203,7 @@ def combined(
             "estimand: groups of too few rows, and groups from which their numbers of rows would follow, are withheld, "
             f"so that the average is over the other rows: {listed(withheld)}"
         )
+    attrs = {"do": repr([dict(one) for one in question.settings]), "withheld": "; ".join(withheld)}
     keys = list(dict.fromkeys(key for one in found.values() for key in one.counts))
     if question.groups is None:
         keys = sorted(keys, key=lambda key: (isinstance(key, str), key))
@@ -190,6 +211,11 @@ def combined(
         keys = [key for key in question.groups if key in keys]
     if not keys:
         raise DataError("estimand: no client has a group that is large enough to leave it")
+    if question.by == PREDICTED:
+        data = _by_client(found, posterior, list(question.groups or ()))
+        return make_inference_data({"posterior": data.assign_attrs(attrs)}, attrs)
+    if question.replicated:
+        levels = {OF: list(REPLICATED)}
     levels = {name: values for name, values in levels.items() if len(values) > 1}
     counts = np.array([sum(one.counts.get(key, 0) for one in found.values()) for key in keys])
     totals = [torch.stack([one.sums[key] for one in found.values() if key in one.sums]).sum(0) for key in keys]
@@ -202,5 +228,21 @@ def combined(
     )
     if question.by is None:
         data = data.isel({group: 0}, drop=True)
-    attrs = {"do": repr([dict(one) for one in question.settings]), "withheld": "; ".join(withheld)}
     return make_inference_data({"posterior": data.assign_attrs(attrs)}, attrs)
+
+
+def _by_client(found: Mapping[str, ClientSums], posterior: xr.Dataset, ends: list[Any]) -> xr.Dataset:
+    """Means of f, shares of ones and numbers of rows of each client and bin; NaN and 0 where a client has none."""
+    shape = (posterior.sizes["chain"], posterior.sizes["draw"])
+    predicted, observed = np.full((*shape, len(found), len(ends)), np.nan), np.full((len(found), len(ends)), np.nan)
+    rows = np.zeros((len(found), len(ends)), dtype=np.int64)
+    for k, one in enumerate(found.values()):
+        for end, count in one.counts.items():
+            at = ends.index(end)
+            rows[k, at], observed[k, at] = count, one.ones[end] / count
+            predicted[:, :, k, at] = one.sums[end].numpy().reshape(shape) / count
+    dims = (CLIENT, PREDICTED)
+    return xr.Dataset(
+        {ESTIMAND: (["chain", "draw", *dims], predicted), OBSERVED: (dims, observed), "rows": (dims, rows)},
+        coords={CLIENT: list(found), PREDICTED: ends},
+    )

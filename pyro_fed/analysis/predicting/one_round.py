@@ -30,6 +30,8 @@ class OneRound(Algorithm):
 
     draws_are: ClassVar[str] = "chains"
     needs_all: ClassVar[bool] = True
+    #: The kind of message that a client's answer is, in the site's policy.
+    answer_kind: ClassVar[str]
 
     def default_rounds(self, num_clients: int) -> int:
         """One."""
@@ -40,6 +42,10 @@ class OneRound(Algorithm):
     ) -> tuple[State, State]:
         """What the clients need, which the caller hands in."""
         return required_start(start, self)
+
+    def cells(self, messages: State) -> dict[str, int]:
+        """Numbers of rows by cell of the table that is in one client's answer (1, ...); none by default."""
+        return {}
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """None: no size of a sum is impossible for an honest client."""

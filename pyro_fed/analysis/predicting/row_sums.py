@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any, NamedTuple
+from itertools import pairwise, product
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import xarray as xr
@@ -37,10 +37,14 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 OfRows = Callable[[Mapping[str, Tensor], Mapping[str, Any]], Tensor]
 #: The groups of rows: a column whose labels or whole numbers they are, or a column and those of its values.
 By = str | Mapping[str, Sequence[Any]]
-#: The dimension of clients, if these are the groups, and the name of the estimand in the result.
-CLIENT, ESTIMAND = "client", "estimand"
+#: The dimension of clients, if these are the groups, and that of bins of predicted means.
+CLIENT, PREDICTED = "client", "predicted"
+#: The names of the estimand and of the observed means in the result.
+ESTIMAND, OBSERVED = "estimand", "observed"
 #: The name in a model's file of its estimands, and what an entry may say: arguments of `pyro_fed.estimand`.
-ESTIMANDS, KEYS = "ESTIMANDS", ("f", "do", "by", "site", "fewest")
+ESTIMANDS, KEYS = "ESTIMANDS", ("f", "do", "by", "site", "fewest", "replicated")
+#: The dimension of replicated and observed rows, and its labels.
+OF, REPLICATED = "of", ("replicated", "observed")
 #: The part of the server's state with the draws, and what stands for the number of rows of a withheld group.
 DRAWS, WITHHELD = "draws", -1
 
@@ -50,11 +54,12 @@ class Question(NamedTuple):
 
     Args:
         of_rows: f; None for the expected observations of `site`.
-        site: the observed site.
+        site: the observed site; "" where f alone is averaged.
         settings: values in place of columns' own, one dictionary for each setting.
-        by: the column whose labels or whole numbers are the groups; None for one group.
-        groups: those groups that are asked for; None for all that there are.
+        by: the column whose labels or whole numbers are the groups, or `PREDICTED`; None for one group.
+        groups: those groups that are asked for, or the ends of the bins; None for all that there are.
         fewest: a group of fewer rows at a client is withheld.
+        replicated: whether f is of replicated observations and of the observed ones, in place of settings.
     """
 
     of_rows: OfRows | None
@@ -63,11 +68,13 @@ class Question(NamedTuple):
     by: str | None
     groups: tuple[Any, ...] | None
     fewest: int
+    replicated: bool = False
 
     def __repr__(self) -> str:
         """All but `fewest`, which each client chooses; the same text in every process."""
         f = "" if self.of_rows is None else f"f={self.of_rows.__name__}, "
-        return f"({f}site={self.site!r}, do={list(map(dict, self.settings))!r}, by={self.by!r}, groups={self.groups!r})"
+        do = REPLICATED if self.replicated else list(map(dict, self.settings))
+        return f"({f}site={self.site!r}, do={do!r}, by={self.by!r}, groups={self.groups!r})"
 
     @classmethod
     def of(
@@ -78,6 +85,7 @@ class Question(NamedTuple):
         by: By | None = None,
         site: str | None = None,
         fewest: int = 1,
+        replicated: bool = False,
     ) -> Question:
         """The question of the arguments of `estimand`.
 
@@ -95,10 +103,18 @@ class Question(NamedTuple):
                 raise SettingError(f"estimand: by must be one column with its groups, received {dict(by)!r:.200}")
             ((by, values),) = by.items()
             groups = tuple(values)
-        if by not in (None, CLIENT):
+        if by == PREDICTED:
+            _check_bins(groups, do)
+        elif by not in (None, CLIENT):
             _check_name(arguments, str(by), "by")
         settings = tuple(dict(zip(levels, values, strict=True)) for values in product(*levels.values()))
-        return cls(f, _observed(problem, site), settings, by, groups, fewest)
+        if replicated and (do or by == PREDICTED):
+            raise SettingError(
+                "estimand: replicated observations are of the rows as they are: leave do and predicted out"
+            )
+        whatever = f is not None and site is None and by != PREDICTED and not replicated
+        settings = ({},) * len(REPLICATED) if replicated else settings
+        return cls(f, "" if whatever else _observed(problem, site), settings, by, groups, fewest, replicated)
 
 
 class ClientSums(NamedTuple):
@@ -108,22 +124,31 @@ class ClientSums(NamedTuple):
         sums: S_k by group, (S, settings) each.
         counts: n_k by group.
         withheld: groups of fewer rows than `fewest`, and those without which their numbers of rows would follow.
+        ones: rows that are observed to be one by group, if the groups are bins of predicted means.
     """
 
     sums: dict[Any, Tensor]
     counts: dict[Any, int]
     withheld: list[Any]
+    ones: dict[Any, int]
 
 
 class RowValues(NamedTuple):
-    """f (S, settings, n) of a client's rows, and the group of each."""
+    """f (S, settings, n) of a client's rows, the group of each, and what is observed (n,) if groups are bins of f."""
 
     values: Tensor
     groups: list[Any]
+    observed: Tensor | None = None
 
 
 def row_values(
-    question: Question, posterior: xr.Dataset, hidden: frozenset[str], problem: Problem, rows: Tensor, name: str
+    question: Question,
+    posterior: xr.Dataset,
+    hidden: frozenset[str],
+    problem: Problem,
+    rows: Tensor,
+    name: str,
+    seed: int = 0,
 ) -> RowValues | None:
     """f of each row of a client; None if its groups have no rows in the nested plates.
 
@@ -134,11 +159,15 @@ def row_values(
         problem: the model's densities, which hold the rows.
         rows: the client's numbers of elements of the partitioned plate.
         name: the client's name.
+        seed: of the client's replications.
 
     Raises:
         DataError: f returns other than one finite number a row.
     """
+    if question.replicated:
+        return _replicated_values(question, posterior, hidden, problem, rows, name, seed)
     each: list[Tensor] = []
+    observed = None
     for setting in question.settings:
         arguments = _with_values(problem.arguments, setting)
         found = client_run(posterior, hidden, problem, rows, arguments, expected=True)
@@ -146,23 +175,31 @@ def row_values(
             return None
         each.append(_row_values(question, arguments, found))
         if len(each) == 1:  # the groups are those of the rows' own values in every setting
-            groups = _groups_of_rows(question, problem, name, found, each[0].shape[1])
-    return RowValues(torch.stack(each, 1), groups)
+            if question.by == PREDICTED:
+                observed = _observed_ones(question, found, each[0].shape[1])
+            groups = _groups_of_rows(question, problem, name, found, each[0])
+    return RowValues(torch.stack(each, 1), groups, observed)
 
 
 def client_sums(question: Question, found: RowValues | None) -> ClientSums:
     """A client's sums over its rows, without the groups that are too small."""
     if found is None:
-        return ClientSums({}, {}, [])
+        return ClientSums({}, {}, [], {})
     labels = list(dict.fromkeys(found.groups)) if question.groups is None else list(question.groups)
     masks = [torch.tensor([one == label for one in found.groups]) for label in labels]
     counts = [int(mask.sum()) for mask in masks]
-    hidden = withheld_cells([*counts, len(found.groups) - sum(counts)], question.fewest)
+    cells = [[*counts, len(found.groups) - sum(counts)]]
+    ones: list[int] = []
+    if found.observed is not None:
+        ones = [int(found.observed[mask].sum()) for mask in masks]
+        cells += [ones, [count - one for count, one in zip(counts, ones, strict=True)]]
+    hidden = set[int]().union(*(withheld_cells(one, question.fewest) for one in cells))
     leaving = [i for i, count in enumerate(counts) if count and i not in hidden]
     return ClientSums(
         {labels[i]: found.values[:, :, masks[i]].double().sum(2) for i in leaving},
         {labels[i]: counts[i] for i in leaving},
         [labels[i] for i in sorted(hidden) if i < len(labels) and counts[i]],
+        {labels[i]: ones[i] for i in leaving if ones},
     )
 
 
@@ -175,21 +212,25 @@ class RowSums(OneRound):
         question: what it says there.
     """
 
+    answer_kind: ClassVar[str] = "estimate"
     name: str
     question: Question
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """The seed of a client's replications (1,)."""
+        return {"seed": replication_seed(generator)[None]} if self.question.replicated else ()
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The draws of the shared parameters."""
         return super().download(prefixed(DRAWS, within(shared, DRAWS)), clients)
 
     def reply_like(self, shared: State) -> State:
-        """A client's message: sums (S, settings, groups) and numbers of rows (groups,)."""
+        """A client's message: sums (S, settings, groups), and numbers of rows (groups,) and of those that are one."""
         count = len(next(iter(within(shared, DRAWS).values()))[0])
         groups = len(self.question.groups or ("",))
-        return {
-            "sums": torch.zeros(count, len(self.question.settings), groups, dtype=torch.float64),
-            "rows": torch.zeros(groups, dtype=torch.int64),
-        }
+        rows = torch.zeros(groups, dtype=torch.int64)
+        sums = torch.zeros(count, len(self.question.settings), groups, dtype=torch.float64)
+        return {"sums": sums, "rows": rows} | ({"ones": rows.clone()} if self.question.by == PREDICTED else {})
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -198,16 +239,25 @@ class RowSums(OneRound):
         each = []
         for k in range(len(data.num_rows)):
             message = {name: value.clone() for name, value in self.reply_like(shared).items()}
-            found = client_sums(self.question, self.values_of(problem, shared, data, k))
+            seed = int(noise["seed"][0, k]) if self.question.replicated else 0
+            found = client_sums(self.question, self.values_of(problem, shared, data, k, seed))
             for i, group in enumerate(self.question.groups or ("",)):
                 if group in found.counts:
                     message["sums"][:, :, i], message["rows"][i] = found.sums[group], found.counts[group]
+                    if "ones" in message:
+                        message["ones"][i] = found.ones[group]
                 elif group in found.withheld:
                     message["rows"][i] = WITHHELD
             each.append(message)
         return {name: torch.stack([one[name] for one in each]) for name in each[0]}, local, {}
 
-    def values_of(self, problem: Problem, shared: State, data: ClientData, client: int) -> RowValues | None:
+    def cells(self, messages: State) -> dict[str, int]:
+        """A client's numbers of rows by group, -1 for one that it withholds."""
+        return dict(zip(map(str, self.question.groups or ("all",)), messages["rows"][0].tolist(), strict=True))
+
+    def values_of(
+        self, problem: Problem, shared: State, data: ClientData, client: int, seed: int = 0
+    ) -> RowValues | None:
         """f of each of a client's rows at the draws that it received.
 
         Raises:
@@ -224,7 +274,7 @@ class RowSums(OneRound):
         rows = data.row_index[client][: int(data.num_rows[client])]
         question = self.question._replace(by=None) if self.question.by == CLIENT else self.question
         whole, hidden = _with_own_groups(posterior, problem), frozenset(problem.layout.local)
-        return row_values(question, whole, hidden, problem, rows, "")
+        return row_values(question, whole, hidden, problem, rows, "", seed)
 
 
 def _with_own_groups(posterior: xr.Dataset, problem: Problem) -> xr.Dataset:
@@ -239,6 +289,11 @@ def _with_own_groups(posterior: xr.Dataset, problem: Problem) -> xr.Dataset:
         name: (["chain", "draw", *site.dims], values[name][None].numpy()) for name, site in problem.layout.local.items()
     }
     return posterior.assign(own)
+
+
+def replication_seed(generator: torch.Generator) -> Tensor:
+    """The seed () of a client's replications, drawn from its own stream."""
+    return torch.randint(2**62, (), generator=generator)
 
 
 def named_questions(module: Any, problem: Problem, fewest: int = 1) -> dict[str, RowSums]:
@@ -283,6 +338,18 @@ def _check_name(arguments: Arguments, name: str, where: str) -> None:
         raise SettingError(f"estimand: {where} names {name!r}, which has no rows in the model; {closest(name, known)}")
 
 
+def _check_bins(ends: tuple[Any, ...] | None, do: Mapping[str, Any] | None) -> None:
+    """Refuse what are no ends of bins of predicted means, which rows have by their own values."""
+    numbers = ends is not None and all(isinstance(end, int | float) for end in ends)
+    if not ends or not numbers or any(not before < after for before, after in pairwise(ends)):
+        raise SettingError(
+            f"estimand: by={PREDICTED!r} takes the ends of the bins, ascending, as in by={{{PREDICTED!r}: [0.1, 0.2, "
+            f"0.5, 1.0]}}, received {ends!r:.200}"
+        )
+    if do:
+        raise SettingError(f"estimand: by={PREDICTED!r} is about the rows as they were observed: leave do out")
+
+
 def _columns(arguments: Arguments) -> dict[str, tuple[str | None, Tensor]]:
     """Nested plate (None: the partitioned one) and values of each argument with rows, by name."""
     leaves = dict(zip(arguments.names, arguments.leaves, strict=False))
@@ -319,6 +386,34 @@ def _with_values(arguments: Arguments, setting: Mapping[str, Any]) -> Arguments:
             value = labels.index(value)
         leaves[at] = torch.full_like(leaves[at], value)
     return replace(arguments, leaves=tuple(leaves))
+
+
+def _replicated_values(
+    question: Question,
+    posterior: xr.Dataset,
+    hidden: frozenset[str],
+    problem: Problem,
+    rows: Tensor,
+    name: str,
+    seed: int,
+) -> RowValues | None:
+    """f (S, 2, n) of replicated observations and of a client's own, and which are one if all of these are 0 or 1."""
+    found, site, generator = client_run(posterior, hidden, problem, rows), question.site, torch.Generator()
+    if found is None:
+        return None
+    drawn = draw(found.run, found.values, generator.manual_seed(seed))[site]
+    given = found.run.first({name: value[0] for name, value in found.values.items()})[site]["given"]
+    if not isinstance(given, Tensor):
+        raise DataError(f"estimand: nothing is observed of '{site}' to compare replications with")
+    own = question if question.of_rows is not None else question._replace(of_rows=lambda values, _: values[site])
+    each = [
+        _row_values(own, problem.arguments, found._replace(values={**found.values, site: one.to(drawn.dtype)}))
+        for one in (drawn, given.expand_as(drawn))
+    ]
+    observed, first = each[1], each[1][0]
+    is_share = bool((((first == 0) | (first == 1)) & (observed == first)).all())
+    groups = _groups_of_rows(question, problem, name, found, observed)
+    return RowValues(torch.stack(each, 1), groups, first == 1 if is_share else None)
 
 
 def _row_values(question: Question, arguments: Arguments, found: ClientRun) -> Tensor:
@@ -359,12 +454,31 @@ def _named_rows(arguments: Arguments, found: ClientRun) -> dict[str, Any]:
     return rows
 
 
-def _groups_of_rows(question: Question, problem: Problem, name: str, found: ClientRun, size: int) -> list[Any]:
-    """The group of each of a client's rows, as many as `size`, by the rows' own values: labels or whole numbers."""
+def _observed_ones(question: Question, found: ClientRun, size: int) -> Tensor:
+    """Which of a client's rows, as many as `size`, are observed to be one, (n,).
+
+    Raises:
+        DataError: the observed values are other than zeros and ones.
+    """
+    given = found.run.first({name: value[0] for name, value in found.values.items()})[question.site]["given"]
+    if not isinstance(given, Tensor) or given.shape != (size,) or not bool(((given == 0) | (given == 1)).all()):
+        raise DataError(
+            f"estimand: by={PREDICTED!r} compares means with what is observed of '{question.site}', which must be 0 or "
+            "1, one a row"
+        )
+    return given == 1
+
+
+def _groups_of_rows(question: Question, problem: Problem, name: str, found: ClientRun, values: Tensor) -> list[Any]:
+    """The group of each of a client's rows with f (S, n), by the rows' own values, or by the mean of f."""
+    size, ends = values.shape[1], question.groups
+    if question.by == PREDICTED and ends is not None:
+        places = torch.searchsorted(torch.tensor(ends, dtype=torch.float64), values.double().mean(0))
+        return [ends[min(int(place), len(ends) - 1)] for place in places]
     if question.by in (None, CLIENT):
         return [name if question.by else ""] * size
-    plate, values = _columns(problem.arguments)[str(question.by)]
-    codes = values[found.places[plate or problem.plate]]
+    plate, column = _columns(problem.arguments)[str(question.by)]
+    codes = column[found.places[plate or problem.plate]]
     if codes.dim() != 1 or (codes.is_floating_point() and bool((codes != codes.round()).any())):
         raise SettingError(f"estimand: by={question.by!r} must be labels or whole numbers, one a row")
     if len(codes) != size:

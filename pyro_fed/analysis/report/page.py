@@ -13,7 +13,7 @@ import pandas as pd
 
 from pyro_fed.analysis.judging.compare import TABLES, compare, findings_of
 from pyro_fed.analysis.plots.style import by_name
-from pyro_fed.analysis.report import pictures, posterior, provenance, svg
+from pyro_fed.analysis.report import answers, pictures, posterior, provenance, svg
 from pyro_fed.codes.finding import Finding, texts
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.output import PAGE_ENDINGS, check_writable
@@ -66,7 +66,7 @@ def write_report(
     test: Any = None,
     command: str = "",
 ) -> None:
-    """Write an HTML page on several results: verdicts, tables, figures and settings.
+    """Write an HTML page on several results: verdicts, tables, the sites' answers to questions, figures and settings.
 
     Args:
         path: the HTML file to write.
@@ -111,7 +111,8 @@ def write_report(
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     verdicts = [_verdict(name, one, table, reference) for name, one in said.items()]
     about = pictures.Compared(table, results, federation, reference, test)
-    sections = [*_tables(table), *posterior.tables(about), *pictures.pictures(about)]
+    tables = [*_tables(table), *posterior.tables(about), *answers.tables(results)]
+    sections = [*tables, *pictures.pictures(about)]
     page = environment.get_template("report.html").render(
         title=title,
         lead=lead

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -9,6 +10,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyro
@@ -39,7 +41,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.containers import Table
 from pyro_fed.deployment.agents.agent_federation import AgentFederation
-from pyro_fed.deployment.agents.audit import AuditedAgent
+from pyro_fed.deployment.agents.audit import AskedAgents, AuditedAgent
 from pyro_fed.deployment.agents.certificates import Identity
 from pyro_fed.deployment.agents.farewell import DifferError, Farewell
 from pyro_fed.deployment.agents.neighbours import END, Links, neighbours_of
@@ -50,7 +52,16 @@ from pyro_fed.deployment.agents.wire import Unwelcome, Wire, with_step
 from pyro_fed.deployment.client_model_checks import check_runs_at_clients
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
 from pyro_fed.deployment.policy.shares import level_counts, rows_share
-from pyro_fed.errors import DivergenceError, PolicyError, ProtocolError, QuorumError, SettingError, StoppedError
+from pyro_fed.deployment.remote.questions import LOO, check_questions, with_answer
+from pyro_fed.errors import (
+    DivergenceError,
+    PolicyError,
+    ProtocolError,
+    QuorumError,
+    SettingError,
+    StoppedError,
+    listed,
+)
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.groups.naming import groups_alone
 from pyro_fed.ops.entries import evenly
@@ -90,6 +101,9 @@ class Agent:
         gate: the site's rules on what may leave, and its ledger: `Gate.open(folder, name)`; by default all may leave.
         audit: whether all agents judge their results by the log-likelihoods of all rows at their draws, which each adds
             up over its own; the same at every agent. An agent whose rules let none leave takes part in none.
+        questions: what all agents ask about their results: estimands that `module` names, and "loo" for leave-one-out
+            and WAIC; the same at every agent. An agent whose rules let no answers leave takes part in none.
+        module: the model's file as it was imported, for the estimands that it names.
 
     Example:
         >>> peers = load_peers(Path("peers.toml"))
@@ -116,11 +130,21 @@ class Agent:
     progress: bool = True
     gate: Gate | None = None
     audit: bool = True
+    questions: Sequence[str] = ()
+    module: ModuleType | None = None
 
     @property
     def audited(self) -> bool:
         """Whether it takes part in the audit."""
-        return self.audit and (self.gate is None or self.gate.policy.permits("log_likelihood"))
+        return self.audit and self._permits("log_likelihood")
+
+    @property
+    def asked(self) -> list[str]:
+        """The questions in which it takes part."""
+        return [name for name in self.questions if self._permits("loo" if name == LOO else "estimate")]
+
+    def _permits(self, kind: str) -> bool:
+        return self.gate is None or self.gate.policy.permits(kind)
 
 
 def run_agent(agent: Agent) -> InferenceData:
@@ -134,7 +158,8 @@ def run_agent(agent: Agent) -> InferenceData:
 
     Returns:
         InferenceData with the groups `posterior` (this agent's draws) and `federation` (its own rounds and figures, the
-        largest move and the disagreement of all agents, and how many agents were heard in each round).
+        largest move and the disagreement of all agents, and how many agents were heard in each round), and `loo` and
+        `estimand_NAME` of the questions; the attribute `no_loo` or `no_estimand_NAME` says why one has no answer.
 
     Raises:
         SettingError: an algorithm that needs a server, or a setting out of its range.
@@ -158,6 +183,8 @@ def run_agent(agent: Agent) -> InferenceData:
         rounds = algorithm.default_rounds(len(agent.peers.names)) if agent.num_rounds is None else agent.num_rounds
         check_numbers(rounds, agent.num_draws, agent.seed, None, len(agent.peers.names), None)
         check_folders(checkpoint=agent.checkpoint)
+        names = [name for name in agent.questions if name != LOO]
+        check_questions(own, agent.module, names, "" if LOO in agent.questions else None)
         if agent.resume and agent.checkpoint is None:
             raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
         said = _agreement(agent, algorithm, own, rounds)
@@ -240,6 +267,7 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
         "rounds": str(rounds),
         "seed": str(agent.seed),
         "audit (see --no-audit)": f"at {agent.num_draws} draws" if agent.audited else "none",
+        "questions (see --ask)": _questions_text(agent),
         "plate": problem.plate,
         # before the model, whose operations follow from these
         f"columns of data frames ({COLUMNS_CURE})": json.dumps(tables, default=str),
@@ -251,6 +279,14 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
         "sites": json.dumps({site: list(one.shape) for site, one in problem.sites.items()}),
         f"labels of text ({LABELS_CURE})": json.dumps(label_digests(problem)),
     }
+
+
+def _questions_text(agent: Agent) -> str:
+    """The questions, with SHA-256 of the model's file where they name functions of its rows."""
+    names, file = listed(agent.asked), getattr(agent.module, "__file__", None)
+    if file is None or set(agent.asked) <= {LOO}:
+        return names or "none"
+    return f"{names} of a file {hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
 
 
 def _row_operations(problem: Problem) -> str:
@@ -362,6 +398,9 @@ def _run_rounds(
             shared = run_phases(algorithm, context, rounds, None)
         _end(links, len(record.rounds))  # who is a step behind does not wait for this agent's audit
         found = _result(finish, shared, links.me)
+        fewest = 1 if agent.gate is None else agent.gate.policy.min_cell
+        for number, name in enumerate(agent.asked):
+            found = with_answer(found, federation, AskedAgents(links, number), agent.module, name, fewest)
         with suppress(ProtocolError, Unwelcome):  # whatever a neighbour says now, the result stands
             _leave(links)
         return found

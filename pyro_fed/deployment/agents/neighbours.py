@@ -24,7 +24,7 @@ answers does not go on alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -101,8 +101,18 @@ class Links(Answers):
         """The agents' names."""
         return self.peers.names
 
-    def release(self, kind: str, at: At, tensors: State) -> None:
+    def release(
+        self,
+        kind: str,
+        at: At,
+        tensors: State,
+        share: Callable[[], float | None] | None = None,
+        cells: Mapping[str, int] | None = None,
+    ) -> None:
         """Let the gate judge a message before neighbours can fetch it.
+
+        `share` computes the largest share of one row in it, if that is not the links' own; `cells` are the numbers of
+        rows in the table that it has.
 
         Raises:
             PolicyError: a rule of the agent does not permit it.
@@ -118,7 +128,8 @@ class Links(Answers):
                 round=at.round,
                 to="neighbours",
                 asked=asked.encode(),
-                share=self.share,
+                share=share or self.share,
+                cells=cells or {},
                 replay=place,
             )
             self.gate.release(message)
@@ -179,7 +190,14 @@ class Links(Answers):
         return [j for j in self.wire.neighbours if not self.outbox.is_down(j, at)]
 
     def spread(
-        self, at: At, own: State, seconds: float, whole: bool = False, kind: str = "statement"
+        self,
+        at: At,
+        own: State,
+        seconds: float,
+        whole: bool = False,
+        kind: str = "statement",
+        share: Callable[[], float | None] | None = None,
+        cells: Mapping[str, int] | None = None,
     ) -> tuple[State, Tensor]:
         """Spread every agent's entry over the graph, in as many steps as the graph's diameter, from the step `at` on.
 
@@ -189,6 +207,8 @@ class Links(Answers):
             seconds: how long to wait in each step.
             whole: whether every agent's entry is needed.
             kind: the kind of message, for the agent's rules.
+            share: as for `release`.
+            cells: as for `release`.
 
         Returns:
             The entries of all agents (A, ...), and a mask of those that are known (A,). Each is signed by the agent
@@ -199,7 +219,7 @@ class Links(Answers):
             ProtocolError: a neighbour has passed on an entry that the agent it is about has not signed, or has none of
                 its own.
         """
-        self.release(kind, at, {name: value for name, value in own.items() if name not in PROOFS})
+        self.release(kind, at, {name: value for name, value in own.items() if name not in PROOFS}, share, cells)
         own = self.wire.statements.signed(at, own)
         agents = len(self.names)
         known = torch.zeros(agents, dtype=torch.bool)

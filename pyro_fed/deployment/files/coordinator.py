@@ -23,7 +23,7 @@ from pyro_fed.deployment.files.study import REVIEW, STOPPED, Study, make_study
 from pyro_fed.deployment.files.words import needs_words, needs_words_of
 from pyro_fed.deployment.files.writing import write_json
 from pyro_fed.deployment.remote.description import Description
-from pyro_fed.deployment.remote.questions import ESTIMAND, LOO, check_questions, with_estimand, with_loo
+from pyro_fed.deployment.remote.questions import ESTIMAND, LOO, check_questions, with_answer
 from pyro_fed.deployment.remote.remote_federation import RemoteFederation
 from pyro_fed.deployment.rows import load_rows
 from pyro_fed.errors import ProtocolError, SettingError, StoppedError
@@ -213,10 +213,7 @@ def _ask(study: Study, said: list[str], refused: list[str], go_on: bool) -> Comb
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            if name == LOO:
-                found = with_loo(before, federation, executor)
-            else:
-                found = with_estimand(before, federation, executor, module, name)
+            found = with_answer(before, federation, executor, module, name)
         except AnswersPending as pending:
             requests = study.ask(number, pending.letters)
             waiting = [path for site, path in zip(pending.letters, requests, strict=True) if site in pending.waiting]

@@ -14,7 +14,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyro_fed.analysis.predicting.row_sums import RowValues
+from pyro_fed.algorithm.states import State
+from pyro_fed.analysis.predicting.one_round import OneRound
+from pyro_fed.analysis.predicting.row_sums import RowSums, RowValues
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.derivatives.scores import clients_likelihood_scores, clients_log_likelihoods
 from pyro_fed.density.fingerprint import label_digests
@@ -70,6 +72,13 @@ def estimand_share(found: RowValues | None) -> float | None:
         own = torch.tensor([one == group for one in found.groups])
         shares.append(largest_share(some[:, :, own].flatten(0, 1).T))
     return None if None in shares else max(filter(None, shares))
+
+
+def answer_share(question: OneRound, problem: Problem, shared: State, data: ClientData) -> float | None:
+    """The largest share of a row of one client in its answer to a question, at the draws that it has received."""
+    if isinstance(question, RowSums):
+        return estimand_share(question.values_of(problem, shared, data, 0))
+    return rows_share(problem, data, shared["draws"][0])
 
 
 def level_counts(problem: Problem) -> dict[str, int]:

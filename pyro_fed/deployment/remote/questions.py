@@ -15,24 +15,25 @@ import xarray as xr
 from pyro_fed.analysis.criticism.influence import checked_draws, influence, influence_by_weights
 from pyro_fed.analysis.criticism.loo import loo_and_waic
 from pyro_fed.analysis.criticism.pointwise import Pointwise, chosen_site, observed_plates
+from pyro_fed.analysis.judging.calibration import OF_DEPLOYMENT
 from pyro_fed.analysis.predicting.estimand import estimand_by_rounds
 from pyro_fed.analysis.predicting.row_sums import ESTIMANDS, named_questions
 from pyro_fed.conventions.spelling import closest
-from pyro_fed.deployment.remote.clients import RemoteClients
-from pyro_fed.deployment.remote.remote_federation import RemoteFederation
+from pyro_fed.deployment.claimed_federation import ClaimedFederation
 from pyro_fed.errors import PyroFedError, SettingError
+from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of, with_group
 from pyro_fed.ops.entries import evenly
-from pyro_fed.runtime.executors import Work
+from pyro_fed.runtime.executors import Executor, Work
 from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 
 #: Names of the groups in the result; that of an estimand is `estimand_NAME`.
-LOO, INFLUENCE, ESTIMAND = "loo", "influence", "estimand_"
+LOO, INFLUENCE, ESTIMAND = "loo", "influence", OF_DEPLOYMENT
 #: The figures about all rows, which are attributes of the group `loo`.
 OF_ALL = ("elpd_loo", "se", "p_loo", "n_samples", "n_data_points", "good_k", "warning")
 
 
-def check_questions(federation: RemoteFederation, module: Any, names: Sequence[str], loo: str | None) -> None:
+def check_questions(federation: Federation, module: Any, names: Sequence[str], loo: str | None) -> None:
     """Refuse before the run what could not be asked after it.
 
     Args:
@@ -54,7 +55,7 @@ def check_questions(federation: RemoteFederation, module: Any, names: Sequence[s
             raise SettingError(f"{ESTIMANDS} of the model's file has no estimand {name!r}{said}")
 
 
-def with_loo(result: Any, federation: RemoteFederation, executor: RemoteClients, site: str = "") -> Any:
+def with_loo(result: Any, federation: ClaimedFederation, executor: Executor, site: str = "") -> Any:
     """The result with the group `loo`: `elpd`, `p`, `rows`, Pareto k and WAIC by client, and of all rows as attributes.
 
     If that is not possible, the result is returned unchanged, with the reason in its attribute `no_loo`.
@@ -71,12 +72,30 @@ def with_loo(result: Any, federation: RemoteFederation, executor: RemoteClients,
     return _with_answer(result, LOO, loo_group)
 
 
-def with_estimand(result: Any, federation: RemoteFederation, executor: RemoteClients, module: Any, name: str) -> Any:
+def with_answer(
+    result: Any, federation: ClaimedFederation, executor: Executor, module: Any, name: str, fewest: int = 1
+) -> Any:
+    """The result with the answer to a question by name: "loo", or an estimand of the model's file.
+
+    An agent, which answers too, withholds groups of fewer rows than `fewest`.
+    """
+    if name == LOO:
+        return with_loo(result, federation, executor)
+    return with_estimand(result, federation, executor, module, name, fewest)
+
+
+def with_estimand(
+    result: Any, federation: ClaimedFederation, executor: Executor, module: Any, name: str, fewest: int = 1
+) -> Any:
     """The result with the group `estimand_NAME`, as `pyro_fed.estimand` has it, of an estimand of the model's file.
 
     If that is not possible, the result is returned unchanged, with the reason in its attribute `no_estimand_NAME`.
+    `fewest` is as for `with_answer`.
     """
-    question, do = named_questions(module, federation.problem)[name], getattr(module, ESTIMANDS)[name].get("do") or {}
+    question, do = (
+        named_questions(module, federation.problem, fewest)[name],
+        getattr(module, ESTIMANDS)[name].get("do") or {},
+    )
     return _with_answer(
         result,
         f"{ESTIMAND}{name}",
@@ -84,7 +103,7 @@ def with_estimand(result: Any, federation: RemoteFederation, executor: RemoteCli
     )
 
 
-def with_influence(result: Any, federation: RemoteFederation, executor: RemoteClients) -> Any:
+def with_influence(result: Any, federation: ClaimedFederation, executor: Executor) -> Any:
     """The result with the group `influence`, as `pf.influence` has it: by sites, or by log-likelihoods at the draws.
 
     If that is not possible, the result is returned unchanged, with the reason in its attribute `no_influence`.
@@ -108,7 +127,7 @@ def _with_answer(result: Any, group: str, answer: Callable[[], xr.Dataset]) -> A
         return result
 
 
-def _influence_by_rounds(result: Any, federation: RemoteFederation, executor: RemoteClients) -> xr.Dataset:
+def _influence_by_rounds(result: Any, federation: ClaimedFederation, executor: Executor) -> xr.Dataset:
     """The clients' influence by their log-likelihoods at the draws."""
     problem, clients = federation.problem, list(range(federation.num_clients))
     draws = checked_draws(result, federation)

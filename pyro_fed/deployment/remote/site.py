@@ -32,7 +32,7 @@ from pyro_fed.deployment.claimed_federation import padded_index
 from pyro_fed.deployment.client_model_checks import check_runs_at_clients
 from pyro_fed.deployment.policy import approval
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
-from pyro_fed.deployment.policy.shares import estimand_share, level_counts, rows_share
+from pyro_fed.deployment.policy.shares import answer_share, level_counts, rows_share
 from pyro_fed.deployment.remote.description import Description
 from pyro_fed.deployment.remote.order import MAX_BYTES, STATES, WORK, Order, require
 from pyro_fed.deployment.remote.refusal import Refusal, as_refusals
@@ -161,17 +161,14 @@ class Site:
         question = self._question(order, federation.problem, name)
         copied = any(part.startswith("new.") for part in tensors)
         kind = _kind(order, masked, question, copied)
-        draws = message.tensors["shared.draws"][0] if kind in ("log_likelihood", "loo") else None
-        cells: dict[str, int] = {}
-        if isinstance(question, RowSums) and kind == "estimate":
-            rows = tensors["messages.rows"].flatten().tolist()
-            cells = dict(zip(map(str, question.question.groups or ("all",)), rows, strict=True))
+        asked_rows = question if question is not None and kind == question.answer_kind else None
+        cells = {} if asked_rows is None else asked_rows.cells(within(tensors, "messages"))
 
         def share() -> float | None:
-            if isinstance(question, RowSums) and kind == "estimate":
-                own = federation.client_data()
-                return estimand_share(question.values_of(federation.problem, within(message.tensors, "shared"), own, 0))
-            return rows_share(federation.problem, federation.client_data(), draws)
+            own, received = federation.client_data(), within(message.tensors, "shared")
+            if asked_rows is not None:
+                return answer_share(asked_rows, federation.problem, received, own)
+            return rows_share(federation.problem, own, received["draws"][0] if kind == "log_likelihood" else None)
 
         return Outgoing(
             kind=kind,
@@ -314,7 +311,7 @@ def _kind(order: Order, masked: bool, question: OneRound | None, copied: bool) -
     if order.job == LOG_LIK:
         return "log_likelihood"
     if question is not None:
-        return "estimate" if isinstance(question, RowSums) else "loo"
+        return question.answer_kind
     if order.job != WORK:
         return "indicator"
     return "masked" if masked else "state" if copied else "update"

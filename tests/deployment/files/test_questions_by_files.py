@@ -1,5 +1,6 @@
 """Questions about a result by files: the simulation's figures, and nothing of a row or a small group leaves."""
 
+import re
 from importlib.util import find_spec
 
 import numpy as np
@@ -39,6 +40,8 @@ ESTIMANDS = {
     "hospital": {"by": "client"},
     "older": {"f": older},
     "last": {"f": older},
+    "calibration": {"by": {"predicted": [0.4, 0.5, 0.6, 1.0]}},
+    "check": {"replicated": True, "by": "client"},
 }
 """
 #: A value that no other number of a study contains: as float64 it is eight known bytes.
@@ -83,7 +86,7 @@ def simulation(case):
     return fed, module.ESTIMANDS
 
 
-@pytest.mark.parametrize("name", ["hospital", "older"])
+@pytest.mark.parametrize("name", ["hospital", "older", "check"])
 def test_the_simulations_estimand_to_the_bit(case, name):
     found = asked(case, name)
     fed, estimands = simulation(case)
@@ -91,6 +94,23 @@ def test_the_simulations_estimand_to_the_bit(case, name):
     np.testing.assert_array_equal(found[f"estimand_{name}"]["estimand"].values, expected["estimand"].values)
     np.testing.assert_array_equal(found[f"estimand_{name}"]["rows"].values, expected["rows"].values)
     assert found[f"estimand_{name}"]["estimand"].dims == expected["estimand"].dims
+
+
+def test_calibration_by_files_is_that_of_the_simulation(case):
+    """To the last bit; south's rule leaves out its bins of fewer than five ones or zeros."""
+    found = asked(case, "calibration")
+    fed, estimands = simulation(case)
+    group = found["estimand_calibration"]
+    expected = pf.estimand(found, fed, **estimands["calibration"]).posterior
+    for name in ("estimand", "observed", "rows"):
+        whole = {"client": ["north", "west"]}
+        np.testing.assert_array_equal(group[name].sel(whole), expected[name].sel(whole))
+    south = expected.sel(client="south")
+    ones, rows = (south["observed"] * south["rows"]).fillna(0).round().values, south["rows"].values
+    small = (((ones > 0) & (ones < 5)) | ((rows > ones) & (rows - ones < 5))).any()
+    assert small and (group["rows"].sel(client="south") == 0).any() and "south predicted=" in group.attrs["withheld"]
+    table = pf.metrics.calibration_table(found, "calibration")
+    assert table["rows"][table["client"] == "overall"].sum() == group["rows"].values.sum() < 74
 
 
 def test_a_group_below_the_sites_minimum_is_withheld_by_name(case):
@@ -150,8 +170,16 @@ def test_a_reviewer_finds_versions_hashes_rules_and_all_that_was_mailed(case):
 
 def test_a_page_is_made_of_the_file_alone(case, tmp_path):
     pytest.importorskip("jinja2")
-    pf.write_report(tmp_path / "page.html", results=asked(case, "loo"))
+    for name in ("risk", "calibration"):
+        asked(case, name)
+    found = asked(case, "loo")
+    pf.write_report(tmp_path / "page.html", results=found)
     text = (tmp_path / "page.html").read_text()
+    assert ">Estimand risk</h2>" in text and ">Calibration calibration</h2>" in text and ">Leave-one-out</h2>" in text
+    mean = float(found["estimand_risk"]["estimand"].sel(treated=1, sex=0).mean())
+    row = re.search(r'<th scope="row">treated=1, sex=0</th>(.*?)</tr>', text, re.DOTALL).group(1)
+    assert [float(value) for value in re.findall(r'data-value="(.*?)"', row)][:2] == [24, mean]
+    assert "Withheld by the sites&#39; rules: south sex=0; south sex=1." in text
     assert "FedLaplace" in text and "without their rows" in text and "Who holds what" not in text
     with pytest.raises(SettingError, match="pass results="):
         pf.write_report(tmp_path / "page.html")

@@ -1,0 +1,126 @@
+"""Observed against predicted shares: those of the pooled rows, and no small number of ones or zeros leaves."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import xarray as xr
+
+import pyro_fed as pf
+from pyro_fed.analysis.predicting.row_sums import Question, RowValues, client_sums
+from pyro_fed.errors import DataError, SettingError
+from pyro_fed.results.to_arviz import make_inference_data
+
+ENDS = [0.25, 0.5, 0.75, 1.0]
+
+
+def model(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=w * x), obs=y)
+
+
+def counted(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Poisson((w * x).exp()), obs=y)
+
+
+@pytest.fixture(scope="module")
+def case():
+    generator = torch.Generator().manual_seed(0)
+    x = 1.5 * torch.randn(240, generator=generator, dtype=torch.float64)
+    y = torch.bernoulli(torch.sigmoid(x), generator=generator)
+    draws = 1.0 + 0.3 * torch.randn(1, 40, generator=generator, dtype=torch.float64)
+    names = {"north": slice(0, 100), "south": slice(100, 240)}
+    fed = pf.Federation.from_clients(
+        model, {name: (x[part], y[part]) for name, part in names.items()}, plate="rows", dtype=torch.float64
+    )
+    idata = make_inference_data({"posterior": xr.Dataset({"w": (["chain", "draw"], draws.numpy())})}, {})
+    return fed, idata, x.numpy(), y.numpy(), draws.numpy(), names
+
+
+def wilson(p, n, z=1.959963984540054):
+    middle, half = p + z**2 / (2 * n), z * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    return (middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)
+
+
+def test_the_table_is_that_of_the_rows(case):
+    fed, idata, x, y, draws, names = case
+    table = pf.metrics.calibration_table(pf.estimand(idata, fed, by={"predicted": ENDS}))
+    risk = (1 / (1 + np.exp(-draws[0][:, None] * x))).mean(0)
+    expected = []
+    for client, part in {**names, "overall": slice(None)}.items():
+        for low, high in itertools.pairwise([0.0, *ENDS]):
+            mask = (risk[part] > low) & (risk[part] <= high)
+            n, p = mask.sum(), y[part][mask].mean()
+            expected.append((client, high, n, risk[part][mask].mean(), p, *wilson(p, n)))
+    expected = pd.DataFrame(expected, columns=table.columns)
+    assert table["client"].tolist() == expected["client"].tolist()
+    np.testing.assert_allclose(table.iloc[:, 1:].to_numpy(float), expected.iloc[:, 1:].to_numpy(float), atol=1e-12)
+
+
+def test_a_bin_of_few_ones_is_withheld_with_those_from_which_they_follow():
+    """Three bins of ten rows: one has a single event. With it goes a second bin, so that two sums stay unknown."""
+    groups = [end for end in ENDS[:3] for _ in range(10)]
+    observed = torch.tensor([True] + [False] * 9 + ([True] * 5 + [False] * 5) + ([True] * 6 + [False] * 4))
+    question = Question(None, "y", ({},), "predicted", tuple(ENDS), 3)
+    found = client_sums(question, RowValues(torch.ones(2, 1, 30), groups, observed))
+    assert found.withheld == ENDS[:2] and found.counts == {0.75: 10} and found.ones == {0.75: 6}
+    few_zeros = client_sums(question, RowValues(torch.ones(2, 1, 30), groups, ~observed))
+    assert few_zeros.withheld == ENDS[:2]
+    nothing = client_sums(question._replace(fewest=1), RowValues(torch.ones(2, 1, 30), groups, observed))
+    assert nothing.withheld == [] and nothing.ones == {0.25: 1, 0.5: 5, 0.75: 6}
+
+
+@pytest.mark.parametrize("fewest", [3, 5])
+def test_the_ones_of_withheld_bins_have_several_values(fewest):
+    """Of rows, ones and zeros alike: two unknown cells or more, whose known sum is large enough for each."""
+    rng = np.random.default_rng(fewest)
+    question = Question(None, "y", ({},), "predicted", tuple(ENDS), fewest)
+    withheld = 0
+    for _ in range(200):
+        groups = rng.choice(ENDS, int(rng.integers(4 * fewest, 60))).tolist()
+        observed = torch.as_tensor(rng.random(len(groups)) < rng.beta(1, 2))
+        found = client_sums(question, RowValues(torch.ones(1, 1, len(groups)), groups, observed))
+        hidden = torch.tensor([one in found.withheld for one in groups])
+        assert all(one > 0 for one in found.counts.values())
+        for cells in (torch.ones_like(observed), observed, ~observed):
+            small = [
+                end
+                for end in ENDS
+                if 0 < sum(c for g, c in zip(groups, cells.tolist(), strict=True) if g == end) < fewest
+            ]
+            assert set(small) <= set(found.withheld)
+            if small and found.counts:
+                assert len(found.withheld) >= 2 and int((cells & hidden).sum()) >= fewest
+        withheld += len(found.withheld)
+    assert withheld > 50
+
+
+def test_what_cannot_be_compared_is_refused(case):
+    fed, idata, *_ = case
+    for by, text in (({"predicted": [0.5, 0.2]}, "ascending"), ("predicted", "takes the ends of the bins")):
+        with pytest.raises(SettingError, match=text):
+            pf.estimand(idata, fed, by=by)
+    with pytest.raises(SettingError, match="leave do out"):
+        pf.estimand(idata, fed, by={"predicted": ENDS}, do={"x": [0.0]})
+    with pytest.raises(DataError, match="has none"):
+        pf.metrics.calibration_table(pf.estimand(idata, fed))
+    counts = pf.Federation.from_clients(counted, {"a": (torch.ones(4), torch.full((4,), 2.0))}, plate="rows")
+    with pytest.raises(DataError, match="must be 0 or 1"):
+        pf.estimand(idata, counts, by={"predicted": ENDS})
+
+
+def test_the_figure_has_the_clients_and_the_diagonal(case):
+    pytest.importorskip("matplotlib").use("Agg")
+    fed, idata, *_ = case
+    table = pf.metrics.calibration_table(pf.estimand(idata, fed, by={"predicted": ENDS}))
+    panel = pf.plots.plot_calibration(table)
+    assert [text.get_text() for text in panel.get_legend().get_texts()] == ["north", "south", "overall"]
+    with pytest.raises(SettingError, match="lacks"):
+        pf.plots.plot_calibration(table.drop(columns="observed"))
