@@ -190,7 +190,7 @@ def _seen(figure: Any) -> str:
     for ax in figure.axes:
         axes = " against ".join(filter(None, (ax.get_ylabel(), ax.get_xlabel())))
         rows = [label.get_text() for label in ax.get_yticklabels()]
-        named = [row for row in rows if any(letter.isalpha() for letter in row)]
+        named = [row for row in rows if not row.startswith("$") and any(map(str.isalpha, row))]
         if named and not ax.get_ylabel():
             axes += f" of {', '.join(named[:12])}{' and others' if len(named) > 12 else ''}"
         title = " ".join(ax.get_title().split())

@@ -71,6 +71,7 @@ def agent(
 
     peers = load_peers(peers_path)
     peers.number(name)
+    out = options.result_file(out, name)
     assigned = dict(parse_assignment(text) for text in assignments)
 
     def facts_of_order() -> list[approval.Facts]:

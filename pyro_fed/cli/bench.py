@@ -38,7 +38,7 @@ def _parts(text: str | None) -> list[str]:
 @click.option(
     "--out",
     metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=options.ResultsFolder(single=False),
     default=Path("out/benchmark"),
     show_default=True,
     help="Folder for the results, benchmark.html and benchmark.json; cells that are there already are not run again.",

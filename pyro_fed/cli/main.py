@@ -159,6 +159,7 @@ def run(
         assigned["max_rounds"] = rounds
     algorithm = chosen.build(assigned, where="--set")
     fed, test = build_federation(module, clients, partition_text, seed, device)
+    out = options.result_file(out, chosen.name)
     if out is not None:
         check_savable(fed.problem, "--out")
     settings = chosen.run_options(fed.num_clients)

@@ -35,16 +35,57 @@ class WritableFile(click.Path):
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if path.suffix and path.suffix.lower() not in self.endings:
             better = path.with_suffix(self.endings[0]).name
-            self.fail(f"{path.name!r} would be {self.content}: call it {better!r}. {_format_cure(path)}", param, ctx)
+            self.fail(f"{path.name!r} would be {self.content}: call it {better!r}", param, ctx)
         try:
             return check_writable(path, param.opts[0] if param is not None else "--out")
         except SettingError as error:
             self.fail(str(error), param, ctx)
 
 
-#: Results by ArviZ, and pages.
-RESULT = WritableFile("a NetCDF file, whatever its name", (".nc", ".nc4", ".cdf", ".netcdf", ".h5", ".hdf5"))
+#: A page.
 PAGE = WritableFile("an HTML page, whatever its name", PAGE_ENDINGS)
+#: Endings of the names of results.
+RESULT_ENDINGS = (".nc", ".nc4", ".cdf", ".netcdf", ".h5", ".hdf5")
+
+
+class ResultsFolder(click.Path):
+    """The folder of a command's results; for a command with one result, a name that ends as a result's is the file."""
+
+    def __init__(self, single: bool) -> None:
+        super().__init__(path_type=Path)
+        self.single = single
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path, after the checks."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        ending = path.suffix.lower()
+        if ending in PAGE_ENDINGS:
+            has_report = ctx is not None and any(one.name == "report" for one in ctx.command.params)
+            page = f"the page is --report {path.name}" if has_report else f"call it {path.stem!r}"
+            self.fail(f"--out is the folder of the results; {page}", param, ctx)
+        if ending in RESULT_ENDINGS and not self.single:
+            self.fail(f"--out is the folder of the results: call it {path.stem!r}", param, ctx)
+        if self.single and ending and ending not in RESULT_ENDINGS and not path.is_dir():
+            better = path.with_suffix(RESULT_ENDINGS[0]).name
+            self.fail(
+                f"--out is the folder of the result, or a NetCDF file, such as {better!r}. {_format_cure(path)}",
+                param,
+                ctx,
+            )
+        if path.exists() and not path.is_dir() and not (self.single and ending):
+            self.fail(f"--out is the folder of the results, and {path.name!r} is a file", param, ctx)
+        return path
+
+
+def result_file(out: Path | None, name: str) -> Path | None:
+    """The file of the result with a name, from `--out`: in the folder, or that file.
+
+    Raises:
+        SettingError: nothing can be written there.
+    """
+    if out is None:
+        return None
+    return check_writable(out if out.suffix.lower() in RESULT_ENDINGS else out / f"{name}.nc", "--out")
 
 
 def _format_cure(path: Path) -> str:
@@ -160,26 +201,12 @@ seed = click.option(
 )
 
 
-class ResultsFolder(click.Path):
-    """A folder for results; a name that ends like a page's is one that was meant for `--report`."""
-
-    def __init__(self) -> None:
-        super().__init__(file_okay=False, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path, after the check."""
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if path.suffix.lower() in PAGE_ENDINGS:
-            self.fail(f"--out is the folder of the results; the page is --report {path.name}", param, ctx)
-        return path
-
-
 #: A folder for the results that are compared.
 results = click.option(
     "--out",
     "results_folder",
     metavar="DIR",
-    type=ResultsFolder(),
+    type=ResultsFolder(single=False),
     help="Write every result, DIR/RECIPE.nc, and the figures of the tables, DIR/comparison.json.",
 )
 
@@ -281,8 +308,13 @@ def assignments(metavar: str, example: str) -> Callable[[Command], Command]:
     return click.option("--set", "assignments", metavar=metavar, multiple=True, help=text)
 
 
-#: A file for the result.
-out = click.option("--out", type=RESULT, help="Write the result (NetCDF, ArviZ).")
+#: A folder for the result.
+out = click.option(
+    "--out",
+    metavar="DIR",
+    type=ResultsFolder(single=True),
+    help="Write the result (NetCDF, ArviZ), DIR/NAME.nc, by the name of the recipe or the agent; or into a file *.nc.",
+)
 
 
 def federation(command: Command) -> Command:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyro_fed.density.checks.blame import line_of, line_text
 from pyro_fed.density.checks.source import as_arguments, held_data, in_a_plate, observed_lines
+from pyro_fed.density.checks.undefined import AWAY_FROM_EDGE
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import ModelError, PyroFedError, listed
 
@@ -59,7 +60,8 @@ def explained_failures(
         first = next((text for text in str(error).splitlines() if text.strip()), "")
         raise ModelError(
             f"the model fails{line}: {type(error).__name__}: {first}. Its arguments: {_shapes_text(arguments)}. "
-            f"{_codes(arguments, error, place)}{_hint(arguments, model, plate, error)}".rstrip()
+            f"{_codes(arguments, error, place)}{_parameter(arguments, error, place)}"
+            f"{_hint(arguments, model, plate, error)}".rstrip()
         ) from error
 
 
@@ -93,6 +95,22 @@ def _codes(arguments: Arguments, error: Exception, place: Callable[[int], str]) 
                 "groups from 0, alike at all clients, or tell the model how many there are. "
             )
     return ""
+
+
+def _parameter(arguments: Arguments, error: Exception, place: Callable[[int], str]) -> str:
+    """A sentence on the rows that put a distribution's parameter beyond its constraint; "" if all rows do, or none."""
+    made = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__) if "valid" in frame.f_locals]
+    if not made or not isinstance(error, ValueError) or not isinstance(valid := made[-1]["valid"], Tensor):
+        return ""
+    if not valid.dim() or len(valid) != arguments.num_rows:
+        return ""
+    bad = ~valid.bool().reshape(len(valid), -1).all(1)
+    if not bool(bad.any()) or bool(bad.all()):
+        return ""
+    return (
+        f"It is so in {int(bad.sum())} of the {len(bad)} rows{arguments.edge_of(bad)} (first: "
+        f"{place(int(bad.nonzero()[0]))}): {AWAY_FROM_EDGE}. "
+    )
 
 
 def _hint(arguments: Arguments, model: Callable[..., Any], plate: str, error: Exception) -> str:

@@ -13,6 +13,16 @@ model's traits (`Problem.traits`), and gives a value with its reason; a user's o
 """
 
 from pyro_fed.policy.choice import Choice, Resolved, Setup
-from pyro_fed.policy.resolving import chain_of, phases_of, resolve, resolve_for_run, stages_of
+from pyro_fed.policy.resolving import chain_of, phases_of, resolve, resolve_for_run, stages_of, why_not_from
 
-__all__ = ["Choice", "Resolved", "Setup", "chain_of", "phases_of", "resolve", "resolve_for_run", "stages_of"]
+__all__ = [
+    "Choice",
+    "Resolved",
+    "Setup",
+    "chain_of",
+    "phases_of",
+    "resolve",
+    "resolve_for_run",
+    "stages_of",
+    "why_not_from",
+]

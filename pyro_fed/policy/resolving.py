@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
 
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, Stage
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.traits import Traits
 from pyro_fed.graph import Graph
@@ -31,6 +33,8 @@ TABLES = {
     "surrogates": "pyro_fed.policy.surrogates",
 }
 INFER = "pyro_fed.infer."
+#: Codes of findings about an answer that no weights of draws around it mend, each with why.
+NOT_MENDED_BY_WEIGHTS = {sentences.mode_without_draws.code: "which misses a mode that no weights bring back"}
 
 
 def resolve(algorithm: Algorithm, traits: Traits, setup: Setup = NO_SETUP) -> Resolved:
@@ -73,6 +77,16 @@ def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) ->
     given = named.stages(problem, graph) if isinstance(named, Plan) else [named]
     stages = [one if isinstance(one, Stage) else Stage(one) for one in given]
     return [replace(one, algorithm=one.algorithm.delegate()) for one in stages]
+
+
+def why_not_from(algorithm: Algorithm, findings: Iterable[Finding]) -> str:
+    """Why an algorithm need not start from an answer with these findings, as a clause; "" if it may mend them.
+
+    A Markov chain may leave the place from which it starts.
+    """
+    if algorithm.draws_are == "chains":
+        return ""
+    return next((NOT_MENDED_BY_WEIGHTS[one.code] for one in findings if one.code in NOT_MENDED_BY_WEIGHTS), "")
 
 
 def phases_of(found: Resolved, problem: Problem) -> list[Resolved]:

@@ -49,8 +49,9 @@ def fit(
     """The posterior of a federation, with reasons to trust it or not: `run` with `Auto`.
 
     It starts with `FedEP`. If there are doubts about that answer, it weights draws by `FedAIS`, and if that is not
-    enough, it samples. It stops when an answer has no doubts and a second one agrees with it. If the first answer has
-    no doubts, as for a posterior that is nearly Gaussian, it stops there.
+    enough, or the answer misses a mode, which no weights bring back, it samples. It stops when an answer has no doubts
+    and a second one agrees with it. If the first answer has no doubts, as for a posterior that is nearly Gaussian, it
+    stops there.
 
     Args:
         federation: the model and its clients.

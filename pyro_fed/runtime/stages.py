@@ -23,7 +23,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import Symmetry
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, QuorumError, SettingError
 from pyro_fed.ops.gaussian import ImproperGaussianError
-from pyro_fed.policy import Setup, chain_of, resolve_for_run
+from pyro_fed.policy import Setup, chain_of, resolve_for_run, why_not_from
 from pyro_fed.policy.explanation import outlook
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, stage_label
@@ -87,9 +87,7 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
     if coming := outlook(problem.traits, len(stages)):
         progress.say(f"{type(plan).__name__}: {coming}", shown=shown)
     for number, stage in enumerate(stages):
-        if number:
-            progress.say(f"stage {number + 1} of at most {len(stages)}, {stage_label(stage)}, {trial.why}", shown=shown)
-        trial.run(number, stage)
+        trial.run(number, stage, f"stage {number + 1} of at most {len(stages)}, {stage_label(stage)}" if number else "")
         choice = choose(plan, problem, trial.answers, trial.tried) if trial.answers else None
         settled = (
             choice is not None and choice.settled and not _weighed_by(stages[number + 1 :], choice.answer, problem)
@@ -136,6 +134,7 @@ class _Trial:
         self.tried: list[int] = []
         self.earlier: list[Finding] = []
         self.deserted = False
+        self._last = Step("")  # the last one that was tried
         self._finished: dict[bool, Finished] = {False: [], True: []}  # by whether the form is non-centred
         self._failed: dict[bool, list[Algorithm]] = {False: [], True: []}
         self._modes: dict[bool, list[Tensor]] = {False: [], True: []}
@@ -150,7 +149,7 @@ class _Trial:
     @property
     def why(self) -> str:
         """Why a further stage is tried, as a clause."""
-        last = self.steps[-1]
+        last = self._last
         if last.doubts:
             return f"as {last.algorithm} is doubted: {last.doubts[0].split('. ')[0]}"
         return f"as {last.algorithm} has no answer" if last.doubts is None else "to confirm or refine what was found"
@@ -162,14 +161,14 @@ class _Trial:
         notes = [one for one in [*shared, *answer.findings] if not one.is_doubt]
         return [one for number, one in enumerate(notes) if one not in notes[:number]]
 
-    def run(self, number: int, stage: Stage) -> None:
-        """Run one stage, and add its step, and its answer or error.
+    def run(self, number: int, stage: Stage, label: str) -> None:
+        """Run one stage, and add its step, and its answer or error; `label` begins the line on its progress.
 
         Raises:
             InterruptedRun: Ctrl-C before there was any answer.
             Exception: the first stage failed, and not by its numbers (`NUMERICAL`).
         """
-        record = self.finish.context.record
+        record, shown = self.finish.context.record, self.finish.context.progress
         began, before, step = time.perf_counter(), len(record.rounds), Step(stage_label(stage))
         self.steps.append(step)
         if stage.noncentred and not self.finish.context.federation.holds_data:
@@ -181,9 +180,21 @@ class _Trial:
                 context = self._on_form(stage)
                 found = resolve_for_run(stage.algorithm, context.problem, Setup(context.graph))
             stage = replace(stage, algorithm=found.algorithm, title=stage_label(stage))
-            if again := [part for part in chain_of(stage.algorithm, context.problem) if part in failed]:
-                step.end = f"not tried: it starts from {type(again[0]).__name__}, which failed"
+            chain = chain_of(stage.algorithm, context.problem)
+            again = [f"{type(part).__name__}, which failed" for part in chain if part in failed]
+            again += [
+                f"{type(one.stage.algorithm).__name__}, {why}"
+                for one in self.answers
+                if one.stage.noncentred == stage.noncentred and one.stage.algorithm in chain[:-1]
+                if (why := why_not_from(stage.algorithm, one.findings))
+            ]
+            if again:
+                step.end = f"not tried: it starts from {again[0]}"
+                progress.say(f"{label}, {step.end}", shown=shown)
                 return
+            if label:
+                progress.say(f"{label}, {self.why}", shown=shown)
+            self._last = step
             answer = self._answer(number, stage, context)
             context.choices.append((found.algorithm, found.choices))
         except InterruptedRun:

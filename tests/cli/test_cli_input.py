@@ -3,6 +3,7 @@
 import collections
 import random
 import textwrap
+from pathlib import Path
 
 import fuzzing_commands
 import pytest
@@ -74,15 +75,17 @@ def shell(*arguments):
         (["run", "fails.py", "recipe.toml"], "the model fails at"),
         (["run", "model.py", "recipe.toml", "--set", "chain_steps=" + "[" * 5000], "chain_steps"),
         (["run", "model.py", "recipe.toml", "--partition", "dirichlet:x"], "dirichlet"),
-        (["run", "model.py", "recipe.toml", "--out", "/dev/full"], "No space left on device"),
-        (["run", "model.py", "recipe.toml", "--out", "."], "is a directory"),
+        (["run", "model.py", "recipe.toml", "--out", "model.py/"], "--out is the folder of the result"),
+        (["run", "model.py", "recipe.toml", "--out", "/dev/full"], "the folder of the results, and 'full' is a file"),
         (["run", "model.py", "recipe.toml", "--out", "model.py/below.nc"], "cannot be written"),
         (["compare", "model.py", "recipe.toml", "--report", "/dev/full"], "No space left on device"),
-        (["run", "model.py", "recipe.toml", "--out", "a.csv"], "a NetCDF file, whatever its name: call it 'a.nc'"),
+        (["run", "model.py", "recipe.toml", "--out", "a.csv"], "or a NetCDF file, such as 'a.nc'"),
         (["run", "model.py", "recipe.toml", "--out", "a.zarr"], "to_zarr"),
         (["run", "model.py", "recipe.toml", "--report", "a.pdf"], "an HTML page, whatever its name: call it 'a.html'"),
         (["compare", "model.py", "recipe.toml", "--report", "a.nc"], "an HTML page"),
         (["compare", "model.py", "recipe.toml", "--out", "a.html"], "the results; the page is --report a.html"),
+        (["compare", "model.py", "recipe.toml", "--out", "a.nc"], "--out is the folder of the results: call it 'a'"),
+        (["bench", "--out", "a.html"], "--out is the folder of the results; call it 'a'"),
     ],
 )
 def test_one_line_and_exit_code_2(files, arguments, words):
@@ -105,14 +108,13 @@ def test_a_missing_extra_is_told_before_the_runs(files, monkeypatch, command):
 
 @pytest.mark.filterwarnings("ignore:this point is not the posterior's mode")  # after one round
 def test_a_name_that_no_terminal_can_show(files):
-    result = shell("run", "model.py", "recipe.toml", "--quiet", "--out", "\udcff.nc")
-    assert result.exception is None and "Written to" in result.output
+    result = shell("run", "model.py", "recipe.toml", "--quiet", "--out", "\udcff")
+    assert result.exception is None and "Written to" in result.output and Path("\udcff/recipe.nc").is_file()
 
 
 @pytest.mark.filterwarnings("ignore:this point is not the posterior's mode")  # after one round
 def test_a_result_whose_file_cannot_be_written_after_all_is_kept(files, monkeypatch):
     import shutil
-    from pathlib import Path
 
     import arviz as az
 

@@ -135,6 +135,63 @@ def test_few_rows_of_many_are_told_of_where_their_curvatures_are_not_finite():
     assert len(notes) == 1 and "second derivative" in notes[0] and "`pyro.sample" in notes[0]
 
 
+def _normal(mean, y):
+    pyro.sample("y", dist.Normal(mean, 0.2), obs=y)
+
+
+def _factor(density):
+    pyro.factor("y", density)
+
+
+#: Statements of a model of a latent a > 0, a column x and y, the column's value at its edge, and what is said of it.
+AT_EDGE = {
+    "0 log 0": (lambda a, x, y: _factor(y * (a * x).log() - a * x), 0.0, r"in 3 of the 15 rows, .*'x' is 0 \(first: "),
+    "negative exposure": (lambda a, x, y: pyro.sample("y", dist.Poisson(a * x), obs=y), -1.0, "'x' is negative"),
+    "negative base": (lambda a, x, y: _normal(x**a, y), -1.0, "log density is not finite .*'x' is negative"),
+    "log offset": (
+        lambda a, x, y: pyro.sample("y", dist.NegativeBinomial(a, logits=x.log()), obs=y),
+        0.0,
+        "log density is not finite .*'x' is 0",
+    ),
+    "sqrt": (lambda a, x, y: _normal(torch.sqrt(a * x), y), 0.0, "gradient .* 'x' is 0.* by sqrt at"),
+    "acos": (lambda a, x, y: _normal(torch.acos(1 - 0.1 * a * x), y), 0.0, "gradient .* 'x' is 0.* by acos at"),
+    "sin(x) / x": (lambda a, x, y: _normal(torch.sin(a * x) / x, y), 0.0, r"loc .*in 3 of the 15 rows.*'x' is 0"),
+}
+
+
+@pytest.mark.parametrize("name", AT_EDGE)
+def test_rows_at_an_edge_are_refused_with_the_client_the_column_and_the_operation(name):
+    likelihood, edge, said = AT_EDGE[name]
+
+    def model(x, y):
+        a = pyro.sample("a", dist.LogNormal(x.new_tensor(0.0), 0.5))
+        with pyro.plate("data", len(y)):
+            likelihood(a, x, y)
+
+    x = torch.linspace(0.4, 1.7, 15).double()
+    x[12:] = edge
+    y = torch.arange(15) % 3 * (x > 0).double()
+    clients = {"north": (x[:6], y[:6]), "south": (x[6:12], y[6:12]), "placebo": (x[12:], y[12:])}
+    with pytest.raises(pf.errors.ModelError, match=said) as caught:
+        pf.Federation.from_clients(model, clients, plate="data")
+    assert "client placebo, row 0" in str(caught.value) and "keep the operation away" in str(caught.value)
+
+
+def test_a_client_without_trials_and_whole_numbers_for_exposures_are_right():
+    """x**y log(1 - p) with no trials is no edge: its rows have a constant density."""
+
+    def model(n, y):
+        p = pyro.sample("p", dist.Beta(torch.tensor(1.0).double(), 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Binomial(n, p), obs=y)
+
+    n, y = torch.tensor([5, 3, 9, 4, 0, 0]), torch.tensor([2, 0, 5, 1, 0, 0]).double()
+    clients = [(n[:2], y[:2]), (n[2:4], y[2:4]), (n[4:], y[4:])]
+    idata = pf.run(pf.FedEP(), pf.Federation.from_clients(model, clients, plate="data"), **QUIET)
+    found = stats.beta(9, 14)
+    assert_right(idata, ["p"], ([found.mean()], [found.std()]))
+
+
 # -- no number at a point ------------------------------------------------------------------------------------------
 def growth(time, y):
     """The mean is 0 / 0 at c = 0, where the search for a mode would start."""
@@ -177,6 +234,50 @@ def test_a_removable_singularity_of_rows_latents_is_no_start():
     problems = [federated(model, y, guard).problem for guard in (False, True)]
     z = torch.tensor([[0.3], [-0.2]]).double()
     torch.testing.assert_close(problems[0].log_lik(z), problems[1].log_lik(z), rtol=1e-4, atol=1e-4)
+
+
+def test_two_rates_that_are_equal_where_a_search_starts_are_right():
+    """Bateman's function is 0 / 0 on a line through the priors' medians; one client has all its rows at time 0."""
+
+    def model(time, y):
+        a, e = (pyro.sample(name, dist.LogNormal(time.new_tensor(0.0), 1.0)) for name in ("into", "out"))
+        with pyro.plate("data", len(y)):
+            mean = a / (a - e) * (torch.exp(-e * time) - torch.exp(-a * time))
+            pyro.sample("y", dist.Normal(mean, 0.05), obs=y)
+
+    t = np.concatenate([np.zeros(8), np.linspace(0.2, 6.0, 24)])
+    y = 1.8 / 1.3 * (np.exp(-0.5 * t) - np.exp(-1.8 * t)) + 0.05 * np.sin(7 * np.arange(32))
+
+    def log_density(a, e):
+        with np.errstate(all="ignore"):
+            mean = (a / (a - e))[..., None] * (np.exp(-e[..., None] * t) - np.exp(-a[..., None] * t))
+        off = ((y - mean) ** 2).sum(-1) / 0.05**2
+        return -(off + np.log(a) ** 2 + np.log(e) ** 2) / 2 - np.log(a * e)
+
+    rows = [torch.from_numpy(column).double() for column in (t, y)]
+    clients = [tuple(column[start : start + 8] for column in rows) for start in (0, 8, 16, 24)]
+    idata = pf.run(pf.FedEP(), pf.Federation.from_clients(model, clients, plate="data"), **QUIET)
+    assert_right(idata, ["into", "out"], moments(log_density, np.linspace(1.2, 2.7, 201), np.linspace(0.35, 0.7, 202)))
+
+
+def test_a_shape_of_zero_and_the_end_of_a_support_are_right():
+    """A generalized Pareto is 0 / 0 at shape 0, and ends at -scale / shape where the shape is negative."""
+    y = stats.genpareto(-0.3).ppf((np.arange(60) + 0.5) / 60)
+
+    def model(y):
+        shape = pyro.sample("shape", dist.Normal(y.new_tensor(0.0), 0.5))
+        scale = pyro.sample("scale", dist.LogNormal(y.new_tensor(0.0), 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.factor("y", -scale.log() - (1 + 1 / shape) * torch.log1p(shape * y / scale))
+
+    def log_density(shape, scale):
+        inside = np.maximum(1 + shape[..., None] * y / scale[..., None], 0)
+        with np.errstate(all="ignore"):
+            rows = -np.log(scale)[..., None] - (1 + 1 / shape)[..., None] * np.log(inside)
+        return rows.sum(-1) - 2 * shape**2 - np.log(scale) ** 2 / 2 - np.log(scale)
+
+    expected = moments(log_density, np.linspace(-0.7, 0.4, 412), np.linspace(0.4, 2.0, 200))
+    assert_right(pf.fit(federated(model, torch.from_numpy(y)), **QUIET), ["shape", "scale"], expected)
 
 
 # -- a part of the space ------------------------------------------------------------------------------------------

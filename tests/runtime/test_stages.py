@@ -377,6 +377,27 @@ def test_a_stage_that_starts_from_what_failed_is_not_tried():
     assert steps[1]["rounds"] == 0 and steps[2]["chosen"]
 
 
+def test_weights_of_an_answer_that_misses_a_mode_are_not_tried(capsys):
+    def squared(y):
+        theta = pyro.sample("theta", dist.Normal(y.new_tensor(0.05), 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(theta**2, 0.5), obs=y)
+
+    y = torch.linspace(1.2, 2.8, 12).double()
+    fed = pf.Federation(squared, (y,), plate="data", num_clients=3, seed=0)
+    again = pf.FedAIS(surrogates=pf.FedAIS(surrogates=pf.FedEP()))
+    plan = Listed(tried=(pf.FedEP(), pf.FedAIS(surrogates=pf.FedEP()), again, pf.FedLaplace()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        steps = json.loads(pf.run(plan, fed, seed=0, progress=True).attrs["steps"])
+    assert steps[0]["codes"] == ["mode_without_draws"] and steps[3]["rounds"] > 0
+    for step in steps[1:3]:
+        assert step["end"].startswith("not tried: it starts from FedEP, which misses a mode") and not step["rounds"]
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("stage 2 of at most 4, FedAIS") and "not tried" in line for line in lines)
+    assert any(line.startswith("stage 4 of at most 4, FedLaplace, as FedEP is doubted") for line in lines)
+
+
 def test_where_nothing_stays_finite_the_first_error_is_raised():
     with pytest.raises(pf.errors.DivergenceError, match="left the finite numbers"):
         tried(Diverging(), Diverging(tolerance=0.1))

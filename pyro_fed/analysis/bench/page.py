@@ -162,11 +162,12 @@ def _key(one: Outcome) -> tuple[str, str, str]:
 def _lead(results: Results) -> str:
     cases = len({one.case for one in results.outcomes})
     splits = len({one.split for one in results.outcomes})
+    algorithms = len({one.algorithm for one in results.outcomes})
     waiting = f"; {results.waiting} more have not been run yet" if results.waiting else ""
     seeds = ", ".join(map(str, sorted({one.seed for one in results.outcomes})))
     return (
         f"{len(results.outcomes)} cells: {cases} posteriors, {splits} splits of their rows, "
-        f"{len(results.algorithms)} algorithms, seed {seeds or '–'}{waiting}"
+        f"{algorithms} algorithms, seed {seeds or '–'}{waiting}"
     )
 
 

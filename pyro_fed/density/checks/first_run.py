@@ -46,13 +46,13 @@ def first_run(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRu
 
     Raises:
         ModelError: a site that cannot be handled.
-        Exception: the model's own error at zero, if it runs at none of the points.
+        Exception: the model's own error near zero, if it runs at none of the points.
     """
     try:
         return _run_at(run, SPREAD, dtype)
     except PyroFedError:
         raise
-    except (ValueError, RuntimeError):
+    except (ValueError, RuntimeError) as near:
         try:
             return _run_at(run, 0.0, dtype)
         except PyroFedError:
@@ -60,7 +60,7 @@ def first_run(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRu
         except (ValueError, LinAlgError):
             found = _at_a_prior_draw(run, dtype)
             if found is None:
-                raise
+                raise near from None
             return found
 
 

@@ -7,7 +7,8 @@ undefined only on a part of the space, such as beyond a bound that two latents s
 part (`starts`) and leaves it out of its averages.
 
 One gradient and one product with the Hessian over all rows show whether all is finite (`slopes_and_bends`). Only if
-they are not, rows are examined one by one. The operation is the one in the message of torch's anomaly mode.
+they are not, rows are examined one by one. The operation is the first of the backward pass that makes finite numbers
+infinite or NaN, such as acos at 1, and not the product of its infinite derivative and a zero.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,11 +30,11 @@ from pyro_fed.errors import ModelError, listed
 
 #: The orders of derivatives: each is checked only if those before it are finite.
 ORDERS = ("log density", "gradient of the log density", "second derivative of the log density")
-#: The message of torch's anomaly mode on an operation, and on its place.
-_OPERATION, _FRAME = re.compile(r"(?:in|by) (\w+?)Backward\d*"), re.compile(r'File "([^"]+)", line (\d+), in (.+)')
+#: The name of an operation's node in the graph, and a line of the stack that torch's anomaly mode keeps of it.
+_OPERATION, _FRAME = re.compile(r"(\w+?)Backward\d*"), re.compile(r'File "([^"]+)", line (\d+), in (.+)')
 #: The cure, by the order.
 _NO_DENSITY = "give the latents a support on which it is, or these rows a likelihood under which they are possible"
-_NO_DERIVATIVE = (
+AWAY_FROM_EDGE = (
     "keep the operation away from its edge in these rows, such as rate.clamp_min(1e-30) in place of a rate of 0, or by "
     "torch.where on what it takes and on what it makes: `safe = torch.where(edge, 1.0, x)`, then `torch.where(edge, "
     "limit, f(safe))`; or leave out rows whose density is constant"
@@ -111,11 +112,12 @@ def refuse_undefined(
             name, latents, operation = _cause(problem, points[at], one, local[at, row : row + 1], order)
             inside = part is finite.rows
             of = f" in {int(bad.sum())} of the {len(bad)} rows that were looked at" if inside else ""
+            edge = problem.bound.arguments.edge_of(bad, numbers) if inside else ""
             along = f" along {listed(map(repr, latents))}" if latents else ""
-            cure = _NO_DERIVATIVE if order else ". ".join(walls) or _NO_DENSITY
+            cure = AWAY_FROM_EDGE if order or edge else ". ".join(walls) or _NO_DENSITY
             raise UndefinedError(
-                f"site '{name}': the {what}{along} is not finite{of}, near zero as where the priors have their mass"
-                f"{operation}: {cure}",
+                f"site '{name}': the {what}{along} is not finite{of}{edge}, near zero as where the priors have "
+                f"their mass{operation}: {cure}",
                 numbers[bad].tolist() if inside else [],
                 order,
             )
@@ -147,31 +149,65 @@ def _cause(
     """The site, the latents along which a derivative is not finite, and a sentence on the operation."""
     statements: dict[str, Line] = {}
     at = z.detach().clone().requires_grad_(), local.detach().clone().requires_grad_()
-    with torch.enable_grad(), warnings.catch_warnings(record=True) as caught, Statements(statements):
-        warnings.simplefilter("always")
-        with torch.autograd.set_detect_anomaly(True):
-            outside, inside = problem.log_terms(at[0], row, at[1])
+    with (
+        torch.enable_grad(),
+        warnings.catch_warnings(),
+        Statements(statements),
+        torch.autograd.set_detect_anomaly(True, check_nan=False),
+    ):
+        warnings.simplefilter("ignore")
+        outside, inside = problem.log_terms(at[0], row, at[1])
         for name, term in (inside | outside).items():
             if not order and not bool(term.isfinite().all()):
                 return name, [], _place(statements.get(name))
-            slopes = _derivative(term, at, order) if order and term.requires_grad else ()
+            terms = _derivative((term,), at, order - 1) if order and term.requires_grad else ()
+            made = [part.grad_fn for part in terms if part.grad_fn is not None]
+            node, slopes = _first_infinite(made, partial(_derivative, terms, at, 1)) if terms else (None, ())
             if all(bool(slope.isfinite().all()) for slope in slopes):
                 continue
-            with torch.autograd.set_detect_anomaly(True), suppress(RuntimeError):
-                _derivative(term, at, order)
-            made = [match[1].lower() for warning in caught if (match := _OPERATION.search(str(warning.message)))]
-            place = _place(_line(caught) or statements.get(name))
-            return name, _latents(problem, *slopes), f", by {made[-1]}{place}" if made else ""
+            return name, _latents(problem, *slopes), _operation(node, statements.get(name))
     return next(iter(inside)), [], ""
 
 
-def _derivative(term: Tensor, at: tuple[Tensor, ...], order: int) -> tuple[Tensor, ...]:
+def _first_infinite(ends: list[Any], backward: Callable[[], tuple[Tensor, ...]]) -> tuple[Any, tuple[Tensor, ...]]:
+    """The first node of a graph that makes finite gradients infinite or NaN in a backward pass; the pass's result."""
+    found, nodes = list[Any](), set(ends)
+    while ends:
+        new = {node for end in ends for node, _ in end.next_functions if node is not None} - nodes
+        nodes, ends = nodes | new, list(new)
+
+    def look(node: Any, made: tuple[Tensor | None, ...], given: tuple[Tensor | None, ...]) -> None:
+        if not all(one is None or bool(one.isfinite().all()) for one in made) and all(
+            one is None or bool(one.isfinite().all()) for one in given
+        ):
+            found.append(node)
+
+    hooks = [node.register_hook(partial(look, node)) for node in nodes]
+    try:
+        result = backward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return (found[0] if found else None), result
+
+
+def _operation(node: Any, statement: Line | None) -> str:
+    """A clause on a node's operation and its line in the model; on that of a derivative, what was derived."""
+    line = None
+    while node is not None:
+        name, line, node = node.name(), line or _line(node.metadata), node.metadata.get("parent_")
+        if node is None:
+            match = _OPERATION.search(name)
+            return f", by {match[1].lower()}{_place(line or statement)}" if match else ""
+    return ""
+
+
+def _derivative(terms: tuple[Tensor, ...], at: tuple[Tensor, ...], order: int) -> tuple[Tensor, ...]:
     """The gradient of a sum, or of the sum of its gradient."""
-    found: tuple[Tensor, ...] = (term,)
     for _ in range(order):
-        total = torch.stack([part.sum() for part in found]).sum()
-        found = torch.autograd.grad(total, at, create_graph=True, materialize_grads=True)
-    return found
+        total = torch.stack([part.sum() for part in terms]).sum()
+        terms = torch.autograd.grad(total, at, create_graph=True, materialize_grads=True)
+    return terms
 
 
 def _latents(problem: RowDensities, slope: Tensor, own: Tensor) -> list[str]:
@@ -181,19 +217,15 @@ def _latents(problem: RowDensities, slope: Tensor, own: Tensor) -> list[str]:
     return [site.name for site, part in sites if not bool(part.isfinite().all())]
 
 
-def _line(caught: list[warnings.WarningMessage]) -> Line | None:
-    """The model's line in the last message of anomaly mode; None if the operation is not in a line of its own."""
-    for warning in reversed(caught):
-        frames = _FRAME.findall(str(warning.message))
-        inside = [name for _, _, name in frames]
-        if run_model.__name__ not in inside:
-            continue
-        own = [
-            (path, int(number)) for path, number, _ in frames[inside.index(run_model.__name__) :] if is_users_file(path)
-        ]
-        if own:
-            return own[-1]
-    return None
+def _line(metadata: dict[str, Any]) -> Line | None:
+    """The model's line in the stack of a node; None if the operation is not in a line of its own."""
+    frames = _FRAME.findall("".join(metadata.get("traceback_", ())))
+    inside = [name for _, _, name in frames]
+    if run_model.__name__ not in inside:
+        return None
+    frames = frames[inside.index(run_model.__name__) :]
+    own = [(path, int(number)) for path, number, _ in frames if is_users_file(path)]
+    return own[-1] if own else None
 
 
 def _place(line: Line | None) -> str:

@@ -64,6 +64,23 @@ class Arguments:
         """Number of rows of the sharded leaves, None if nothing is sharded."""
         return len(self.rows[0]) if self.sharded else None
 
+    def edge_of(self, chosen: Tensor, numbers: Tensor | None = None) -> str:
+        """A clause on an argument that has one sign, or is not finite, in the chosen rows and in no others; or "".
+
+        `chosen` (m,) says which of the rows with `numbers` (m,), or of all, are chosen.
+        """
+        for name, leaf in zip(self.row_names, self.rows, strict=True) if not bool(chosen.all()) else ():
+            values = (leaf if numbers is None else leaf[numbers]).reshape(len(chosen), -1)
+            for what, flags in {
+                "0": values == 0,
+                "negative": values < 0,
+                "infinite": values.isinf(),
+                "missing": values.isnan(),
+            }.items():
+                if bool((flags == chosen.unsqueeze(1)).all(0).any()):
+                    return f", those in which '{name}' is {what}"
+        return ""
+
     @property
     def split(self) -> tuple[int, ...]:
         """Positions of all leaves that are split, with the partitioned plate or one nested in it."""
