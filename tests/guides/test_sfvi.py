@@ -1,4 +1,4 @@
-"""SFVI: the clients' gradients add up to Pyro's own on the pooled data, for guides of every kind."""
+"""SFVI: its gradients and its runs are those of Pyro's SVI on the pooled data, for guides of every kind."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import Trace_ELBO
+from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import (
     AutoDelta,
     AutoIAFNormal,
@@ -113,6 +113,39 @@ def test_the_clients_gradients_add_up_to_pyros_on_the_pooled_data(guide, federat
         pooled = flat(torch.autograd.grad(loss, program.leaves, allow_unused=True, materialize_grads=True))
     assert found.abs().max() > 0.1
     torch.testing.assert_close(found, -pooled, rtol=1e-10, atol=1e-10)
+
+
+class Seeded(OneByOne):
+    """Its run's seed is known."""
+
+    def init(self, problem, num_clients, generator, start):
+        shared, local = super().init(problem, num_clients, generator, start)
+        return {**shared, "seed": torch.tensor(11)}, local
+
+
+@pytest.mark.parametrize("guide", [AutoMultivariateNormal, AutoIAFNormal, dependent])
+def test_at_the_same_random_numbers_a_run_ends_where_pyros_svi_on_the_pooled_data_ends(guide, federation):
+    """With Adam and rates by torch's own, and the mean of the parameters over the second half of the steps."""
+    algorithm = Seeded(guide=guide, num_steps=9, num_particles=2, step_size=0.1, num_guide_draws=50)
+    idata = pf.run(algorithm, federation, num_draws=50, **QUIET)
+    program = algorithm.program(federation.problem)
+    share = {"lr_lambda": lambda step: 0.1 ** max(0.0, 2 * step / 9 - 1)}
+    settings = {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.1, "betas": (0.9, 0.99)}, **share}
+    optim = pyro.optim.PyroLRScheduler(torch.optim.lr_scheduler.LambdaLR, settings)
+    reached = []
+    with program.at(program.start, 0, program.own_start), torch.enable_grad():
+        svi = SVI(model, program.guide, optim, Trace_ELBO(num_particles=2))
+        for step in range(9):
+            torch.manual_seed(11 + step)
+            svi.step(X, Y)
+            optim.step()
+            reached.append(flat(program.leaves))
+    mean = torch.stack(reached[4:]).mean(0)
+    assert (mean - reached[-1]).abs().max() > 0.01
+    expected = federation.problem.constrain(program.points(mean, 50, 10))
+    for name, draws in expected.items():
+        found = torch.as_tensor(idata["posterior"][name].values[0])
+        torch.testing.assert_close(found, draws[: len(found)], rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("guide", [AutoMultivariateNormal, AutoIAFNormal])

@@ -9,6 +9,7 @@ models*, Algorithms 1 (SFVI) and 2 (SFVI-Avg).
     ∇_φ ELBO ≈ 1/S Σ_s [∇_φ (log p_0 - log q_φ)(x_s) + (∂z_s/∂φ)' Σ_k ∇_z log p_k(z_s)]
     φ ← φ + Adam(∇_φ ELBO)                                                                           local_steps = 1
     φ_k ← φ after m steps of Adam on log p_0 - log q_φ + (N / N_k) log p_k,   φ ← Σ_k (N_k / N) φ_k  local_steps = m
+    φ̄ = mean of φ over the second half of the steps                          the guide that is returned
 
 With one step a round a client's part of the gradient is ∂z/∂φ, which the server knows, times the scores at the draws:
 a client gets z (S, D) and sends its scores there (S, D). It does not run the guide, and messages do not grow with φ.
@@ -16,6 +17,9 @@ The sum over clients is the gradient of `pyro.infer.Trace_ELBO` on the pooled da
 
 With several steps, clients run the guide, and send their change of φ. Where clients' rows are alike this needs fewer
 rounds. It ends elsewhere where they are not: the mean of the clients' best guides is not the best guide.
+
+One φ carries the noise of the few draws behind Adam's last steps. φ̄ averages over S draws of half of all steps (Dhaka
+et al., 2020), and errs half as much as the φ at the end of a rate that falls a hundredfold.
 
 Latents inside the plate are integrated out of log p_k, which is what the best of all local guides would give. Where the
 guide has these sites, and takes any rows, its local part is used in place: see `guides.amortised`.
@@ -94,7 +98,7 @@ class SFVI(KeptDraws, Tempered):
         num_particles: S, draws of the guide a step.
         step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
         final_share: what share of the learning rate is left after `num_steps`; from their half on it falls
-            geometrically.
+            geometrically, and the guide's parameters are averaged.
         num_guide_draws: draws of the fitted guide that are kept, each returned once by `run`; None keeps as many
             as it is asked for, and 4,000 at least.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
@@ -104,7 +108,8 @@ class SFVI(KeptDraws, Tempered):
             their supports, or with a distribution that cannot be reparametrised.
 
     References:
-        Hassan, Salomone & Mengersen (2023), Algorithms 1 and 2.
+        Hassan, Salomone & Mengersen (2023), Algorithms 1 and 2; Dhaka et al. (2020), Robust, accurate stochastic
+        optimization for variational inference.
 
     Example:
         >>> from pyro.infer.autoguide import AutoIAFNormal
@@ -120,7 +125,7 @@ class SFVI(KeptDraws, Tempered):
     local_steps: int = 1
     num_particles: int = 8
     step_size: float = 0.02
-    final_share: float = 0.01
+    final_share: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,6 +159,7 @@ class SFVI(KeptDraws, Tempered):
         shared = {
             **as_entries(Fit(program.start, torch.tensor(0), seed, self._adam_at(program.start))),
             "num_rows": torch.tensor(float(problem.num_rows), dtype=torch.float64),
+            "average": program.start,
             "points": zero,
             "delta": program.start if self.local_steps > 1 else zero.flatten(),
         }
@@ -227,17 +233,20 @@ class SFVI(KeptDraws, Tempered):
         return {**shared, "delta": (weights.unsqueeze(-1) * messages["delta"]).sum(0)}
 
     def refine(self, problem: Problem, shared: State) -> State:
-        """Make one step of Adam on the ELBO, or take the mean of the clients' parameters."""
-        delta = shared["delta"]
+        """Make one step of Adam on the ELBO, or take the mean of the clients' parameters; and average."""
+        delta, fit = shared["delta"], entries_as(Fit, shared)
         if self.local_steps > 1:
-            return {**shared, "params": shared["params"] + delta, "step": shared["step"] + self.local_steps}
-        scores = shared["num_rows"] * delta.reshape(shared["points"].shape)
-        return {**shared, **as_entries(self._ascended(problem, entries_as(Fit, shared), scores))}
+            fit = fit._replace(params=fit.params + delta, step=fit.step + self.local_steps)
+        else:
+            fit = self._ascended(problem, fit, shared["num_rows"] * delta.reshape(shared["points"].shape))
+        averaged = (int(fit.step) - self.num_steps // 2) / self.local_steps  # number of rounds in the second half
+        average = shared["average"].lerp(fit.params, 1 / max(averaged, 1.0))
+        return {**shared, **as_entries(fit), "average": average}
 
     def conclude(self, problem: Problem, shared: State) -> State:
         """Draw from the guide."""
         seed = int(shared["seed"]) - 1
-        return {**shared, "draws": self.program(problem).points(shared["params"], self.kept_draw_count, seed)}
+        return {**shared, "draws": self.program(problem).points(shared["average"], self.kept_draw_count, seed)}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Length of the step of the guide's parameters."""
