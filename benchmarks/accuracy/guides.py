@@ -8,7 +8,8 @@ Five clients. `FedEP` federates a guide that is an exponential family, `FedLapla
 Pooled is `pyro.infer.SVI` with the same guide, steps, draws a step, Adam, rates and average of the second half of its
 parameters as SFVI, and random numbers of its own. Errors of means are in SDs of the exact posterior, of SDs in
 logarithms, the largest of all parameters; 4,000 draws add 0.016 and 0.011. Draws of two fitted guides are made with the
-same random numbers. The reference is exact (conjugate), or a fine grid. KL is that of the guide to the posterior, in nats, by 4,000 draws and
+same random numbers. "Chance" is how far apart two runs would be by their steps' random numbers alone: √2 standard errors
+of the pooled run's average, by ten batches of its parameters. The reference is exact (conjugate), or a fine grid. KL is that of the guide to the posterior, in nats, by 4,000 draws and
 the grid's evidence. Bytes are those of one client in all rounds, seconds the whole run's without its audit.
 """
 
@@ -417,10 +418,10 @@ def federated(case: Case, fed: Any, steps: int, particles: int, rate: float) -> 
     return draws, kept.get("average"), {"rounds": rounds, "kB": sent / 1000, "s": seconds}
 
 
-def pooled(case: Case, fed: Any, steps: int, particles: int, rate: float) -> tuple[Any, Any]:
-    """Draws (S, D) of Pyro's SVI on the pooled data, and the guide's parameters."""
+def pooled(case: Case, fed: Any, steps: int, particles: int, rate: float) -> tuple[Any, Any, Any]:
+    """Draws (S, D) of Pyro's SVI on the pooled data, the guide's parameters, and chance's SDs of the means, (D,)."""
     program = guide_program(instance(case), fed.problem)
-    final, total = pf.infer.SFVI().final_share, 0.0 * program.start
+    final, reached = pf.infer.SFVI().final_share, []
 
     def share(step: int) -> float:
         return final ** max(0.0, 2 * step / steps - 1)
@@ -433,15 +434,16 @@ def pooled(case: Case, fed: Any, steps: int, particles: int, rate: float) -> tup
             svi.step(*case.problem[1])
             optim.step()
             if step >= steps // 2:
-                total += flat(program.leaves)
-    params = total / (steps - steps // 2)
-    return fitted_draws(program, params), params
+                reached.append(flat(program.leaves))
+    params = torch.stack(reached).mean(0)
+    batches = [fitted_draws(program, part.mean(0), 500).mean(0) for part in torch.stack(reached).tensor_split(10)]
+    return fitted_draws(program, params), params, torch.stack(batches).std(0) / 10**0.5
 
 
-def fitted_draws(program: Any, params: Tensor) -> Tensor:
+def fitted_draws(program: Any, params: Tensor, count: int = 4000) -> Tensor:
     """Draws (S, D) of a guide at its parameters."""
-    values = program.problem.constrain(program.points(params, 4000, 2))
-    return torch.cat([values[name].reshape(4000, -1) for name in program.problem.sites], 1)
+    values = program.problem.constrain(program.points(params, count, 2))
+    return torch.cat([values[name].reshape(count, -1) for name in program.problem.sites], 1)
 
 
 def errors(draws: Tensor, mean: Tensor, sd: Tensor) -> tuple[str, str]:
@@ -470,6 +472,7 @@ def lines_of_table(only: list[str], steps: int, particles: int, rate: float) -> 
         "pooled: mean",
         "log SD",
         "apart, SDs",
+        "chance",
         "KL",
         "pooled: KL",
     )
@@ -482,16 +485,17 @@ def lines_of_table(only: list[str], steps: int, particles: int, rate: float) -> 
         fed = pf.Federation(model, data, plate="data", num_clients=clients, dtype=F64)
         mean, sd, *evidence = exact()
         draws, params, figures = federated(case, fed, steps, particles, rate)
-        mine, theirs, other, both = errors(draws, mean, sd), ("", ""), "", ("", "")
+        mine, theirs, other, both = errors(draws, mean, sd), ("", ""), ("", ""), ("", "")
         if case.by != "FedLaplace":
-            pool, fitted = pooled(case, fed, steps, particles, rate)
+            pool, fitted, chance = pooled(case, fed, steps, particles, rate)
             theirs = errors(pool, mean, sd)
-            other = f"{float(((draws.mean(0) - pool.mean(0)) / sd).abs().max()):.3f}"
+            apart = (draws.mean(0) - pool.mean(0)).abs()
+            other = tuple(f"{float((value / sd).max()):.3f}" for value in (apart, 2**0.5 * chance))
             if evidence:
                 mine_kl, their_kl = (f"{divergence(case, fed, one, evidence[0]):.3f}" for one in (params, fitted))
                 both = mine_kl, their_kl
         cost = (figures["rounds"], f"{figures['kB']:,.0f}", f"{figures['s']:.0f}")
-        yield row(case.name, case.by, *cost, *mine, *theirs, other, *both)
+        yield row(case.name, case.by, *cost, *mine, *theirs, *other, *both)
 
 
 def main() -> None:

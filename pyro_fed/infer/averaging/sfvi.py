@@ -18,6 +18,10 @@ The sum over clients is the gradient of `pyro.infer.Trace_ELBO` on the pooled da
 With several steps, clients run the guide, and send their change of φ. Where clients' rows are alike this needs fewer
 rounds. It ends elsewhere where they are not: the mean of the clients' best guides is not the best guide.
 
+The first half of the steps needs no rounds: a guide of any family approaches the Gaussian of `surrogates`, such as
+FedEP's, by the same steps at the server, with ∇_z log (q_EP / p_0) in place of Σ_k ∇_z log p_k. The rounds are those of
+the second half. Without surrogates there are twice as many, from the guide's own start.
+
 One φ carries the noise of the few draws behind Adam's last steps. φ̄ averages over S draws of half of all steps (Dhaka
 et al., 2020), and errs half as much as the φ at the end of a rate that falls a hundredfold.
 
@@ -46,7 +50,7 @@ from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
-from pyro_fed.density.derivatives import clients_likelihood_scores
+from pyro_fed.density.derivatives import clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData
 from pyro_fed.errors import SettingError
@@ -56,6 +60,9 @@ from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program
 from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.optim import OPTIM, Adam
 from pyro_fed.infer.sites.records import as_entries, entries_as
+from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
+from pyro_fed.infer.surrogates.surrogates import fitted_surrogates
+from pyro_fed.ops.gaussian import Gaussian
 
 #: Adam's β₂: steep gradients of a distant start are forgotten within the rounds of a run.
 ADAM = Adam(betas=(0.9, 0.99), eps=1e-8)
@@ -93,7 +100,8 @@ class SFVI(KeptDraws, Tempered):
     Args:
         guide: an automatic guide, class or instance, a function of the model's arguments, or a `PyroModule`. The answer
             of `AutoDelta` is a point, the MAP estimate.
-        num_steps: steps of Adam; a round has `local_steps` of them.
+        num_steps: steps of Adam; a round has `local_steps` of them, and the first half needs no rounds if there are
+            `surrogates`.
         local_steps: m; with more than one, clients move the guide's parameters, and the server takes their mean.
         num_particles: S, draws of the guide a step.
         step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
@@ -102,6 +110,9 @@ class SFVI(KeptDraws, Tempered):
         num_guide_draws: draws of the fitted guide that are kept, each returned once by `run`; None keeps as many
             as it is asked for, and 4,000 at least.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        surrogates: an algorithm that leaves a Gaussian, `Given`, or one of the names "fedep", "laplace" and
+            "local_sgld": the guide is fitted to that Gaussian before the first round. With None it begins at its own
+            start. "auto" is FedEP or FedLaplace, by the number of parameters, if they run on the model.
 
     Raises:
         SettingError: a setting out of its range, or unknown; a guide without the model's sites, with values outside of
@@ -114,7 +125,7 @@ class SFVI(KeptDraws, Tempered):
     Example:
         >>> from pyro.infer.autoguide import AutoIAFNormal
         >>> idata = pf.run(pf.infer.SFVI(guide=AutoIAFNormal), fed)
-        >>> idata = pf.run(pf.infer.SFVI(guide=AutoIAFNormal, local_steps=10), fed)
+        >>> idata = pf.run(pf.infer.SFVI(guide=AutoIAFNormal, local_steps=10, surrogates=None), fed)
     """
 
     on_cpu: ClassVar[bool] = True
@@ -126,12 +137,14 @@ class SFVI(KeptDraws, Tempered):
     num_particles: int = 8
     step_size: float = 0.02
     final_share: float = 0.1
+    surrogates: Surrogates = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 1, "num_steps", "local_steps", "num_particles")
         check_positive(self, "step_size", "temperature")
         check_between(self, "final_share", 0, 1)
+        check_surrogates(self, allow_none=True)
         if _is_kind(self.guide, AutoLaplaceApproximation):
             raise SettingError(f"{type(self).__name__}: guide AutoLaplaceApproximation is fitted by FedLaplace()")
 
@@ -142,36 +155,61 @@ class SFVI(KeptDraws, Tempered):
         return PointSFVI(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     def default_rounds(self, num_clients: int) -> int:
-        """As many rounds as make `num_steps` steps."""
-        return -(-self.num_steps // self.local_steps)
+        """As many rounds as make `num_steps` steps, or those after the steps towards the surrogates."""
+        return -(-(self.num_steps - self.steps_without_rounds) // self.local_steps)
+
+    @property
+    def steps_without_rounds(self) -> int:
+        """The number of steps that the server makes by surrogates before the first round."""
+        return 0 if self.surrogates is None else self.num_steps // 2
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """The algorithm that fits the surrogates, if they have to be fitted; a guide is refused before it runs."""
+        self.program(problem)
+        return surrogate_phase(self.surrogates, self.temperature)
 
     def program(self, problem: Problem) -> GuideProgram:
-        """The guide as a function of its parameters."""
-        return guide_program(self.guide, problem)
+        """The guide as a function of its parameters.
 
-    def init(
-        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
-    ) -> tuple[State, State]:
-        """Start from the guide's initial parameters."""
-        program = self.program(problem)
-        zero = torch.zeros(self.num_particles, problem.dim, dtype=problem.dtype)
-        seed = torch.randint(2**31, (), generator=generator)
-        shared = {
-            **as_entries(Fit(program.start, torch.tensor(0), seed, self._adam_at(program.start))),
-            "num_rows": torch.tensor(float(problem.num_rows), dtype=torch.float64),
-            "average": program.start,
-            "points": zero,
-            "delta": program.start if self.local_steps > 1 else zero.flatten(),
-        }
-        if not program.amortised:
-            return shared, {}
-        if self.local_steps > 1:
+        Raises:
+            SettingError: a guide that cannot be fitted, or not by several local steps.
+        """
+        program = guide_program(self.guide, problem)
+        if program.amortised and self.local_steps > 1:
             raise SettingError(
                 f"{type(self).__name__}: local_steps={self.local_steps} moves parameters of global sites alone, and "
                 "this guide has sites inside the plate: leave local_steps out, or leave these sites out of the guide"
             )
+        return program
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Start from the guide's initial parameters, or from those fitted to the surrogates."""
+        program = self.program(problem)
+        zero = torch.zeros(self.num_particles, problem.dim, dtype=problem.dtype)
+        seed = torch.randint(2**31, (), generator=generator)
+        fit = Fit(program.start, torch.tensor(0), seed, self._adam_at(program.start))
+        if self.steps_without_rounds:
+            fit = self._fitted_to(problem, fitted_surrogates(problem, self.surrogates, start)[1], fit)
+        shared = {
+            **as_entries(fit),
+            "num_rows": torch.tensor(float(problem.num_rows), dtype=torch.float64),
+            "average": fit.params,
+            "points": zero,
+            "delta": fit.params if self.local_steps > 1 else zero.flatten(),
+        }
+        if not program.amortised:
+            return shared, {}
         local = {"params": program.own_start, **prefixed(OPTIM, self._adam_at(program.own_start))}
         return shared, {name: value.expand(num_clients, *value.shape) for name, value in local.items()}
+
+    def _fitted_to(self, problem: Problem, target: Gaussian, fit: Fit) -> Fit:
+        """The guide after steps towards a Gaussian in place of the posterior."""
+        for _ in range(self.steps_without_rounds):
+            points = self._points(problem, fit)
+            fit = self._ascended(problem, fit, target.score(points) - prior_scores(problem, points))
+        return fit
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """A seed for draws of the client's own latents, if the guide has these."""
