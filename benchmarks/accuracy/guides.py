@@ -6,11 +6,13 @@
 
 Five clients. `FedEP` federates a guide that is an exponential family, `FedLaplace` the Laplace guide, `SFVI` the rest.
 Pooled is `pyro.infer.SVI` with the same guide, steps, draws a step, Adam, rates and average of the second half of its
-parameters as SFVI, and random numbers of its own. Errors of means are in SDs of the exact posterior, of SDs in
-logarithms, the largest of all parameters; 4,000 draws add 0.016 and 0.011. Draws of two fitted guides are made with the
-same random numbers. "Chance" is how far apart two runs would be by their steps' random numbers alone: √2 standard errors
-of the pooled run's average, by ten batches of its parameters. The reference is exact (conjugate), or a fine grid. KL is that of the guide to the posterior, in nats, by 4,000 draws and
-the grid's evidence. Bytes are those of one client in all rounds, seconds the whole run's without its audit.
+parameters as SFVI, and random numbers of its own. SFVI makes the first half of its steps at the server, towards FedEP's
+Gaussian, so that clients compute half as many gradients. Errors of means are in SDs of the exact posterior, of SDs in
+logarithms, the largest of all parameters; 4,000 draws add 0.016 and 0.011. Draws of SFVI's and of the pooled guide are
+made with the same random numbers. "Chance" is the largest SD of their distance by the random numbers of their steps: √2
+standard errors of the pooled run's average, by ten batches of its parameters. The reference is exact (conjugate), or a
+fine grid. KL is that of the guide to the posterior, in nats, by 4,000 draws and the grid's evidence. Rounds include
+FedEP's. Bytes are those of one client in all rounds, seconds the whole run's without its audit.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI, Trace_ELBO
+from pyro.infer import SVI, RenyiELBO, Trace_ELBO
 from pyro.infer.autoguide import (
     AutoDelta,
     AutoIAFNormal,
@@ -95,9 +95,11 @@ def federation():
 
 
 @pytest.mark.parametrize("guide", [*GUIDES, *WRITTEN, "module"])
-def test_the_clients_gradients_add_up_to_pyros_on_the_pooled_data(guide, federation):
+@pytest.mark.parametrize("bound", ["elbo", "iwae"])
+def test_the_clients_gradients_add_up_to_pyros_on_the_pooled_data(guide, bound, federation):
     """At parameters away from the start, and the same random numbers."""
-    algorithm = OneByOne(guide=Module() if guide == "module" else guide, num_particles=3, surrogates=None)
+    made = Module() if guide == "module" else guide
+    algorithm = OneByOne(guide=made, num_particles=3, bound=bound, surrogates=None)
     problem, data = federation.problem, federation.client_data()
     program = algorithm.program(problem)
     shared, _ = algorithm.init(problem, 3, torch.Generator().manual_seed(1), None)
@@ -105,12 +107,17 @@ def test_the_clients_gradients_add_up_to_pyros_on_the_pooled_data(guide, federat
     shared = algorithm.prepare(problem, shared)
     messages, _, _ = algorithm.local_step(problem, algorithm.download(shared, torch.arange(3)), {}, data, ())
     weights = data.num_rows.double() / data.num_rows.sum()
-    scores = shared["num_rows"] * algorithm.combine(shared, messages, weights)["delta"].reshape(3, -1)
+    sums = shared["num_rows"] * algorithm.combine(shared, messages, weights)["delta"].reshape(3, -1)
+    scores, *values = sums.split(problem.dim, -1)
+    assert len(values) == (bound == "iwae")
     seed = int(shared["seed"])
-    found = program.gradient(params, 3, seed, lambda draws: sfvi.elbo(problem, scores, draws))
+    found = program.gradient(params, 3, seed, lambda draws: sfvi.elbo(problem, scores, draws, *values))
     with program.at(params, seed, program.own_start), torch.enable_grad():
-        loss = Trace_ELBO(num_particles=3).differentiable_loss(model, program.guide, X, Y)
-        pooled = flat(torch.autograd.grad(loss, program.leaves, allow_unused=True, materialize_grads=True))
+        pyros = Trace_ELBO(num_particles=3) if bound == "elbo" else RenyiELBO(alpha=0, num_particles=3)
+        for leaf in program.leaves:
+            leaf.grad = None
+        pyros.loss_and_grads(model, program.guide, X, Y)
+        pooled = flat(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in program.leaves)
     assert found.abs().max() > 0.1
     torch.testing.assert_close(found, -pooled, rtol=1e-10, atol=1e-10)
 
@@ -245,7 +252,9 @@ NOISE = 1.3 * torch.randn(40, generator=GENERATOR, dtype=F64)
 def test_a_guide_that_contains_the_posterior_finds_it(model, guide, data, posterior):
     """Mean and SD, which Adam's last steps leave within 0.1 SD; 4,000 draws add 0.016 and 0.012 SDs of chance."""
     fed = pf.Federation(model, (data,), plate="data", num_clients=4, dtype=F64)
-    idata = pf.run(pf.infer.SFVI(guide=guide, num_steps=300, step_size=0.1, surrogates=None), fed, num_draws=4000, **QUIET)
+    idata = pf.run(
+        pf.infer.SFVI(guide=guide, num_steps=300, step_size=0.1, surrogates=None), fed, num_draws=4000, **QUIET
+    )
     draws = torch.as_tensor(next(iter(idata["posterior"].data_vars.values())).values[0])
     sd = posterior.variance.sqrt()
     assert abs(float((draws.mean() - posterior.mean) / sd)) < 0.1
@@ -426,6 +435,12 @@ def test_parameters_of_each_row_are_left_aside_with_a_warning():
     assert not program.amortised
 
 
-def test_several_local_steps_of_an_amortised_guide_are_refused():
-    with pytest.raises(pf.errors.SettingError, match=r"local_steps=2 moves parameters of global sites alone"):
-        pf.run(pf.infer.SFVI(guide=encoder, local_steps=2), hierarchies.CASES["means"].federation(), **QUIET)
+@pytest.mark.parametrize("setting", [{"local_steps": 2}, {"bound": "iwae"}])
+def test_what_other_clients_know_moves_no_amortised_guide(setting):
+    with pytest.raises(pf.errors.SettingError, match=r"moves parameters of global sites alone"):
+        pf.run(pf.infer.SFVI(guide=encoder, **setting), hierarchies.CASES["means"].federation(), **QUIET)
+
+
+def test_draws_are_not_weighted_within_local_steps():
+    with pytest.raises(pf.errors.SettingError, match=r"not known within local_steps=2"):
+        pf.infer.SFVI(bound="iwae", local_steps=2)

@@ -15,6 +15,10 @@ With one step a round a client's part of the gradient is ∂z/∂φ, which the s
 a client gets z (S, D) and sends its scores there (S, D). It does not run the guide, and messages do not grow with φ.
 The sum over clients is the gradient of `pyro.infer.Trace_ELBO` on the pooled data at the same ε.
 
+The IWAE bound E[log 1/S Σ_s p(x_s) / q_φ(x_s)] does not split over clients, but its gradient is the above with draw s
+weighted by w_s ∝ p(x_s) / q_φ(x_s): clients also send log p_k(z_s), and the server weights the sums. What moves at a
+client before the sums are known, as in several local steps or parameters of its own, would need others' weights.
+
 With several steps, clients run the guide, and send their change of φ. Where clients' rows are alike this needs fewer
 rounds. It ends elsewhere where they are not: the mean of the clients' best guides is not the best guide.
 
@@ -38,7 +42,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultivariateNormal
@@ -49,8 +53,8 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start, Tempered
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
-from pyro_fed.density.derivatives import clients_likelihood_scores, prior_scores
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.derivatives import clients_likelihood_scores, clients_likelihood_scores_and_values, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData
 from pyro_fed.errors import SettingError
@@ -104,6 +108,7 @@ class SFVI(KeptDraws, Tempered):
             `surrogates`.
         local_steps: m; with more than one, clients move the guide's parameters, and the server takes their mean.
         num_particles: S, draws of the guide a step.
+        bound: "elbo", or "iwae" with its S draws in one logarithm, which is tighter and makes guides wider.
         step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
         final_share: what share of the learning rate is left after `num_steps`; from their half on it falls
             geometrically, and the guide's parameters are averaged.
@@ -137,6 +142,7 @@ class SFVI(KeptDraws, Tempered):
     num_particles: int = 8
     step_size: float = 0.02
     final_share: float = 0.1
+    bound: Literal["elbo", "iwae"] = "elbo"
     surrogates: Surrogates = "auto"
 
     def __post_init__(self) -> None:
@@ -144,6 +150,12 @@ class SFVI(KeptDraws, Tempered):
         check_at_least(self, 1, "num_steps", "local_steps", "num_particles")
         check_positive(self, "step_size", "temperature")
         check_between(self, "final_share", 0, 1)
+        if self.bound == "iwae" and self.local_steps > 1:
+            raise SettingError(
+                f"{type(self).__name__}: bound='iwae' weights draws by all clients' likelihoods, which are not known "
+                f"within local_steps={self.local_steps}: leave one of the two out"
+            )
+        check_choice(self, "bound", ("elbo", "iwae"))
         check_surrogates(self, allow_none=True)
         if _is_kind(self.guide, AutoLaplaceApproximation):
             raise SettingError(f"{type(self).__name__}: guide AutoLaplaceApproximation is fitted by FedLaplace()")
@@ -175,11 +187,13 @@ class SFVI(KeptDraws, Tempered):
             SettingError: a guide that cannot be fitted, or not by several local steps.
         """
         program = guide_program(self.guide, problem)
-        if program.amortised and self.local_steps > 1:
-            raise SettingError(
-                f"{type(self).__name__}: local_steps={self.local_steps} moves parameters of global sites alone, and "
-                "this guide has sites inside the plate: leave local_steps out, or leave these sites out of the guide"
-            )
+        for setting in ("local_steps", "bound"):
+            value, default = getattr(self, setting), getattr(SFVI, setting)
+            if program.amortised and value != default:
+                raise SettingError(
+                    f"{type(self).__name__}: {setting}={value!r} moves parameters of global sites alone, and this "
+                    f"guide has sites inside the plate: leave {setting} out, or leave these sites out of the guide"
+                )
         return program
 
     def init(
@@ -188,6 +202,7 @@ class SFVI(KeptDraws, Tempered):
         """Start from the guide's initial parameters, or from those fitted to the surrogates."""
         program = self.program(problem)
         zero = torch.zeros(self.num_particles, problem.dim, dtype=problem.dtype)
+        sent = zero if self.bound == "elbo" else self._with_values(zero, zero[:, 0])
         seed = torch.randint(2**31, (), generator=generator)
         fit = Fit(program.start, torch.tensor(0), seed, self._adam_at(program.start))
         if self.steps_without_rounds:
@@ -197,7 +212,7 @@ class SFVI(KeptDraws, Tempered):
             "num_rows": torch.tensor(float(problem.num_rows), dtype=torch.float64),
             "average": fit.params,
             "points": zero,
-            "delta": fit.params if self.local_steps > 1 else zero.flatten(),
+            "delta": fit.params if self.local_steps > 1 else sent.flatten(),
         }
         if not program.amortised:
             return shared, {}
@@ -234,7 +249,10 @@ class SFVI(KeptDraws, Tempered):
         if self.local_steps > 1:
             return {"delta": self._parameter_changes(problem, shared, data, shared["num_rows"] / rows[:, 0])}, {}, {}
         if not local:
-            scores = clients_likelihood_scores(problem, shared["points"], data)
+            if self.bound == "elbo":
+                scores = clients_likelihood_scores(problem, shared["points"], data)
+            else:
+                scores = self._with_values(*clients_likelihood_scores_and_values(problem, shared["points"], data))
             return {"delta": scores.double().flatten(1) / rows}, {}, {}
         found = [self._own_step(problem, shared, local, data, noise, k) for k in range(len(rows))]
         scores = torch.stack([score.flatten() for score, _ in found])
@@ -276,7 +294,8 @@ class SFVI(KeptDraws, Tempered):
         if self.local_steps > 1:
             fit = fit._replace(params=fit.params + delta, step=fit.step + self.local_steps)
         else:
-            fit = self._ascended(problem, fit, shared["num_rows"] * delta.reshape(shared["points"].shape))
+            sums = shared["num_rows"] * delta.reshape(len(shared["points"]), -1)
+            fit = self._ascended(problem, fit, *sums.split(problem.dim, -1))
         averaged = (int(fit.step) - self.num_steps // 2) / self.local_steps  # number of rounds in the second half
         average = shared["average"].lerp(fit.params, 1 / max(averaged, 1.0))
         return {**shared, **as_entries(fit), "average": average}
@@ -307,9 +326,14 @@ class SFVI(KeptDraws, Tempered):
         share: float = self.final_share ** max(0.0, 2 * int(step) / self.num_steps - 1)
         return self.step_size * share
 
-    def _ascended(self, problem: Problem, fit: Fit, scores: Tensor) -> Fit:
-        """The guide after one step of Adam along the gradient of the ELBO, by scores of the likelihood (S, D)."""
-        objective = partial(elbo, problem, scores)
+    @staticmethod
+    def _with_values(scores: Tensor, values: Tensor) -> Tensor:
+        """Scores (..., S, D) and log-likelihoods (..., S) in one tensor (..., S, D + 1)."""
+        return torch.cat([scores, values.unsqueeze(-1)], -1)
+
+    def _ascended(self, problem: Problem, fit: Fit, scores: Tensor, values: Tensor | None = None) -> Fit:
+        """The guide after one step of Adam along the bound's gradient, see `elbo`."""
+        objective = partial(elbo, problem, scores, values=values)
         gradient = self.program(problem).gradient(fit.params, self.num_particles, fit.noise_seed, objective)
         move, adam = ADAM.step({"params": fit.params}, {"params": gradient}, fit.adam, self._rate(fit.step))
         return Fit(fit.params + move["params"], fit.step + 1, fit.seed, adam)
@@ -332,12 +356,17 @@ def _is_kind(guide: Any, kind: type) -> bool:
     return issubclass(guide if inspect.isclass(guide) else type(guide), kind)
 
 
-def elbo(problem: Problem, scores: Tensor, draws: GuideDraws) -> Tensor:
-    """A scalar whose gradient in the guide's parameters is the ELBO's: the likelihood enters by its scores (S, D)."""
-    log_prior = problem.vmap(partial(_log_prior, problem))(draws.z)
-    log_lik = (draws.z * scores.to(draws.z)).sum(-1)
-    found: Tensor = (log_prior.double() + log_lik.double() - draws.log_density.double()).mean()
-    return found
+def elbo(problem: Problem, scores: Tensor, draws: GuideDraws, values: Tensor | None = None) -> Tensor:
+    """A scalar whose gradient in the guide's parameters is the ELBO's: the likelihood enters by its scores (S, D).
+
+    With its `values` (S, 1) too, the gradient is that of the IWAE bound.
+    """
+    log_ratio = problem.vmap(partial(_log_prior, problem))(draws.z).double() - draws.log_density.double()
+    log_lik = (draws.z * scores.to(draws.z)).sum(-1).double()
+    if values is None:
+        return (log_ratio + log_lik).mean()
+    weights = (log_ratio.detach() + values[:, 0].double()).softmax(0)
+    return (weights * (log_ratio + log_lik)).sum()
 
 
 def _log_prior(problem: Problem, z: Tensor) -> Tensor:
