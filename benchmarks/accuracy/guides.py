@@ -492,7 +492,7 @@ def lines_of_table(only: list[str], steps: int, particles: int, rate: float) -> 
             pool, fitted, chance = pooled(case, fed, steps, particles, rate)
             theirs = errors(pool, mean, sd)
             apart = (draws.mean(0) - pool.mean(0)).abs()
-            other = tuple(f"{float((value / sd).max()):.3f}" for value in (apart, 2**0.5 * chance))
+            other = f"{float((apart / sd).max()):.3f}", f"{2**0.5 * float((chance / sd).max()):.3f}"
             if evidence:
                 mine_kl, their_kl = (f"{divergence(case, fed, one, evidence[0]):.3f}" for one in (params, fitted))
                 both = mine_kl, their_kl

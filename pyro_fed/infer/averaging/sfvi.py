@@ -361,7 +361,7 @@ def elbo(problem: Problem, scores: Tensor, draws: GuideDraws, values: Tensor | N
 
     With its `values` (S, 1) too, the gradient is that of the IWAE bound.
     """
-    log_ratio = problem.vmap(partial(_log_prior, problem))(draws.z).double() - draws.log_density.double()
+    log_ratio: Tensor = problem.vmap(partial(_log_prior, problem))(draws.z).double() - draws.log_density.double()
     log_lik = (draws.z * scores.to(draws.z)).sum(-1).double()
     if values is None:
         return (log_ratio + log_lik).mean()
