@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pyro_fed.density.traits import LARGE_DIM, Traits
 from pyro_fed.infer.averaging.burn_in import BurnIn
-from pyro_fed.infer.averaging.sfvi import SFVI
 from pyro_fed.policy.choice import Case, Decision, Row, Table
 from pyro_fed.policy.gaussian import parameters
-from pyro_fed.policy.surrogates import SURROGATES, surrogates_of
 
 #: Rounds of averaging of a model that classifies, or has more than `LARGE_DIM` parameters.
 AVERAGING_ROUNDS = 40
@@ -44,23 +42,4 @@ def averaging_rounds_of(case: Case) -> Decision | None:
     return Decision(CURVE_ROUNDS, "it fits a curve, down to the noise")
 
 
-def guides_start_of(case: Case) -> Decision | None:
-    """The Gaussian that a guide is fitted to before the first round, where a fit of it has no conditions of its own."""
-    if case.algorithm.surrogates != "auto":
-        return None
-    traits = case.traits
-    if traits.large() or traits.layers:
-        return Decision(None, "a network or another large model, whose Gaussian costs as many rounds as the guide")
-    if traits.without_curvature or traits.non_smooth_scores:
-        return Decision(None, "rows without second derivatives: no Gaussian is fitted")
-    if traits.improper:
-        return Decision(None, f"the priors of {sorted(traits.improper)} are improper: no Gaussian is fitted")
-    if case.setup.combination is not None:
-        return Decision(None, "the clients' messages are combined in another way than by sums")
-    return surrogates_of(case)
-
-
-TABLES = {
-    BurnIn: Table((Row("rounds", averaging_rounds_of, "rounds="),)),
-    SFVI: Table((Row("surrogates", guides_start_of, f"{SURROGATES.override}, or None"),)),
-}
+TABLES = {BurnIn: Table((Row("rounds", averaging_rounds_of, "rounds="),))}

@@ -29,6 +29,7 @@ TABLES = {
     "sites": "pyro_fed.policy.gaussian",
     "stein": "pyro_fed.policy.stein",
     "surrogates": "pyro_fed.policy.surrogates",
+    "variational": "pyro_fed.policy.surrogates",
 }
 INFER = "pyro_fed.infer."
 

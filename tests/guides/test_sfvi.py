@@ -22,7 +22,7 @@ from pyro.nn import PyroModule, PyroParam
 
 import pyro_fed as pf
 from pyro_fed.guides.program import flat
-from pyro_fed.infer.averaging import sfvi
+from pyro_fed.infer.variational import sfvi
 
 F64 = torch.float64
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "compile": "off"}
