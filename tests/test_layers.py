@@ -51,7 +51,7 @@ ROOMS = {
         ep
         peers pooled
         stein subposteriors surrogates
-        langevin
+        langevin variational
         papers
         auto
         door

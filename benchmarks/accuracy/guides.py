@@ -5,10 +5,14 @@
     python -m benchmarks.accuracy.guides --steps 2000
 
 Five clients. `FedEP` federates a guide that is an exponential family, `FedLaplace` the Laplace guide, `SFVI` the rest.
-Pooled is `pyro.infer.SVI` with the same guide, steps, draws a step, Adam and rates as SFVI. Errors of means are in SDs
-of the exact posterior, of SDs in logarithms, the largest of all parameters; 4,000 draws add 0.016 and 0.011. The
-reference is exact (conjugate), or a fine grid. KL is that of the guide to the posterior, in nats, by 4,000 draws and
-the grid's evidence. Bytes are those of one client in all rounds, seconds the whole run's without its audit.
+Pooled is `pyro.infer.SVI` with the same guide, steps, draws a step, Adam, rates and average of the second half of its
+parameters as SFVI, and random numbers of its own. SFVI makes the first half of its steps at the server, towards FedEP's
+Gaussian, so that clients compute half as many gradients. Errors of means are in SDs of the exact posterior, of SDs in
+logarithms, the largest of all parameters; 4,000 draws add 0.016 and 0.011. Draws of SFVI's and of the pooled guide are
+made with the same random numbers. "Chance" is the largest SD of their distance by the random numbers of their steps: √2
+standard errors of the pooled run's average, by ten batches of its parameters. The reference is exact (conjugate), or a
+fine grid. KL is that of the guide to the posterior, in nats, by 4,000 draws and the grid's evidence. Rounds include
+FedEP's. Bytes are those of one client in all rounds, seconds the whole run's without its audit.
 """
 
 from __future__ import annotations
@@ -406,16 +410,20 @@ def federated(case: Case, fed: Any, steps: int, particles: int, rate: float) -> 
         algorithm = Kept(guide=instance(case), num_steps=steps, num_particles=particles, step_size=rate)
     idata = pf.run(algorithm, fed, **OPTIONS)
     seconds = time.perf_counter() - begun
-    values = [torch.as_tensor(idata["posterior"][name].values[0]).reshape(4000, -1) for name in fed.problem.sites]
+    if case.by == "SFVI":
+        draws = fitted_draws(guide_program(instance(case), fed.problem), kept["average"])
+    else:
+        values = [torch.as_tensor(idata["posterior"][name].values[0]).reshape(4000, -1) for name in fed.problem.sites]
+        draws = torch.cat(values, 1)
     rounds, clients = idata.attrs["num_rounds"], fed.num_clients
     sent = sum(float(idata["federation"][name].sum()) for name in ("bytes_up", "bytes_down")) / clients
-    return torch.cat(values, 1), kept.get("params"), {"rounds": rounds, "kB": sent / 1000, "s": seconds}
+    return draws, kept.get("average"), {"rounds": rounds, "kB": sent / 1000, "s": seconds}
 
 
-def pooled(case: Case, fed: Any, steps: int, particles: int, rate: float) -> tuple[Any, Any]:
-    """Draws (S, D) of Pyro's SVI on the pooled data, and the guide's parameters."""
+def pooled(case: Case, fed: Any, steps: int, particles: int, rate: float) -> tuple[Any, Any, Any]:
+    """Draws (S, D) of Pyro's SVI on the pooled data, the guide's parameters, and chance's SDs of the means, (D,)."""
     program = guide_program(instance(case), fed.problem)
-    final = pf.infer.SFVI().final_share
+    final, reached = pf.infer.SFVI().final_share, []
 
     def share(step: int) -> float:
         return final ** max(0.0, 2 * step / steps - 1)
@@ -424,12 +432,20 @@ def pooled(case: Case, fed: Any, steps: int, particles: int, rate: float) -> tup
     optim = PyroLRScheduler(torch.optim.lr_scheduler.LambdaLR, settings)
     with program.at(program.start, 1, program.own_start), torch.enable_grad():
         svi = SVI(case.problem[0], program.guide, optim, Trace_ELBO(num_particles=particles))
-        for _ in range(steps):
+        for step in range(steps):
             svi.step(*case.problem[1])
             optim.step()
-        params = flat(program.leaves)
-    values = fed.problem.constrain(program.points(params, 4000, 2))
-    return torch.cat([values[name].reshape(4000, -1) for name in fed.problem.sites], 1), params
+            if step >= steps // 2:
+                reached.append(flat(program.leaves))
+    params = torch.stack(reached).mean(0)
+    batches = [fitted_draws(program, part.mean(0), 500).mean(0) for part in torch.stack(reached).tensor_split(10)]
+    return fitted_draws(program, params), params, torch.stack(batches).std(0) / 10**0.5
+
+
+def fitted_draws(program: Any, params: Tensor, count: int = 4000) -> Tensor:
+    """Draws (S, D) of a guide at its parameters."""
+    values = program.problem.constrain(program.points(params, count, 2))
+    return torch.cat([values[name].reshape(count, -1) for name in program.problem.sites], 1)
 
 
 def errors(draws: Tensor, mean: Tensor, sd: Tensor) -> tuple[str, str]:
@@ -458,6 +474,7 @@ def lines_of_table(only: list[str], steps: int, particles: int, rate: float) -> 
         "pooled: mean",
         "log SD",
         "apart, SDs",
+        "chance",
         "KL",
         "pooled: KL",
     )
@@ -470,16 +487,17 @@ def lines_of_table(only: list[str], steps: int, particles: int, rate: float) -> 
         fed = pf.Federation(model, data, plate="data", num_clients=clients, dtype=F64)
         mean, sd, *evidence = exact()
         draws, params, figures = federated(case, fed, steps, particles, rate)
-        mine, theirs, other, both = errors(draws, mean, sd), ("", ""), "", ("", "")
+        mine, theirs, other, both = errors(draws, mean, sd), ("", ""), ("", ""), ("", "")
         if case.by != "FedLaplace":
-            pool, fitted = pooled(case, fed, steps, particles, rate)
+            pool, fitted, chance = pooled(case, fed, steps, particles, rate)
             theirs = errors(pool, mean, sd)
-            other = f"{float(((draws.mean(0) - pool.mean(0)) / sd).abs().max()):.3f}"
+            apart = (draws.mean(0) - pool.mean(0)).abs()
+            other = f"{float((apart / sd).max()):.3f}", f"{2**0.5 * float((chance / sd).max()):.3f}"
             if evidence:
                 mine_kl, their_kl = (f"{divergence(case, fed, one, evidence[0]):.3f}" for one in (params, fitted))
                 both = mine_kl, their_kl
         cost = (figures["rounds"], f"{figures['kB']:,.0f}", f"{figures['s']:.0f}")
-        yield row(case.name, case.by, *cost, *mine, *theirs, other, *both)
+        yield row(case.name, case.by, *cost, *mine, *theirs, *other, *both)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
     averaging, laplace      points; the mode and the curvature there
     ep, peers, pooled       Gaussian sites; agents on a graph; references on all data
     stein, surrogates       particles; surrogates of likelihoods
-    langevin                Markov chains
+    langevin, variational   Markov chains; guides
     auto                    several of these in turn
 
 An algorithm is one module in its family's folder and one line in the family's `__init__.pyi`: this package, `pyro_fed`,

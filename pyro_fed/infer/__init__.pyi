@@ -10,3 +10,4 @@ from .pooled import *
 from .stein import *
 from .subposteriors import *
 from .surrogates import *
+from .variational import *

@@ -31,6 +31,7 @@ TABLES = {
     "sites": "pyro_fed.policy.gaussian",
     "stein": "pyro_fed.policy.stein",
     "surrogates": "pyro_fed.policy.surrogates",
+    "variational": "pyro_fed.policy.surrogates",
 }
 INFER = "pyro_fed.infer."
 #: Codes of findings about an answer that no weights of draws around it mend, each with why.

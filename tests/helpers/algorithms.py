@@ -87,7 +87,7 @@ ALGORITHMS = [
         "FedAIS": lambda: pf.FedAIS(num_proposals=60, min_effective=10),
         "FedPA": lambda: pf.infer.FedPA(client=pf.infer.tilted.MCMC(**CHAIN)),
         "FedAvg": lambda: pf.FedAvg(chain_steps=5, batch_size=3),
-        "SFVI": lambda: pf.infer.SFVI(num_steps=300, step_size=0.1),
+        "SFVI": lambda: pf.infer.SFVI(num_steps=200, step_size=0.1),
         "SFVI, averaged": lambda: pf.infer.SFVI(num_steps=40, local_steps=4, num_particles=2),
         "FedProx": lambda: pf.infer.FedProx(chain_steps=5, batch_size=3),
         "FedDyn": lambda: pf.infer.FedDyn(chain_steps=5, batch_size=3),

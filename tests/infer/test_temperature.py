@@ -45,7 +45,7 @@ def fed():
         (pf.FedAIS(temperature=ALPHA), 0.1),
         (pf.FedAIS(temperature=ALPHA, surrogates=pf.FedEP()), 0.15),  # sites of α = 1: the weights are all that tempers
         (pf.infer.SVI(temperature=ALPHA, **FEW_STEPS), 0.1),
-        (pf.infer.SFVI(temperature=ALPHA, num_steps=400, step_size=0.05), 0.2),  # Adam's noise is some 0.1 SD
+        (pf.infer.SFVI(temperature=ALPHA, num_steps=400, step_size=0.05), 0.15),  # the steps' noise is some 0.04 SD
         (pf.FSGLD(temperature=ALPHA, target_ess=None, num_chains=60, burn_in=100, local_steps=20), 0.2),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, pf.FedEP | pf.FedLaplace) else None,

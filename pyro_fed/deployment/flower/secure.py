@@ -338,7 +338,7 @@ def check_secure(chain: Sequence[Algorithm]) -> None:
             raise SettingError(
                 f"{type(part).__name__}: its server looks at messages one by one, and secure aggregation brings sums "
                 "alone: use FedSEP, FedLaplace, FedAIS(surrogates='laplace'), FedHMC(surrogates='laplace'), "
-                "SummedLangevin or FedAvg"
+                "SFVI(surrogates='laplace'), SummedLangevin or FedAvg"
             )
     for part in chain[:-1]:
         if isinstance(part, SiteKeeping):

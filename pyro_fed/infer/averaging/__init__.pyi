@@ -2,4 +2,3 @@ from . import optim as optim
 from .fedavg import FedAvg as FedAvg
 from .feddyn import FedDyn as FedDyn
 from .fedprox import FedProx as FedProx
-from .sfvi import SFVI as SFVI

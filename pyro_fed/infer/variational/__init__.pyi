@@ -1,0 +1,1 @@
+from .sfvi import SFVI as SFVI
