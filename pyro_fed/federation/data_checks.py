@@ -12,6 +12,7 @@ from pyro_fed.density.checks.missing import unhandled_missing_values
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.rows.files import blocks
 from pyro_fed.density.running.trace_sites import is_deterministic
 from pyro_fed.errors import DataError, SettingError, warn_user
 from pyro_fed.ops.entries import all_finite
@@ -33,7 +34,7 @@ def not_finite(
     """
     _check_shared(arguments)
     for name, nested, leaf in arguments.columns:
-        if not leaf.is_floating_point() or all_finite(leaf):
+        if not leaf.is_floating_point() or all(map(all_finite, blocks(leaf))):
             continue
         for client, rows in zip(names, clients, strict=True):
             index = arguments.rows_of(nested, rows)

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pyro_fed.density.rows.containers import Table, as_tree, is_column
+from pyro_fed.density.rows.files import blocks
 from pyro_fed.density.rows.labelled import Labels, labelled
 from pyro_fed.density.rows.leaves import LabelsByName, read_leaf
 from pyro_fed.density.rows.order import Orders, in_order, orders_of
@@ -159,7 +160,9 @@ class Arguments:
         """Whether there is a NaN or an infinity in the arguments."""
         with _disable_current_modes():  # it may be called within a trace, which must not see these values
             return any(
-                leaf.is_floating_point() and not all_finite(leaf) for leaf in self.leaves if isinstance(leaf, Tensor)
+                leaf.is_floating_point() and not all(map(all_finite, blocks(leaf)))
+                for leaf in self.leaves
+                if isinstance(leaf, Tensor)
             )
 
     def rebuild(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -169,9 +172,11 @@ class Arguments:
             leaves[i] = leaf
         return self.put_together(leaves)
 
-    def to(self, dtype: torch.dtype) -> Arguments:
-        """These arguments with every floating tensor in `dtype`."""
-        return replace(self, leaves=tuple(_cast(leaf, dtype) for leaf in self.leaves))
+    def to(self, dtype: torch.dtype, rows: bool = True) -> Arguments:
+        """These arguments with every floating tensor in `dtype`, or those alone that are not split by rows."""
+        kept = () if rows else self.split
+        cast = (leaf if i in kept else _cast(leaf, dtype) for i, leaf in enumerate(self.leaves))
+        return replace(self, leaves=tuple(cast))
 
     def copy_as(self, dtype: torch.dtype) -> Arguments:
         """Copies of these arguments, floating ones in `dtype`: later changes to the caller's arrays have no effect."""
