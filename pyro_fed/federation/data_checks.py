@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.checks.missing import unhandled_missing_values
+from pyro_fed.density.checks.points import ROWS_TOGETHER
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.files import blocks
 from pyro_fed.density.running.trace_sites import is_deterministic
 from pyro_fed.errors import DataError, SettingError, warn_user
-from pyro_fed.ops.entries import all_finite
+from pyro_fed.ops.entries import all_finite, evenly
 
 
 def not_finite(
@@ -139,7 +140,9 @@ def warn_duplicates(each: Sequence[Arguments], names: Sequence[str]) -> None:
         if not arguments.num_rows:
             continue
         mine = [leaf for _, _, leaf in arguments.columns]
-        fingerprint = tuple((tuple(leaf.shape), float(leaf.double().sum())) for leaf in mine)
+        fingerprint = tuple(
+            (tuple(leaf.shape), float(leaf[evenly(len(leaf), ROWS_TOGETHER)].double().sum())) for leaf in mine
+        )
         other = seen.setdefault(fingerprint, k)
         same = zip(mine, (leaf for _, _, leaf in each[other].columns), strict=True)
         if other != k and all(torch.equal(a, b) for a, b in same):

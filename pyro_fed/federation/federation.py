@@ -134,8 +134,8 @@ class Federation:
         rows = with_column_names(arguments, rows)
         if named := named_labels(arguments, rows or {}, plate, coords, partition):
             arguments = flatten(model, args, kwargs, named)
-        arguments = arguments.owned()  # before a run of the model, which may write to its arguments
         given, dtype = dtype, _floating_dtype(dtype, arguments)
+        arguments = arguments.copy_as(dtype)  # before a run of the model, which may write to its arguments
         with explained_failures(arguments, model, plate):
             sizes, seen = first_look(model, arguments, plate, rows, dtype)
         arguments = _mark_split_arguments(arguments, plate, sizes, rows, shard)

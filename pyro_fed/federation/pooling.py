@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyro_fed.density.checks.first_run import FirstRun, first_run
 from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, positional
+from pyro_fed.density.rows.files import pooled
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
 from pyro_fed.errors import DataError, PyroFedError, listed
@@ -167,8 +168,8 @@ def pool_clients(
     starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
     leaves = [_pool_leaf(i, each, starts, names) for i in range(len(each[0].leaves))]
     index = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=False)]
-    pooled = each[0].pooled(leaves, starts[-1]).with_client_rows(index)
-    return replace(pooled, labels={**pooled.labels, **_group_labels(each, names, owners)}), index
+    whole = each[0].pooled(leaves, starts[-1]).with_client_rows(index)
+    return replace(whole, labels={**whole.labels, **_group_labels(each, names, owners)}), index
 
 
 def _group_labels(each: Sequence[Arguments], names: Sequence[str], owners: set[str]) -> dict[str, Labels]:
@@ -371,7 +372,7 @@ def _check_like_first(arguments: Arguments, name: str, first: Arguments, first_n
 
 def _pool_leaf(i: int, each: list[Arguments], starts: list[int], names: Sequence[str]) -> Any:
     if i in each[0].split:
-        return torch.cat([arguments.shifted(i, start) for arguments, start in zip(each, starts, strict=False)])
+        return pooled([arguments.shifted(i, start) for arguments, start in zip(each, starts, strict=False)])
     leaves = [arguments.leaves[i] for arguments in each]
     counts = [list(counts) for counts in zip(*(arguments.lengths for arguments in each), strict=True)]
     if all(isinstance(leaf, int) for leaf in leaves) and leaves in counts:
