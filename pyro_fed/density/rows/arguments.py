@@ -17,6 +17,8 @@ from torch._C import DisableTorchFunction
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pyro_fed.density.checks.points import ROWS_TOGETHER
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.density.rows.containers import Table, as_tree, is_column
 from pyro_fed.density.rows.files import Place, blocks, is_mapped, mapped, place_of, written
 from pyro_fed.density.rows.labelled import Labels, labelled
@@ -175,6 +177,12 @@ class Arguments:
                 for leaf in self.leaves
                 if isinstance(leaf, Tensor)
             )
+
+    @property
+    def many(self) -> bool:
+        """Whether rows of one plate are so many that what a few of them tell is not asked of all."""
+        numbers = sum(leaf.numel() for leaf in self.rows) if type(self) is Arguments else 0
+        return numbers > NUMBERS_IN_MEMORY and (self.num_rows or 0) > ROWS_TOGETHER
 
     def rebuild(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other row tensors (m, ...) in place of the sharded leaves."""

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from pyro_fed.density.rows.batches import BLOCK
+from pyro_fed.density.rows.batches import BLOCK, NUMBERS_IN_MEMORY
 from pyro_fed.errors import DataError
 
 #: Flags of a mapping whose pages are one's own once they are written to, and need no room before.
@@ -165,6 +165,16 @@ def blocks(leaf: Tensor) -> Iterator[Tensor]:
     for block in leaf.split(max(1, BLOCK * max(1, len(leaf)) // max(1, leaf.numel()))):
         yield block
         let_go(leaf)
+
+
+def row_blocks(rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Rows (N, ...) of several tensors in blocks (m, ...) of them together, each let go before the next."""
+    count = len(rows[0])
+    size = max(1, NUMBERS_IN_MEMORY * count // max(1, sum(leaf.numel() for leaf in rows)))
+    for first in range(0, count, size):
+        yield tuple(leaf[first : first + size] for leaf in rows)
+        for leaf in rows:
+            let_go(leaf)
 
 
 def pooled(parts: Sequence[Tensor]) -> Tensor:
