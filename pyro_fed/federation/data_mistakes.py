@@ -68,12 +68,6 @@ def warn_of_odd_data(
     _warn_of_labels_without_rows(problem)
     if arguments.nested_plates or not arguments.num_rows:
         return
-    owner = torch.full((arguments.num_rows,), -1, dtype=torch.int64)
-    place = torch.arange(len(owner))
-    for k, rows in enumerate(clients):
-        owner[rows] = k
-        if local_numbering:
-            place[rows] = torch.arange(len(rows))
     found = []
     for number, (name, _, leaf) in enumerate(arguments.columns):
         if leaf.dim() and leaf.numel() and name not in arguments.labels and leaf.dtype != torch.bool:
@@ -82,11 +76,13 @@ def warn_of_odd_data(
                 rows = at.nonzero()[:, 0]
                 if not taken_as_a_number(problem, number, column, rows):
                     continue
-                whose = [names[k] for k in owner[rows].unique().tolist() if k >= 0]
+                whose = [name for name, own in zip(names, clients, strict=True) if bool(torch.isin(rows, own).any())]
+                first = next((own for own in clients if local_numbering and bool((own == rows[0]).any())), None)
+                place = int(rows[0]) if first is None else int((first == rows[0]).nonzero()[0])
                 part = f", column {column}," if leaf.dim() > 1 else ""
                 found.append(
                     f"argument '{name}'{part} is {value:g} in {len(rows)} row(s) of client(s) {listed(whose)}, the "
-                    f"first of them {int(place[rows[0]])}, and between {low:g} and {high:g} everywhere else"
+                    f"first of them {place}, and between {low:g} and {high:g} everywhere else"
                 )
     if found:
         more = f"; and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
@@ -253,9 +249,11 @@ def _some_row_is_twice(columns: Sequence[Tensor], clients: Sequence[Tensor]) -> 
     if not len(wanted):
         return True
     near = wanted.abs().amax() * SAME_KEY
-    place = torch.searchsorted(wanted, keys - near, right=True)
-    met = (wanted[place.clamp_max(len(wanted) - 1)] - keys).abs() <= near
-    return int(met.sum()) > len(wanted) or bool((wanted.diff() <= near).any())  # each of them meets itself
+    met = 0
+    for block in blocks(keys):
+        place = torch.searchsorted(wanted, block - near).clamp_max(len(wanted) - 1)
+        met += int(((wanted[place] - block).abs() <= near).sum())
+    return met > len(wanted) or bool((wanted.diff() <= near).any())  # each of them meets itself
 
 
 def _row_keys(columns: Sequence[Tensor], roughly: bool = False) -> Tensor:

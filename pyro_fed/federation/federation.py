@@ -220,7 +220,7 @@ class Federation:
         given, dtype = dtype, _floating_dtype(dtype, arguments)
         dtype = wide_enough(arguments, dtype) if given is None else dtype
         self = cls.__new__(cls)
-        self.partition = partitions.Explicit([i.tolist() for i in index])
+        self.partition = partitions.Explicit([i.numpy() for i in index])
         self._bind(
             *(model, arguments.copy_as(dtype), plate, arguments.num_rows or 0, index, dtype),
             names=names,

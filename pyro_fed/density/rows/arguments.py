@@ -194,8 +194,9 @@ class Arguments:
     def to(self, dtype: torch.dtype, rows: bool = True) -> Arguments:
         """These arguments with every floating tensor in `dtype`, or those alone that are not split by rows."""
         kept = () if rows else self.split
-        cast = (leaf if i in kept else _cast(leaf, dtype) for i, leaf in enumerate(self.leaves))
-        return replace(self, leaves=tuple(cast))
+        cast = tuple(leaf if i in kept else _cast(leaf, dtype) for i, leaf in enumerate(self.leaves))
+        same = all(one is other for one, other in zip(cast, self.leaves, strict=True))
+        return self if same else replace(self, leaves=cast)
 
     def copy_as(self, dtype: torch.dtype) -> Arguments:
         """Copies of these arguments, floating ones in `dtype`: later changes to the caller's arrays have no effect.
