@@ -13,7 +13,7 @@ from pyro_fed.density.checks.points import ROWS_TOGETHER
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
-from pyro_fed.density.rows.files import blocks
+from pyro_fed.density.rows.files import blocks, picked
 from pyro_fed.density.running.trace_sites import is_deterministic
 from pyro_fed.errors import DataError, SettingError, warn_user
 from pyro_fed.ops.entries import all_finite, evenly
@@ -143,7 +143,7 @@ def warn_duplicates(each: Sequence[Arguments], names: Sequence[str]) -> None:
             continue
         mine = [leaf for _, _, leaf in arguments.columns]
         fingerprint = tuple(
-            (tuple(leaf.shape), float(leaf[evenly(len(leaf), ROWS_TOGETHER)].double().sum())) for leaf in mine
+            (tuple(leaf.shape), float(picked(leaf, evenly(len(leaf), ROWS_TOGETHER)).double().sum())) for leaf in mine
         )
         other = seen.setdefault(fingerprint, k)
         same = zip(mine, (leaf for _, _, leaf in each[other].columns), strict=True)

@@ -27,7 +27,7 @@ from pyro_fed.density.checks.lookups import num_elements
 from pyro_fed.density.checks.points import FEW_ROWS, NUM_DRAWS, RADIUS, ROWS_TOGETHER
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
-from pyro_fed.density.rows.files import blocks
+from pyro_fed.density.rows.files import blocks, picked
 from pyro_fed.errors import listed, warn_user
 from pyro_fed.ops.entries import evenly
 
@@ -161,7 +161,7 @@ def _may_be_far(flat: Tensor) -> Tensor:
     The others' range is at least that of these rows without the end itself, and the gap at most the distance to them.
     """
     ends = [_ends_or_nan(block) for block in blocks(flat)]
-    some = flat[evenly(len(flat), ROWS_TOGETHER)].double()
+    some = picked(flat, evenly(len(flat), ROWS_TOGETHER)).double()
     cleared = torch.ones(flat.shape[1], dtype=torch.bool)
     for end in (_largest(high for _, high in ends), _smallest(low for low, _ in ends)):
         low, high = _ends(torch.where(some == end, torch.nan, some))

@@ -13,7 +13,7 @@ from pyro_fed.density.checks.first_run import FirstRun, first_run
 from pyro_fed.density.checks.points import ROWS_TOGETHER
 from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, positional
 from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
-from pyro_fed.density.rows.files import pooled
+from pyro_fed.density.rows.files import picked, pooled
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
 from pyro_fed.errors import DataError, PyroFedError, listed
@@ -116,7 +116,7 @@ def _sizes_by_few_rows(
     few = next(size for size in range(ROWS_TOGETHER, len(largest)) if size not in sizes)
     at = evenly(len(largest), few)
     leaves = (
-        leaf[at] if isinstance(leaf, Tensor) and leaf.shape[:1] == largest.shape[:1] else leaf
+        picked(leaf, at) if isinstance(leaf, Tensor) and leaf.shape[:1] == largest.shape[:1] else leaf
         for leaf in arguments.leaves
     )
     try:

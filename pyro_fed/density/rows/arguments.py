@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pyro_fed.density.checks.points import ROWS_TOGETHER
 from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.density.rows.containers import Table, as_tree, is_column
-from pyro_fed.density.rows.files import Place, blocks, is_mapped, mapped, place_of, written
+from pyro_fed.density.rows.files import Place, blocks, is_mapped, mapped, picked, place_of, written
 from pyro_fed.density.rows.labelled import Labels, labelled
 from pyro_fed.density.rows.leaves import LabelsByName, read_leaf
 from pyro_fed.density.rows.order import Orders, in_order, orders_of
@@ -485,4 +485,4 @@ def _some_rows(leaf: Tensor, rows: Tensor) -> Tensor:
     """The rows at ascending positions (m,), m >= 1: in the file they lie in, if they follow each other there."""
     first = int(rows[0])
     together = is_mapped(leaf) and int(rows[-1]) == first + len(rows) - 1
-    return leaf[first : first + len(rows)] if together else leaf[rows]
+    return leaf[first : first + len(rows)] if together else picked(leaf, rows)

@@ -31,6 +31,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from pyro_fed.density.rows.batches import BLOCK, NUMBERS_IN_MEMORY
 from pyro_fed.errors import DataError
 
+#: Rows that are picked from a file before it is let go.
+PICKED_ROWS = 64
 #: Flags of a mapping whose pages are one's own once they are written to, and need no room before.
 OWN_PAGES = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)  # MAP_NORESERVE
 
@@ -144,7 +146,7 @@ def place_of(leaf: Tensor) -> Place:
     """Where a mapped tensor lies: in the file that its rows came from, if that has all of them, as they are."""
     mapping = _MAPPINGS[leaf.untyped_storage().data_ptr()]
     whole, size = mapping.place, leaf.element_size()
-    inside = leaf.storage_offset() * size
+    inside = int(leaf.storage_offset()) * size
     strides = tuple(step * size for step in leaf.stride())
     for first, origin in mapping.origins:
         start, end = first * whole.strides[0], (first + origin.shape[0]) * whole.strides[0]
@@ -165,6 +167,17 @@ def blocks(leaf: Tensor) -> Iterator[Tensor]:
     for block in leaf.split(max(1, BLOCK * max(1, len(leaf)) // max(1, leaf.numel()))):
         yield block
         let_go(leaf)
+
+
+def picked(leaf: Any, at: Tensor) -> Any:
+    """The rows at positions (m,), of a file few at a time: with each the system reads many that are near it."""
+    if not is_mapped(leaf):
+        return leaf[at]
+    parts = []
+    for some in at.split(PICKED_ROWS):
+        parts.append(leaf[some])
+        let_go(leaf)
+    return torch.cat(parts)
 
 
 def row_blocks(rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
@@ -200,7 +213,7 @@ def written(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     with tempfile.NamedTemporaryFile(prefix="pyro_fed_rows_", delete=False) as file:
         for part in parts:
             for block in blocks(part):
-                file.write(block.to(dtype).contiguous().numpy())
+                file.write(block.to(dtype).contiguous().numpy().data)
             if is_mapped(part):
                 places.append((first, place_of(part)))
             first += len(part)

@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.errors import DataError, SettingError, listed
 
 #: Items of a dataset that are gathered before they are written.
 ITEMS = 4096
 
 
+@checked
+@explained(DataError, "the rows cannot be read")
 def rows_on_disk(
     source: Any, folder: str | os.PathLike[str], columns: Mapping[str, str | Sequence[str]] | None = None
 ) -> Any:
@@ -43,7 +46,6 @@ def rows_on_disk(
 
     Example:
         >>> data = pf.partition.rows_on_disk("north.parquet", "north", {"x": ["age", "dose"], "y": "died"})
-        >>> fed = pf.Federation.from_clients(model, {"north": (data["x"], data["y"])}, plate="data")
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     if isinstance(source, str | os.PathLike):
@@ -63,15 +65,23 @@ class _Writer:
         np.lib.format.write_array_header_1_0(self.file, header)
 
     def add(self, rows: np.ndarray) -> None:
-        self.file.write(np.ascontiguousarray(rows, self.dtype))
+        self.file.write(np.ascontiguousarray(rows, self.dtype).data)
 
 
 def _from_dataset(source: Any, folder: Path) -> Any:
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise DataError(
+            f"source is a {type(source).__name__}, expected a path, or a dataset with len(source), source[i]"
+        )
     count = len(source)
     if not count:
         raise DataError("the dataset has no rows")
     form = source[0]
     first_item = _parts(form)
+    if others := [name for name, part in first_item.items() if part.dtype.kind not in "biuf"]:
+        raise DataError(
+            f"items of the dataset hold other values than numbers in {listed(others)}: write them as numbers"
+        )
     shapes = {name: part.shape for name, part in first_item.items()}
     with ExitStack() as files:
         writers = {
