@@ -59,11 +59,11 @@ class BoundModel:
         return replace(self, arguments=self.arguments.on(device), constants=constants, device=device)
 
     def doubled(self) -> BoundModel:
-        """This model with these data, computed in float64."""
+        """This model with these data, computed in float64; rows are converted where they are run on, few or all."""
         constants = {name: pytree.tree_map(_in_double, value) for name, value in self.constants.items()}
         return replace(
             self,
-            arguments=self.arguments.to(torch.float64),
+            arguments=self.arguments.to(torch.float64, rows=False),
             dtype=torch.float64,
             constants=constants,
             in_double=True,
@@ -109,6 +109,8 @@ class BoundModel:
         tick()
         sharded = bool(self.arguments.rows)
         rows = rows[: len(self.arguments.rows) or 1]
+        if self.in_double:
+            rows = pytree.tree_map(_in_double, rows)
         args, kwargs = self.arguments.rebuild(rows if sharded else ())
         indices = torch.arange(len(rows[0]), device=rows[0].device) if sharded else rows[0]
         nested = self.arguments.nested_plates

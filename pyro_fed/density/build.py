@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import BoundModel
@@ -21,6 +22,8 @@ from pyro_fed.density.checks.blame import line_of
 from pyro_fed.density.checks.factorisation import check_splits
 from pyro_fed.density.checks.first_run import FirstRun, first_run
 from pyro_fed.density.checks.modules import check_modules
+from pyro_fed.density.checks.negative_lookups import NegativeLookups
+from pyro_fed.density.checks.points import ROWS_TOGETHER, SPREAD
 from pyro_fed.density.checks.sites import describe
 from pyro_fed.density.compiling import mapping
 from pyro_fed.density.compiling.compiler import FAILURES, Compiler, reason_of
@@ -29,6 +32,7 @@ from pyro_fed.density.latents.undetermined_latents import check_held
 from pyro_fed.density.layout import Layout
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.rows.files import row_blocks
 from pyro_fed.density.running.counted import asks_for_double
 from pyro_fed.density.running.shared import is_shared
 from pyro_fed.density.traits.search import ModelSearch
@@ -67,6 +71,10 @@ def build(
         DataError: data outside a likelihood's support, or rows that do not fit the plate.
     """
     check_modules(model)
+    if seen is None and arguments.many:
+        settings = {"quadrature": quadrature, "constants": constants, "free": free}
+        if found := _from_few_rows(model, arguments, plate, num_rows, dtype, whole or {plate: num_rows}, settings):
+            return found
     bound = BoundModel(model, arguments, plate, num_rows, dtype, {**(constants or {})})
     if seen is None:
         seen = first_run(lambda source: bound.execute(source, bound.all_rows, validate=True), dtype)
@@ -87,6 +95,52 @@ def build(
         problem = _with_fastest_mapping(problem, _try_integral)
     _warn_of_constants(bound, layout)
     return problem
+
+
+def _from_few_rows(
+    model: Callable[..., Any],
+    arguments: Arguments,
+    plate: str,
+    num_rows: int,
+    dtype: torch.dtype,
+    whole: Mapping[str, int],
+    settings: Mapping[str, Any],
+) -> Problem | None:
+    """The densities as some of many rows show them; None where all are needed, as to refuse one of them by its number.
+
+    All rows are needed by what the model computes from them all, and by rows' latents. Each row has a finite density
+    and gradient at the first run's point, as Pyro's validation is passed, or all are asked.
+    """
+    if arguments.incomplete or settings["constants"]:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    at = torch.randint(num_rows, (ROWS_TOGETHER,), generator=generator).unique()
+    try:
+        problem = build(model, arguments.alone(at), plate, len(at), dtype, whole=whole, **settings)
+    except Exception:  # of any kind: all rows are asked then, and an error is theirs
+        return None
+    if problem.looped or problem.local_dim or problem.layout.discrete or problem.bound.constants:
+        return None
+    bound = replace(problem.bound, arguments=arguments.to(problem.dtype), num_rows=num_rows)
+    found = replace(problem, bound=bound, layout=problem.layout.over(num_rows), num_rows=num_rows)
+    return found if _all_are_regular(found) else None
+
+
+def _all_are_regular(problem: Problem) -> bool:
+    """Whether all rows pass Pyro's validation near zero, with finite densities and gradients."""
+    generator = torch.Generator().manual_seed(0)
+    z = SPREAD * torch.randn(problem.dim, generator=generator, dtype=problem.dtype)
+
+    def total(point: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
+        outside, inside = problem.log_terms(point, rows, validate=True)
+        return sum((terms.sum() for terms in (*outside.values(), *inside.values())), point.new_zeros(()))
+
+    try:
+        with NegativeLookups() as lookups:
+            found = [part for rows in row_blocks(problem.rows) for part in grad_and_value(total)(z, rows)]
+    except Exception:  # of any kind: a row is outside the support, or an index beyond its table
+        return False
+    return not lookups.found and all(bool(part.isfinite().all()) for part in found)
 
 
 def _one_by_one(problem: Problem) -> ModelError:

@@ -57,6 +57,11 @@ class Site:
 
         return replace(self, shape=resized(self.shape), unconstrained_shape=resized(self.unconstrained_shape))
 
+    def along(self, plate: str, size: int) -> Site:
+        """This site with another size of a plate (sites without an unconstrained value)."""
+        sizes = zip(self.dims, self.shape, strict=True)
+        return replace(self, shape=tuple(size if dim == plate else length for dim, length in sizes))
+
     def of_rows(self, block: Tensor) -> Tensor:
         """Unconstrained values (..., m, ...) of m rows, on `axis`, from all local sites' values (m, d)."""
         axis = self.axis or 0
@@ -98,6 +103,14 @@ class Layout:
     depends_on_discrete: frozenset[str] = frozenset()
     discrete: dict[str, Site] = field(default_factory=dict)
     nesting: int = 1
+
+    def over(self, num_rows: int) -> Layout:
+        """These sites with another number of rows of the partitioned plate."""
+
+        def resized(sites: dict[str, Site]) -> dict[str, Site]:
+            return {name: site.along(self.plate, num_rows) for name, site in sites.items()}
+
+        return replace(self, reported=resized(self.reported), observed=resized(self.observed))
 
     @property
     def first_enum_dim(self) -> int | None:

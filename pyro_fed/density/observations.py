@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from pyro_fed.density.rows.arguments import rows_like
+from pyro_fed.density.rows.files import row_blocks
 from pyro_fed.density.running.torch_modes import replacing
 from pyro_fed.density.running.trace_sites import frame_of, sum_to_rows, without_event_dims
 from pyro_fed.errors import DataError
@@ -20,9 +21,18 @@ if TYPE_CHECKING:
 
 def observed_values(problem: Problem) -> dict[str, Tensor]:
     """Values of the observed sites inside the plate, in the original row order."""
-    trace = problem.execute_at(torch.zeros(problem.dim, dtype=problem.dtype), problem.all_rows).trace
-    layout = problem.layout
-    return {name: trace.nodes[name]["value"] for name in layout.observed if name not in layout.factors}
+    layout, z = problem.layout, torch.zeros(problem.dim, dtype=problem.dtype)
+    sites = {name: site for name, site in layout.observed.items() if name not in layout.factors}
+
+    def values(rows: tuple[Any, ...]) -> dict[str, Tensor]:
+        trace = problem.execute_at(z, rows).trace
+        return {name: trace.nodes[name]["value"] for name in sites}
+
+    if not problem.arguments.many or not all(problem.plate in site.dims for site in sites.values()):
+        return values(problem.all_rows)
+    each = [values(rows) for rows in row_blocks(problem.rows)]
+    axes = {name: site.dims.index(problem.plate) for name, site in sites.items()}
+    return {name: torch.cat([part[name] for part in each], axis) for name, axis in axes.items()}
 
 
 def observed_rows(log_lik: Tensor, elsewhere: Callable[[Tensor], Tensor], problem: Problem) -> Tensor:

@@ -24,10 +24,12 @@ from pyro_fed.density.checks.points import FEW_ROWS, MAX_TRIES, RADIUS, ROWS_TOG
 from pyro_fed.density.checks.undefined import slopes_and_bends
 from pyro_fed.density.compiling.compiler import FAILURES, failure
 from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, in_chunks
+from pyro_fed.density.rows.files import picked
 from pyro_fed.density.running.torch_modes import OutOfPlace
 from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.errors import ModelError
 from pyro_fed.ops.batched import vmap
+from pyro_fed.ops.entries import evenly
 
 #: Draws of the prior whose mean is a central start: a tenth of the prior's SD from its mean, as the `init_scale` of
 #: Pyro's guides.
@@ -226,8 +228,8 @@ def _some_rows(problem: RowDensities) -> tuple[Any, ...]:
     """The rows whose densities are checked, from all over; all if they are few."""
     count = len(problem.rows[0])
     most = FEW_ROWS if problem.local_dim else max(FEW_ROWS, min(ROWS_TOGETHER, NUMBERS_IN_MEMORY // problem.dim))
-    at = torch.linspace(0, count - 1, min(count, most)).long()
-    return tuple(leaf[at] for leaf in problem.rows)
+    at = evenly(count, most)
+    return tuple(picked(leaf, at) for leaf in problem.rows)
 
 
 def _all_finite(problem: RowDensities, points: Tensor) -> bool:

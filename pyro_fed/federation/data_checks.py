@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.checks.missing import unhandled_missing_values
+from pyro_fed.density.checks.points import ROWS_TOGETHER
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.rows.files import blocks, picked
 from pyro_fed.density.running.trace_sites import is_deterministic
 from pyro_fed.errors import DataError, SettingError, warn_user
-from pyro_fed.ops.entries import all_finite
+from pyro_fed.ops.entries import all_finite, evenly
 
 
 def not_finite(
@@ -32,8 +34,10 @@ def not_finite(
         DataError: NaN in an argument that all clients share.
     """
     _check_shared(arguments)
+    if not arguments.incomplete:
+        return None
     for name, nested, leaf in arguments.columns:
-        if not leaf.is_floating_point() or all_finite(leaf):
+        if not leaf.is_floating_point() or all(map(all_finite, blocks(leaf))):
             continue
         for client, rows in zip(names, clients, strict=True):
             index = arguments.rows_of(nested, rows)
@@ -138,7 +142,9 @@ def warn_duplicates(each: Sequence[Arguments], names: Sequence[str]) -> None:
         if not arguments.num_rows:
             continue
         mine = [leaf for _, _, leaf in arguments.columns]
-        fingerprint = tuple((tuple(leaf.shape), float(leaf.double().sum())) for leaf in mine)
+        fingerprint = tuple(
+            (tuple(leaf.shape), float(picked(leaf, evenly(len(leaf), ROWS_TOGETHER)).double().sum())) for leaf in mine
+        )
         other = seen.setdefault(fingerprint, k)
         same = zip(mine, (leaf for _, _, leaf in each[other].columns), strict=True)
         if other != k and all(torch.equal(a, b) for a, b in same):

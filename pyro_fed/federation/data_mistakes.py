@@ -15,7 +15,8 @@ of the value's row is computed at points θ, with the value v, with 2v, and with
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -23,11 +24,12 @@ from torch import Tensor
 from pyro_fed.conventions.client_names import as_it_looks
 from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.density.checks.lookups import num_elements
-from pyro_fed.density.checks.points import FEW_ROWS, NUM_DRAWS, RADIUS
+from pyro_fed.density.checks.points import FEW_ROWS, NUM_DRAWS, RADIUS, ROWS_TOGETHER
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
+from pyro_fed.density.rows.files import blocks, picked
 from pyro_fed.errors import listed, warn_user
+from pyro_fed.ops.entries import evenly
 
 #: A value is far away if its gap to the others is more than this multiple of their range.
 FAR_VALUE_RANGES = 10.0
@@ -46,8 +48,10 @@ DUPLICATES_OVER_CHANCE = 2.0
 GRID_TOLERANCE = 0.01
 #: The most findings of one kind that a warning lists.
 MAX_LISTED = 3
-#: Rows whose columns are summed at once.
-BLOCK = 65_536
+#: Rows of a client that are looked for among all: the share above is missed with a probability of 0.9^300 = 1e-14.
+LOOKED_AT = 300
+#: Keys of equal rows may differ by so much of the largest, as products are summed in another order.
+SAME_KEY = 1e-12
 #: Relative step to the next value; if differences change by more than the second number, they jump there.
 RELATIVE_STEP, LARGEST_SLOPE_CHANGE = 1e-6, 0.1
 
@@ -64,12 +68,6 @@ def warn_of_odd_data(
     _warn_of_labels_without_rows(problem)
     if arguments.nested_plates or not arguments.num_rows:
         return
-    owner = torch.full((arguments.num_rows,), -1, dtype=torch.int64)
-    place = torch.arange(len(owner))
-    for k, rows in enumerate(clients):
-        owner[rows] = k
-        if local_numbering:
-            place[rows] = torch.arange(len(rows))
     found = []
     for number, (name, _, leaf) in enumerate(arguments.columns):
         if leaf.dim() and leaf.numel() and name not in arguments.labels and leaf.dtype != torch.bool:
@@ -78,11 +76,13 @@ def warn_of_odd_data(
                 rows = at.nonzero()[:, 0]
                 if not taken_as_a_number(problem, number, column, rows):
                     continue
-                whose = [names[k] for k in owner[rows].unique().tolist() if k >= 0]
+                whose = [name for name, own in zip(names, clients, strict=True) if bool(torch.isin(rows, own).any())]
+                first = next((own for own in clients if local_numbering and bool((own == rows[0]).any())), None)
+                place = int(rows[0]) if first is None else int((first == rows[0]).nonzero()[0])
                 part = f", column {column}," if leaf.dim() > 1 else ""
                 found.append(
                     f"argument '{name}'{part} is {value:g} in {len(rows)} row(s) of client(s) {listed(whose)}, the "
-                    f"first of them {int(place[rows[0]])}, and between {low:g} and {high:g} everywhere else"
+                    f"first of them {place}, and between {low:g} and {high:g} everywhere else"
                 )
     if found:
         more = f"; and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
@@ -138,35 +138,61 @@ def _warn_of_labels_without_rows(problem: Problem) -> None:
 def _far_values(leaf: Tensor) -> Iterator[tuple[int, float, float, float]]:
     """Column, value and the range of all others, for each smallest or largest value that is far from the others."""
     flat = leaf.reshape(len(leaf), -1)
-    size = max(1, NUMBERS_IN_MEMORY // len(flat))
-    for first, block in zip(range(0, flat.shape[1], size), flat.split(size, 1), strict=True):
-        for column, value, low, high in _far_in(block):
-            yield first + column, value, low, high
-
-
-def _far_in(flat: Tensor) -> Iterator[tuple[int, float, float, float]]:
-    """Column, value and range of all others of each far value in columns (N, C)."""
-    flat = flat.double()
-    finite = flat.isfinite()
-    if not bool(finite.all()):
-        inside = torch.where(finite, flat, 0.0).sum(0) / finite.sum(0).clamp_min(1)
-        flat = torch.where(finite, flat, inside)
-    for end in (flat.amax(0), flat.amin(0)):
-        at = flat == end
-        count = at.sum(0)
-        low = torch.where(at, torch.inf, flat).amin(0)
-        high = torch.where(at, -torch.inf, flat).amax(0)
+    suspects = _may_be_far(flat).nonzero()[:, 0]
+    ends = [_ends(block[:, suspects].double()) for block in blocks(flat) if len(suspects)]
+    for end in (_largest(high for _, high in ends), _smallest(low for low, _ in ends)) if ends else ():
+        count, others = torch.zeros_like(end), []
+        for block in blocks(flat):
+            values = block[:, suspects].double()
+            count += (values == end).sum(0)
+            others.append(_ends(torch.where(values == end, torch.nan, values)))
+        low, high = _smallest(low for low, _ in others), _largest(high for _, high in others)
         width, gap = high - low, torch.minimum((end - low).abs(), (end - high).abs())
         recurs = (count > 1) & (2 * count < len(flat)) & (width > 0) & (gap > FAR_VALUE_RANGES * width)
-        others = torch.maximum(low.abs(), high.abs())  # finite but for columns of one value, of width -inf
-        outweighs = (width > 0) & (end.abs() > OVERWHELMING * len(flat) ** 0.5 * others)
-        for column in (recurs | outweighs).nonzero()[:, 0].tolist():
-            yield column, float(end[column]), float(low[column]), float(high[column])
+        size = torch.maximum(low.abs(), high.abs())  # finite but for columns of one value, of width -inf
+        outweighs = (width > 0) & (end.abs() > OVERWHELMING * len(flat) ** 0.5 * size)
+        for place in (recurs | outweighs).nonzero()[:, 0].tolist():
+            yield int(suspects[place]), float(end[place]), float(low[place]), float(high[place])
+
+
+def _may_be_far(flat: Tensor) -> Tensor:
+    """Which columns (C,) of (N, C) may have a far value: a few rows show that most have none, whatever the others are.
+
+    The others' range is at least that of these rows without the end itself, and the gap at most the distance to them.
+    """
+    ends = [_ends_or_nan(block) for block in blocks(flat)]
+    some = picked(flat, evenly(len(flat), ROWS_TOGETHER)).double()
+    cleared = torch.ones(flat.shape[1], dtype=torch.bool)
+    for end in (_largest(high for _, high in ends), _smallest(low for low, _ in ends)):
+        low, high = _ends(torch.where(some == end, torch.nan, some))
+        gap, size = torch.minimum((end - low).abs(), (end - high).abs()), torch.maximum(low.abs(), high.abs())
+        cleared &= (gap <= FAR_VALUE_RANGES * (high - low)) & (end.abs() <= OVERWHELMING * len(flat) ** 0.5 * size)
+    return ~cleared  # and none where an end is not a number
+
+
+def _ends(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest of each column's finite values, (C,): inf and -inf without any."""
+    finite = values.isfinite()
+    return torch.where(finite, values, torch.inf).amin(0), torch.where(finite, values, -torch.inf).amax(0)
+
+
+def _ends_or_nan(block: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value of each column, (C,), NaN where there is one."""
+    values = block.numpy()  # three times as fast as torch along the rows
+    return torch.as_tensor(values.min(0)).double(), torch.as_tensor(values.max(0)).double()
+
+
+def _smallest(parts: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.minimum, parts)
+
+
+def _largest(parts: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.maximum, parts)
 
 
 def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str]) -> None:
     columns = [leaf.reshape(len(leaf), -1) for _, _, leaf in arguments.columns if leaf.dim() and leaf.numel()]
-    if not columns:
+    if not columns or not _some_row_is_twice(columns, clients):
         return
     _, group, count = _row_keys(columns).unique(return_inverse=True, return_counts=True)
     twice = count[group] > 1
@@ -204,14 +230,46 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
     )
 
 
-def _row_keys(columns: Sequence[Tensor]) -> Tensor:
-    """A key of each row, (N,): equal rows have equal keys, different rows differ except with probability 1e-15."""
+def _some_row_is_twice(columns: Sequence[Tensor], clients: Sequence[Tensor]) -> bool:
+    """Whether any of `LOOKED_AT` rows of a client, or all of fewer, may be there again: none is if no share of them is.
+
+    Of a client with a share `MIN_DUPLICATE_SHARE` of such rows none is looked at with a probability of 1e-15.
+    """
+    generator = torch.Generator().manual_seed(0)
+    picked = [
+        rows if len(rows) <= LOOKED_AT else rows[torch.randint(len(rows), (LOOKED_AT,), generator=generator).unique()]
+        for rows in clients
+    ]
+    at = torch.cat(picked)
+    if 2 * len(at) >= len(columns[0]):
+        return True  # as soon found by all rows
+    keys = _row_keys(columns, roughly=True)
+    wanted = keys[at].sort().values
+    wanted = wanted[wanted.isfinite()]
+    if not len(wanted):
+        return True
+    near = wanted.abs().amax() * SAME_KEY
+    met = 0
+    for block in blocks(keys):
+        place = torch.searchsorted(wanted, block - near).clamp_max(len(wanted) - 1)
+        met += int(((wanted[place] - block).abs() <= near).sum())
+    return met > len(wanted) or bool((wanted.diff() <= near).any())  # each of them meets itself
+
+
+def _row_keys(columns: Sequence[Tensor], roughly: bool = False) -> Tensor:
+    """A key of each row, (N,): equal rows have equal keys, different rows differ except with probability 1e-15.
+
+    `roughly`: by products, several times faster, whose keys of equal rows may differ in their last digits.
+    """
     generator = torch.Generator().manual_seed(0)
     key = torch.zeros(len(columns[0]), dtype=torch.float64)
     for leaf in columns:
         factors = torch.rand(leaf.shape[1], generator=generator, dtype=torch.float64) + 0.5
-        for part, sums in zip(leaf.split(BLOCK), key.split(BLOCK), strict=True):
-            sums += (part.double() * factors).sum(1)  # NaN equals nothing: missing values may differ
+        first = 0
+        for part in blocks(leaf):
+            values = part.double()
+            key[first : first + len(part)] += values @ factors if roughly else (values * factors).sum(1)
+            first += len(part)  # NaN equals nothing: missing values may differ
     return key
 
 
@@ -276,7 +334,7 @@ def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) 
 
     def densities(factor: float) -> Tensor:
         whole = not some[number].is_floating_point()
-        changed = some[number].double() if whole and factor % 1 else some[number].clone()
+        changed = some[number].clone() if whole and not factor % 1 else some[number].to(torch.float64, copy=True)
         changed.view(len(changed), -1)[:, column] *= factor
         return double.pointwise_log_lik(z, (*some[:number], changed, *some[number + 1 :]))
 

@@ -134,8 +134,8 @@ class Federation:
         rows = with_column_names(arguments, rows)
         if named := named_labels(arguments, rows or {}, plate, coords, partition):
             arguments = flatten(model, args, kwargs, named)
-        arguments = arguments.owned()  # before a run of the model, which may write to its arguments
         given, dtype = dtype, _floating_dtype(dtype, arguments)
+        arguments = arguments.copy_as(dtype)  # before a run of the model, which may write to its arguments
         with explained_failures(arguments, model, plate):
             sizes, seen = first_look(model, arguments, plate, rows, dtype)
         arguments = _mark_split_arguments(arguments, plate, sizes, rows, shard)
@@ -220,7 +220,7 @@ class Federation:
         given, dtype = dtype, _floating_dtype(dtype, arguments)
         dtype = wide_enough(arguments, dtype) if given is None else dtype
         self = cls.__new__(cls)
-        self.partition = partitions.Explicit([i.tolist() for i in index])
+        self.partition = partitions.Explicit([i.numpy() for i in index])
         self._bind(
             *(model, arguments.copy_as(dtype), plate, arguments.num_rows or 0, index, dtype),
             names=names,

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.checks.first_run import FirstRun, first_run
+from pyro_fed.density.checks.points import ROWS_TOGETHER
 from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, positional
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
+from pyro_fed.density.rows.files import picked, pooled
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
 from pyro_fed.errors import DataError, PyroFedError, listed
@@ -20,6 +23,7 @@ from pyro_fed.federation.failures import explained_failures, no_such_plate
 from pyro_fed.federation.groups.reading import check_rows, group_arguments, with_column_names
 from pyro_fed.federation.groups.several_plates import AND, several_arguments
 from pyro_fed.federation.split_arguments import Shard, choose_shards
+from pyro_fed.ops.entries import evenly
 
 
 def first_look(
@@ -38,6 +42,8 @@ def first_look(
         ModelError: the model has no such plate, or a site that cannot be handled; see `check_rows`.
         DataError: see `check_rows`.
     """
+    if sizes := _sizes_by_few_rows(model, arguments, plate, rows):
+        return sizes, None
     args, kwargs = arguments.to(dtype).call_arguments()
 
     def run(source: Source) -> Execution:
@@ -72,6 +78,8 @@ def plate_sizes(
         ModelError: the model has no such plate; see `groups.reading.check_rows`.
         DataError: see `groups.reading.check_rows`.
     """
+    if sizes := _sizes_by_few_rows(model, arguments, plate, rows):
+        return sizes
     dtype = arguments.floating_dtype()
     filler = FillLatents(_zeros(dtype), plate, {}, nested=parts_of(plate))
     args, kwargs = arguments.copy_as(dtype).call_arguments()  # a copy, as the model may write to its arguments
@@ -94,6 +102,28 @@ def plate_sizes(
         raise
     _check_plates(plate, declared, run)
     return declared
+
+
+def _sizes_by_few_rows(
+    model: Callable[..., Any], arguments: Arguments, plate: str, rows: Mapping[str, Any] | None
+) -> dict[str, int]:
+    """The plates' sizes as a run on few of very many rows shows them; none if it does not."""
+    tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, Tensor)]
+    largest = max(tensors, key=Tensor.numel, default=torch.empty(0))
+    if largest.numel() <= NUMBERS_IN_MEMORY or len(largest) <= 2 * ROWS_TOGETHER or rows or parts_of(plate):
+        return {}
+    sizes = {size for leaf in tensors for size in leaf.shape}
+    few = next(size for size in range(ROWS_TOGETHER, len(largest)) if size not in sizes)
+    at = evenly(len(largest), few)
+    leaves = (
+        picked(leaf, at) if isinstance(leaf, Tensor) and leaf.shape[:1] == largest.shape[:1] else leaf
+        for leaf in arguments.leaves
+    )
+    try:
+        found = plate_sizes(model, replace(arguments, leaves=tuple(leaves)), plate)
+    except Exception:  # of any kind: all rows are asked then
+        return {}
+    return {name: len(largest) if size == few else size for name, size in found.items()} if found[plate] == few else {}
 
 
 def parts_of(plate: str) -> tuple[str, ...]:
@@ -167,8 +197,8 @@ def pool_clients(
     starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
     leaves = [_pool_leaf(i, each, starts, names) for i in range(len(each[0].leaves))]
     index = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=False)]
-    pooled = each[0].pooled(leaves, starts[-1]).with_client_rows(index)
-    return replace(pooled, labels={**pooled.labels, **_group_labels(each, names, owners)}), index
+    whole = each[0].pooled(leaves, starts[-1]).with_client_rows(index)
+    return replace(whole, labels={**whole.labels, **_group_labels(each, names, owners)}), index
 
 
 def _group_labels(each: Sequence[Arguments], names: Sequence[str], owners: set[str]) -> dict[str, Labels]:
@@ -371,7 +401,7 @@ def _check_like_first(arguments: Arguments, name: str, first: Arguments, first_n
 
 def _pool_leaf(i: int, each: list[Arguments], starts: list[int], names: Sequence[str]) -> Any:
     if i in each[0].split:
-        return torch.cat([arguments.shifted(i, start) for arguments, start in zip(each, starts, strict=False)])
+        return pooled([arguments.shifted(i, start) for arguments, start in zip(each, starts, strict=False)])
     leaves = [arguments.leaves[i] for arguments in each]
     counts = [list(counts) for counts in zip(*(arguments.lengths for arguments in each), strict=True)]
     if all(isinstance(leaf, int) for leaf in leaves) and leaves in counts:

@@ -26,7 +26,7 @@ def all_finite(values: Tensor) -> bool:
 
 def evenly(count: int, most: int) -> Tensor:
     """Evenly spaced places among `count`, with the first and the last: all of them, or `most`."""
-    return torch.linspace(0, count - 1, min(most, count)).long()
+    return torch.linspace(0, count - 1, min(most, count)).long().clamp_max(count - 1)  # float32 rounds large counts
 
 
 def far_apart(draws: Tensor, count: int) -> Tensor:

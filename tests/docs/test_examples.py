@@ -62,6 +62,7 @@ NOT_RUN = {
     "pf.plots.plot_chains(": "a result with chains, which tests/analysis/test_plots.py makes",
     "pf.testing.": "an algorithm of one's own, which tests/testing has",
     "MyAlgorithm()": "likewise",
+    "north.parquet": "a Parquet file, which tests/federation/test_rows_in_files.py writes",
     "pf.metrics.steps(": "the result of several algorithms, which tests/runtime/test_stages.py makes",
 }
 

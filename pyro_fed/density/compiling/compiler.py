@@ -38,6 +38,7 @@ from pyro_fed.density.compiling.agreement import does_the_same
 from pyro_fed.density.compiling.loop_map import leaf_dims, loop_map
 from pyro_fed.density.compiling.recording import record
 from pyro_fed.density.compiling.tracing import Step, eager, inductor, trace
+from pyro_fed.density.rows.files import is_mapped, let_go
 from pyro_fed.errors import ContractError, SettingError, warn_user
 from pyro_fed.ops.batched import vmap
 
@@ -478,9 +479,12 @@ def _run_steps(
 ) -> tuple[list[Tensor], list[list[Tensor]]]:
     """The carry's leaves after steps with these inputs, and the outputs of each step."""
     outs = []
+    in_files = [leaf for leaf in constants if is_mapped(leaf)]
     for picked in inputs:
         tick()
         out = step.run(*state, *constants, *picked)
+        for leaf in in_files:
+            let_go(leaf)
         state = list(out[: len(state)])
         outs.append(list(out[len(state) :]))
     return state, outs

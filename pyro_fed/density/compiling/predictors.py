@@ -22,6 +22,7 @@ from torch.fx.node import map_arg
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.tracing import drop_dead, free_strides, pin_dtypes, resizing_quietly, to_graph
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.files import picked
 from pyro_fed.ops.batched import vmap
 
 Rows = tuple[Tensor, ...]
@@ -162,7 +163,7 @@ def some_rows(problem: Problem, count: int) -> Rows:
     total = len(problem.rows[0])
     at = torch.arange(count, device=problem.rows[0].device)
     at = at * (total // count) if total >= count else at % total
-    return tuple(leaf[at] for leaf in problem.rows)
+    return tuple(picked(leaf, at) for leaf in problem.rows)
 
 
 def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool, with_latents: bool = False) -> Predictors | None:

@@ -13,10 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunction
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pyro_fed.density.checks.points import ROWS_TOGETHER
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.density.rows.containers import Table, as_tree, is_column
+from pyro_fed.density.rows.files import Place, blocks, is_mapped, mapped, picked, place_of, written
 from pyro_fed.density.rows.labelled import Labels, labelled
 from pyro_fed.density.rows.leaves import LabelsByName, read_leaf
 from pyro_fed.density.rows.order import Orders, in_order, orders_of
@@ -145,8 +149,17 @@ class Arguments:
         """These arguments with the rows at positions (m,) alone, in order; with one row of ones if there are none."""
         leaves = list(self.leaves)
         for i in self.sharded:
-            leaves[i] = leaves[i][rows] if len(rows) else torch.ones_like(leaves[i][:1])
+            leaves[i] = _some_rows(leaves[i], rows) if len(rows) else torch.ones_like(leaves[i][:1])
         return replace(self, leaves=tuple(leaves))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: of leaves in files, the places."""
+        leaves = tuple(place_of(leaf) if is_mapped(leaf) else leaf for leaf in self.leaves)
+        return {**self.__dict__, "leaves": leaves}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        leaves = tuple(mapped(leaf) if isinstance(leaf, Place) else leaf for leaf in state["leaves"])
+        self.__dict__.update(state, leaves=leaves)
 
     def call_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The pooled arguments `(args, kwargs)`."""
@@ -174,10 +187,19 @@ class Arguments:
     @cached_property
     def incomplete(self) -> bool:
         """Whether there is a NaN or an infinity in the arguments."""
-        with _disable_current_modes():  # it may be called within a trace, which must not see these values
+        # It may be called within a run of a model or a trace, which must not see these values.
+        with _disable_current_modes(), DisableTorchFunction():
             return any(
-                leaf.is_floating_point() and not all_finite(leaf) for leaf in self.leaves if isinstance(leaf, Tensor)
+                leaf.is_floating_point() and not all(map(all_finite, blocks(leaf)))
+                for leaf in self.leaves
+                if isinstance(leaf, Tensor)
             )
+
+    @property
+    def many(self) -> bool:
+        """Whether rows of one plate are so many that what a few of them tell is not asked of all."""
+        numbers = sum(leaf.numel() for leaf in self.rows) if type(self) is Arguments else 0
+        return numbers > NUMBERS_IN_MEMORY and (self.num_rows or 0) > ROWS_TOGETHER
 
     def rebuild(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other row tensors (m, ...) in place of the sharded leaves."""
@@ -186,18 +208,20 @@ class Arguments:
             leaves[i] = leaf
         return self.put_together(leaves)
 
-    def to(self, dtype: torch.dtype) -> Arguments:
-        """These arguments with every floating tensor in `dtype`."""
-        return replace(self, leaves=tuple(_cast(leaf, dtype) for leaf in self.leaves))
+    def to(self, dtype: torch.dtype, rows: bool = True) -> Arguments:
+        """These arguments with every floating tensor in `dtype`, or those alone that are not split by rows."""
+        kept = () if rows else self.split
+        cast = tuple(leaf if i in kept else _cast(leaf, dtype) for i, leaf in enumerate(self.leaves))
+        same = all(one is other for one, other in zip(cast, self.leaves, strict=True))
+        return self if same else replace(self, leaves=cast)
 
     def copy_as(self, dtype: torch.dtype) -> Arguments:
-        """Copies of these arguments, floating ones in `dtype`: later changes to the caller's arrays have no effect."""
+        """Copies of these arguments, floating ones in `dtype`: later changes to the caller's arrays have no effect.
+
+        Leaves in files stay there.
+        """
         owned = (_cast(leaf, dtype, copy=True) for leaf in self.leaves)
         return replace(self, leaves=tuple(owned))
-
-    def owned(self) -> Arguments:
-        """These arguments with copies of all tensors, each in its own dtype; `copy_as` has them in one."""
-        return replace(self, leaves=tuple(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves))
 
     def on(self, device: torch.device) -> Arguments:
         """These arguments with every tensor on a device."""
@@ -468,4 +492,14 @@ def _leaf_name(path: Any, labels: list[str]) -> str:
 def _cast(leaf: Any, dtype: torch.dtype, *, copy: bool = False) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    return leaf.to(dtype if leaf.is_floating_point() else leaf.dtype, copy=copy)
+    dtype = dtype if leaf.is_floating_point() else leaf.dtype
+    if is_mapped(leaf):
+        return leaf if leaf.dtype == dtype else written([leaf], dtype)
+    return leaf.to(dtype, copy=copy)
+
+
+def _some_rows(leaf: Tensor, rows: Tensor) -> Tensor:
+    """The rows at ascending positions (m,), m >= 1: in the file they lie in, if they follow each other there."""
+    first = int(rows[0])
+    together = is_mapped(leaf) and int(rows[-1]) == first + len(rows) - 1
+    return leaf[first : first + len(rows)] if together else picked(leaf, rows)

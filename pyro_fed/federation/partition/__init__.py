@@ -24,6 +24,7 @@ from pyro_fed.conventions.doors import public_dir
 from pyro_fed.federation.partition.base import Partition
 from pyro_fed.federation.partition.by_label import Dirichlet, FeatureSkew, LabelShards, MajorityShare
 from pyro_fed.federation.partition.by_row import IID, ByGroup, Explicit, QuantitySkew, SortedBy
+from pyro_fed.federation.partition.on_disk import rows_on_disk
 from pyro_fed.federation.partition.parse import parse
 
 __all__ = [
@@ -38,5 +39,6 @@ __all__ = [
     "QuantitySkew",
     "SortedBy",
     "parse",
+    "rows_on_disk",
 ]
 __dir__ = public_dir(__all__)

@@ -1,0 +1,223 @@
+"""Rows in files: tensors that the operating system reads as they are used, and passes that hold one block at a time.
+
+`mapped` makes a tensor of a part of a file, which is not copied, and not read before it is used. What has been read
+stays in the process's memory until it is `let_go`, and is then read again; what a model writes into such a tensor does
+not reach the file. Another process is sent the place of such a tensor (`place_of`), and not the rows.
+
+    place_of_array   where a `numpy.memmap`, or a part of one, lies
+    pooled           rows of several tensors one after the other: themselves if they are so already, else in a new file
+    blocks           the rows of any tensor, block after block
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._C import DisableTorchFunction
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from pyro_fed.density.rows.batches import BLOCK, NUMBERS_IN_MEMORY
+from pyro_fed.errors import DataError
+
+#: Rows that are picked from a file before it is let go.
+PICKED_ROWS = 64
+#: Flags of a mapping whose pages are one's own once they are written to, and need no room before.
+OWN_PAGES = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)  # MAP_NORESERVE
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an array lies in a file.
+
+    Attributes:
+        path: of the file.
+        dtype: of NumPy, such as "<f4".
+        offset: bytes before the first number.
+        shape: of the array.
+        strides: bytes from one number to the next along each axis.
+    """
+
+    path: str
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes from the first number to the end of the last."""
+        steps = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return steps + np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class _Mapping:
+    """A mapped file: its memory, its place, and the places that its rows came from, each with its first row."""
+
+    memory: mmap.mmap
+    place: Place
+    origins: tuple[tuple[int, Place], ...]
+
+
+#: Mappings by the address of the storage of the tensors over them.
+_MAPPINGS: dict[int, _Mapping] = {}
+
+
+def place_of_array(array: np.ndarray) -> Place | None:
+    """Where an array lies in a file; None if it lies in memory, or is changed there alone (mode "c")."""
+    root: Any = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    if not isinstance(root, np.memmap) or root.filename is None or root.mode == "c" or not array.size:
+        return None
+    if any(stride < 0 or stride % array.itemsize for stride in array.strides):
+        return None
+    offset = root.offset + array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    return Place(os.path.abspath(root.filename), array.dtype.str, offset, array.shape, array.strides)
+
+
+def mapped(place: Place, origins: Sequence[tuple[int, Place]] = (), temporary: bool = False) -> Tensor:
+    """The array at a place in a file as a tensor.
+
+    Args:
+        place: of the array.
+        origins: places that its rows were copied from, each with the number of its first row here.
+        temporary: remove the file together with the tensor.
+
+    Raises:
+        DataError: there is no such file, or it is too short.
+    """
+    first = place.offset - place.offset % mmap.ALLOCATIONGRANULARITY
+    length = place.offset - first + place.num_bytes
+    try:
+        with open(place.path, "rb") as file:
+            memory = mmap.mmap(file.fileno(), length, OWN_PAGES, mmap.PROT_READ | mmap.PROT_WRITE, offset=first)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"rows are in the file {place.path}, which cannot be read here ({error}): where clients run in other "
+            "processes or on other machines, the file must be there under the same path"
+        ) from error
+    array = np.ndarray(place.shape, place.dtype, memory, place.offset - first, place.strides)
+    tensor = torch.from_numpy(array)
+    address = tensor.untyped_storage().data_ptr()
+    _MAPPINGS[address] = _Mapping(memory, place, tuple(origins))
+    weakref.finalize(array, _forget, address, place.path if temporary else None)
+    return tensor
+
+
+def _forget(address: int, path: str | None) -> None:
+    _MAPPINGS.pop(address, None)
+    if path is not None:
+        os.unlink(path)
+
+
+def _mapping_of(leaf: Any) -> _Mapping | None:
+    if not _MAPPINGS or type(leaf) is not Tensor or leaf.device.type != "cpu" or is_functorch_wrapped_tensor(leaf):
+        return None
+    with DisableTorchFunction():  # a model may be running, in a mode that changes torch's functions
+        return _MAPPINGS.get(leaf.untyped_storage().data_ptr())
+
+
+def is_mapped(leaf: Any) -> bool:
+    """Whether a value is a tensor over a file."""
+    return _mapping_of(leaf) is not None
+
+
+def let_go(leaf: Tensor) -> None:
+    """Take what has been read of a mapped tensor out of this process's memory; nothing for another one."""
+    mapping = _mapping_of(leaf)
+    if mapping is not None:
+        mapping.memory.madvise(mmap.MADV_DONTNEED)
+
+
+def place_of(leaf: Tensor) -> Place:
+    """Where a mapped tensor lies: in the file that its rows came from, if that has all of them, as they are."""
+    mapping = _MAPPINGS[leaf.untyped_storage().data_ptr()]
+    whole, size = mapping.place, leaf.element_size()
+    inside = int(leaf.storage_offset()) * size
+    strides = tuple(step * size for step in leaf.stride())
+    for first, origin in mapping.origins:
+        start, end = first * whole.strides[0], (first + origin.shape[0]) * whole.strides[0]
+        after = inside + max(1, len(leaf)) * whole.strides[0]
+        if origin.dtype == whole.dtype and leaf.shape[1:] == origin.shape[1:] and start <= inside and after <= end:
+            row = (inside - start) // whole.strides[0]
+            return Place(
+                origin.path, origin.dtype, origin.offset + row * origin.strides[0], tuple(leaf.shape), origin.strides
+            )
+    return Place(whole.path, whole.dtype, whole.offset + inside, tuple(leaf.shape), strides)
+
+
+def blocks(leaf: Tensor) -> Iterator[Tensor]:
+    """The rows (N, ...) in blocks (m, ...), one after the other, each let go before the next; a scalar is one."""
+    if not leaf.dim():
+        yield leaf
+        return
+    for block in leaf.split(max(1, BLOCK * max(1, len(leaf)) // max(1, leaf.numel()))):
+        yield block
+        let_go(leaf)
+
+
+def picked(leaf: Any, at: Tensor) -> Any:
+    """The rows at positions (m,), of a file few at a time: with each the system reads many that are near it."""
+    if not is_mapped(leaf):
+        return leaf[at]
+    parts = []
+    for some in at.split(PICKED_ROWS):
+        parts.append(leaf[some])
+        let_go(leaf)
+    return torch.cat(parts)
+
+
+def row_blocks(rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Rows (N, ...) of several tensors in blocks (m, ...) of them together, each let go before the next."""
+    count = len(rows[0])
+    size = max(1, NUMBERS_IN_MEMORY * count // max(1, sum(leaf.numel() for leaf in rows)))
+    for first in range(0, count, size):
+        yield tuple(leaf[first : first + size] for leaf in rows)
+        for leaf in rows:
+            let_go(leaf)
+
+
+def pooled(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of tensors one after the other: in memory, or in a file if one of them is mapped."""
+    if not any(map(is_mapped, parts)):
+        return torch.cat(list(parts))
+    places = [place_of(part) for part in parts if is_mapped(part)]
+    if len(places) == len(parts) and all(_follows(a, b) for a, b in pairwise(places)):
+        return mapped(replace(places[0], shape=(sum(map(len, parts)), *places[0].shape[1:])))
+    dtypes = [part.dtype for part in parts]
+    return written(parts, reduce(torch.promote_types, dtypes))
+
+
+def _follows(one: Place, other: Place) -> bool:
+    """Whether the rows at one place in a file are followed by those at another."""
+    after = replace(one, offset=one.offset + one.shape[0] * one.strides[0], shape=other.shape)
+    return other == after and one.shape[1:] == other.shape[1:]
+
+
+def written(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The rows of tensors one after the other in `dtype`, in a temporary file, which is removed with the tensor."""
+    places, first = [], 0
+    with tempfile.NamedTemporaryFile(prefix="pyro_fed_rows_", delete=False) as file:
+        for part in parts:
+            for block in blocks(part):
+                file.write(block.to(dtype).contiguous().numpy().data)
+            if is_mapped(part):
+                places.append((first, place_of(part)))
+            first += len(part)
+    like = torch.empty((first, *parts[0].shape[1:]), dtype=dtype, device="meta")
+    item = torch.empty(0, dtype=dtype).numpy().dtype.str
+    strides = tuple(step * like.element_size() for step in like.stride())
+    return mapped(Place(file.name, item, 0, tuple(like.shape), strides), places, temporary=True)
