@@ -24,7 +24,7 @@ from pyro_fed.recipes import library
 
 FAST = os.environ.get("PYRO_FED_FAST") == "1"
 surgery = library.load_model("hierarchical_logistic")
-(x, hospital, num_hospitals, y), _ = surgery.load_data(num_hospitals=6 if FAST else 12)
+(x, hospital, num_hospitals, y), _ = surgery.load_data(num_hospitals=12)
 x, y = x.double(), y.double()
 
 # %% [markdown]

@@ -60,9 +60,9 @@ are those of all clients in both directions; methods on pooled data have none, a
 split.
 """
 ERROR_NOTE = """
-Largest error of a posterior mean, in SDs of the reference. Darker is worse; the colour of an error begins at the limit,
-0.25. Bold with a wavy line: wrong, and the answer does not say so. "!": wrong, and said. "?": right, but doubted.
-Every cell opens its diagnosis. Empty: not run.
+Largest error of a posterior mean, in SDs of the reference. Darker is worse: shades begin at 0.05, 0.125, 0.25 (the
+limit), 0.5, 1 and 2.5. Bold with a wavy line: wrong, and the answer does not say so. "!": wrong, and said. "?": right,
+but doubted. Every cell opens its diagnosis. Empty: not run.
 """
 RATIO_NOTE = """
 Smallest and largest posterior SD over the reference's: 1 is right, below 0.8 an answer is too sure of itself.
