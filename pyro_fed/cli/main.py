@@ -158,8 +158,8 @@ def run(
     if rounds is not None and issubclass(chosen.algorithm, Plan):
         assigned["max_rounds"] = rounds
     algorithm = chosen.build(assigned, where="--set")
-    fed, test = build_federation(module, clients, partition_text, seed, device)
     out = options.result_file(out, chosen.name)
+    fed, test = build_federation(module, clients, partition_text, seed, device)
     if out is not None:
         check_savable(fed.problem, "--out")
     settings = chosen.run_options(fed.num_clients)

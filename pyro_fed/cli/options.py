@@ -46,6 +46,8 @@ class WritableFile(click.Path):
 PAGE = WritableFile("an HTML page, whatever its name", PAGE_ENDINGS)
 #: Endings of the names of results.
 RESULT_ENDINGS = (".nc", ".nc4", ".cdf", ".netcdf", ".h5", ".hdf5")
+#: Endings of formats in which no result is written.
+OTHER_FORMATS = (".csv", ".json", ".npz", ".parquet", ".pkl", ".pt", ".txt", ".xlsx", ".zarr")
 
 
 class ResultsFolder(click.Path):
@@ -65,14 +67,14 @@ class ResultsFolder(click.Path):
             self.fail(f"--out is the folder of the results; {page}", param, ctx)
         if ending in RESULT_ENDINGS and not self.single:
             self.fail(f"--out is the folder of the results: call it {path.stem!r}", param, ctx)
-        if self.single and ending and ending not in RESULT_ENDINGS and not path.is_dir():
+        if self.single and ending in OTHER_FORMATS and not path.is_dir():
             better = path.with_suffix(RESULT_ENDINGS[0]).name
             self.fail(
                 f"--out is the folder of the result, or a NetCDF file, such as {better!r}. {_format_cure(path)}",
                 param,
                 ctx,
             )
-        if path.exists() and not path.is_dir() and not (self.single and ending):
+        if path.exists() and not path.is_dir() and not (self.single and ending in RESULT_ENDINGS):
             self.fail(f"--out is the folder of the results, and {path.name!r} is a file", param, ctx)
         return path
 

@@ -12,6 +12,7 @@ import pyro
 import torch
 from pyro.nn import PyroModule
 from torch import Tensor
+from torch.distributions import Distribution
 
 from pyro_fed.density.checks.blame import line_of, line_text
 from pyro_fed.density.checks.source import as_arguments, held_data, in_a_plate, observed_lines
@@ -99,10 +100,11 @@ def _codes(arguments: Arguments, error: Exception, place: Callable[[int], str]) 
 
 def _parameter(arguments: Arguments, error: Exception, place: Callable[[int], str]) -> str:
     """A sentence on the rows that put a distribution's parameter beyond its constraint; "" if all rows do, or none."""
-    made = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__) if "valid" in frame.f_locals]
-    if not made or not isinstance(error, ValueError) or not isinstance(valid := made[-1]["valid"], Tensor):
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not isinstance(error, ValueError) or frames[-1].f_code is not Distribution.__init__.__code__:
         return ""
-    if not valid.dim() or len(valid) != arguments.num_rows:
+    valid = frames[-1].f_locals.get("valid")  # of torch's check of one parameter
+    if not isinstance(valid, Tensor) or not valid.dim() or len(valid) != arguments.num_rows:
         return ""
     bad = ~valid.bool().reshape(len(valid), -1).all(1)
     if not bool(bad.any()) or bool(bad.all()):

@@ -83,9 +83,11 @@ def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) ->
 def why_not_from(algorithm: Algorithm, findings: Iterable[Finding]) -> str:
     """Why an algorithm need not start from an answer with these findings, as a clause; "" if it may mend them.
 
-    A Markov chain may leave the place from which it starts.
+    Chains may leave the place from which they start, and a guide is fitted to the rows: only weights cannot.
     """
-    if algorithm.draws_are == "chains":
+    from pyro_fed.infer.surrogates.fedais import FedAIS  # as the tables, when a stage is judged
+
+    if not isinstance(algorithm, FedAIS):
         return ""
     return next((NOT_MENDED_BY_WEIGHTS[one.code] for one in findings if one.code in NOT_MENDED_BY_WEIGHTS), "")
 

@@ -177,6 +177,49 @@ def test_rows_at_an_edge_are_refused_with_the_client_the_column_and_the_operatio
     assert "client placebo, row 0" in str(caught.value) and "keep the operation away" in str(caught.value)
 
 
+def test_groups_at_an_edge_are_refused_by_their_own_column():
+    """The groups' numbers 0, 1, ... are no column of theirs, and codes of text are not called numbers."""
+
+    def model(z, arm, group, y):
+        a = pyro.sample("a", dist.LogNormal(z.new_tensor(0.0), 0.5))
+        with pyro.plate("groups", len(z)):
+            pyro.factor("of_groups", torch.log(a * z) + 0 * (arm == "active"))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(a * z[group], 1.0), obs=y)
+
+    z, group = torch.tensor([2.0, 1.0, 0.0, 1.5]).double(), torch.arange(8) // 2
+    arguments = (z, ["active", "none", "active", "none"], group, torch.ones(8).double())
+    with pytest.raises(pf.errors.ModelError, match="those in which 'z' is 0"):
+        pf.Federation(model, arguments, plate="groups", rows={"rows": "group"}, num_clients=2)
+
+
+def test_the_model_s_own_error_is_left_as_it_is():
+    def model(x, y):
+        a = pyro.sample("a", dist.LogNormal(x.new_tensor(0.0), 0.5))
+        with pyro.plate("data", len(y)):
+            valid = y > 0
+            if bool((x < 0).any()):
+                raise ValueError(f"x is negative in a table of {len(valid)}")
+            pyro.sample("y", dist.Normal(a * x, 1.0), obs=y)
+
+    x, y = torch.linspace(1, 2, 16).double(), torch.arange(16).double() % 3
+    fed = federated(model, x, y)
+    with pytest.raises(pf.errors.ModelError, match="x is negative in a table") as caught:
+        fed.with_args((-x, y))
+    assert "It is so in" not in str(caught.value)
+
+
+def test_rows_without_a_density_are_told_both_cures():
+    def model(y):
+        a = pyro.sample("a", dist.LogNormal(y.new_tensor(0.0), 0.5))
+        with pyro.plate("data", len(y)):
+            pyro.factor("rows", y.log() - a * y)
+
+    y = torch.arange(15).double() % 5
+    with pytest.raises(pf.errors.ModelError, match=r"'y' is 0.*a likelihood under which they are possible.*clamp_min"):
+        pf.Federation(model, (y,), plate="data", num_clients=3)
+
+
 def test_a_client_without_trials_and_whole_numbers_for_exposures_are_right():
     """x**y log(1 - p) with no trials is no edge: its rows have a constant density."""
 

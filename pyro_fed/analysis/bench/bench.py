@@ -107,7 +107,7 @@ def run_benchmark(
     limit = limit or (QUICK_LIMIT if quick else LIMIT)
     store, code = Store(folder, any_version), code_version()
     left_out = [f"{name}: its data are not here" for name in missing_cases(posteriordb)] if not quick else []
-    left_out += [f"{name}: no product over rows, {why}" for name, why in NO_ROWS.items()] if not quick else []
+    left_out += [f"{name}: does not split by rows, {why}" for name, why in NO_ROWS.items()] if not quick else []
     cells: list[tuple[Cell, Algorithm]] = []
     for name in chosen:
         args = known[name].data()
@@ -171,6 +171,6 @@ def _matching_cases(patterns: Sequence[str], known: list[str], missing: list[str
                     f"case '{pattern}' needs posteriordb: --posteriordb DIR, or $PYRO_FED_DATA/posteriordb"
                 )
             if pattern in NO_ROWS:
-                raise SettingError(f"case '{pattern}' is no product over rows: {NO_ROWS[pattern]}")
+                raise SettingError(f"case '{pattern}' does not split by rows: {NO_ROWS[pattern]}")
             raise SettingError(f"no case '{pattern}'; {closest(pattern, known)}")
     return [name for name in known if not patterns or any(fnmatch.fnmatch(name, one) for one in patterns)]

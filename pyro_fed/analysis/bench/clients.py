@@ -49,12 +49,14 @@ class Clients(Sequence[tuple[Any, ...]]):
         plate: name of the plate over the rows.
         seed: seed of the run; Pyro and torch have been seeded with it.
         num_draws: number of draws that the adapter should return.
+        row_counts: number of rows of each client.
     """
 
     def __init__(self, federation: Federation, pooled: tuple[Any, ...], seed: int, num_draws: int) -> None:
         self._each = [federation.client_args(client)[0] for client in range(federation.num_clients)]
         self.pooled, self.plate = pooled, federation.problem.plate
         self.seed, self.num_draws = seed, num_draws
+        self.row_counts = [int(count) for count in federation.row_counts]
 
     def __len__(self) -> int:
         return len(self._each)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,14 +47,15 @@ class Subposteriors:
 
 
 class _Powers(Messenger):
-    """Raise the density of latents and of observations to powers."""
+    """Raise the densities of the rows' observations, and all others, to powers."""
 
     def __init__(self, prior: float, likelihood: float) -> None:
         super().__init__()
         self.prior, self.likelihood = prior, likelihood
 
     def _pyro_sample(self, msg: Any) -> None:
-        msg["scale"] = msg["scale"] * (self.likelihood if msg["is_observed"] else self.prior)
+        of_rows = msg["is_observed"] and msg["cond_indep_stack"]  # what is observed outside of plates is the prior's
+        msg["scale"] = msg["scale"] * (self.likelihood if of_rows else self.prior)
 
 
 def tempered(model: Any, prior: float, likelihood: float) -> Any:
@@ -88,12 +89,14 @@ def _check_shapes(model: Any, clients: Clients) -> None:
         raise ValueError("a site has another shape at each client: latents of rows have no average")
 
 
-def nuts_at_clients(model: Any, clients: Clients, *, prior: float = 1.0, likelihood: float = 1.0) -> Subposteriors:
-    """One chain of Pyro's NUTS a client, on its rows' likelihood and the prior to these powers."""
+def nuts_at_clients(
+    model: Any, clients: Clients, *, prior: float = 1.0, likelihood: Sequence[float] = ()
+) -> Subposteriors:
+    """One chain of Pyro's NUTS a client, on its rows' likelihood, each to its power, and the prior to its own."""
     _check_shapes(model, clients)
     sites, chains = latents(model, clients[0]), []
-    for args in clients:
-        kernel = NUTS(tempered(model, prior, likelihood), full_mass=True, jit_compile=True, ignore_jit_warnings=True)
+    for args, power in zip(clients, likelihood or [1.0] * len(clients), strict=True):
+        kernel = NUTS(tempered(model, prior, power), full_mass=True, jit_compile=True, ignore_jit_warnings=True)
         mcmc = MCMC(kernel, num_samples=DRAWS, warmup_steps=WARMUP, disable_progbar=True)
         mcmc.run(*args)
         chains.append(_flat(mcmc.get_samples(), sites, 1))
@@ -105,13 +108,11 @@ def inverse_covariances(draws: Tensor) -> Tensor:
     return torch.stack([torch.linalg.inv(torch.cov(one.T).reshape(one.shape[1], -1)) for one in draws])
 
 
-def densities(
-    model: Any, clients: Clients, *, prior: float = 1.0, likelihood: float = 1.0
-) -> Iterator[tuple[Callable[[Tensor], Tensor], Tensor]]:
+def densities(model: Any, clients: Clients, *, prior: float) -> Iterator[tuple[Callable[[Tensor], Tensor], Tensor]]:
     """Each client's negative log density of unconstrained vectors (D,), and a start where it is finite."""
     _check_shapes(model, clients)
     for args in clients:
-        start, potential, *_ = initialize_model(tempered(model, prior, likelihood), model_args=args)
+        start, potential, *_ = initialize_model(tempered(model, prior, 1.0), model_args=args)
         shapes = {name: value.shape for name, value in start.items()}
 
         def of_vector(z: Tensor, potential: Any = potential, shapes: Any = shapes) -> Tensor:

@@ -114,7 +114,8 @@ def refuse_undefined(
             of = f" in {int(bad.sum())} of the {len(bad)} rows that were looked at" if inside else ""
             edge = problem.bound.arguments.edge_of(bad, numbers) if inside else ""
             along = f" along {listed(map(repr, latents))}" if latents else ""
-            cure = AWAY_FROM_EDGE if order or edge else ". ".join(walls) or _NO_DENSITY
+            cures = [] if order else [". ".join(walls) or _NO_DENSITY]
+            cure = "; or ".join([*cures, AWAY_FROM_EDGE] if order or edge else cures)
             raise UndefinedError(
                 f"site '{name}': the {what}{along} is not finite{of}{edge}, near zero as where the priors have "
                 f"their mass{operation}: {cure}",

@@ -73,7 +73,9 @@ class Arguments:
 
         `chosen` (m,) says which of the rows with `numbers` (m,), or of all, are chosen.
         """
-        for name, leaf in zip(self.row_names, self.rows, strict=True) if not bool(chosen.all()) else ():
+        for name, nested, leaf in self.columns if not bool(chosen.all()) else ():
+            if nested is not None or name in self.labels:
+                continue
             values = (leaf if numbers is None else leaf[numbers]).reshape(len(chosen), -1)
             for what, flags in {
                 "0": values == 0,

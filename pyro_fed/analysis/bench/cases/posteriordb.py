@@ -47,7 +47,7 @@ class Posterior:
         sort_by: takes the arguments, and returns the covariate by which clients are sorted.
         groups: takes the arguments, and returns the groups; None if there are none.
         sites: takes the raw data and the database's draws by name, and returns draws of the model's sites.
-        constants: takes the raw data, and returns what all clients know.
+        constants: takes the raw data, and returns what all clients know; None if there is nothing of the kind.
     """
 
     full_name: str
@@ -57,7 +57,7 @@ class Posterior:
     sort_by: Callable[[tuple[Any, ...]], Any]
     groups: Callable[[tuple[Any, ...]], Any] | None = None
     sites: Callable[[Data, dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda _, draws: draws
-    constants: Callable[[Data], tuple[Any, ...]] = lambda _: ()
+    constants: Callable[[Data], tuple[Any, ...]] | None = None
 
     def args(self, folder: Path) -> tuple[Tensor, ...]:
         """The model's arguments in double precision."""
@@ -65,8 +65,10 @@ class Posterior:
 
     def model_of(self, folder: Path) -> Callable[..., None]:
         """The model of the rows, with the constants filled in: by a closure, since a partial's data would be split."""
-        constants = self.constants(read_data(folder, self.full_name))
-        return (lambda *rows: self.model(*constants, *rows)) if constants else self.model
+        if self.constants is None:
+            return self.model
+        of_data, known = self.constants, functools.cache(lambda: read_data(folder, self.full_name))
+        return lambda *rows: self.model(*of_data(known()), *rows)
 
     def reference(self, folder: Path) -> dict[str, np.ndarray]:
         """Reference draws by the database's names, each (chain, draw, *shape)."""

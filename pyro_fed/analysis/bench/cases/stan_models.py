@@ -2,7 +2,7 @@
 
 Flat priors are `ImproperUniform`. A row of a time series carries the values before it, so that its density given them
 is the row's own; a row of a differential equation is a time at which its solution was measured. `NO_ROWS` has the
-posteriors that are no such product.
+posteriors that do not split by rows.
 """
 
 from __future__ import annotations
