@@ -3,8 +3,8 @@
     python -m benchmarks.speed.rows_on_disk [ROWS] [--threads N] [--folder FOLDER]
 
 Ten clients hold successive parts of ROWS × 50 numbers in float32 (1e6 by default; 1e7 are 2 GB on disk, and in memory
-2 GB more). Each case is a process of its own. Target (issue): 1e7 rows on two cores in 20 s and 2 GB, without the
-audit. Peak memory is all that is resident, the file's pages that are in use among it.
+2 GB more). Each case is a process of its own. Peak memory is all that is resident (on Linux), the file's pages that are
+in use among it.
 """
 
 from __future__ import annotations

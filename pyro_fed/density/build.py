@@ -7,6 +7,7 @@ another dtype there is a fourth, on two rows, in that dtype.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.blame import line_of
-from pyro_fed.density.checks.factorisation import check_splits
-from pyro_fed.density.checks.first_run import FirstRun, first_run
+from pyro_fed.density.checks.factorisation import check_splits, where_different
+from pyro_fed.density.checks.first_run import FirstRun, first_run, refusing_writes
 from pyro_fed.density.checks.modules import check_modules
 from pyro_fed.density.checks.negative_lookups import NegativeLookups
 from pyro_fed.density.checks.points import ROWS_TOGETHER, SPREAD
@@ -77,8 +78,10 @@ def build(
             return found
     bound = BoundModel(model, arguments, plate, num_rows, dtype, {**(constants or {})})
     if seen is None:
-        seen = first_run(lambda source: bound.execute(source, bound.all_rows, validate=True), dtype)
-    if free and dtype == torch.float32 and asks_for_double(seen.execution.trace):
+        with refusing_writes(arguments.names, arguments.leaves):
+            seen = first_run(lambda source: bound.execute(source, bound.all_rows, validate=True), dtype)
+    times = (whole or {}).get(plate, num_rows) / max(num_rows, 1)
+    if free and dtype == torch.float32 and asks_for_double(seen.execution.trace, times):
         wide = partial(build, model, arguments.to(torch.float64), plate, num_rows, torch.float64)
         return wide(quadrature=quadrature, constants=constants, whole=whole)
     bound.constants.update(seen.execution.filler.constants)
@@ -109,38 +112,58 @@ def _from_few_rows(
     """The densities as some of many rows show them; None where all are needed, as to refuse one of them by its number.
 
     All rows are needed by what the model computes from them all, and by rows' latents. Each row has a finite density
-    and gradient at the first run's point, as Pyro's validation is passed, or all are asked.
+    and gradient at a point near zero, that of a block of rows is the sum of its halves', and Pyro's validation is
+    passed, or all are asked.
     """
     if arguments.incomplete or settings["constants"]:
         return None
     generator = torch.Generator().manual_seed(0)
     at = torch.randint(num_rows, (ROWS_TOGETHER,), generator=generator).unique()
     try:
-        problem = build(model, arguments.alone(at), plate, len(at), dtype, whole=whole, **settings)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            problem = build(model, arguments.alone(at), plate, len(at), dtype, whole=whole, **settings)
     except Exception:  # of any kind: all rows are asked then, and an error is theirs
         return None
-    if problem.looped or problem.local_dim or problem.layout.discrete or problem.bound.constants:
+    layout = problem.layout
+    if problem.looped or problem.local_dim or layout.discrete or problem.bound.constants or layout.has_length(len(at)):
         return None
     bound = replace(problem.bound, arguments=arguments.to(problem.dtype), num_rows=num_rows)
-    found = replace(problem, bound=bound, layout=problem.layout.over(num_rows), num_rows=num_rows)
-    return found if _all_are_regular(found) else None
+    found = replace(problem, bound=bound, layout=layout.over(num_rows), num_rows=num_rows)
+    if not _all_are_regular(found):
+        return None
+    for one in caught:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return found
 
 
 def _all_are_regular(problem: Problem) -> bool:
-    """Whether all rows pass Pyro's validation near zero, with finite densities and gradients."""
-    generator = torch.Generator().manual_seed(0)
-    z = SPREAD * torch.randn(problem.dim, generator=generator, dtype=problem.dtype)
+    """Whether all rows pass Pyro's validation near zero, with finite densities and gradients, and none needs others.
 
-    def total(point: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
-        outside, inside = problem.log_terms(point, rows, validate=True)
-        return sum((terms.sum() for terms in (*outside.values(), *inside.values())), point.new_zeros(()))
+    Each block's densities are those of its halves, of every second row, or a statistic of rows is in them.
+    """
+    generator, exact = torch.Generator().manual_seed(0), problem.doubled()
+    z = SPREAD * torch.randn(problem.dim, generator=generator, dtype=torch.float64)
+
+    def total(point: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
+        outside, inside = exact.log_terms(point, rows, validate=True)
+        terms = [*outside.values(), *inside.values()]
+        return sum((one.sum() for one in terms), point.new_zeros(())), terms
 
     try:
         with NegativeLookups() as lookups:
-            found = [part for rows in row_blocks(problem.rows) for part in grad_and_value(total)(z, rows)]
+            for rows in row_blocks(problem.rows):
+                slope, (value, terms) = grad_and_value(total, has_aux=True)(z, rows)
+                if not bool(slope.isfinite().all() & value.isfinite()):
+                    return False
+                for half in (slice(None, None, 2), slice(1, None, 2)) if len(rows[0]) > 1 else ():
+                    found = total(z, tuple(leaf[half] for leaf in rows))[1]
+                    expected = (one[half] if one.dim() else one for one in terms)
+                    if any(bool(where_different(a, b).any()) for a, b in zip(expected, found, strict=True)):
+                        return False
     except Exception:  # of any kind: a row is outside the support, or an index beyond its table
         return False
-    return not lookups.found and all(bool(part.isfinite().all()) for part in found)
+    return not lookups.found
 
 
 def _one_by_one(problem: Problem) -> ModelError:

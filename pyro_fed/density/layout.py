@@ -104,6 +104,11 @@ class Layout:
     discrete: dict[str, Site] = field(default_factory=dict)
     nesting: int = 1
 
+    def has_length(self, num_rows: int) -> bool:
+        """Whether a site outside the partitioned plate is as long as its rows are many, as one computed from them."""
+        sites = (*self.reported.values(), *self.observed.values())
+        return any(num_rows in site.shape for site in sites if self.plate not in site.dims)
+
     def over(self, num_rows: int) -> Layout:
         """These sites with another number of rows of the partitioned plate."""
 

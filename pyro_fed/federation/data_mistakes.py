@@ -48,8 +48,8 @@ DUPLICATES_OVER_CHANCE = 2.0
 GRID_TOLERANCE = 0.01
 #: The most findings of one kind that a warning lists.
 MAX_LISTED = 3
-#: Rows of a client that are looked for among all: the share above is missed with a probability of 0.9^300 = 1e-14.
-LOOKED_AT = 300
+#: Rows of a client that are looked for among all: the share above is missed with a probability of 0.9^300 = 2e-14.
+MAX_CHECKED_ROWS = 300
 #: Keys of equal rows may differ by so much of the largest, as products are summed in another order.
 SAME_KEY = 1e-12
 #: Relative step to the next value; if differences change by more than the second number, they jump there.
@@ -231,16 +231,18 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
 
 
 def _some_row_is_twice(columns: Sequence[Tensor], clients: Sequence[Tensor]) -> bool:
-    """Whether any of `LOOKED_AT` rows of a client, or all of fewer, may be there again: none is if no share of them is.
+    """Whether any of a client's rows, or of so many of them, may be there again: none is if no share of them is.
 
-    Of a client with a share `MIN_DUPLICATE_SHARE` of such rows none is looked at with a probability of 1e-15.
+    Of a client with a share `MIN_DUPLICATE_SHARE` of such rows none is looked at with a probability of 2e-14.
     """
     generator = torch.Generator().manual_seed(0)
-    picked = [
-        rows if len(rows) <= LOOKED_AT else rows[torch.randint(len(rows), (LOOKED_AT,), generator=generator).unique()]
+    chosen = [
+        rows
+        if len(rows) <= MAX_CHECKED_ROWS
+        else rows[torch.randint(len(rows), (MAX_CHECKED_ROWS,), generator=generator).unique()]
         for rows in clients
     ]
-    at = torch.cat(picked)
+    at = torch.cat(chosen)
     if 2 * len(at) >= len(columns[0]):
         return True  # as soon found by all rows
     keys = _row_keys(columns, roughly=True)

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.density.checks.first_run import FirstRun, first_run
+from pyro_fed.density.checks.first_run import FirstRun, first_run, refusing_writes
 from pyro_fed.density.checks.points import ROWS_TOGETHER
-from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, positional
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
+from pyro_fed.density.rows.arguments import Arguments, are_many, flatten, parameter_names, positional
 from pyro_fed.density.rows.files import picked, pooled
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
@@ -44,7 +43,8 @@ def first_look(
     """
     if sizes := _sizes_by_few_rows(model, arguments, plate, rows):
         return sizes, None
-    args, kwargs = arguments.to(dtype).call_arguments()
+    arguments = arguments.to(dtype)
+    args, kwargs = arguments.call_arguments()
 
     def run(source: Source) -> Execution:
         filler = FillLatents(source, plate, {}, nested=tuple(rows or parts_of(plate)))
@@ -53,7 +53,8 @@ def first_look(
         )
 
     try:
-        seen = first_run(run, dtype)
+        with refusing_writes(arguments.names, arguments.leaves):
+            seen = first_run(run, dtype)
     except PyroFedError:
         raise
     except Exception:  # of any kind: it is raised again below, or by `build`, unless there is another cause
@@ -110,7 +111,7 @@ def _sizes_by_few_rows(
     """The plates' sizes as a run on few of very many rows shows them; none if it does not."""
     tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, Tensor)]
     largest = max(tensors, key=Tensor.numel, default=torch.empty(0))
-    if largest.numel() <= NUMBERS_IN_MEMORY or len(largest) <= 2 * ROWS_TOGETHER or rows or parts_of(plate):
+    if not are_many(largest.numel(), len(largest)) or rows or parts_of(plate):
         return {}
     sizes = {size for leaf in tensors for size in leaf.shape}
     few = next(size for size in range(ROWS_TOGETHER, len(largest)) if size not in sizes)

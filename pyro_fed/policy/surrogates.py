@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pyro_fed.density.traits import FULL_DIM
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.surrogates.fedais import FedAIS
 from pyro_fed.infer.surrogates.local_sgld import LocalSGLD
 from pyro_fed.infer.variational.sfvi import SFVI
@@ -39,6 +40,19 @@ def guides_start_of(case: Case) -> Decision | None:
     return surrogates_of(case)
 
 
+def elbo_on_large_models(case: Case) -> None:
+    """Refuse the IWAE bound on a large model, whose log-likelihoods are not computed beside its scores.
+
+    Raises:
+        SettingError: names the number of parameters.
+    """
+    if case.algorithm.bound != "elbo" and case.traits.large():
+        raise SettingError(
+            f"{type(case.algorithm).__name__}: bound={case.algorithm.bound!r} takes every client's log-likelihood at "
+            f"each draw, and this is a network or another large model, {parameters(case.traits.dim)}: take bound='elbo'"
+        )
+
+
 def structure_of(case: Case) -> Decision | None:
     """Full or diagonal covariances of draws."""
     if case.algorithm.covariance != "auto":
@@ -55,5 +69,5 @@ STRUCTURE = Row("covariance", structure_of, "covariance='full' or 'diag'")
 TABLES = {
     FedAIS: Table((SURROGATES,), (few_enough_to_weigh, affordable_rows)),
     LocalSGLD: Table((STRUCTURE,)),
-    SFVI: Table((GUIDES_START,)),
+    SFVI: Table((GUIDES_START,), (elbo_on_large_models,)),
 }

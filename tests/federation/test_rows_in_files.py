@@ -49,7 +49,7 @@ def clients_of(x, y, sizes=(100, 200, 300)):
     return [(x[a:b], y[a:b]) for a, b in pairwise(ends)]
 
 
-def federation(x, y, **settings):
+def federation(x, y, *, model=model, **settings):
     return pf.Federation.from_clients(model, clients_of(x, y), plate="data", **settings)
 
 
@@ -95,13 +95,17 @@ def test_another_dtype_is_written_to_disk_once_which_is_freed_again(tmp_path, ro
     assert not list(tmp_path.glob("pyro_fed_rows_*"))
 
 
-def test_what_a_model_writes_into_its_rows_does_not_reach_the_file(tmp_path, rows):
-    def writing(x, y):
-        x[:, 1:].mul_(0.5)
-        model(x, y)
+def writing(x, y):
+    x[:, 1:].mul_(0.5)
+    model(x, y)
 
-    x, y = saved(tmp_path, x=rows[0], y=rows[1])
-    pf.Federation(writing, (x, y), plate="data", num_clients=2)
+
+def test_a_model_that_writes_into_its_rows_is_refused_and_the_file_is_as_it_was(tmp_path, rows):
+    for x, y in (rows, saved(tmp_path, x=rows[0], y=rows[1])):
+        with pytest.raises(pf.errors.ModelError, match=r"writes to its argument 'x'.*make a new tensor"):
+            pf.Federation(writing, (x, y), plate="data", num_clients=2)
+        with pytest.raises(pf.errors.ModelError, match=r"writes to its argument 'x'.*make a new tensor"):
+            federation(x, y, model=writing)
     np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), rows[0])
 
 
@@ -115,7 +119,7 @@ def test_columns_and_backward_rows_of_a_file_are_what_they_are_in_memory(tmp_pat
 @pytest.fixture
 def few_are_many(monkeypatch):
     """Checks that ask some of many rows ask 64 of 600."""
-    for place in ("density.rows.arguments", "density.rows.files", "federation.pooling"):
+    for place in ("density.rows.arguments", "density.rows.files"):
         monkeypatch.setattr(sys.modules[f"pyro_fed.{place}"], "NUMBERS_IN_MEMORY", 256)
     for place in ("density.rows.arguments", "density.build", "federation.pooling"):
         monkeypatch.setattr(sys.modules[f"pyro_fed.{place}"], "ROWS_TOGETHER", 64)
@@ -126,10 +130,15 @@ def of(make, x, y):
 
 
 @pytest.mark.parametrize("make", [federation, pf.Federation])
-def test_a_federation_of_many_rows_is_that_of_all_looked_at_at_once(request, rows, make):
+def test_a_federation_of_many_rows_is_that_of_all_looked_at_at_once(request, monkeypatch, rows, make):
+    build = sys.modules["pyro_fed.density.build"]
+    regular = build._all_are_regular
     whole = of(make, *rows)
     request.getfixturevalue("few_are_many")
+    asked = []
+    monkeypatch.setattr(build, "_all_are_regular", lambda problem: asked.append(problem) or regular(problem))
     some = of(make, *rows)
+    assert len(asked) == 1
     assert some.problem.layout == whole.problem.layout and some.num_rows == ROWS
     np.testing.assert_array_equal(draws(some), draws(whole))
 
@@ -142,17 +151,45 @@ def test_one_wrong_row_of_many_is_named(few_are_many, rows, value):
         federation(rows[0], y)
 
 
-@pytest.mark.parametrize("statistic", [lambda x: x.mean(0), lambda x: pf.shared("mean", lambda: x.mean(0))])
-def test_what_is_computed_from_all_of_many_rows_is_seen(few_are_many, rows, statistic):
-    def centred(x, y):
-        return model(x - statistic(x), y)
+def rare(x):
+    return 1 + 0.5 * (x[:, 1] == -9).sum()
 
-    try:
-        fed = pf.Federation.from_clients(centred, clients_of(*rows), plate="data")
-    except pf.errors.ModelError:
-        return
+
+@pytest.mark.parametrize("statistic", [lambda x: x.std(0), rare])
+def test_a_statistic_of_many_rows_is_refused_though_few_rows_may_lack_its_cause(few_are_many, rows, statistic):
+    x = rows[0].copy()
+    x[[11, 303, 597], 1] = -9
+
+    def scaled(x, y):
+        return model(x / statistic(x), y)
+
+    with pytest.raises(pf.errors.ModelError, match="plate 'data'"):
+        federation(x, rows[1], model=scaled)
+
+
+def test_a_shared_statistic_is_that_of_all_rows(few_are_many, rows):
+    fed = federation(*rows, model=lambda x, y: model(x - pf.shared("mean", lambda: x.mean(0)), y))
     held = next(iter(fed.problem.bound.constants.values()))
     torch.testing.assert_close(held, torch.as_tensor(rows[0]).mean(0))
+
+
+def test_counts_of_many_rows_are_computed_in_float64_where_all_at_once_are(few_are_many, rows):
+    def counts(x, y):
+        w = pyro.sample("w", dist.Normal(x.new_zeros(DIM), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Poisson((7 + 0.1 * x @ w).exp()), obs=y)
+
+    assert federation(rows[0], 3000 * rows[1] + 100, model=counts).problem.dtype == torch.float64
+
+
+def test_what_is_as_long_as_all_rows_is_so_where_few_are_looked_at(few_are_many, rows):
+    def means(x, y):
+        w = pyro.sample("w", dist.Normal(x.new_zeros(DIM), 1.0).to_event(1))
+        mean = pyro.deterministic("mean", x @ w)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    assert federation(*rows, model=means).problem.layout.reported["mean"].shape == (ROWS,)
 
 
 def test_repeated_rows_and_far_values_among_many_are_found(rows):
@@ -187,6 +224,32 @@ def test_a_dataset_and_a_parquet_file_are_the_rows_that_they_hold(tmp_path, rows
     held = pf.partition.rows_on_disk(tmp_path / "all.parquet", tmp_path / "read", {"x": list(columns), "y": "y"})
     assert isinstance(held["x"], np.memmap)
     np.testing.assert_array_equal(draws(federation(held["x"], held["y"])), expected)
+
+
+def test_items_of_another_kind_and_names_that_are_no_file_s_are_refused(tmp_path):
+    with pytest.raises(pf.errors.DataError, match="int64 numbers, and a later one float64"):
+        pf.partition.rows_on_disk([1, 0.5, 2], tmp_path)
+    with pytest.raises(pf.errors.DataError, match=r"no file can be called '\.\./x'"):
+        pf.partition.rows_on_disk([{"../x": 1.0}], tmp_path)
+    parquet.write_table(table({"mg/dl": [1.0], "x": [2.0], "kind": ["a"]}), tmp_path / "t.parquet")
+    with pytest.raises(pf.errors.DataError, match="no file can be called 'mg/dl'"):
+        pf.partition.rows_on_disk(tmp_path / "t.parquet", tmp_path)
+    assert pf.partition.rows_on_disk(tmp_path / "t.parquet", tmp_path, {"a": "mg/dl"})["a"].tolist() == [1.0]
+
+
+def test_a_client_without_rows_and_a_disk_that_is_full_leave_no_copy(tmp_path, monkeypatch, rows):
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    x, _ = saved(tmp_path, x=rows[0], y=rows[1])
+    parts = [arguments.flatten(lambda x: None, part, None).leaves[0] for part in (x[:20], x[20:20], x[20:60])]
+    np.testing.assert_array_equal(files.pooled(parts).numpy(), rows[0][:60])
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "blocks", full)
+    with pytest.raises(OSError, match="No space"):
+        files.written(parts, torch.float64)
+    assert not list(tmp_path.glob("pyro_fed_rows_*"))
 
 
 def test_parquet_columns_that_no_model_can_take_are_refused_by_name(tmp_path):

@@ -53,6 +53,24 @@ def reasons(found):
     return {choice.setting: choice.reason for choice in found.choices}
 
 
+@pytest.mark.parametrize(
+    ("model", "columns", "start", "reason"),
+    [
+        (regression, 3, "fedep", "3 parameters, for which FedEP has a full covariance"),
+        (median, 3, None, "rows without second derivatives"),
+        (flat, 3, None, "the priors of ['w'] are improper"),
+        (network, 300, None, "a network or another large model"),
+    ],
+)
+def test_a_guide_is_fitted_first_to_a_gaussian_where_one_can_be_had(model, columns, start, reason):
+    fed = over(model, columns=columns)
+    found = resolve(pf.infer.SFVI(), fed.problem.traits)
+    assert found.algorithm.surrogates == start and reasons(found)["surrogates"].startswith(reason)
+    if model is network:
+        with pytest.raises(pf.errors.SettingError, match="take bound='elbo'"):
+            resolve(pf.infer.SFVI(bound="iwae"), fed.problem.traits)
+
+
 def is_open(value):
     return isinstance(value, str) and value == "auto"
 

@@ -34,7 +34,7 @@ ADAPTERS = (
     *("pyro_nuts", "pyro_svi_normal", "pyro_svi_full", "pyro_laplace"),
     *("pyro_consensus_nuts", "pyro_gaussian_product", "pyro_pie", "pyro_bfi"),
 )
-#: The adapters of a quick benchmark: without two that take a quarter of its time and resemble others.
+#: The adapters of a quick benchmark: of methods on pooled data, without one that takes long and resembles another.
 QUICK_ADAPTERS = ("pyro_nuts", "pyro_svi_normal", "pyro_laplace")
 #: The folder of the adapters that this package ships.
 FOLDER = Path(__file__).parent / "adapters"

@@ -443,7 +443,7 @@ def _differences(whole: _Run, apart: _Run) -> Iterator[tuple[str, str, Tensor | 
     for kind in ("outside", "inside"):
         for name, value in getattr(whole, kind).items():
             found = _part_of_run(apart, kind, name)
-            off = None if found is None else _where_different(value, found)
+            off = None if found is None else where_different(value, found)
             if off is None or bool(off.any()):
                 yield kind, name, off
 
@@ -451,10 +451,10 @@ def _differences(whole: _Run, apart: _Run) -> Iterator[tuple[str, str, Tensor | 
 def _steep(whole: _Run, apart: _Run) -> Tensor:
     """Where the gradients differ, as far as they are finite: a row that is not in a pair may have none."""
     finite = whole.slope.isfinite() & apart.slope.isfinite()
-    return finite & _where_different(whole.slope, apart.slope, whole.size + apart.size)
+    return finite & where_different(whole.slope, apart.slope, whole.size + apart.size)
 
 
-def _where_different(a: Tensor, b: Tensor, size: Tensor | None = None) -> Tensor:
+def where_different(a: Tensor, b: Tensor, size: Tensor | None = None) -> Tensor:
     """Where two values differ."""
     scale = torch.maximum(a.abs(), b.abs()) if size is None else size
     same = (a == b) | (a.isnan() & b.isnan())
@@ -467,9 +467,9 @@ def _look_again(problem: RowDensities, sample: _Sample, kind: str, name: str, wh
     if found is None or expected is None:
         raise _refusal(problem, sample, kind, name, expected, None, None)
     again = _part_of_run(_run_each_pair(problem, sample), kind, name)
-    if again is None or bool(_where_different(again, found).any()):
+    if again is None or bool(where_different(again, found).any()):
         raise _random(problem, sample, kind, name, found, again)
-    off = _steep(whole, apart) if kind == "slope" else _where_different(expected, found)
+    off = _steep(whole, apart) if kind == "slope" else where_different(expected, found)
     moved = _nudged_sample(sample)
     rounding = torch.zeros_like(expected)
     for run, value in ((_run_all_rows, expected), (_run_each_pair, found)):
@@ -538,7 +538,7 @@ def _check_imputed(problem: RowDensities, seen: FirstRun, sample: _Sample, whole
         return
     _, imputed = problem.log_terms(sample.z[0], sample.all_together, sample.local[0], placeholder=1.0)
     for name, terms in imputed.items():
-        if bool(_where_different(terms[sample.pairs], whole.inside[name][:, 0]).any()):
+        if bool(where_different(terms[sample.pairs], whole.inside[name][:, 0]).any()):
             raise ModelError(
                 f"imputed entries (obs_mask) in plate '{problem.bound.plate}' are used again by site '{name}', so "
                 "they are latents inside the plate. Write them as one: `known = ~torch.isnan(x)`, in the plate "

@@ -8,8 +8,8 @@ large, the point is a draw of the priors at which they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from pyro_fed.density.checks.points import MAX_PRIOR_DRAW, MAX_TRIES, RADIUS, SP
 from pyro_fed.density.layout import Site
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.trace_sites import Message, unconstraining
-from pyro_fed.errors import PyroFedError
+from pyro_fed.errors import ModelError, PyroFedError
 
 
 class FirstRun(NamedTuple):
@@ -37,6 +37,24 @@ class FirstRun(NamedTuple):
     execution: Execution
     point: dict[str, Tensor]
     spread: float
+
+
+@contextmanager
+def refusing_writes(names: Sequence[str], leaves: Sequence[Any]) -> Iterator[None]:
+    """Refuse a model that changes one of its arguments in place, which every run would change again.
+
+    Raises:
+        ModelError: names the argument.
+    """
+    tensors = {name: leaf for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Tensor)}
+    versions = {name: leaf._version for name, leaf in tensors.items() if not leaf.is_inference()}
+    yield
+    if written := [name for name, before in versions.items() if tensors[name]._version != before]:
+        raise ModelError(
+            f"the model writes to its argument '{written[0]}', so that each run would start from what the one before "
+            "has left: make a new tensor, such as x = x * 2 in place of x *= 2 or x.mul_(2), or x = x.clone() before "
+            "x[:, 0] = 0"
+        )
 
 
 def first_run(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRun:

@@ -155,8 +155,8 @@ class Arguments:
         return replace(self, leaves=tuple(leaves))
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: of leaves in files, the places."""
-        leaves = tuple(place_of(leaf) if is_mapped(leaf) else leaf for leaf in self.leaves)
+        """What is pickled: of leaves in files that stay, the places."""
+        leaves = tuple((place_of(leaf) or leaf.clone()) if is_mapped(leaf) else leaf for leaf in self.leaves)
         return {**self.__dict__, "leaves": leaves}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -201,7 +201,7 @@ class Arguments:
     def many(self) -> bool:
         """Whether rows of one plate are so many that what a few of them tell is not asked of all."""
         numbers = sum(leaf.numel() for leaf in self.rows) if type(self) is Arguments else 0
-        return numbers > NUMBERS_IN_MEMORY and (self.num_rows or 0) > ROWS_TOGETHER
+        return are_many(numbers, self.num_rows or 0)
 
     def rebuild(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other row tensors (m, ...) in place of the sharded leaves."""
@@ -498,6 +498,11 @@ def _cast(leaf: Any, dtype: torch.dtype, *, copy: bool = False) -> Any:
     if is_mapped(leaf):
         return leaf if leaf.dtype == dtype else written([leaf], dtype)
     return leaf.to(dtype, copy=copy)
+
+
+def are_many(numbers: int, rows: int) -> bool:
+    """Whether rows with so many numbers are too many to be looked at all at once where some tell the same."""
+    return numbers > NUMBERS_IN_MEMORY and rows > 2 * ROWS_TOGETHER
 
 
 def _some_rows(leaf: Tensor, rows: Tensor) -> Tensor:

@@ -11,12 +11,14 @@ not reach the file. Another process is sent the place of such a tensor (`place_o
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import sys
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
@@ -64,11 +66,12 @@ class Place:
 
 @dataclass(frozen=True)
 class _Mapping:
-    """A mapped file: its memory, its place, and the places that its rows came from, each with its first row."""
+    """A mapped file: its memory, its place, the places that its rows came from, each with its first row, its end."""
 
     memory: mmap.mmap
     place: Place
     origins: tuple[tuple[int, Place], ...]
+    temporary: bool
 
 
 #: Mappings by the address of the storage of the tensors over them.
@@ -88,6 +91,17 @@ def place_of_array(array: np.ndarray) -> Place | None:
     return Place(os.path.abspath(root.filename), array.dtype.str, offset, array.shape, array.strides)
 
 
+def mapped_array(array: np.ndarray) -> Tensor | None:
+    """An array that lies in a file as a tensor over that; None if it lies in memory, or its file is another now."""
+    place = place_of_array(array)
+    if place is None or not os.path.exists(place.path):
+        return None
+    tensor = mapped(place)
+    ends = (slice(0, 1), slice(-1, None)) if array.ndim else ((),)
+    same = all(np.array_equal(array[end], tensor[end].numpy(), equal_nan=True) for end in ends)
+    return tensor if same else None
+
+
 def mapped(place: Place, origins: Sequence[tuple[int, Place]] = (), temporary: bool = False) -> Tensor:
     """The array at a place in a file as a tensor.
 
@@ -105,6 +119,11 @@ def mapped(place: Place, origins: Sequence[tuple[int, Place]] = (), temporary: b
         with open(place.path, "rb") as file:
             memory = mmap.mmap(file.fileno(), length, OWN_PAGES, mmap.PROT_READ | mmap.PROT_WRITE, offset=first)
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            raise DataError(
+                f"rows are in the file {place.path}, and this process has as many files open as it may: raise the "
+                "limit (ulimit -n), or write the clients' rows one after the other into one file"
+            ) from error
         raise DataError(
             f"rows are in the file {place.path}, which cannot be read here ({error}): where clients run in other "
             "processes or on other machines, the file must be there under the same path"
@@ -112,15 +131,16 @@ def mapped(place: Place, origins: Sequence[tuple[int, Place]] = (), temporary: b
     array = np.ndarray(place.shape, place.dtype, memory, place.offset - first, place.strides)
     tensor = torch.from_numpy(array)
     address = tensor.untyped_storage().data_ptr()
-    _MAPPINGS[address] = _Mapping(memory, place, tuple(origins))
-    weakref.finalize(array, _forget, address, place.path if temporary else None)
+    _MAPPINGS[address] = _Mapping(memory, place, tuple(origins), temporary)
+    weakref.finalize(array, _forget, address, place.path if temporary else None, os.getpid())
     return tensor
 
 
-def _forget(address: int, path: str | None) -> None:
+def _forget(address: int, path: str | None, process: int) -> None:
     _MAPPINGS.pop(address, None)
-    if path is not None:
-        os.unlink(path)
+    if path is not None and process == os.getpid():  # a forked process has the mapping too, and not the file
+        with suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def _mapping_of(leaf: Any) -> _Mapping | None:
@@ -142,8 +162,11 @@ def let_go(leaf: Tensor) -> None:
         mapping.memory.madvise(mmap.MADV_DONTNEED)
 
 
-def place_of(leaf: Tensor) -> Place:
-    """Where a mapped tensor lies: in the file that its rows came from, if that has all of them, as they are."""
+def place_of(leaf: Tensor) -> Place | None:
+    """Where a mapped tensor lies: in the file that its rows came from, if that has all of them, as they are.
+
+    None if it lies in a temporary file alone, which other processes may not have.
+    """
     mapping = _MAPPINGS[leaf.untyped_storage().data_ptr()]
     whole, size = mapping.place, leaf.element_size()
     inside = int(leaf.storage_offset()) * size
@@ -156,7 +179,9 @@ def place_of(leaf: Tensor) -> Place:
             return Place(
                 origin.path, origin.dtype, origin.offset + row * origin.strides[0], tuple(leaf.shape), origin.strides
             )
-    return Place(whole.path, whole.dtype, whole.offset + inside, tuple(leaf.shape), strides)
+    return (
+        None if mapping.temporary else replace(whole, offset=whole.offset + inside, shape=leaf.shape, strides=strides)
+    )
 
 
 def blocks(leaf: Tensor) -> Iterator[Tensor]:
@@ -194,29 +219,42 @@ def pooled(parts: Sequence[Tensor]) -> Tensor:
     """The rows of tensors one after the other: in memory, or in a file if one of them is mapped."""
     if not any(map(is_mapped, parts)):
         return torch.cat(list(parts))
-    places = [place_of(part) for part in parts if is_mapped(part)]
-    if len(places) == len(parts) and all(_follows(a, b) for a, b in pairwise(places)):
-        return mapped(replace(places[0], shape=(sum(map(len, parts)), *places[0].shape[1:])))
-    dtypes = [part.dtype for part in parts]
-    return written(parts, reduce(torch.promote_types, dtypes))
+    filled = [part for part in parts if len(part)]
+    places = [place_of(part) if is_mapped(part) else None for part in filled]
+    if places and places[0] is not None and all(_follows(a, b) for a, b in pairwise(places)):
+        return mapped(replace(places[0], shape=(sum(map(len, filled)), *places[0].shape[1:])))
+    return written(parts, reduce(torch.promote_types, [part.dtype for part in parts]))
 
 
-def _follows(one: Place, other: Place) -> bool:
+def _follows(one: Place | None, other: Place | None) -> bool:
     """Whether the rows at one place in a file are followed by those at another."""
+    if one is None or other is None:
+        return False
     after = replace(one, offset=one.offset + one.shape[0] * one.strides[0], shape=other.shape)
     return other == after and one.shape[1:] == other.shape[1:]
+
+
+@contextmanager
+def _removed_on_error(path: str) -> Iterator[None]:
+    """Remove a file that is not written to its end, as on a full disk."""
+    try:
+        yield
+    except BaseException:
+        os.unlink(path)
+        raise
 
 
 def written(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """The rows of tensors one after the other in `dtype`, in a temporary file, which is removed with the tensor."""
     places, first = [], 0
-    with tempfile.NamedTemporaryFile(prefix="pyro_fed_rows_", delete=False) as file:
+    with tempfile.NamedTemporaryFile(prefix="pyro_fed_rows_", delete=False) as file, _removed_on_error(file.name):
         for part in parts:
             for block in blocks(part):
                 file.write(block.to(dtype).contiguous().numpy().data)
-            if is_mapped(part):
-                places.append((first, place_of(part)))
+            if is_mapped(part) and (origin := place_of(part)) is not None:
+                places.append((first, origin))
             first += len(part)
+        file.flush()
     like = torch.empty((first, *parts[0].shape[1:]), dtype=dtype, device="meta")
     item = torch.empty(0, dtype=dtype).numpy().dtype.str
     strides = tuple(step * like.element_size() for step in like.stride())

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pyro_fed.density.rows.files import mapped, place_of_array
+from pyro_fed.density.rows.files import mapped_array
 from pyro_fed.density.rows.labelled import Labelled, Labels, plain
 from pyro_fed.errors import DataError, listed
 
@@ -238,6 +238,6 @@ def _tensor(leaf: np.ndarray, name: str) -> Tensor:
     if leaf.dtype.kind == "u" and leaf.dtype.itemsize > 1:
         leaf = leaf.astype(np.int64)  # torch has few operations for these
     leaf = leaf.astype(leaf.dtype.newbyteorder("="), copy=False)
-    if (place := place_of_array(leaf)) is not None:
-        return mapped(place)
+    if (tensor := mapped_array(leaf)) is not None:
+        return tensor
     return torch.as_tensor(np.require(leaf, requirements=["C", "W"]))  # pandas gives arrays that are read-only

@@ -31,16 +31,16 @@ COUNTED = (dist.Poisson, dist.ZeroInflatedPoisson, dist.Binomial, dist.Multinomi
 LARGEST_NOISE = 0.05
 
 
-def asks_for_double(trace: Any) -> bool:
-    """Whether counts are computed in float64 unless the user asks for float32, from a trace of all rows."""
+def asks_for_double(trace: Any, times: float = 1.0) -> bool:
+    """Whether counts are computed in float64 by default, from a trace of all rows, or of one `times`-th of them."""
     sites = ((name, msg) for name, msg in trace.nodes.items() if msg["type"] == "sample" and msg["is_observed"])
-    said = next(filter(None, (_why(name, msg) for name, msg in sites)), "")
+    said = next(filter(None, (_why(name, msg, times) for name, msg in sites)), "")
     if said:
         logger.info("computed in float64: %s; dtype=torch.float32 has it all the same", said)
     return bool(said)
 
 
-def _why(name: str, msg: Message) -> str:
+def _why(name: str, msg: Message, times: float) -> str:
     """Why float32 does not suffice for an observed site; empty if it does."""
     fn, value = innermost(msg["fn"]), msg["value"]
     if isinstance(fn, DISPERSED):
@@ -48,5 +48,5 @@ def _why(name: str, msg: Message) -> str:
     if not isinstance(fn, COUNTED) or not isinstance(value, Tensor) or not value.numel():
         return ""
     most = float(value.double().nan_to_num().abs().max())
-    noise = torch.finfo(torch.float32).eps * most * math.log(max(most, math.e)) * value.numel() ** 0.5
+    noise = torch.finfo(torch.float32).eps * most * math.log(max(most, math.e)) * (times * value.numel()) ** 0.5
     return f"'{name}' has counts of {most:.2g}, whose log density float32 rounds" if noise > LARGEST_NOISE else ""

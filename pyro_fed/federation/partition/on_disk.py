@@ -47,12 +47,24 @@ def rows_on_disk(
     Example:
         >>> data = pf.partition.rows_on_disk("north.parquet", "north", {"x": ["age", "dose"], "y": "died"})
     """
+    for name in columns or ():
+        _check_name(name)
     Path(folder).mkdir(parents=True, exist_ok=True)
     if isinstance(source, str | os.PathLike):
         return _from_parquet(Path(source), Path(folder), columns)
     if columns is not None:
         raise SettingError("columns= names those of a Parquet file; a dataset's items have a form of their own")
     return _from_dataset(source, Path(folder))
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name of which no file can be named.
+
+    Raises:
+        DataError: it has a separator of paths, or is that of a folder.
+    """
+    if not name or name in (".", "..") or {"/", os.sep, chr(0)} & set(name):
+        raise DataError(f"no file can be called {name!r}: name the columns by columns=, or the dataset's entries anew")
 
 
 class _Writer:
@@ -65,6 +77,16 @@ class _Writer:
         np.lib.format.write_array_header_1_0(self.file, header)
 
     def add(self, rows: np.ndarray) -> None:
+        """Write rows.
+
+        Raises:
+            DataError: of another kind of numbers than the file's.
+        """
+        if not np.can_cast(rows.dtype, self.dtype, "same_kind"):
+            raise DataError(
+                f"{self.path.name}: the first row has {self.dtype} numbers, and a later one {rows.dtype}: make them of "
+                "one kind, such as float32"
+            )
         self.file.write(np.ascontiguousarray(rows, self.dtype).data)
 
 
@@ -82,6 +104,8 @@ def _from_dataset(source: Any, folder: Path) -> Any:
         raise DataError(
             f"items of the dataset hold other values than numbers in {listed(others)}: write them as numbers"
         )
+    for name in first_item:
+        _check_name(name)
     shapes = {name: part.shape for name, part in first_item.items()}
     with ExitStack() as files:
         writers = {
@@ -121,11 +145,14 @@ def _from_parquet(path: Path, folder: Path, columns: Mapping[str, str | Sequence
     except ImportError as error:
         raise SettingError("Parquet files need the extra: pip install 'pyro_fed[arrow]'") from error
     with parquet.ParquetFile(path) as file, ExitStack() as files:
-        kinds = {field.name: np.dtype(field.type.to_pandas_dtype()) for field in file.schema_arrow}
-        wanted = columns or {name: name for name in kinds}
+        types = {field.name: field.type for field in file.schema_arrow}
+        wanted = columns or {name: name for name in types}
         read = [name for part in wanted.values() for name in ([part] if isinstance(part, str) else part)]
-        if absent := [name for name in read if name not in kinds]:
-            raise DataError(f"{path} has no columns {listed(absent)}: it has {listed(kinds)}")
+        if absent := [name for name in read if name not in types]:
+            raise DataError(f"{path} has no columns {listed(absent)}: it has {listed(types)}")
+        for name in wanted:
+            _check_name(name)
+        kinds = {name: _kind_of(types[name]) for name in read}
         if others := [name for name in read if kinds[name].kind not in "biuf"]:
             raise DataError(
                 f"{path}: columns {listed(others)} do not hold numbers: name the others by columns=, or write them as "
@@ -145,6 +172,14 @@ def _from_parquet(path: Path, folder: Path, columns: Mapping[str, str | Sequence
                 rows = values[part] if isinstance(part, str) else np.stack([values[one] for one in part], -1)
                 writers[name].add(rows)
     return _read(writers)
+
+
+def _kind_of(column_type: Any) -> np.dtype:
+    """NumPy's type of a column; that of objects for types that it does not have, such as categories."""
+    try:
+        return np.dtype(column_type.to_pandas_dtype())
+    except (NotImplementedError, TypeError):
+        return np.dtype(object)
 
 
 def _values(column: Any, name: str, path: Path) -> np.ndarray:

@@ -108,7 +108,8 @@ class SFVI(KeptDraws, Tempered):
             `surrogates`.
         local_steps: m; with more than one, clients move the guide's parameters, and the server takes their mean.
         num_particles: S, draws of the guide a step.
-        bound: "elbo", or "iwae" with its S draws in one logarithm, which is tighter and makes guides wider.
+        bound: "elbo", or "iwae" with its S draws in one logarithm, which is tighter and makes guides wider. Its weights
+            need all clients: in rounds of some of them they are biased.
         step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
         final_share: what share of the learning rate is left after `num_steps`; from their half on it falls
             geometrically, and the guide's parameters are averaged.
@@ -178,7 +179,7 @@ class SFVI(KeptDraws, Tempered):
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The algorithm that fits the surrogates, if they have to be fitted; a guide is refused before it runs."""
         self.program(problem)
-        return surrogate_phase(self.surrogates, self.temperature)
+        return surrogate_phase(self.surrogates, self.temperature) if self.steps_without_rounds else None
 
     def program(self, problem: Problem) -> GuideProgram:
         """The guide as a function of its parameters.

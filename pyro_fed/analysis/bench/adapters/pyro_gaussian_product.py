@@ -22,4 +22,5 @@ def run(model: Any, clients: Clients) -> Any:
     weights = inverse_covariances(each.draws)
     mean = torch.linalg.solve(weights.sum(0), torch.einsum("kij,kj->i", weights, each.draws.mean(1)))
     product = torch.distributions.MultivariateNormal(mean, precision_matrix=weights.sum(0))
-    return each.result(product.sample((clients.num_draws,)))
+    sent = (weights.nelement() + each.draws[:, 0].nelement()) * weights.element_size()  # a mean and a precision each
+    return each.result(product.sample((clients.num_draws,)), sent)

@@ -1,8 +1,8 @@
 """Posterior interval estimation by Pyro's NUTS at each client (Li, Srivastava & Dunson 2017): quantiles are averaged.
 
 Every client samples the prior times its rows' likelihood to the power N / n_k, as if all N rows were like its own n_k.
-The average of the clients' quantiles of a parameter is the Wasserstein barycentre of its marginal posteriors. One
-round.
+The average of the clients' quantiles of a parameter, on the unconstrained scale, is the Wasserstein barycentre of its
+marginal posteriors. One round.
 """
 
 from __future__ import annotations
