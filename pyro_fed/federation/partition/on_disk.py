@@ -177,7 +177,8 @@ def _from_parquet(path: Path, folder: Path, columns: Mapping[str, str | Sequence
 def _kind_of(column_type: Any) -> np.dtype:
     """NumPy's type of a column; that of objects for types that it does not have, such as categories."""
     try:
-        return np.dtype(column_type.to_pandas_dtype())
+        kind: np.dtype = np.dtype(column_type.to_pandas_dtype())
+        return kind
     except (NotImplementedError, TypeError):
         return np.dtype(object)
 
