@@ -72,7 +72,7 @@ def build(
         DataError: data outside a likelihood's support, or rows that do not fit the plate.
     """
     check_modules(model)
-    if seen is None and arguments.many:
+    if seen is None and arguments.has_many_rows:
         settings = {"quadrature": quadrature, "constants": constants, "free": free}
         if found := _from_few_rows(model, arguments, plate, num_rows, dtype, whole or {plate: num_rows}, settings):
             return found

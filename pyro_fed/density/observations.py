@@ -28,7 +28,7 @@ def observed_values(problem: Problem) -> dict[str, Tensor]:
         trace = problem.execute_at(z, rows).trace
         return {name: trace.nodes[name]["value"] for name in sites}
 
-    if not problem.arguments.many or not all(problem.plate in site.dims for site in sites.values()):
+    if not problem.arguments.has_many_rows or not all(problem.plate in site.dims for site in sites.values()):
         return values(problem.all_rows)
     each = [values(rows) for rows in row_blocks(problem.rows)]
     axes = {name: site.dims.index(problem.plate) for name, site in sites.items()}

@@ -140,13 +140,13 @@ def _far_values(leaf: Tensor) -> Iterator[tuple[int, float, float, float]]:
     flat = leaf.reshape(len(leaf), -1)
     suspects = _may_be_far(flat).nonzero()[:, 0]
     ends = [_ends(block[:, suspects].double()) for block in blocks(flat) if len(suspects)]
-    for end in (_largest(high for _, high in ends), _smallest(low for low, _ in ends)) if ends else ():
+    for end in (_column_maxima(high for _, high in ends), _column_minima(low for low, _ in ends)) if ends else ():
         count, others = torch.zeros_like(end), []
         for block in blocks(flat):
             values = block[:, suspects].double()
             count += (values == end).sum(0)
             others.append(_ends(torch.where(values == end, torch.nan, values)))
-        low, high = _smallest(low for low, _ in others), _largest(high for _, high in others)
+        low, high = _column_minima(low for low, _ in others), _column_maxima(high for _, high in others)
         width, gap = high - low, torch.minimum((end - low).abs(), (end - high).abs())
         recurs = (count > 1) & (2 * count < len(flat)) & (width > 0) & (gap > FAR_VALUE_RANGES * width)
         size = torch.maximum(low.abs(), high.abs())  # finite but for columns of one value, of width -inf
@@ -163,7 +163,7 @@ def _may_be_far(flat: Tensor) -> Tensor:
     ends = [_ends_or_nan(block) for block in blocks(flat)]
     some = picked(flat, evenly(len(flat), ROWS_TOGETHER)).double()
     cleared = torch.ones(flat.shape[1], dtype=torch.bool)
-    for end in (_largest(high for _, high in ends), _smallest(low for low, _ in ends)):
+    for end in (_column_maxima(high for _, high in ends), _column_minima(low for low, _ in ends)):
         low, high = _ends(torch.where(some == end, torch.nan, some))
         gap, size = torch.minimum((end - low).abs(), (end - high).abs()), torch.maximum(low.abs(), high.abs())
         cleared &= (gap <= FAR_VALUE_RANGES * (high - low)) & (end.abs() <= OVERWHELMING * len(flat) ** 0.5 * size)
@@ -182,11 +182,11 @@ def _ends_or_nan(block: Tensor) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(values.min(0)).double(), torch.as_tensor(values.max(0)).double()
 
 
-def _smallest(parts: Iterable[Tensor]) -> Tensor:
+def _column_minima(parts: Iterable[Tensor]) -> Tensor:
     return reduce(torch.minimum, parts)
 
 
-def _largest(parts: Iterable[Tensor]) -> Tensor:
+def _column_maxima(parts: Iterable[Tensor]) -> Tensor:
     return reduce(torch.maximum, parts)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_fed.density.checks.first_run import FirstRun, first_run, refusing_writes
 from pyro_fed.density.checks.points import ROWS_TOGETHER
-from pyro_fed.density.rows.arguments import Arguments, are_many, flatten, parameter_names, positional
+from pyro_fed.density.rows.arguments import Arguments, exceed_memory, flatten, parameter_names, positional
 from pyro_fed.density.rows.files import picked, pooled
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
@@ -111,7 +111,7 @@ def _sizes_by_few_rows(
     """The plates' sizes as a run on few of very many rows shows them; none if it does not."""
     tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, Tensor)]
     largest = max(tensors, key=Tensor.numel, default=torch.empty(0))
-    if not are_many(largest.numel(), len(largest)) or rows or parts_of(plate):
+    if not exceed_memory(largest.numel(), len(largest)) or rows or parts_of(plate):
         return {}
     sizes = {size for leaf in tensors for size in leaf.shape}
     few = next(size for size in range(ROWS_TOGETHER, len(largest)) if size not in sizes)

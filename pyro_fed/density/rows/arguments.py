@@ -198,10 +198,10 @@ class Arguments:
             )
 
     @property
-    def many(self) -> bool:
+    def has_many_rows(self) -> bool:
         """Whether rows of one plate are so many that what a few of them tell is not asked of all."""
         numbers = sum(leaf.numel() for leaf in self.rows) if type(self) is Arguments else 0
-        return are_many(numbers, self.num_rows or 0)
+        return exceed_memory(numbers, self.num_rows or 0)
 
     def rebuild(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other row tensors (m, ...) in place of the sharded leaves."""
@@ -500,7 +500,7 @@ def _cast(leaf: Any, dtype: torch.dtype, *, copy: bool = False) -> Any:
     return leaf.to(dtype, copy=copy)
 
 
-def are_many(numbers: int, rows: int) -> bool:
+def exceed_memory(numbers: int, rows: int) -> bool:
     """Whether rows with so many numbers are too many to be looked at all at once where some tell the same."""
     return numbers > NUMBERS_IN_MEMORY and rows > 2 * ROWS_TOGETHER
 
