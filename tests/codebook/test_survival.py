@@ -212,7 +212,7 @@ def test_outcomes_that_cannot_be_counted_are_refused(tables, tmp_path):
             for level in ("dead", "lost")
         )
     )
-    with pytest.raises(SettingError, match="dead and outcomes.lost share a column, 'days'"):
+    with pytest.raises(SettingError, match=r"dead and outcomes\.lost share a column, 'days'"):
         pf.codebook.read_codebook(path)
     with pytest.raises(DataError, match="no outcome 'deth'; did you mean 'death'"):
         pf.codebook.kaplan_meier(summaries_of(tables), "deth")

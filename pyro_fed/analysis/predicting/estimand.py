@@ -87,7 +87,7 @@ def estimand(
             `{"sex": ["female", "male"]}` asks for these groups alone. `{"predicted": [0.1, 0.2, 0.5, 1.0]}` is for
             calibration, of observations that are 0 or 1: the groups are bins (a, b] of the rows' posterior means of f,
             by their ends, of each client.
-        site: the observed site, if there are several and f is none of one's own.
+        site: the observed site, if there are several; an f of your own needs it by "predicted" or `replicated` alone.
         fewest: a client withholds a group of fewer rows, and those from which its number of rows would follow. A
             warning names them.
         replicated: whether the result is of a posterior predictive check: `draw` then has observations under the
