@@ -206,9 +206,9 @@ def checked_codebook(book: Codebook, where: str) -> Codebook:
         faults += [f"outcomes.{name}: {fault}" for fault in _outcome_faults(outcome, book)]
     for (name, one), (other, two) in combinations(book.outcomes.items(), 2):
         if one.time == two.time or one.event == two.event:
-            column = one.time if one.time == two.time else one.event
+            shared = one.time if one.time == two.time else one.event
             faults.append(
-                f"outcomes.{name} and outcomes.{other} share a column, {column!r}: small counts would follow from the "
+                f"outcomes.{name} and outcomes.{other} share a column, {shared!r}: small counts would follow from the "
                 "two together; keep one of them"
             )
     if faults:
