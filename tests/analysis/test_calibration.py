@@ -154,6 +154,27 @@ def test_masked_rows_are_not_observed(replicated, filler):
         np.testing.assert_allclose(table["predicted"][:2], [risk[:10].mean(), risk[10:].mean()], rtol=1e-6)
 
 
+def test_a_mask_of_parts_of_rows_is_refused():
+    def pairs(x, y, seen):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(w * x[:, None].expand(-1, 2), 1.0).mask(seen).to_event(1), obs=y)
+
+    seen = torch.ones(8, 2, dtype=torch.bool)
+    idata = make_inference_data({"posterior": xr.Dataset({"w": (["chain", "draw"], np.ones((1, 4)))})}, {})
+    for i in (1, 0):
+        seen[3, i] = False
+        rows = torch.arange(8.0), torch.arange(16.0).reshape(8, 2), seen.clone()
+        fed = pf.Federation.from_clients(pairs, {"a": rows}, plate="rows", dtype=torch.float64)
+        options = {"f": lambda draw, rows: draw["y"].sum(-1), "replicated": True}
+        if i:
+            with pytest.raises(DataError, match="leaves out parts of rows of 'y'"):
+                pf.estimand(idata, fed, **options)
+        else:
+            found = pf.estimand(idata, fed, **options).posterior
+            assert int(found["rows"]) == 7 and (found["estimand"].sel(of="observed") == (120 - 13) / 7).all()
+
+
 def test_a_client_called_overall_is_refused(case):
     fed, idata, *_ = case
     found = pf.estimand(idata, fed, by={"predicted": ENDS})
