@@ -19,7 +19,8 @@ import datetime
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import combinations, pairwise
+from math import isfinite
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -30,8 +31,8 @@ from pyro_fed.errors import SettingError, listed
 
 #: Types whose values are numbers, and have moments.
 NUMBERS = ("number", "integer")
-#: The least `fewest` with which a joined bin does not tell a count in it.
-FEWEST_JOINED = 3
+#: The least `fewest` of codebooks with outcomes: with 2 a joined bin tells a count in it.
+LEAST_OF_OUTCOMES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,8 @@ class Column:
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """A time to an event, for Kaplan-Meier curves.
+
+    No two outcomes share a column: small counts would follow from the bins of both.
 
     Args:
         time: the column of numbers that has the time to the event, or to the end of observation; or the column of its
@@ -201,6 +204,13 @@ def checked_codebook(book: Codebook, where: str) -> Codebook:
         faults += [f"sites.{name}.lacks: {one!r} is not a column; {closest(one, book.columns)}" for one in unknown]
     for name, outcome in book.outcomes.items():
         faults += [f"outcomes.{name}: {fault}" for fault in _outcome_faults(outcome, book)]
+    for (name, one), (other, two) in combinations(book.outcomes.items(), 2):
+        if one.time == two.time or one.event == two.event:
+            shared = one.time if one.time == two.time else one.event
+            faults.append(
+                f"outcomes.{name} and outcomes.{other} share a column, {shared!r}: small counts would follow from the "
+                "two together; keep one of them"
+            )
     if faults:
         raise SettingError(f"{where}: {'; '.join(faults)}")
     return book
@@ -212,14 +222,15 @@ def _outcome_faults(outcome: Outcome, book: Codebook) -> list[str]:
     if outcome.time not in times:
         faults.append(f"time = {outcome.time!r} is neither a column of numbers nor a date that says after which it is")
     if outcome.event not in categories:
-        faults.append(f"event = {outcome.event!r} is no category; {closest(outcome.event, categories)}")
+        faults.append(f"event = {outcome.event!r} is not a category; {closest(outcome.event, categories)}")
     elif outcome.level not in book.columns[outcome.event].levels:
         levels = book.columns[outcome.event].levels
-        faults.append(f"level = {outcome.level!r} is no level of {outcome.event}; {closest(outcome.level, levels)}")
-    if not outcome.ends or any(not before < after for before, after in pairwise(outcome.ends)):
-        faults.append("ends must be the ends of the bins of time, ascending, such as [90, 180, 270]")
-    if book.fewest < FEWEST_JOINED:
-        faults.append(f"fewest must be at least {FEWEST_JOINED}: bins that are joined to reach 2 have a count of 1")
+        faults.append(f"level = {outcome.level!r} is not a level of {outcome.event}; {closest(outcome.level, levels)}")
+    ascending = all(before < after for before, after in pairwise(outcome.ends))
+    if not outcome.ends or not ascending or not all(map(isfinite, outcome.ends)):
+        faults.append("ends must be the ends of the bins of time, finite and ascending, such as [90, 180, 270]")
+    if book.fewest < LEAST_OF_OUTCOMES:
+        faults.append(f"fewest must be at least {LEAST_OF_OUTCOMES}: bins that are joined to reach 2 have a count of 1")
     return faults
 
 

@@ -27,29 +27,32 @@ class OutcomeSummary:
 
 
 def summarise_outcome(frame: pd.DataFrame, outcome: Outcome, book: Codebook) -> OutcomeSummary:
-    """Counts of a site's events and censored rows by bins of time, of the rows with both; none where it lacks one."""
-    here = set(frame)
-    if not {outcome.time, outcome.event} <= here or not {book.columns[outcome.time].after or outcome.time} <= here:
+    """Counts of a site's events and censored rows by bins of time, of the rows with both; none where it lacks one.
+
+    The rows of each level are known. So events after the last end are counted apart from the other rows of the last
+    bin, and the rows without time, level or both are withheld like those of a bin.
+    """
+    if not {outcome.time, outcome.event, book.columns[outcome.time].after or outcome.time} <= set(frame):
         return OutcomeSummary()
     time, status = _times(frame, outcome, book), frame[outcome.event]
-    levels = list(book.columns[outcome.event].levels)
-    seen, happened = status.isin(levels).to_numpy(bool), (status == outcome.level).to_numpy(bool)
-    missing = [(seen & happened & np.isnan(time)).sum(), (seen & ~happened & np.isnan(time)).sum()]
-    whole = seen & ~np.isnan(time)
-    place = np.searchsorted(outcome.ends, time[whole])
-    beyond = place == len(outcome.ends)
-    is_event = happened[whole] & ~beyond
+    has_time, has_level = ~np.isnan(time), status.isin(list(book.columns[outcome.event].levels)).to_numpy(bool)
+    has_event = (status == outcome.level).to_numpy(bool)
+    complete = has_time & has_level
+    place, is_event = np.searchsorted(outcome.ends, time[complete]), has_event[complete]
+    is_later = place == len(outcome.ends)
+    kinds = (is_event & ~is_later, ~is_event, is_event & is_later)
     place = np.minimum(place, len(outcome.ends) - 1)
-    cells = np.stack([np.bincount(place[which], minlength=len(outcome.ends)) for which in (is_event, ~is_event)], 1)
-    rest = [int(count) for count in (*missing, (~seen & ~np.isnan(time)).sum())]
-    ends = joined_bins(cells.tolist(), book.fewest) if whole.any() else None
-    if ends is None or any(0 < count < book.fewest for count in rest):
+    cells = np.stack([np.bincount(place[kind], minlength=len(outcome.ends)) for kind in kinds], 1)
+    incomplete = [(which & ~has_time).sum() for which in (has_event, has_level & ~has_event, ~has_level)]
+    incomplete.append((~has_level & has_time).sum())
+    ends = joined_bins(cells.tolist(), book.fewest) if complete.any() else None
+    if ends is None or any(0 < count < book.fewest for count in incomplete):
         return OutcomeSummary()
-    sums = np.diff(np.concatenate([np.zeros((1, 2), int), cells.cumsum(0)[np.array(ends) - 1]]), axis=0)
+    sums = np.diff(np.concatenate([np.zeros((1, 3), int), cells.cumsum(0)[np.array(ends) - 1]]), axis=0)
     return OutcomeSummary(
         ends=tuple(outcome.ends[end - 1] for end in ends),
         events=tuple(map(int, sums[:, 0])),
-        censored=tuple(map(int, sums[:, 1])),
+        censored=tuple(map(int, sums[:, 1:].sum(1))),
     )
 
 

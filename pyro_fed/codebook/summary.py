@@ -10,7 +10,8 @@ Let F be the codebook's `fewest`. The rules, each of which a function below keep
 - Means by the levels of a category leave together or not at all: each group, that of the rows whose level is missing
   among them, has F values at least, or none. Groups differ from each other and from the whole by F values then.
 - Levels that have an order are halved for these means, and all counts that are withheld are in one half.
-- Bins of time are joined until each has no event, or F, and the same of censored rows (`outcomes`).
+- Bins of time are joined until each has no event, or F, and the same of censored rows (`outcomes`). They leave with
+  all counts of the event's levels, or not at all.
 - The number of missing values leaves as it is, since mean and SD mean nothing without the number of values, unless the
   column says suppress_missing.
 """
@@ -292,6 +293,7 @@ def summarise(frame: pd.DataFrame, book: Codebook, site: str, findings: Sequence
             dates[name] = summarise_numbers(_days(frame[name]), column, fewest)
         elif column.type == "category":
             categories[name] = summarise_category(frame[name], column, fewest)
+    whole = [name for name, one in categories.items() if one.is_whole]
     summary = SiteSummary(
         format=FORMAT,
         site=site,
@@ -299,7 +301,10 @@ def summarise(frame: pd.DataFrame, book: Codebook, site: str, findings: Sequence
         numbers=numbers,
         dates=dates,
         categories=categories,
-        outcomes={name: summarise_outcome(frame, one, book) for name, one in book.outcomes.items()},
+        outcomes={
+            name: summarise_outcome(frame, one, book) if one.event in whole else OutcomeSummary()
+            for name, one in book.outcomes.items()
+        },
         findings=noted,
         codebook=book,
     )

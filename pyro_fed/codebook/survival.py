@@ -28,11 +28,9 @@ from pyro_fed.codebook.codebook import Codebook
 from pyro_fed.codebook.outcomes import OutcomeSummary
 from pyro_fed.codebook.summary import SiteSummary
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.client_names import OVERALL
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import DataError, listed
-
-#: The curve of all sites, beside those of the sites.
-OVERALL = "overall"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ import unicodedata
 
 from pyro_fed.errors import ProtocolError, shown
 
+#: All clients together, in tables and figures beside the clients.
+OVERALL = "overall"
 #: Longest client id.
 MAX_CLIENT_ID = 64
 #: Clients of the command line, where neither the user nor the partition says how many.

@@ -13,6 +13,7 @@ import xarray as xr
 import pyro_fed as pf
 from pyro_fed.analysis.predicting.row_sums import Question, RowValues, client_sums
 from pyro_fed.errors import DataError, SettingError
+from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.to_arviz import make_inference_data
 
 ENDS = [0.25, 0.5, 0.75, 1.0]
@@ -104,7 +105,13 @@ def test_the_ones_of_withheld_bins_have_several_values(fewest):
 
 def test_what_cannot_be_compared_is_refused(case):
     fed, idata, *_ = case
-    for by, text in (({"predicted": [0.5, 0.2]}, "ascending"), ("predicted", "takes the ends of the bins")):
+    texts = (
+        ({"predicted": [0.5, 0.2]}, "ascending"),
+        ({"predicted": [0.25, 0.5]}, "ascending to 1"),
+        ({"predicted": np.array([])}, "one column with its groups"),
+        ("predicted", "takes the ends of the bins"),
+    )
+    for by, text in texts:
         with pytest.raises(SettingError, match=text):
             pf.estimand(idata, fed, by=by)
     with pytest.raises(SettingError, match="leave do out"):
@@ -114,6 +121,66 @@ def test_what_cannot_be_compared_is_refused(case):
     counts = pf.Federation.from_clients(counted, {"a": (torch.ones(4), torch.full((4,), 2.0))}, plate="rows")
     with pytest.raises(DataError, match="must be 0 or 1"):
         pf.estimand(idata, counts, by={"predicted": ENDS})
+
+
+def test_ends_may_be_an_array(case):
+    fed, idata, *_ = case
+    found, expected = (pf.estimand(idata, fed, by={"predicted": ends}) for ends in (np.array(ENDS), ENDS))
+    assert found.posterior.equals(expected.posterior) and found.posterior.attrs == expected.posterior.attrs
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+@pytest.mark.parametrize("filler", [0.0, torch.nan])
+def test_masked_rows_are_not_observed(replicated, filler):
+    """As for leave-one-out: 40 rows, of which the 20 that are observed are ones; and those of a column's group."""
+
+    def masked(x, y, seen):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)), pyro.poutine.mask(mask=seen):
+            pyro.sample("y", dist.Bernoulli(logits=w * x), obs=y)
+
+    x, seen = torch.linspace(-2, 2, 40), torch.arange(40) % 2 == 0
+    rows = x, torch.where(seen, 1.0, filler), seen
+    fed = pf.Federation.from_clients(masked, {"a": rows}, plate="rows", dtype=torch.float64)
+    idata = make_inference_data({"posterior": xr.Dataset({"w": (["chain", "draw"], np.ones((1, 4)))})}, {})
+    if replicated:
+        for by in (None, "seen"):
+            found = pf.estimand(idata, fed, by=by, replicated=True).posterior
+            assert found["rows"].values.sum() == 20 and (found["estimand"].sel(of="observed") == 1).all()
+    else:
+        table = pf.metrics.calibration_table(pf.estimand(idata, fed, by={"predicted": [0.5, 1.0]}))
+        assert table["rows"].tolist() == [10, 10] * 2 and (table["observed"] == 1).all()
+        risk = torch.sigmoid(x[seen]).numpy()
+        np.testing.assert_allclose(table["predicted"][:2], [risk[:10].mean(), risk[10:].mean()], rtol=1e-6)
+
+
+def test_a_mask_of_parts_of_rows_is_refused():
+    def pairs(x, y, seen):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(w * x[:, None].expand(-1, 2), 1.0).mask(seen).to_event(1), obs=y)
+
+    seen = torch.ones(8, 2, dtype=torch.bool)
+    idata = make_inference_data({"posterior": xr.Dataset({"w": (["chain", "draw"], np.ones((1, 4)))})}, {})
+    for i in (1, 0):
+        seen[3, i] = False
+        rows = torch.arange(8.0), torch.arange(16.0).reshape(8, 2), seen.clone()
+        fed = pf.Federation.from_clients(pairs, {"a": rows}, plate="rows", dtype=torch.float64)
+        options = {"f": lambda draw, rows: draw["y"].sum(-1), "replicated": True}
+        if i:
+            with pytest.raises(DataError, match="leaves out parts of rows of 'y'"):
+                pf.estimand(idata, fed, **options)
+        else:
+            found = pf.estimand(idata, fed, **options).posterior
+            assert int(found["rows"]) == 7 and (found["estimand"].sel(of="observed") == (120 - 13) / 7).all()
+
+
+def test_a_client_called_overall_is_refused(case):
+    fed, idata, *_ = case
+    found = pf.estimand(idata, fed, by={"predicted": ENDS})
+    renamed = group_of(found, "posterior").assign_coords(client=["north", "overall"])
+    with pytest.raises(DataError, match="a client is called 'overall'"):
+        pf.metrics.calibration_table(make_inference_data({"posterior": renamed}, {}))
 
 
 def test_the_figure_has_the_clients_and_the_diagonal(case):

@@ -302,3 +302,20 @@ def test_few_zeros_of_the_observations_are_withheld():
     assert int(found.posterior["rows"]) == 30
     with pytest.raises(SettingError, match="leave do and predicted out"):
         pf.estimand(idata, fed, do={"x": [0.0]}, replicated=True)
+
+
+@pytest.mark.parametrize("w", [[0.0, 0.5, 1.0, 2.0, 4.0], [1.0] * 5])
+def test_shares_that_depend_on_the_draw_are_refused(w):
+    """Their counts over draws that someone has chosen tell one row after another; equal draws, too, in several runs."""
+    x, y = torch.linspace(0.01, 1, 30), torch.tensor([0.0, 1.0] * 15)
+    fed = pf.Federation.from_clients(counted, {"a": (x, y)}, plate="rows", dtype=torch.float64)
+    idata = make_inference_data({"posterior": xr.Dataset({"w": (["chain", "draw"], np.array([w]))})}, {})
+
+    def few(draw, rows):
+        return ((draw["y"] == 1) & (rows["x"] * draw["w"] < 0.3)).double()
+
+    with pytest.raises(pf.errors.DataError, match="takes latents of the draw"):
+        pf.estimand(idata, fed, few, fewest=5, replicated=True)
+    assert int(pf.estimand(idata, fed, few, replicated=True).posterior["rows"]) == 30
+    residuals = pf.estimand(idata, fed, lambda draw, rows: draw["y"] - draw["w"], fewest=5, replicated=True)
+    np.testing.assert_allclose(residuals.posterior["estimand"].sel(of="observed")[0], 0.5 - np.array(w))

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,8 @@ import pytest
 
 import pyro_fed as pf
 from pyro_fed.codebook.codebook import Codebook, Column, Outcome
+from pyro_fed.codebook.outcomes import summarise_outcome
+from pyro_fed.codebook.summary import summarise_category
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.ops.small_counts import joined_bins
 
@@ -73,11 +76,49 @@ def test_times_between_dates_are_days(tables):
     (expected,) = summaries_of({"north": tables["north"]})
     (absent,) = summaries_of({"north": dated[["exit"]].assign(status=tables["north"]["status"])}, book)
     dated.loc[:5, "exit"] = ""
-    (missing,) = summaries_of({"north": dated.assign(status=tables["north"]["status"])}, book)
+    (missing,) = summaries_of({"north": dated.assign(status="2")}, book)
     assert absent.outcomes["death"].ends == ()
-    counts = missing.outcomes["death"]
-    assert sum(counts.events) + sum(counts.censored) in (394, 0)
+    assert sum(missing.outcomes["death"].events) + sum(missing.outcomes["death"].censored) == 394
     assert found.outcomes == expected.outcomes and pf.codebook.kaplan_meier([found]).unit == "days"
+
+
+LEVELS = {"alive": "1", "dead": "2", "lost": "3"}
+OF_THREE = Codebook(
+    columns={**COLUMNS, "status": Column(type="category", levels={name: (text,) for name, text in LEVELS.items()})},
+    fewest=5,
+    outcomes={"death": Outcome(time="days", event="status", level="dead", ends=(30.0, 60.0))},
+)
+
+
+def patients(*groups):
+    """Rows from numbers of them, their days and their level."""
+    rows = [(days, LEVELS.get(level, "")) for count, days, level in groups for _ in range(count)]
+    return pd.DataFrame(rows, columns=["days", "status"])
+
+
+@pytest.mark.parametrize(
+    ("groups", "suppressed"),
+    [
+        ([(13, 20, "dead"), (7, 50, "dead"), (15, 20, "alive"), (15, 50, "alive"), (3, 50, "lost")], None),
+        ([(10, 20, "dead"), (9, 50, "dead"), (1, 900, "dead"), (20, 50, "alive")], None),
+        ([(10, 20, "dead"), (9, 50, "dead"), (6, 900, "dead"), (20, 20, "alive"), (1, 50, "alive")], None),
+        ([(10, 20, "dead"), (10, 50, "dead"), (20, 50, "alive"), (2, np.nan, "")], "status"),
+        ([(10, 20, "dead"), (10, 50, "dead"), (20, 50, "alive"), (2, np.nan, "")], "days"),
+        ([(10, 20, "dead"), (10, 50, "dead"), (2, np.nan, "dead"), (20, 50, "alive")], None),
+        ([(10, 20, "dead"), (10, 50, "dead"), (20, 50, "alive"), (2, np.nan, "alive")], None),
+        ([(10, 20, "dead"), (10, 50, "dead"), (20, 50, "alive"), (2, 50, "")], None),
+    ],
+)
+def test_no_small_count_follows_with_the_counts_of_levels(groups, suppressed):
+    """With five rows in place of each small number the counts leave; with it none do, or bins are joined."""
+    columns = dict(OF_THREE.columns)
+    if suppressed:
+        columns[suppressed] = replace(columns[suppressed], suppress_missing=True)
+    book = replace(OF_THREE, columns=columns)
+    (few,) = summaries_of({"few": patients(*groups)}, book)
+    (many,) = summaries_of({"many": patients(*((max(count, 5), *rest) for count, *rest in groups))}, book)
+    assert few.outcomes["death"].ends in ((), (60.0,)) and many.outcomes["death"].ends == (30.0, 60.0)
+    assert few.outcomes["death"].ends == () or groups[2][0] == 6
 
 
 def test_a_small_hospital_joins_its_bins_or_has_no_curve(tables, tmp_path):
@@ -96,6 +137,24 @@ def test_a_small_hospital_joins_its_bins_or_has_no_curve(tables, tmp_path):
     pooled = pd.concat([*tables.values(), few], ignore_index=True)
     assert overall["events"].sum() == ((pooled["status"] == "2") & (pooled["days"] <= ENDS[-1])).sum()
     assert set(summaries[2].counts()) >= {f"death: events to {end:g}" for end in west.ends}  # which the gate judges
+
+
+def test_no_small_count_follows_from_all_that_leaves():
+    """Of all tables of two bins with few deaths, some after the last end, and few others: those alike in all counts."""
+    dead = [one for one in itertools.product(range(7), repeat=3) if sum(one) <= 6]
+    alive = [one for one in itertools.product(range(6), repeat=2) if sum(one) <= 5]
+    book, alike = replace(OF_THREE, fewest=3), defaultdict(list)
+    for cells in ((*one, *two) for one in dead for two in alive):
+        place = np.repeat(np.arange(5), cells)
+        status = pd.Series(np.array(["dead", "dead", "dead", "alive", "alive"], object)[place])
+        levels = summarise_category(status, book.columns["status"], 3)
+        if levels.is_whole:
+            frame = pd.DataFrame({"days": np.array([20.0, 50, 900, 20, 50])[place], "status": status})
+            alike[repr((levels, summarise_outcome(frame, book.outcomes["death"], book)))].append(cells)
+    assert len(alike) > 50
+    for tables in map(np.array, alike.values()):
+        same = (tables == tables[0]).all(0)
+        assert not (same & (tables[0] > 0) & (tables[0] < 3)).any(), tables
 
 
 def released(cells, fewest):
@@ -141,6 +200,20 @@ def test_outcomes_that_cannot_be_counted_are_refused(tables, tmp_path):
     with pytest.raises(SettingError, match="did you mean 'status'") as error:
         pf.codebook.read_codebook(path)
     assert all(part in str(error.value) for part in ("neither a column of numbers", "ascending", "at least 3"))
+    for ends in ("[30, inf]", "[nan]"):
+        path.write_text(path.read_text().partition("ends")[0] + f"ends = {ends}\n")
+        with pytest.raises(SettingError, match="finite"):
+            pf.codebook.read_codebook(path)
+    path.write_text(
+        'fewest = 3\n[columns.days]\ntype = "number"\n[columns.status]\ntype = "category"\nlevels = ["alive", "dead", '
+        '"lost"]\n'
+        + "".join(
+            f'[outcomes.{level}]\ntime = "days"\nevent = "status"\nlevel = "{level}"\nends = [30]\n'
+            for level in ("dead", "lost")
+        )
+    )
+    with pytest.raises(SettingError, match=r"dead and outcomes\.lost share a column, 'days'"):
+        pf.codebook.read_codebook(path)
     with pytest.raises(DataError, match="no outcome 'deth'; did you mean 'death'"):
         pf.codebook.kaplan_meier(summaries_of(tables), "deth")
     with pytest.raises(DataError, match="no site has counts"):

@@ -39,10 +39,9 @@ ROWS = pd.concat(FRAMES.values(), ignore_index=True)
 def page():
     """The names of the page's blocks, once they have run."""
     names = {"frames": FRAMES}
-    runs = {}
 
-    def run(algorithm, federation, **options):
-        return runs.setdefault(federation.problem.dim, real(algorithm, federation, num_draws=4000, **QUIET))
+    def run(algorithm, federation):
+        return real(algorithm, federation, num_draws=4000, **QUIET)
 
     real, pf.run = pf.run, run
     try:

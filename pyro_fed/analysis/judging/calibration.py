@@ -19,6 +19,7 @@ import pandas as pd
 from torch import Tensor
 
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.client_names import OVERALL
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData
@@ -27,8 +28,6 @@ from pyro_fed.results.inference_data import InferenceData
 BINS = 10
 #: What the name of a deployment's group of an estimand begins with.
 OF_DEPLOYMENT = "estimand_"
-#: All clients together, in the table of observed and predicted shares.
-OVERALL = "overall"
 #: Largest number of bins: more than any plot shows, few enough for the memory.
 MOST_BINS = 10_000
 
@@ -129,7 +128,7 @@ def calibration_table(result: InferenceData, name: str | None = None) -> pd.Data
         posterior means; `observed`, the share of ones; and `lower` and `upper`, its 95 % limits by Wilson.
 
     Raises:
-        DataError: the result has no such estimand.
+        DataError: the result has no such estimand; a client is called "overall".
 
     References:
         Wilson (1927), *Probable inference, the law of succession, and statistical inference*.
@@ -145,6 +144,9 @@ def calibration_table(result: InferenceData, name: str | None = None) -> pd.Data
             f"calibration_table takes estimands by predicted means, as of pf.estimand(..., by={{'predicted': [...]}}), "
             f"and the group {group!r} has none"
         )
+    clients = found["client"].values.tolist()
+    if OVERALL in clients:
+        raise DataError(f"calibration_table: a client is called {OVERALL!r}, as all clients together are: rename it")
     rows = found["rows"].values
     sums = {
         "predicted": np.nan_to_num(found["estimand"].mean(("chain", "draw")).values) * rows,
@@ -157,7 +159,7 @@ def calibration_table(result: InferenceData, name: str | None = None) -> pd.Data
     shares = {key: value[client, bin_of] / n for key, value in totals.items()}
     z2, p = NormalDist().inv_cdf(0.975) ** 2, shares["observed"]
     middle, half = (p + z2 / (2 * n)) / (1 + z2 / n), np.sqrt(z2 * (p * (1 - p) + z2 / (4 * n)) / n) / (1 + z2 / n)
-    names = np.array([*found["client"].values.tolist(), OVERALL])
+    names = np.array([*clients, OVERALL])
     ends = found["predicted"].values[bin_of]
     limits = {"lower": middle - half, "upper": middle + half}
     return pd.DataFrame({"client": names[client], "bin": ends, "rows": n, **shares, **limits})

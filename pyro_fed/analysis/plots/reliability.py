@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from pyro_fed.analysis.judging import metrics
-from pyro_fed.analysis.judging.calibration import BINS, OVERALL, calibration_errors, reliability
+from pyro_fed.analysis.judging.calibration import BINS, calibration_errors, reliability
 from pyro_fed.analysis.judging.density import thin_posterior
 from pyro_fed.analysis.judging.distances import DRAWS_COMPARED
 from pyro_fed.analysis.plots.style import (
@@ -28,6 +28,7 @@ from pyro_fed.analysis.plots.style import (
     tidy,
 )
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.client_names import OVERALL
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData

@@ -86,8 +86,8 @@ def estimand(
         by: the argument whose labels or whole numbers are the groups, or "client"; the result has a dimension of it.
             `{"sex": ["female", "male"]}` asks for these groups alone. `{"predicted": [0.1, 0.2, 0.5, 1.0]}` is for
             calibration, of observations that are 0 or 1: the groups are bins (a, b] of the rows' posterior means of f,
-            by their ends, of each client.
-        site: the observed site, if there are several and f is none of one's own.
+            by their ends, up to 1, of each client. Rows that the model masks are left out, as if `replicated`.
+        site: the observed site, if there are several; an f of your own needs it by "predicted" or `replicated` alone.
         fewest: a client withholds a group of fewer rows, and those from which its number of rows would follow. A
             warning names them.
         replicated: whether the result is of a posterior predictive check: `draw` then has observations under the
@@ -103,7 +103,8 @@ def estimand(
         `pf.metrics.calibration_table` and `pf.plots.plot_calibration` show it.
 
     Raises:
-        DataError: f returns other than one finite number a row; the observed site has no mean; rows are not here.
+        DataError: f returns other than one finite number a row; the observed site has no mean; rows are not here; a
+            replicated f is 0 or 1 and takes latents of the draw, with `fewest` above 1.
         SettingError: an argument, site or label that the model does not have.
 
     References:

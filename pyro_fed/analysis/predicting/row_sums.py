@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
@@ -29,6 +30,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.rows.labelled import labelled
+from pyro_fed.density.running.observed_values import mask_of
 from pyro_fed.errors import DataError, SettingError, listed
 from pyro_fed.ops.small_counts import withheld_cells
 from pyro_fed.results.to_arviz import unconstrained_draws
@@ -99,10 +101,10 @@ class Question(NamedTuple):
             _check_name(arguments, name, "do")
         groups = None
         if isinstance(by, Mapping):
-            if len(by) != 1 or not all(by.values()):
+            if len(by) != 1 or not all(map(len, by.values())):
                 raise SettingError(f"estimand: by must be one column with its groups, received {dict(by)!r:.200}")
             ((by, values),) = by.items()
-            groups = tuple(values)
+            groups = tuple(values.tolist() if isinstance(values, np.ndarray | Tensor) else values)
         if by == PREDICTED:
             _check_bins(groups, do)
         elif by not in (None, CLIENT):
@@ -112,9 +114,9 @@ class Question(NamedTuple):
             raise SettingError(
                 "estimand: replicated observations are of the rows as they are: leave do and predicted out"
             )
-        whatever = f is not None and site is None and by != PREDICTED and not replicated
+        f_alone = f is not None and site is None and by != PREDICTED and not replicated
         settings = ({},) * len(REPLICATED) if replicated else settings
-        return cls(f, "" if whatever else _observed(problem, site), settings, by, groups, fewest, replicated)
+        return cls(f, "" if f_alone else _observed(problem, site), settings, by, groups, fewest, replicated)
 
 
 class ClientSums(NamedTuple):
@@ -167,17 +169,17 @@ def row_values(
     if question.replicated:
         return _replicated_values(question, posterior, hidden, problem, rows, name, seed)
     each: list[Tensor] = []
-    observed = None
+    observed = kept = None
     for setting in question.settings:
         arguments = _with_values(problem.arguments, setting)
         found = client_run(posterior, hidden, problem, rows, arguments, expected=True)
         if found is None:
             return None
-        each.append(_row_values(question, arguments, found))
+        if question.by == PREDICTED:
+            observed, kept = _observed_ones(question, found)
+        each.append(_row_values(question, arguments, found, kept))
         if len(each) == 1:  # the groups are those of the rows' own values in every setting
-            if question.by == PREDICTED:
-                observed = _observed_ones(question, found, each[0].shape[1])
-            groups = _groups_of_rows(question, problem, name, found, each[0])
+            groups = _groups_of_rows(question, problem, name, found, each[0], kept)
     return RowValues(torch.stack(each, 1), groups, observed)
 
 
@@ -186,7 +188,7 @@ def client_sums(question: Question, found: RowValues | None) -> ClientSums:
     if found is None:
         return ClientSums({}, {}, [], {})
     labels = list(dict.fromkeys(found.groups)) if question.groups is None else list(question.groups)
-    masks = [torch.tensor([one == label for one in found.groups]) for label in labels]
+    masks = [torch.tensor([one == label for one in found.groups], dtype=torch.bool) for label in labels]
     counts = [int(mask.sum()) for mask in masks]
     cells = [[*counts, len(found.groups) - sum(counts)]]
     ones: list[int] = []
@@ -339,12 +341,12 @@ def _check_name(arguments: Arguments, name: str, where: str) -> None:
 
 
 def _check_bins(ends: tuple[Any, ...] | None, do: Mapping[str, Any] | None) -> None:
-    """Refuse what are no ends of bins of predicted means, which rows have by their own values."""
+    """Require ends of bins of predicted means, the last one at least 1; and rows with their own values."""
     numbers = ends is not None and all(isinstance(end, int | float) for end in ends)
-    if not ends or not numbers or any(not before < after for before, after in pairwise(ends)):
+    if not ends or not numbers or any(not before < after for before, after in pairwise(ends)) or not ends[-1] >= 1:
         raise SettingError(
-            f"estimand: by={PREDICTED!r} takes the ends of the bins, ascending, as in by={{{PREDICTED!r}: [0.1, 0.2, "
-            f"0.5, 1.0]}}, received {ends!r:.200}"
+            f"estimand: by={PREDICTED!r} takes the ends of the bins, ascending to 1, as in by={{{PREDICTED!r}: [0.1, "
+            f"0.2, 0.5, 1.0]}}, received {ends!r:.200}"
         )
     if do:
         raise SettingError(f"estimand: by={PREDICTED!r} is about the rows as they were observed: leave do out")
@@ -397,27 +399,66 @@ def _replicated_values(
     name: str,
     seed: int,
 ) -> RowValues | None:
-    """f (S, 2, n) of replicated observations and of a client's own, and which are one if all of these are 0 or 1."""
+    """f (S, 2, n) of replicated observations and of a client's own, and which are one if all of these are 0 or 1.
+
+    Raises:
+        DataError: nothing is observed; groups may be withheld, and f is 0 or 1 and depends on the draw.
+    """
     found, site, generator = client_run(posterior, hidden, problem, rows), question.site, torch.Generator()
     if found is None:
         return None
     drawn = draw(found.run, found.values, generator.manual_seed(seed))[site]
-    given = found.run.first({name: value[0] for name, value in found.values.items()})[site]["given"]
-    if not isinstance(given, Tensor):
-        raise DataError(f"estimand: nothing is observed of '{site}' to compare replications with")
+    given, kept = _observations(question, found)
     own = question if question.of_rows is not None else question._replace(of_rows=lambda values, _: values[site])
     each = [
-        _row_values(own, problem.arguments, found._replace(values={**found.values, site: one.to(drawn.dtype)}))
+        _row_values(own, problem.arguments, found._replace(values={**found.values, site: one.to(drawn.dtype)}), kept)
         for one in (drawn, given.expand_as(drawn))
     ]
     observed, first = each[1], each[1][0]
-    is_share = bool((((first == 0) | (first == 1)) & (observed == first)).all())
-    groups = _groups_of_rows(question, problem, name, found, observed)
+    is_share = bool(((observed == 0) | (observed == 1)).all())
+    if is_share and question.fewest > 1 and _takes_latents(question, problem.arguments, found, given.to(drawn.dtype)):
+        raise DataError(
+            "estimand: f of the observed rows is 0 or 1 and takes latents of the draw: its sums at several draws would "
+            f"tell single rows, and groups of fewer than {question.fewest} are withheld: let f take '{site}' of the "
+            "draw alone, or return other numbers, such as distances from what the draw expects"
+        )
+    groups = _groups_of_rows(question, problem, name, found, observed, kept)
     return RowValues(torch.stack(each, 1), groups, first == 1 if is_share else None)
 
 
-def _row_values(question: Question, arguments: Arguments, found: ClientRun) -> Tensor:
-    """f of each row at each draw (S, n)."""
+def _observations(question: Question, found: ClientRun) -> tuple[Tensor, Tensor | None]:
+    """What a client observes at the site, and which rows (n,) the model's mask does not leave out; None for all.
+
+    Raises:
+        DataError: nothing is observed; a mask leaves out parts of rows.
+    """
+    site = found.run.first({name: value[0] for name, value in found.values.items()})[question.site]
+    given, mask = site["given"], mask_of(site)
+    if not isinstance(given, Tensor):
+        raise DataError(f"estimand: nothing is observed of '{question.site}' to compare with")
+    if mask is None or bool(mask.all()):
+        return given, None
+    kept = mask.bool().expand(given.shape).reshape(len(given), -1)
+    if bool((kept != kept[:, :1]).any()):
+        raise DataError(
+            f"estimand: a mask leaves out parts of rows of '{question.site}', where whole rows are compared"
+        )
+    return given, kept[:, 0]
+
+
+def _takes_latents(question: Question, arguments: Arguments, found: ClientRun, given: Tensor) -> bool:
+    """Whether f takes more of a draw than the observations."""
+    if question.of_rows is None:
+        return False
+    try:
+        question.of_rows({question.site: given}, _named_rows(arguments, found))
+    except KeyError:
+        return True
+    return False
+
+
+def _row_values(question: Question, arguments: Arguments, found: ClientRun, kept: Tensor | None = None) -> Tensor:
+    """f of each row at each draw (S, n), of those that are kept."""
     values = _values(question, arguments, found)
     if values.dim() != 2:
         what = f"the mean of '{question.site}'" if question.of_rows is None else "f"
@@ -425,6 +466,13 @@ def _row_values(question: Question, arguments: Arguments, found: ClientRun) -> T
             f"estimand: {what} must be one number a row, (n,), received {tuple(values.shape[1:])}: return one number, "
             "such as the probability of one category"
         )
+    if kept is not None:
+        if len(kept) != values.shape[1]:
+            raise DataError(
+                f"estimand: f returns {values.shape[1]} numbers, and '{question.site}' has {len(kept)} rows: return "
+                "one a row"
+            )
+        values = values[:, kept]
     if not bool(values.isfinite().all()):
         cure = "pass f, such as a probability or a median" if question.of_rows is None else "mend f"
         raise DataError(f"estimand: there are values that are not finite: {cure}")
@@ -454,23 +502,26 @@ def _named_rows(arguments: Arguments, found: ClientRun) -> dict[str, Any]:
     return rows
 
 
-def _observed_ones(question: Question, found: ClientRun, size: int) -> Tensor:
-    """Which of a client's rows, as many as `size`, are observed to be one, (n,).
+def _observed_ones(question: Question, found: ClientRun) -> tuple[Tensor, Tensor]:
+    """Which of a client's observed rows are one, and which rows (n,) are observed.
 
     Raises:
         DataError: the observed values are other than zeros and ones.
     """
-    given = found.run.first({name: value[0] for name, value in found.values.items()})[question.site]["given"]
-    if not isinstance(given, Tensor) or given.shape != (size,) or not bool(((given == 0) | (given == 1)).all()):
+    given, kept = _observations(question, found)
+    given = given if kept is None else given[kept]
+    if given.dim() != 1 or not bool(((given == 0) | (given == 1)).all()):
         raise DataError(
             f"estimand: by={PREDICTED!r} compares means with what is observed of '{question.site}', which must be 0 or "
             "1, one a row"
         )
-    return given == 1
+    return given == 1, torch.ones(len(given), dtype=torch.bool) if kept is None else kept
 
 
-def _groups_of_rows(question: Question, problem: Problem, name: str, found: ClientRun, values: Tensor) -> list[Any]:
-    """The group of each of a client's rows with f (S, n), by the rows' own values, or by the mean of f."""
+def _groups_of_rows(
+    question: Question, problem: Problem, name: str, found: ClientRun, values: Tensor, kept: Tensor | None
+) -> list[Any]:
+    """The group of each of a client's rows that are kept, with f (S, n), by their own values, or by the mean of f."""
     size, ends = values.shape[1], question.groups
     if question.by == PREDICTED and ends is not None:
         places = torch.searchsorted(torch.tensor(ends, dtype=torch.float64), values.double().mean(0))
@@ -479,6 +530,8 @@ def _groups_of_rows(question: Question, problem: Problem, name: str, found: Clie
         return [name if question.by else ""] * size
     plate, column = _columns(problem.arguments)[str(question.by)]
     codes = column[found.places[plate or problem.plate]]
+    if kept is not None and len(codes) == len(kept):
+        codes = codes[kept]
     if codes.dim() != 1 or (codes.is_floating_point() and bool((codes != codes.round()).any())):
         raise SettingError(f"estimand: by={question.by!r} must be labels or whole numbers, one a row")
     if len(codes) != size:

@@ -22,6 +22,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.analysis.predicting.row_sums import PREDICTED, named_questions
 from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.conventions.version import VERSION
@@ -139,7 +140,7 @@ class Agent:
         return self.audit and self._permits("log_likelihood")
 
     @property
-    def asked(self) -> list[str]:
+    def permitted_questions(self) -> list[str]:
         """The questions in which it takes part."""
         return [name for name in self.questions if self._permits("loo" if name == LOO else "estimate")]
 
@@ -162,7 +163,7 @@ def run_agent(agent: Agent) -> InferenceData:
         `estimand_NAME` of the questions; the attribute `no_loo` or `no_estimand_NAME` says why one has no answer.
 
     Raises:
-        SettingError: an algorithm that needs a server, or a setting out of its range.
+        SettingError: an algorithm that needs a server, a setting out of its range, or an estimand by "predicted".
         ProtocolError: a neighbour runs something else, or sends something that is not a message of this run.
         Unwelcome: a neighbour does not have the certificate that it should have.
         PolicyError: a rule of the agent's own policy does not permit a message; the neighbours are told the rule.
@@ -185,6 +186,7 @@ def run_agent(agent: Agent) -> InferenceData:
         check_folders(checkpoint=agent.checkpoint)
         names = [name for name in agent.questions if name != LOO]
         check_questions(own, agent.module, names, "" if LOO in agent.questions else None)
+        _refuse_predicted(own, agent.module, names)
         if agent.resume and agent.checkpoint is None:
             raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
         said = _agreement(agent, algorithm, own, rounds)
@@ -209,6 +211,16 @@ def run_agent(agent: Agent) -> InferenceData:
         finally:
             links.outbox.close()
             links.wire.close()
+
+
+def _refuse_predicted(own: Federation, module: ModuleType | None, names: Sequence[str]) -> None:
+    """Refuse calibration: its bins are by the draws, and tables at the draws of all agents differ by single rows."""
+    known = named_questions(module, own.problem) if names else {}
+    if odd := [name for name in names if known[name].question.by == PREDICTED]:
+        raise SettingError(
+            f"agents do not answer the estimand {odd[0]!r} by {PREDICTED!r}: each would tell all others its bins at "
+            "every agent's draws, which differ by single rows. Leave it out, or run the model with a server"
+        )
 
 
 def _take_leave(links: Links, farewell: Farewell) -> None:
@@ -282,11 +294,14 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
 
 
 def _questions_text(agent: Agent) -> str:
-    """The questions, with SHA-256 of the model's file where they name functions of its rows."""
-    names, file = listed(agent.asked), getattr(agent.module, "__file__", None)
-    if file is None or set(agent.asked) <= {LOO}:
-        return names or "none"
-    return f"{names} of a file {hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
+    """The questions and at how many draws, with SHA-256 of the model's file where they name functions of its rows."""
+    questions, file = agent.permitted_questions, getattr(agent.module, "__file__", None)
+    if not questions:
+        return "none"
+    text = f"{listed(questions)} at {agent.num_draws} draws"
+    if file is None or set(questions) <= {LOO}:
+        return text
+    return f"{text} of a file {hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
 
 
 def _row_operations(problem: Problem) -> str:
@@ -399,7 +414,7 @@ def _run_rounds(
         _end(links, len(record.rounds))  # who is a step behind does not wait for this agent's audit
         found = _result(finish, shared, links.me)
         fewest = 1 if agent.gate is None else agent.gate.policy.min_cell
-        for number, name in enumerate(agent.asked):
+        for number, name in enumerate(agent.permitted_questions):
             found = with_answer(found, federation, AskedAgents(links, number), agent.module, name, fewest)
         with suppress(ProtocolError, Unwelcome):  # whatever a neighbour says now, the result stands
             _leave(links)

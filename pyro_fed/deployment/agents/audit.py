@@ -76,16 +76,22 @@ class AskedAgents(Sequential):
         first, wait, me = At(AUDIT, self.number, 0), links.settings.patience, torch.tensor([links.me])
         every, _ = links.spread(first, select(work.shared, me), wait, whole=True)
         own = self.data.of(me)
-        received = (select(every, slice(j, j + 1)) for j in range(len(links.names)))
+        received = [select(every, slice(j, j + 1)) for j in range(len(links.names))]
         orders = [Work(work.round, work.seed, [links.me], one) for one in received]
         answers = concatenate([super(AskedAgents, self).execute(order).messages for order in orders])
+
+        def share() -> float | None:
+            shares = [answer_share(asked, self.problem, one, own) for one in received]
+            known = [one for one in shares if one is not None]
+            return max(known) if len(known) == len(shares) else None
+
         found, _ = links.spread(
             first._replace(step=links.peers.diameter),
             {name: value[None] for name, value in answers.items()},
             wait,
             True,
             asked.answer_kind,
-            lambda: answer_share(asked, self.problem, select(work.shared, me), own),
+            share,
             asked.cells(answers),
         )
         return Reply({name: value[:, links.me] for name, value in found.items()}, {})

@@ -31,7 +31,7 @@ KINDS = {
     "log_likelihood": "the log-likelihood of all rows together at given draws, for the audit and for influence",
     "loo": "eleven sums over the rows, for leave-one-out and WAIC",
     "table": "counts, means and SDs of columns by group",
-    "estimate": "sums over the rows of an estimand of the model's file, numbers of rows (and of ones), at given draws",
+    "estimate": "sums of an estimand of the model's file at given draws, numbers of rows and of ones, by group",
     "notice": "that the site has failed or leaves: its name, an exception's class, file and line of code",
 }
 #: Kinds that are computed from the rows' values, to which the rules on numbers of rows, shares and rounds apply.

@@ -161,13 +161,13 @@ class Site:
         question = self._question(order, federation.problem, name)
         copied = any(part.startswith("new.") for part in tensors)
         kind = _kind(order, masked, question, copied)
-        asked_rows = question if question is not None and kind == question.answer_kind else None
-        cells = {} if asked_rows is None else asked_rows.cells(within(tensors, "messages"))
+        answered = question if question is not None and kind == question.answer_kind else None
+        cells = {} if answered is None else answered.cells(within(tensors, "messages"))
 
         def share() -> float | None:
             own, received = federation.client_data(), within(message.tensors, "shared")
-            if asked_rows is not None:
-                return answer_share(asked_rows, federation.problem, received, own)
+            if answered is not None:
+                return answer_share(answered, federation.problem, received, own)
             return rows_share(federation.problem, own, received["draws"][0] if kind == "log_likelihood" else None)
 
         return Outgoing(

@@ -4,14 +4,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+import xarray as xr
 from agents_case import NAMES, Rehearsal, peers_file, rows_of
 from conjugate import model
 from forks import together
 from late import late
 
 import pyro_fed as pf
+from pyro_fed.analysis.predicting.estimand import estimand_by_rounds
+from pyro_fed.analysis.predicting.row_sums import named_questions
 from pyro_fed.deployment.policy import verify
+from pyro_fed.errors import SettingError
 from pyro_fed.recipes.library import load_model
+from pyro_fed.results.to_arviz import make_inference_data
 
 az = late("arviz")
 pytestmark = together
@@ -93,11 +99,68 @@ def test_agents_must_ask_the_same_of_the_same_file(rehearsal, tmp_path):
     """Names alone are not enough: a function of the rows may differ. Without estimands the file does not matter."""
     from pyro_fed.deployment.agents.agent import _questions_text
 
-    def said(text, *questions):
+    def said(text, *questions, draws=50):
         (tmp_path / "model.py").write_text(text)
         module = load_model(tmp_path / "model.py", with_data=False)
-        return _questions_text(SimpleNamespace(asked=list(questions), module=module))
+        return _questions_text(SimpleNamespace(permitted_questions=list(questions), module=module, num_draws=draws))
 
     other = MODEL.replace("** 2", "** 3")
     assert said(MODEL, "squared") == said(MODEL, "squared") != said(other, "squared") != said(other, "shifted")
     assert said(MODEL, "loo") == said(other, "loo") != said(MODEL)
+    assert said(MODEL, "squared") != said(MODEL, "squared", draws=60) and said(MODEL) == said(MODEL, draws=60) == "none"
+
+
+def test_calibration_is_refused_before_the_run(tmp_path):
+    """Its bins are by the draws: an agent would tell bins at each agent's draws, which differ by single rows."""
+    from pyro_fed.deployment.agents.agent import Agent, run_agent
+    from pyro_fed.deployment.agents.certificates import Identity
+    from pyro_fed.deployment.agents.peers import load_peers
+
+    peers = load_peers(peers_file(tmp_path, NAMES[:2], 'graph = "complete"'))
+    (tmp_path / "model.py").write_text(MODEL + 'ESTIMANDS["calibration"] = {"by": {"predicted": [0.5, 1.0]}}\n')
+    agent = Agent(
+        model=model,
+        plate="data",
+        rows=rows_of(0),
+        identity=Identity.load(tmp_path / "certificates", NAMES[0]),
+        peers=peers,
+        algorithm=pf.P2PVI(),
+        questions=("squared", "calibration"),
+        module=load_model(tmp_path / "model.py", with_data=False),
+    )
+    with pytest.raises(SettingError, match="do not answer the estimand 'calibration'"):
+        run_agent(agent)
+
+
+def test_shares_are_those_at_the_draws_of_all_agents(tmp_path):
+    """At the agent's own draws all rows are alike; at its neighbour's one has most of the sum."""
+    from pyro_fed.deployment.agents.audit import AskedAgents
+    from pyro_fed.deployment.agents.neighbours import Links
+    from pyro_fed.deployment.agents.settings import LinkSettings
+
+    (tmp_path / "model.py").write_text(MODEL)
+    module, told = load_model(tmp_path / "model.py", with_data=False), {}
+    x = torch.ones(12, 2)
+    x[5, 1] = 101.0
+    clients = {"north": (x, torch.zeros(12)), "south": (2 * x, torch.zeros(12))}
+    fed = pf.Federation.from_clients(model, clients, plate="data")
+    own, other = (np.tile(one, (1, 4, 1)) for one in ([1.0, 0.0], [0.0, 1.0]))
+    idata = make_inference_data({"posterior": xr.Dataset({"w": (["chain", "draw", "w_dim_0"], own)})}, {})
+
+    class FakeLinks(Links):
+        names = "north", "south"
+
+        def __init__(self):
+            self.me, self.settings, self.peers = 0, LinkSettings(), SimpleNamespace(diameter=1)
+
+        def spread(self, at, sent, wait, whole, kind="statement", share=None, cells=None):
+            if share is not None:
+                told.update(share=share(), cells=cells)
+            (name, value), *rest = sent.items()
+            value = torch.cat([value, value if share else torch.as_tensor(other, dtype=value.dtype)])
+            return {name: value, **{key: torch.cat([one, one]) for key, one in rest}}, torch.ones(2, dtype=bool)
+
+    asked = named_questions(module, fed.problem)["squared"]
+    found = estimand_by_rounds(idata, fed, asked, {}, AskedAgents(FakeLinks(), 0))
+    assert told["share"] == pytest.approx(101**2 / (11 + 101**2)) and told["cells"] == {"all": 12}
+    np.testing.assert_allclose(found.posterior["estimand"], 1.0)
