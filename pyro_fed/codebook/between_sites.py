@@ -29,6 +29,7 @@ from pyro_fed.codebook.summary import HALVES, NumberSummary, SiteSummary
 from pyro_fed.codebook.units import Confusion, confusions
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.client_names import OVERALL
 from pyro_fed.errors import DataError, listed
 
 #: How far hospitals usually differ: means (in SDs), log SDs, log odds of levels, differences between levels (in SDs).
@@ -116,8 +117,10 @@ def by_codebook(summaries: Sequence[SiteSummary]) -> tuple[list[SiteSummary], li
 
 
 def check_together(summaries: Sequence[SiteSummary]) -> None:
-    """Raise DataError if there are no summaries, two of one site, or some by another codebook."""
+    """Raise DataError if there are no summaries, two of one site, one called "overall", or some by another codebook."""
     check_sites(summaries, 1)
+    if OVERALL in (one.site for one in summaries):
+        raise DataError(f"a site is called {OVERALL!r}, as all sites together are in the tables: rename it")
     alike, others = by_codebook(summaries)
     if others:
         raise DataError(

@@ -63,8 +63,8 @@ def kaplan_meier(summaries: Sequence[SiteSummary], outcome: str | None = None) -
         The curves as a table; `pf.plots.plot_kaplan_meier` draws it. A site that withholds its counts is in the notes.
 
     Raises:
-        DataError: the codebook has no such outcome; no site has a curve, or one is called "overall"; there are no
-            summaries, two of one site, or some by another codebook.
+        DataError: the codebook has no such outcome; no site has a curve; there are no summaries, two of one site, one
+            called "overall", or some by another codebook.
 
     References:
         Kaplan & Meier (1958), *Nonparametric estimation from incomplete observations*.
@@ -77,8 +77,6 @@ def kaplan_meier(summaries: Sequence[SiteSummary], outcome: str | None = None) -
     book = summaries[0].codebook
     name = _outcome(book, outcome)
     parts = {one.site: one.outcomes[name] for one in summaries if name in one.outcomes and one.outcomes[name].ends}
-    if OVERALL in parts:
-        raise DataError(f"kaplan_meier: a site is called {OVERALL!r}, as the curve of all sites is: rename it")
     if not parts:
         raise DataError(f"kaplan_meier: no site has counts of {name!r}: each has too few events or censored rows")
     common = [end for end in book.outcomes[name].ends if all(end in part.ends for part in parts.values())]

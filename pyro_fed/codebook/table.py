@@ -19,6 +19,7 @@ from pyro_fed.codebook.codebook import Column
 from pyro_fed.codebook.pooling import pooled
 from pyro_fed.codebook.summary import CategorySummary, NumberSummary, SiteSummary
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.client_names import OVERALL
 from pyro_fed.errors import listed
 
 #: What stands for a figure that a site withholds, and for a column that it does not have.
@@ -77,7 +78,7 @@ def table_one(summaries: Sequence[SiteSummary]) -> TableOne:
         summaries: of the sites, in the order of the table's columns.
 
     Raises:
-        DataError: there are no summaries, two of one site, or some by another codebook.
+        DataError: there are no summaries, two of one site, one called "overall", or some by another codebook.
 
     Example:
         >>> print(pf.codebook.table_one(summaries).to_markdown())
@@ -101,7 +102,7 @@ def table_one(summaries: Sequence[SiteSummary]) -> TableOne:
     cells, labels = [cells for _, cells in rows], [label for label, _ in rows]
     if any(text.startswith(AT_LEAST) for each in cells for text in each):
         notes.append(f"{AT_LEAST} n: the sum of the counts that are not withheld.")
-    frame = pd.DataFrame(cells, index=labels, columns=[*(one.site for one in summaries), "overall"])
+    frame = pd.DataFrame(cells, index=labels, columns=[*(one.site for one in summaries), OVERALL])
     return TableOne(frame, tuple(notes))
 
 

@@ -193,5 +193,8 @@ def test_sites_with_another_codebook_are_named(book, summaries, frames):
     for together in (pf.codebook.constants, pf.codebook.table_one):
         with pytest.raises(pf.errors.DataError, match="the summaries of elgin were made by another codebook"):
             together(mixed)
+        whole = [dataclasses.replace(summaries[0], site="overall"), *summaries[1:]]
+        with pytest.raises(pf.errors.DataError, match="a site is called 'overall'"):
+            together(whole)
     stricter = pf.codebook.check(book, frames["elgin"], "elgin", fewest=20).summary
     assert pf.codebook.compare([*summaries[:-1], stricter]) == []
