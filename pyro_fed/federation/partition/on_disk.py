@@ -36,8 +36,8 @@ def rows_on_disk(
             columns, each by itself, by default.
 
     Returns:
-        Memory-mapped arrays (rows, ...) in the form of an item: one, a tuple of them, or a dictionary from names. A
-        Parquet file gives a dictionary.
+        Memory-mapped arrays (rows, ...) in the form of an item, which is one array, a tuple of them, or a dictionary
+        from names. A Parquet file gives a dictionary.
 
     Raises:
         DataError: no rows; an item of another shape or form than the first; a column that is not there, holds other
