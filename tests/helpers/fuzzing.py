@@ -328,7 +328,8 @@ def of_federations():
         "partition.MajorityShare": (pf.partition.MajorityShare, {"share": 0.8, "by": y > 0}, 2),
         "partition.QuantitySkew": (pf.partition.QuantitySkew, {"alpha": 1.0, "min_rows": 1}, 2),
         "partition.SortedBy": (pf.partition.SortedBy, {"by": y}, 2),
-        "partition.rows_on_disk": (written, {"source": [0.0, 1.0], "columns": None}, 1),
+        "partition.rows_on_disk": (
+            pf.partition.rows_on_disk, {"source": [0.0, 1.0], "folder": "rows", "columns": None}, 1),
         "partition.parse": (pf.partition.parse, {"text": "dirichlet:0.3", "columns": y > 0, "named": None}, 3),
         "partition split": (split, {"partition": pf.partition.SortedBy(y), "num_clients": 2}, 3),
         "schedule.Availability": (
@@ -480,12 +481,6 @@ def statistic(y):
 
 
 @checked
-def written(source, columns):
-    """Rows on disk, in a folder that goes with them."""
-    with tempfile.TemporaryDirectory() as folder:
-        return pf.partition.rows_on_disk(source, folder, columns)
-
-
 def split(partition, num_clients):
     """A federation of the partition, whose arguments are looked at where the rows are."""
     return pf.Federation(model, data(), plate="data", num_clients=num_clients, partition=partition)
