@@ -337,21 +337,24 @@ def _age_group(args: tuple[Any, ...]) -> Any:
     return (x[:, 3] + 2 * x[:, 4] + 3 * x[:, 5] + 4 * x[:, 7] + 8 * x[:, 6]).long()
 
 
+def _first(args: tuple[Any, ...]) -> Any:
+    """The first column of a matrix, by which rows are sorted."""
+    return args[0][:, 0]
+
+
 def _second(args: tuple[Any, ...]) -> Any:
+    """The first covariate beside a column of ones."""
     return args[0][:, 1]
+
+
+def _place(args: tuple[Any, ...]) -> Any:
+    """The place of each row in a series or among times."""
+    return args[-2]
 
 
 def _regression(full_name: str, about: str, rows: Any, model: Any = flat_regression, groups: Any = None) -> Posterior:
     """A regression, sorted by its first covariate."""
     return Posterior(full_name, about, model, rows, _second, groups)
-
-
-def _last(args: tuple[Any, ...]) -> Any:
-    return args[-1]
-
-
-def _place(args: tuple[Any, ...]) -> Any:
-    return args[-2]
 
 
 CENTRED: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = {
@@ -360,20 +363,13 @@ CENTRED: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = {
     "z": lambda hs, iq: _product(_scaled(hs, 2.0), _scaled(iq, 2.0)),
 }
 POSTERIORS = {
-    "sblrc": Posterior(
-        "sblrc-blr",
-        "5 coefficients and a scale, proper priors",
-        blr,
-        lambda d: (_tensor(d, "X"), _tensor(d, "y")),
-        lambda a: a[0][:, 0],
-    ),
-    "sblri": Posterior(
-        "sblri-blr",
-        "5 coefficients and a scale, proper priors, independent columns",
-        blr,
-        lambda d: (_tensor(d, "X"), _tensor(d, "y")),
-        lambda a: a[0][:, 0],
-    ),
+    **{
+        name: Posterior(f"{name}-blr", about, blr, lambda d: (_tensor(d, "X"), _tensor(d, "y")), _first)
+        for name, about in {
+            "sblrc": "5 coefficients and a scale, proper priors",
+            "sblri": "5 coefficients and a scale, proper priors, independent columns",
+        }.items()
+    },
     "kidiq": _regression(
         "kidiq-kidscore_momiq",
         "children's scores by their mothers' IQ, which is not centred: a correlation of -0.99",
@@ -498,7 +494,7 @@ POSTERIORS = {
         "26 parameters, nearly collinear, 5,000 rows",
         diamonds,
         _diamonds,
-        lambda a: a[0][:, 0],
+        _first,
         lambda a: (a[0][:, 0] * 20).long(),
     ),
     "gp_pois_regr": Posterior(
@@ -515,7 +511,7 @@ POSTERIORS = {
         "an autoregression of fifth order, rows with their lags",
         autoregression,
         _lagged,
-        lambda a: a[0][:, 0],
+        _first,
     ),
     "arma11": Posterior("arma-arma11", "ARMA(1, 1), rows with all values before them", arma, _series, _place),
     "garch11": Posterior(
