@@ -87,8 +87,8 @@ print(pf.Overview(idata))
 # where a scale is latent its steps have to be small (`target_accept_prob`).
 
 # %%
-warmup = 300 if FAST else 1000
-long = pf.NUTS(num_samples=1000, warmup_steps=warmup, num_chains=2, target_accept_prob=0.95)
+samples, warmup = (250, 200) if FAST else (1000, 1000)
+long = pf.NUTS(num_samples=samples, warmup_steps=warmup, num_chains=2, target_accept_prob=0.95)
 nuts = pf.run(long, fed, seed=0, progress=False, audit=not FAST)
 results = {"NUTS": nuts, "federated": idata}
 table = pf.compare(results, "NUTS", federation=None if FAST else fed)  # a federation adds checks, and their time

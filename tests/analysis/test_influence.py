@@ -262,7 +262,7 @@ def clinics(clients, rows):
 
 
 #: Seeds; a run with thousands of rows at one client takes several times as long.
-TRIALS = {"labels flipped": 12, "units wrong": 12, "rows duplicated": 8, "none": 5}
+TRIALS = {"labels flipped": 6, "units wrong": 6, "rows duplicated": 4, "none": 4}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of the corrupted data, and of what they make of the posterior

@@ -130,7 +130,7 @@ def test_modes_have_their_shares_of_the_draws():
     assert missed_modes(evidence_of(square, SQUARES, torch.cat([draws, -draws[:400]]))) == []
 
 
-@pytest.mark.parametrize("held", [0, 1, 5])
+@pytest.mark.parametrize("held", [0, 5])
 def test_a_mode_at_the_other_end_of_an_interval_has_its_share(held):
     """An angle near π, of which -π is the other side: of 1,000 draws few or none are there, of those that should.
 

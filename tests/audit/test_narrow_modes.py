@@ -52,8 +52,8 @@ ONES = (torch.ones(2, dtype=torch.float64),)
 
 @pytest.mark.parametrize(
     ("tops", "width", "count"),
-    [(PAIR, 1e-4, 1000), (PAIR, 1e-2, 60), (FOUR, 1e-4, 60), (FOUR, 1e-2, 1000)],
-    ids=["pair-many", "pair-few", "four-few", "four-many"],
+    [(PAIR, 1e-4, 1000), (FOUR, 1e-2, 60)],
+    ids=["pair-many", "four-few"],
 )
 def test_modes_are_judged_in_their_own_sds(tops, width, count):
     model, factor = narrow(tops, width)

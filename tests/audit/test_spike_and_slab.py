@@ -75,19 +75,18 @@ def test_a_slab_without_draws_is_told_with_its_size(narrow, mean):
     assert float(found.mean[0]) == pytest.approx((true_mean - float(means[0])) / true_sd, abs=0.15)
 
 
-@pytest.mark.parametrize(("narrow", "mean"), CASES)
-@pytest.mark.parametrize("seed", range(1))
-def test_exact_draws_are_not_doubted(narrow, mean, seed):
+@pytest.mark.parametrize(("narrow", "mean"), CASES[::2])
+def test_exact_draws_are_not_doubted(narrow, mean):
     """Of 2,000: their SD is off by 4 % of standard error where the slab has the least, wrong takes a quarter."""
     y = rows(mean)
-    evidence = evidence_of(spiked(narrow), (y,), drawn(narrow, y, 2000, seed), seed=seed)
+    evidence = evidence_of(spiked(narrow), (y,), drawn(narrow, y, 2000, 0), seed=0)
     assert of_these(evidence) == []
     assert moments_verdict(evidence.by_weights) is not True
 
 
 @pytest.mark.filterwarnings("ignore:a few draws far out make the SD")  # a kurtosis of 30: rightly said
 @pytest.mark.filterwarnings("ignore:means and SDs are within the limits")  # which are the test's
-@pytest.mark.parametrize(("narrow", "mean"), [(0.05, 0.0), (0.01, 0.0), (0.01, 0.6)])
+@pytest.mark.parametrize(("narrow", "mean"), [(0.05, 0.0), (0.01, 0.6)])
 def test_particles_begin_in_the_slab_too(narrow, mean):
     """Laplace's approximation at the spike's mode has 90 % of the mass, and a tenth to a half of the SD."""
     y = rows(mean)
