@@ -181,6 +181,6 @@ def test_chains_that_disagree_get_the_hint():
     """Eight steps a chain cannot agree on an R-hat of 1.01."""
     fed = pf.Federation(schools, (GROUP, Y), plate="data", num_clients=2)
     short = pf.NUTS(num_samples=8, warmup_steps=8, num_chains=4, max_tree_depth=2)
-    idata = pf.run(short, fed, progress=False, compile="off", audit=False)
+    idata = pf.run(short, fed, progress=False, compile="off")
     assert "the scale of 'theta' depends on 'tau', itself latent" in idata.attrs["warnings"]
     assert "poutine.reparam(model, config={'theta': LocScaleReparam(0.0)})" in idata.attrs["warnings"]
