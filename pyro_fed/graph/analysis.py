@@ -23,7 +23,7 @@ from scipy.sparse import linalg as sparse_linalg
 
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import GraphError, listed
-from pyro_fed.graph.checks import components
+from pyro_fed.graph.mixing import components
 
 #: Agents up to which eigenvalues are computed densely.
 DENSE_AGENTS = 400

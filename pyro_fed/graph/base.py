@@ -22,10 +22,8 @@ from scipy import sparse
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.errors import GraphError
 from pyro_fed.graph import analysis
-from pyro_fed.graph.checks import as_matrix, check_aperiodic, check_connected, components
-from pyro_fed.graph.circuit import along_circuit
-from pyro_fed.graph.consensus import Consensus, fastest, unshifted_steps
-from pyro_fed.graph.gathering import tree_steps
+from pyro_fed.graph.consensus import Consensus, along_circuit, fastest, tree_steps, unshifted_steps
+from pyro_fed.graph.mixing import as_matrix, check_aperiodic, check_connected, components
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -9,8 +9,7 @@ from scipy import sparse
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import GraphError
 from pyro_fed.graph.base import FixedGraph
-from pyro_fed.graph.checks import check_connected, check_size
-from pyro_fed.graph.mixing import lazy, mixing_matrix
+from pyro_fed.graph.mixing import check_connected, check_size, lazy, mixing_matrix
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -27,9 +27,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import sparse
+from scipy.sparse import csgraph
 
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.graph import analysis
+from pyro_fed.graph.analysis import both_ways
 
 #: Eigenvalues that are nearer to each other than this count as one; what is left of the pair is as small.
 EIGENVALUE_TOLERANCE = 1e-12
@@ -156,3 +158,164 @@ def _leja(shifts: np.ndarray) -> np.ndarray:
             distance += np.log(np.abs(left - left[order[-1]]))  # minus infinity for those that are taken
         order.append(int(distance.argmax()))
     return left[order]
+
+
+@dataclass(frozen=True, eq=False)
+class Gathering(Consensus):
+    """Consensus steps up a tree and down again; they have no shifts, but a matrix (A, A) for each step in `stages`."""
+
+    shifts: tuple[float, ...] = ()
+    stages: tuple[sparse.csr_array, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        return len(self.stages)
+
+    @property
+    def tells_all(self) -> bool:
+        return False
+
+    def mixing(self, step: int, weights: sparse.csr_array) -> tuple[sparse.csr_array, float]:
+        return self.stages[step], 0.0
+
+
+def tree_steps(matrix: sparse.csr_array, centrality: np.ndarray) -> Gathering | None:
+    """The steps up and down a tree of W (A, A); None if links in both directions do not connect the agents."""
+    links = both_ways(matrix)
+    order, parent = _tree(links, _middle(links))
+    if len(order) < matrix.shape[0]:
+        return None
+    depth, mass = np.zeros(len(order), dtype=np.int64), centrality.copy()
+    for i in order[1:]:
+        depth[i] = depth[parent[i]] + 1
+    for i in order[:0:-1]:
+        mass[parent[i]] += mass[i]
+    ups = [_up(np.flatnonzero(depth == level), parent, mass, centrality) for level in range(int(depth.max()), 0, -1)]
+    downs = [_down(np.flatnonzero(depth == level), parent) for level in range(1, int(depth.max()) + 1)]
+    return Gathering(stages=(*ups, *downs))
+
+
+def _tree(links: sparse.csr_array, root: int) -> tuple[np.ndarray, np.ndarray]:
+    """Agents in breadth-first order, and the parent of each, (A,)."""
+    order, parent = csgraph.breadth_first_order(links, root, directed=False)
+    return order, parent
+
+
+def _middle(links: sparse.csr_array) -> int:
+    """The agent in the middle of the path between two that are far apart."""
+    far = int(_tree(links, 0)[0][-1])
+    order, parent = _tree(links, far)
+    path = [int(order[-1])]
+    while path[-1] != far:
+        path.append(int(parent[path[-1]]))
+    return path[len(path) // 2]
+
+
+def _up(children: np.ndarray, parent: np.ndarray, mass: np.ndarray, centrality: np.ndarray) -> sparse.csr_array:
+    """The steps in which children's means go into their parents'."""
+    parents = parent[children]
+    own = np.ones(len(parent))
+    own[parents] = centrality[parents] / mass[parents]
+    return _matrix(own, parents, children, mass[children] / mass[parents])
+
+
+def _down(children: np.ndarray, parent: np.ndarray) -> sparse.csr_array:
+    """The steps in which children adopt their parents' values."""
+    own = np.ones(len(parent))
+    own[children] = 0.0
+    return _matrix(own, children, parent[children], np.ones(len(children)))
+
+
+def _matrix(own: np.ndarray, rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> sparse.csr_array:
+    """A sparse matrix of the diagonal and other entries, in the order of columns."""
+    kept = np.flatnonzero(own)
+    entries = (np.append(own[kept], values), (np.append(kept, rows), np.append(kept, columns)))
+    found = sparse.csr_array(sparse.coo_array(entries, shape=(len(own), len(own))))
+    found.sort_indices()
+    return found
+
+
+#: Weight of each of the three on a circuit.
+WEIGHT = 1 / 3
+#: Relative difference up to which agents are equally central.
+EQUAL = 1e-9
+#: Turns of the path's end for each pair of agents, before the search is given up.
+TURNS_A_PAIR = 4
+
+
+@dataclass(frozen=True, eq=False)
+class AlongCircuit(Consensus):
+    """A step of W, and the steps of a polynomial of a circuit's matrix.
+
+    Args:
+        shifts: zero for the first step, and those of the polynomial.
+        circuit: C, (A, A).
+        over_all: the steps that replace it if agents are asleep.
+    """
+
+    circuit: sparse.csr_array
+    over_all: Consensus
+
+    def mixing(self, step: int, weights: sparse.csr_array) -> tuple[sparse.csr_array, float]:
+        return (self.circuit if step else weights), self.shifts[step]
+
+    @property
+    def among_some(self) -> Consensus:
+        return self.over_all
+
+
+def along_circuit(
+    matrix: sparse.csr_array, centrality: np.ndarray, over_all: Consensus, tolerance: float
+) -> Consensus | None:
+    """The steps along a circuit of W (A, A) with centrality v (A,); None if there is none, or `over_all` is better.
+
+    The steps over all links are better unless the messages that a circuit saves are a larger share than the steps that
+    it adds, one after another: by messages times steps.
+    """
+    agents = int(matrix.shape[0])
+    links = int(matrix.nnz - np.count_nonzero(matrix.diagonal()))
+
+    def price(steps: int) -> int:
+        return (1 + steps) * (links + 2 * agents * steps)
+
+    own = over_all.steps**2 * links
+    if agents < 3 or np.ptp(centrality) > EQUAL * centrality.max() or price(agents // 2) >= own:
+        return None
+    order = circuit(matrix)
+    if order is None:
+        return None
+    around = _around(order)
+    plain = analysis.consensus_rounds(analysis.spectral_gap(around), tolerance)
+    shifts = fastest(around, tolerance, plain).shifts
+    return AlongCircuit((0.0, *shifts), around, over_all) if price(len(shifts)) < own else None
+
+
+def circuit(matrix: sparse.csr_array) -> list[int] | None:
+    """The agents in the order of a circuit through all of them, by links in both directions; None if none is found."""
+    links = analysis.both_ways(matrix)
+    near = [[int(j) for j in links[[i], :].indices if int(j) != i] for i in range(links.shape[0])]
+    if min(map(len, near)) < 2:
+        return None
+    path, turned = [min(range(len(near)), key=lambda i: len(near[i]))], dict[tuple[int, int], int]()
+    on = set(path)
+    for _ in range(TURNS_A_PAIR * len(near) ** 2):
+        while ahead := [j for j in near[path[-1]] if j not in on]:
+            path.append(min(ahead, key=lambda j: sum(k not in on for k in near[j])))
+            on.add(path[-1])
+        end = path[-1]
+        if len(path) == len(near) and path[0] in near[end]:
+            return path
+        at = min(near[end], key=lambda j: (turned.get((end, j), 0), j))
+        turned[end, at] = turned.get((end, at), 0) + 1
+        place = path.index(at) + 1
+        path[place:] = path[: place - 1 : -1]
+    return None
+
+
+def _around(order: list[int]) -> sparse.csr_array:
+    """C of a circuit."""
+    here = np.array(order)
+    rows, columns = np.tile(here, 3), np.concatenate([here, np.roll(here, 1), np.roll(here, -1)])
+    found = sparse.csr_array(sparse.coo_array((np.full(len(rows), WEIGHT), (rows, columns))))
+    found.sort_indices()
+    return found

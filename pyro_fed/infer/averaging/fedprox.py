@@ -18,19 +18,21 @@ The prior is counted by default (MAP).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.averaging.fedavg import FedAvg, LocalSGD, Objective, Server
+from pyro_fed.infer.averaging.fedavg import FedAvg, LocalSGD, Objective, Server, StepContributions
 from pyro_fed.infer.sites.records import entries_as
 
 
@@ -112,3 +114,77 @@ class FedProx(Proximal, FedAvg):
     Example:
         >>> idata = pf.run(pf.infer.FedProx(proximal=0.1), fed)
     """
+
+
+class DynServer(NamedTuple):
+    """The server's state: θ (D,), N, h (D,) and K."""
+
+    point: Tensor
+    num_rows: Tensor
+    correction: Tensor
+    num_clients: Tensor
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(Proximal):
+    """Federated averaging that learns each client's pull: the mode, a point and no posterior.
+
+    Args:
+        chain_steps: L, SGD steps a round, or epochs, see `unit`.
+        step_size: of SGD, on the log-likelihood a row.
+        momentum: of SGD.
+        batch_size: rows a step; None takes all.
+        unit: the unit of `chain_steps`: "steps" or "epochs".
+        prior: add the log prior, each client the same share of it.
+        proximal: μ, on the scale of the log-likelihood a row.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect.
+
+    References:
+        Acar et al. (2021), Federated learning based on dynamic regularization.
+
+    Example:
+        >>> idata = pf.run(pf.infer.FedDyn(proximal=0.1), fed)
+    """
+
+    additive: ClassVar[bool] = False
+    without: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("damping", "server_optimiser"), "the server's step is the method's; use FedProx"
+    )
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """The state of `FedAvg`, with pulls of zero."""
+        shared, _ = super().init(problem, num_clients, generator, start)
+        none = torch.zeros_like(shared["point"])
+        server = DynServer(**shared, correction=none, num_clients=torch.tensor(num_clients))
+        return server._asdict(), {"linear": none.expand(num_clients, -1).clone()}
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The server's point and the number of clients, which clients receive."""
+        count = shared["num_clients"].expand(len(clients))
+        return {**super().download(shared, clients), "num_clients": count}
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Make L steps of SGD on f_k, the client's pull and the proximal term."""
+        server, linear = entries_as(Server, shared), local["linear"]
+        divisor = server.num_rows / shared["num_clients"]  # so that clients count by their rows, see the header
+        delta = self.step(problem, server, linear, data, divisor, noise)
+        return {"delta": delta}, {"linear": linear - self.proximal * delta}, {}
+
+    def contributions(self) -> Contributions:
+        """The clients' steps, which cannot be bounded: a client's pull follows its own step, not the accepted part."""
+        obstacle = "each client's pull follows the step that it has made, not what is taken of it; use FedAvg"
+        return StepContributions(self, obstacle)
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """The mean over the clients of the round, less the correction."""
+        server, delta = entries_as(DynServer, shared), messages["delta"]
+        correction = server.correction - self.proximal * delta.sum(0) / server.num_clients
+        point = server.point + delta.mean(0) - correction / self.proximal
+        return server._replace(point=point, correction=correction)._asdict()

@@ -8,6 +8,6 @@ from .fedpa import FedPA as FedPA
 from .fedsep import FedSEP as FedSEP
 from .point_sites import Averaging as Averaging
 from .pvi import PVI as PVI
+from .pvi import StreamingVB as StreamingVB
 from .settings import Optimisers as Optimisers
 from .step_control import StepControl as StepControl
-from .streaming_vb import StreamingVB as StreamingVB

@@ -45,7 +45,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.contributions import ADMMContributions
 from pyro_fed.infer.ep.pvi import TEN_STEPS
 from pyro_fed.infer.ep.settings import Converging, WarmStarted
-from pyro_fed.infer.ep.states import Server
+from pyro_fed.infer.ep.steps import Server
 from pyro_fed.infer.ep.tilted import Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import (
     as_state,

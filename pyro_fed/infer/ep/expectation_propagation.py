@@ -39,25 +39,31 @@ from pyro_fed.density.derivatives import of_some_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.guides.automatic import guided_covariance
-from pyro_fed.infer.ep import ascent, findings, prior_site, step_control
+from pyro_fed.infer.ep import ascent, findings, step_control
 from pyro_fed.infer.ep.contributions import EPContributions, without_value
-from pyro_fed.infer.ep.states import CHANGE, Server, first_server
 from pyro_fed.infer.ep.step_control import NewtonSteps, StepControl
-from pyro_fed.infer.ep.steps import Backtracked, StepRule
+from pyro_fed.infer.ep.steps import CHANGE, Backtracked, Server, StepRule, first_server
 from pyro_fed.infer.ep.tilted import Newton, Received, Tilted, TiltedInference
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.sites.gaussian_sites import (
+    FEWEST_POINTS,
     SpreadGaussian,
+    add_batch_axis,
     as_state,
+    at_mean,
+    drop_batch_axis,
     fit_prior,
     flat_site,
     gaussian,
     is_finite,
     kept_where,
     prepend_gaussian,
+    site_of,
+    spread_points,
 )
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.moments import Moments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +153,7 @@ class EP(SpreadGaussian, SiteKeeping):
         server = entries_as(Server, shared)
         if bool(server.skips_prior):
             return shared
-        change, value = prior_site.change_at(self, self.solver, problem, server)
+        change, value = prior_change_at(self, self.solver, problem, server)
         return as_entries(replace(server, prior_change=change, prior_value=value))
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
@@ -239,7 +245,7 @@ class EP(SpreadGaussian, SiteKeeping):
         """The server's and the clients' states at sites t_k, (K,), with the prior's t_0 and q = t_0 Π_k t_k."""
         server = first_server(q, prior, len(sites.eta), self.step_rule(len(sites.eta)).memory(q))
         # A bound needs E_q[log p_0] in every round, whether or not t_0 changes.
-        skips = not self.bound_is_known and prior_site.never_changes(self, problem, q, prior)
+        skips = not self.bound_is_known and prior_never_changes(self, problem, q, prior)
         return as_entries(replace(server, skips_prior=torch.tensor(skips))), self.client_state(sites)
 
     def client_state(self, sites: Gaussian) -> State:
@@ -311,3 +317,55 @@ class EP(SpreadGaussian, SiteKeeping):
     def controlled_by(self, control: StepControl) -> Self:
         """This algorithm with another control of Newton steps; itself if that is not a setting."""
         return self
+
+
+#: Multiples of q's SDs at which the prior's site is compared; a Gaussian prior has the same site at each.
+NEAR_AND_FAR = (1.0, 100.0)
+#: Change of the prior's site, relative to it, that is single precision's rounding.
+ROUNDING_SHARE = 1e-4
+
+
+def prior_change_at(
+    algorithm: SpreadGaussian, solver: TiltedInference, problem: Problem, server: Server
+) -> tuple[Gaussian, Tensor]:
+    """Δ_0 at the server's q, and E_q[log p_0], ().
+
+    The points and derivatives are the algorithm's; `solver`, the clients' inference, says whether a few points are
+    tried first.
+    """
+    q, most = add_batch_axis(server.q), algorithm.points(add_batch_axis(server.q))
+    few = solver.by_gradients and len(most) > FEWEST_POINTS
+    points = spread_points(q, FEWEST_POINTS) if few else most
+    moments, change = _newton_step(algorithm, problem, q, server.prior, points)
+    if few and not _is_rounding(server.prior, change):  # a Gaussian prior needs no more
+        moments, change = _newton_step(algorithm, problem, q, server.prior, most)
+    return change, moments.value[0]
+
+
+def prior_never_changes(algorithm: SpreadGaussian, problem: Problem, q: Gaussian, prior: Gaussian) -> bool:
+    """Whether t_0, `prior`, is the same near the initial q and far from it."""
+    if not bool(q.is_proper()):
+        return False
+    for wide in NEAR_AND_FAR:
+        at = add_batch_axis(at_mean(type(q)(q.precision / wide**2, q.eta), q.mean()))
+        change = _newton_step(algorithm, problem, at, prior, spread_points(at, FEWEST_POINTS))[1]
+        if not _is_rounding(prior, change):
+            return False
+    return True
+
+
+def _newton_step(
+    algorithm: SpreadGaussian, problem: Problem, q: Gaussian, prior: Gaussian, points: Tensor
+) -> tuple[Moments, Gaussian]:
+    """Means of the log prior over points (S, 1, D) under q, and Δ_0."""
+    moments = algorithm.derivatives().of_prior(problem, points)
+    return moments, drop_batch_axis(site_of(moments, q.mean())).quotient(prior)
+
+
+def _is_rounding(prior: Gaussian, change: Gaussian) -> bool:
+    """Whether a change Δ_0, as few points show it, is zero up to rounding."""
+    own = prior.precision.diagonal() if prior.dense else prior.precision
+    root = own.abs().sqrt()
+    most = ROUNDING_SHARE * (root.unsqueeze(-1) * root if prior.dense else own.abs())
+    still = change.eta.abs() <= ROUNDING_SHARE * (prior.eta.abs() + root)  # not a number is not less
+    return bool(still.all() and (change.precision.abs() <= most).all())

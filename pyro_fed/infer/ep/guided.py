@@ -22,6 +22,7 @@ integrated out, which is equal to the best of all local guides.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -46,13 +47,71 @@ from pyro_fed.errors import SettingError
 from pyro_fed.guides.automatic import is_hand_written
 from pyro_fed.guides.kept_draws import KeptDraws
 from pyro_fed.guides.written import Draws, GuideFamily, read_guide
-from pyro_fed.infer.ep.ascent import has_fallen
+from pyro_fed.infer.ep.ascent import GROW, SHRINK, has_fallen
 from pyro_fed.infer.ep.findings import at_rest
-from pyro_fed.infer.ep.guided_steps import UNKNOWN, Path
-from pyro_fed.infer.ep.step_control import StepControl
+from pyro_fed.infer.ep.step_control import ACCELERATION, StepControl
 from pyro_fed.infer.sites.gaussian_sites import largest_move
 from pyro_fed.infer.sites.records import as_entries, entries_as
+from pyro_fed.ops.anderson import least_squares
 from pyro_fed.ops.backtrack import MIN_FRACTION
+
+#: Entries of the server's state that are NaN or infinite if nothing is known.
+UNKNOWN = frozenset({"points", "moves", "best_value", "bound"})
+
+
+class Path(NamedTuple):
+    """The server's record of past rounds, entries of its state.
+
+    Args:
+        best: the λ of the largest bound, (P,).
+        onward: f at `best`, (P,).
+        best_value: the largest bound, (); -inf if there is none yet.
+        pace: s, ().
+        points: λ of the last rounds, (M, P); NaN where there is none.
+        moves: f of the last rounds, (M, P).
+    """
+
+    best: Tensor
+    onward: Tensor
+    best_value: Tensor
+    pace: Tensor
+    points: Tensor
+    moves: Tensor
+
+    @classmethod
+    def begin(cls, natural: Tensor) -> Path:
+        """The record before the first round."""
+        past = natural.new_full((ACCELERATION["diag"][0], len(natural)), torch.nan)
+        one = natural.new_ones(())
+        return cls(natural, torch.zeros_like(natural), -torch.inf * one, one, past, past)
+
+    def back(self, proper: Callable[[Tensor], bool]) -> tuple[Tensor, Path]:
+        """Another λ in place of one at which the bound has fallen, and the new record; `proper` tests a λ."""
+        pace = SHRINK * self.pace
+        while pace > MIN_FRACTION and not proper(self.best + pace * self.onward):
+            pace = pace / 2
+        nothing = torch.full_like(self.points, torch.nan)
+        return self.best + pace * self.onward, self._replace(pace=pace, points=nothing, moves=nothing)
+
+    def onwards(
+        self, natural: Tensor, move: Tensor, bound: Tensor, fisher: Tensor, damping: float
+    ) -> tuple[Tensor, Path]:
+        """The addition to λ + s f, (P,), and the new record with s, at a λ where the bound has not fallen.
+
+        `move` is f, `fisher` I (P, P), and `damping` the largest s.
+        """
+        points, moves = (torch.cat([past[1:], new[None]]) for past, new in ((self.points, natural), (self.moves, move)))
+        pace = (GROW * self.pace).clamp_max(damping)
+        path = self._replace(points=points, moves=moves, pace=pace)
+        if bound >= self.best_value:
+            path = path._replace(best=natural, onward=move, best_value=bound)
+        known = points[:-1].isfinite().all(1) & moves[:-1].isfinite().all(1)
+        root, failed = torch.linalg.cholesky_ex((fisher + fisher.T) / 2)
+        if pace < damping or not known.any() or failed:
+            return torch.zeros_like(natural), path
+        by_point, by_move = natural - points[:-1][known], move - moves[:-1][known]
+        share = least_squares(by_move @ root, move @ root).unsqueeze(-1)
+        return -((by_point + pace * by_move) * share).sum(0), path
 
 
 class Server(NamedTuple):

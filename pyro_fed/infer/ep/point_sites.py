@@ -27,8 +27,7 @@ from pyro_fed.conventions.nested_settings import Settings, explains_unknown, res
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.averaging.burn_in import BurnIn
-from pyro_fed.infer.averaging.fedavg import FedAvg
+from pyro_fed.infer.averaging.fedavg import BurnIn, FedAvg
 from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, as_state
 from pyro_fed.infer.sites.online_newton import FIRST_CURVATURE, OnlineNewton

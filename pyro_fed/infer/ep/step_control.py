@@ -40,8 +40,7 @@ from pyro_fed.conventions.nested_settings import Settings, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.ascent import Climb
-from pyro_fed.infer.ep.states import Server
-from pyro_fed.infer.ep.steps import Step, StepRule, largest_fractions
+from pyro_fed.infer.ep.steps import Server, Step, StepRule, largest_fractions
 from pyro_fed.infer.sites.gaussian_sites import drop_batch_axis, flat_like
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.anderson import acceleration, remember

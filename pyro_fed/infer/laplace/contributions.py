@@ -14,9 +14,8 @@ from pyro_fed.algorithm.bounding import NORMAL_MEDIAN_DEVIATION, median_of, rede
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contributions import BoundedMessages, SentMessages
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.laplace.states import Server
-from pyro_fed.infer.sites.contributions import SiteContributions
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.laplace.laplace_point import Server
+from pyro_fed.infer.sites.gaussian_sites import SiteContributions, as_state, gaussian
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.gaussian import Gaussian
 

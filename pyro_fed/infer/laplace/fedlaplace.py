@@ -46,10 +46,9 @@ from pyro_fed.density.derivatives import clients_log_likelihoods, of_some_rows, 
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.averaging.burn_in import BurnIn
+from pyro_fed.infer.averaging.fedavg import BurnIn
 from pyro_fed.infer.laplace.contributions import LaplaceContributions
-from pyro_fed.infer.laplace.laplace_point import ESCAPING, semidefinite, state_after_arrival
-from pyro_fed.infer.laplace.states import Line, Server, first_server
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, Line, Server, first_server, semidefinite, state_after_arrival
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
     absolute,

@@ -34,8 +34,7 @@ from pyro_fed.conventions import progress
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.infer.pooled.nuts import NUTS
-from pyro_fed.infer.pooled.nuts_chains import LEAPFROGS_A_DRAW, Chains
-from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE, STATISTICS, Leaf
+from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE, LEAPFROGS_A_DRAW, STATISTICS, Chains, Leaf
 
 Array = NDArray[Any]
 #: Random numbers that a lane draws at a time, and those that a leapfrog step takes: for the leaf, the tree and the
