@@ -83,31 +83,16 @@ class Server(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """What a client's log density a row, log p_k / N_k + log p_0 / N, is computed from; leading axes are clients.
+    """What a client's log density a row, log p_k / N_k + log p_0 / N, is computed from; leading axes are clients."""
 
-    Args:
-        divisor: of the log-likelihood, N_k.
-        num_rows: N.
-        data: the client's rows, or those of a step.
-    """
-
-    divisor: Tensor
-    num_rows: Tensor
-    data: Batch | ClientData
+    divisor: Tensor  # of the log-likelihood, N_k
+    num_rows: Tensor  # N
+    data: Batch | ClientData  # the client's rows, or those of a step
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(Algorithm):
-    """Base of algorithms whose clients make steps of SGD from the server's point.
-
-    Args:
-        chain_steps: L, SGD steps a round, or epochs, see `unit`.
-        step_size: of SGD, on the log-likelihood a row; if a step takes all rows, at most what the curvature allows.
-        momentum: of SGD.
-        batch_size: rows a step; None takes all.
-        unit: "steps", or "epochs", in each of which a client takes every row once.
-        prior: add the client's share of the log prior.
-    """
+    """Base of algorithms whose clients make steps of SGD from the server's point."""
 
     draws_are: ClassVar[str] = "point"
     additive: ClassVar[bool] = True
@@ -300,23 +285,6 @@ class BurnIn(FedAvg):
     size of SGD is right for all. They are as long where gradients are all noise, too, as beside a random start: at the
     full rate a first round moves each parameter by half a unit, which takes ReLU units out of the reach of all rows,
     and no gradient brings them back. So the rate rises over the first rounds, linearly.
-
-    Args:
-        rounds: of averaging; None takes 40, and 100 of a network of at most 1000 parameters that does not classify.
-        chain_steps: L, Adam's steps a round.
-        step_size: Adam's rate, from round `rising` on.
-        rising: rounds over which the rate rises to it; 1 has it from the start.
-        momentum: Adam's β_1.
-        second_moment: Adam's β_2.
-        eps: what is added to the root of the mean square.
-        batch_size: rows a step; None takes all.
-        unit: refused: its steps are counted.
-        prior: add the client's share of the log prior.
-        damping: δ, the server's learning rate.
-        server_optimiser: of the averaged step, as of `FedAvg`.
-
-    Example:
-        >>> pf.run(pf.FedEP(start="fedavg"), fed)
     """
 
     rounds: int | None = None

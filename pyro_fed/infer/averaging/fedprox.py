@@ -37,28 +37,16 @@ from pyro_fed.infer.sites.records import entries_as
 
 
 class HeldObjective(NamedTuple):
-    """A client's objective with the linear and the proximal term; leading axes are clients.
+    """A client's objective with the linear and the proximal term; leading axes are clients."""
 
-    Args:
-        free: without them.
-        linear: g_k, of a term -g_k'θ of f_k, zero in FedProx, (D,).
-        anchor: θ_t, the point of the proximal term, (D,).
-    """
-
-    free: Objective
-    linear: Tensor
-    anchor: Tensor
+    free: Objective  # without them
+    linear: Tensor  # g_k, of a term -g_k'θ of f_k, zero in FedProx, (D,)
+    anchor: Tensor  # θ_t, the point of the proximal term, (D,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proximal(LocalSGD):
-    """Base of algorithms whose clients are held near the server's point.
-
-    Args:
-        proximal: μ, on the scale of the log-likelihood a row.
-
-    The others are those of `LocalSGD`.
-    """
+    """Base of algorithms whose clients are held near the server's point."""
 
     prior: bool = True
     proximal: float = 0.1

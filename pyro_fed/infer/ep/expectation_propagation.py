@@ -3,7 +3,7 @@ r"""Expectation propagation over clients: the rounds of FedEP, PVI, FedSEP, FedP
 Source: Guo et al., *Federated learning as variational inference*, Algorithms 1, 3 and 4; Vehtari et al. (2020). The
 answer is q = t_0 Π_k t_k, a product of Gaussian sites, so that a product is a sum of natural parameters. One round:
 
-    server   prepare      Δ_0 = (site of an expected Newton step at q) / t_0     the prior's, see `prior_site`
+    server   prepare      Δ_0 = (site of an expected Newton step at q) / t_0     the prior's
              download     q                                                      Algorithm 1, 3
     client   cavity       q_-k = q / t_k                                         Algorithm 4, 2
              tilted       t̂_k = q̂_k / q_-k,   q̂_k ≈ p_k q_-k                     Algorithm 4, 3
@@ -12,7 +12,9 @@ answer is q = t_0 Π_k t_k, a product of Gaussian sites, so that a product is a 
              feedback     tells each client its s_k
     client   settle       t_k ← t_k (Δ_k)^s_k                                    Algorithm 4, 5
 
-Prior and clients move by the same rule, so q = t_0 Π_k t_k holds in every round. A step rule (`steps`) determines the
+The prior's site t_0 has η_0 = E_q[∇ log p_0] + Λ_0 m and Λ_0 = E_q[-∇² log p_0], which are the same at every q where
+the prior is Gaussian on the unconstrained scale: then no round computes Δ_0. Prior and clients move by the same rule,
+so q = t_0 Π_k t_k holds in every round. A step rule (`steps`) determines the
 fractions s_k, a tilted inference (`tilted`) q̂_k, and the setting `start` (`settings`) the first q.
 
 Letters: q, t_0, Δ_0 and s_k are `Server`'s `q`, `prior`, `prior_change` and `fractions`; t_k is `local`; δ `damping`.
@@ -39,6 +41,7 @@ from pyro_fed.density.derivatives import of_some_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.guides.automatic import guided_covariance
+from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.ep import ascent, findings, step_control
 from pyro_fed.infer.ep.contributions import EPContributions, without_value
 from pyro_fed.infer.ep.step_control import NewtonSteps, StepControl
@@ -68,16 +71,11 @@ from pyro_fed.ops.moments import Moments
 
 @dataclass(frozen=True, kw_only=True)
 class EP(SpreadGaussian, SiteKeeping):
-    """The rounds of expectation propagation; a public algorithm sets the clients' inference and the step rule.
-
-    Args:
-        guide: an automatic Gaussian guide of Pyro, class or instance, in place of `covariance`.
-        client: the approximation of the tilted densities at the clients.
-    """
+    """The rounds of expectation propagation; a public algorithm sets the clients' inference and the step rule."""
 
     #: If the server clips a message, it returns the correction, and `settle` applies it.
     corrected: ClassVar[bool] = True
-    may_be_infinite: ClassVar[frozenset[str]] = step_control.UNKNOWN | ascent.UNKNOWN
+    may_be_infinite: ClassVar[frozenset[str]] = step_control.UNKNOWN
 
     guide: Any = None
     client: TiltedInference | str = Newton()
@@ -216,17 +214,13 @@ class EP(SpreadGaussian, SiteKeeping):
 
     @property
     def bound_is_known(self) -> bool:
-        """Whether clients send E_q[log p_k], so that the server knows the lower bound and undoes steps that lower it.
-
-        They do if a change is one expected Newton step at the q that they received. Clients without sites (`additive`)
-        send sums only.
-        """
+        """Whether clients send E_q[log p_k]: where a change is one Newton step, and clients have sites of their own."""
         return self.solver.newton_steps == 1 and not self.additive
 
     @property
-    def server_optimises(self) -> bool:
-        """Whether an optimiser decides on the steps of q."""
-        return False
+    def server_optimiser(self) -> Optimiser | None:
+        """The optimiser that decides on the steps of q; None takes fractions."""
+        return None
 
     @property
     def is_product(self) -> bool:
@@ -255,11 +249,7 @@ class EP(SpreadGaussian, SiteKeeping):
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
         """Start from an earlier run with other clients: those still present keep their sites, new ones get a flat one.
 
-        `shared` and `local` are the states of the earlier run, and `origin` (K,) has the number of each client there,
-        -1 for a new one.
-
-        Raises:
-            SettingError: the sites of those that are left make no distribution.
+        `origin` (K,) is the number of each client in the earlier run's `local`, -1 for a new one.
         """
         prior, sites = gaussian(shared, "prior_"), kept_where(origin >= 0, gaussian(select(local, origin.clamp_min(0))))
         q = prior.product(sites.product_over(0))
@@ -277,10 +267,7 @@ class EP(SpreadGaussian, SiteKeeping):
         return self.damping_for(len(after["fractions"])) if self.solver.deterministic else 1.0
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The change, the smallest fraction taken, sites skipped, whether the step was cut, and the share at work.
-
-        `change` is that of the whole step, of which a round may take a part: it is the remaining distance.
-        """
+        """The figures of the round; `change` is that of the whole step, which is the remaining distance."""
         figures, own = super().monitor(before, after), self.solver.figures(gaussian(before), gaussian(after))
         left = {"change": figures["change"] / self.part_taken(after)}
         return {**figures, **own, **ascent.reached_end(after), **left, **entries_as(Server, after).figures()}
@@ -328,11 +315,7 @@ ROUNDING_SHARE = 1e-4
 def prior_change_at(
     algorithm: SpreadGaussian, solver: TiltedInference, problem: Problem, server: Server
 ) -> tuple[Gaussian, Tensor]:
-    """Δ_0 at the server's q, and E_q[log p_0], ().
-
-    The points and derivatives are the algorithm's; `solver`, the clients' inference, says whether a few points are
-    tried first.
-    """
+    """Δ_0 at the server's q, and E_q[log p_0], (); inferences by gradients try a few points first."""
     q, most = add_batch_axis(server.q), algorithm.points(add_batch_axis(server.q))
     few = solver.by_gradients and len(most) > FEWEST_POINTS
     points = spread_points(q, FEWEST_POINTS) if few else most

@@ -21,12 +21,9 @@ FAST, GROWING = 0.1, 0.5
 
 
 def at_rest(figures: list[dict[str, float]], tolerance: float) -> bool:
-    """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
+    """Whether no change in a full pass of the clients, the last or a predicted next one, reached the tolerance.
 
-    If clients work in turn, the last pass is not needed when the two before it predict its move: of passes that shrink
-    as fast as `FAST` the next is assumed to shrink by as much again. `figures` of all rounds have `change`, `fraction`,
-    `share`, that of the clients at work, and if the algorithm shortens its steps `cut`; `tolerance` is the largest
-    change of a q that has converged.
+    Of passes that shrink as fast as `FAST` the next is assumed to shrink by as much again.
     """
     window = math.ceil(1 / figures[-1]["share"])
     last, before = figures[-window:], figures[-2 * window : -window]

@@ -91,13 +91,7 @@ class Averaging(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundsOfAveraging(FedAvg):
-    """`FedAvg` for a number of rounds.
-
-    Args:
-        rounds: number of rounds of averaging.
-
-    The others are those of `FedAvg`.
-    """
+    """`FedAvg` for a number of rounds."""
 
     rounds: int = 400
 
@@ -130,16 +124,7 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PointSites(SpreadGaussian):
-    """One round that gives every client a diagonal site at the point of a `FedAvg`.
-
-    Args:
-        averaging: what finds the point.
-        measured: the steps by which the curvature is measured.
-        scale: in place of measuring, the curvature of a row.
-
-    Example:
-        >>> pf.run(pf.FedEP(start="fedavg"), fed)
-    """
+    """One round that gives every client a diagonal site at the point of a `FedAvg`."""
 
     needs_all: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Partitioned variational inference.
+"""Partitioned variational inference, and streaming variational Bayes, one pass of it.
 
 Source: Kassab & Simeone, Algorithm 2, after Bui et al. (2018).
 
@@ -7,6 +7,14 @@ Source: Kassab & Simeone, Algorithm 2, after Bui et al. (2018).
 One client a round in turn ("sequential", as in the paper), or all at once ("synchronous", with backtracking). The
 local free energy is minimised by expected Newton steps, natural gradients of step one (`tilted.Newton`), or by Adam
 (`tilted.SVI`).
+
+Broderick et al. (2013), *Streaming variational Bayes*, Section 2.2, take one turn of each client, whose prior is the
+posterior of those before it. Every site is still one then, so that the cavity is q itself:
+
+    q_0 = p_0,    q_k ← arg min_q KL(q ‖ p_k q_(k-1)),    k = 1, ..., K
+
+It is exact for conjugate models; otherwise the result depends on the order of the clients, which further passes, as in
+`PVI`, correct.
 """
 
 from __future__ import annotations
@@ -41,21 +49,7 @@ TURN = replace(TEN_STEPS, enough=0.1)
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class GuidedPVI(GuidedFedEP):
-    """`PVI(guide=function)`: one client in each round, in turn, and one natural-gradient step in each turn.
-
-    Args:
-        guide: a function of the model's arguments, or a `PyroModule`, whose global sites are exponential families.
-        num_points: draws behind expectations; even.
-        num_guide_draws: draws of the fitted guide that are kept, each returned once by `run`; None keeps as many
-            as it is asked for, and 4,000 at least.
-        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
-            more than this share.
-        damping: δ, in (0, 1].
-        order: "sequential" or "synchronous".
-
-    Example:
-        >>> idata = pf.run(pf.infer.PVI(guide=my_guide), fed)
-    """
+    """`PVI(guide=function)`: one client in each round, in turn, and one natural-gradient step in each turn."""
 
     order: Order = "sequential"
 
@@ -144,20 +138,12 @@ def rounds_of(order: Order, num_clients: int) -> int:
 
 
 def check_minimises(algorithm: EP) -> None:
-    """Refuse a client's inference that does not minimise its free energy, KL(q ‖ tilted density).
-
-    Raises:
-        SettingError: it is another.
-    """
+    """Refuse a client's inference that does not minimise its free energy, KL(q ‖ tilted density)."""
     if not algorithm.solver.minimises_free_energy:
         raise SettingError(
             f"{type(algorithm).__name__}: client must be 'newton', 'svi' or 'ivon', which minimise KL(q || tilted), "
             f"received {algorithm.client!r}; use FedEP for the others"
         )
-
-
-#: A turn is taken whole, because there is no second one.
-WHOLE_STEPS = StepControl(reach=1e12, growth=1e12)
 
 
 @explains_unknown
@@ -204,7 +190,7 @@ class StreamingVB(EP):
     @property
     def control(self) -> StepControl:
         """The control without limits, because a turn is taken whole."""
-        return WHOLE_STEPS
+        return StepControl().without_limits()
 
     def default_schedule(self) -> Schedule:
         """One client in turn."""

@@ -1,4 +1,4 @@
-"""Step rules of expectation propagation: how far the server follows the clients' changes in a round.
+"""Step rules of expectation propagation: how far the server follows the clients' changes in a round; its state.
 
     q ← q Π_k (Δ_k)^s_k,    t_k ← t_k (Δ_k)^s_k,    k = 0 the prior          Guo et al., Algorithms 3 and 4
 
@@ -6,7 +6,7 @@ Prior and sites move by the same fractions, so q = t_0 Π_k t_k holds in every r
 
     Backtracked    all s_k are the largest fraction up to the damping δ that leaves q a distribution
     Optimised      q follows an optimiser of the product of the changes (Section 2.2.3)
-    NewtonSteps    Backtracked, held back and accelerated; for expected Newton steps (`newton_steps`)
+    NewtonSteps    Backtracked, held back and accelerated; for expected Newton steps (`step_control`)
 """
 
 from __future__ import annotations
@@ -30,39 +30,22 @@ CHANGE = "delta_"
 
 @dataclass(frozen=True)
 class Server:
-    """The server's state.
+    """The server's state between rounds, as a record of its entries (`sites.records`)."""
 
-    Args:
-        q: the approximation, q = t_0 Π_k t_k.
-        prior: t_0.
-        prior_change: Δ_0 of this round.
-        prior_value: E_q[log p_0].
-        skips_prior: whether rounds do not compute Δ_0, because t_0 is the same at every q, and E_q[log p_0].
-        num_clients: K, an integer.
-        fractions: s_k of the last round's clients, (C,).
-        added: the addition of acceleration to q besides the changes; each site has an equal share of it.
-        reset: 1 if the last round went back: sites are discarded, and `added` replaces them.
-        cut: 1 if the last step was shortened.
-        memory: the step rule's state, and further entries of derived algorithms.
-    """
-
-    q: Annotated[Gaussian, ""]
-    prior: Gaussian
-    prior_change: Annotated[Gaussian, "prior_delta_"]
-    prior_value: Tensor
-    skips_prior: Annotated[Tensor, "prior_known"]
-    num_clients: Tensor
-    fractions: Tensor
-    added: Gaussian
-    reset: Tensor
-    cut: Tensor
-    memory: State
+    q: Annotated[Gaussian, ""]  # the approximation, q = t_0 Π_k t_k
+    prior: Gaussian  # t_0
+    prior_change: Annotated[Gaussian, "prior_delta_"]  # Δ_0 of this round
+    prior_value: Tensor  # E_q[log p_0]
+    skips_prior: Annotated[Tensor, "prior_known"]  # whether rounds compute neither, t_0 being the same at every q
+    num_clients: Tensor  # K, an integer
+    fractions: Tensor  # s_k of the last round's clients, (C,)
+    added: Gaussian  # the addition of acceleration to q besides the changes; each site has an equal share of it
+    reset: Tensor  # 1 if the last round went back: sites are discarded, and `added` replaces them
+    cut: Tensor  # 1 if the last step was shortened
+    memory: State  # the step rule's state, and further entries of derived algorithms
 
     def lower_bound(self, messages: State) -> Tensor | None:
-        """Σ_k E_q[log p_k] + E_q[log p_0] + H(q), the evidence's lower bound at q, (); NaN if a part is not finite.
-
-        It is None if the clients did not send their log-likelihoods, or these must not be used.
-        """
+        """The bound Σ_k E_q[log p_k] + E_q[log p_0] + H(q), (), NaN if a part is; None without the clients' values."""
         if "value" not in messages:
             return None
         sound = messages["usable"].all() & is_finite(self.prior_change)
@@ -109,21 +92,11 @@ PRIOR_OPTIM = "prior_optim"
 
 
 class Step(NamedTuple):
-    """The server's step from a round's changes.
+    """The server's step from a round's changes; see `Server` for `added`, `memory`, `cut` and `reset`."""
 
-    Attributes:
-        q: after the round.
-        prior_taken: (Δ_0)^s_0.
-        client_fractions: s_k of the clients' changes, (C,), float64; 0 is skipped.
-        added: the addition to q besides the changes, an equal share for each site.
-        memory: the rule's state.
-        cut: whether the step was shortened.
-        reset: whether sites are discarded, so that `added` replaces them.
-    """
-
-    q: Gaussian
-    prior_taken: Gaussian
-    client_fractions: Tensor
+    q: Gaussian  # after the round
+    prior_taken: Gaussian  # (Δ_0)^s_0
+    client_fractions: Tensor  # s_k of the clients' changes, (C,), float64; 0 is skipped
     added: Gaussian
     memory: State
     cut: bool = False
@@ -153,20 +126,12 @@ class StepRule(ABC):
 
     @abstractmethod
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
-        """One round's step from the server's state.
-
-        `changes` are Δ of the prior's site, the first, and of the clients', (1 + C,). `bound` is the evidence's lower
-        bound at q, (), NaN if an expectation or derivative is not finite, and None if clients do not send it.
-        """
+        """The step by the changes Δ of the prior's site and the clients', (1 + C,), and `Server.lower_bound`."""
 
 
 @dataclass(frozen=True)
 class Backtracked(StepRule):
-    """The largest common fraction of all changes, up to δ, that leaves q a distribution.
-
-    Args:
-        damping: δ.
-    """
+    """The largest common fraction of all changes, up to the damping δ, that leaves q a distribution."""
 
     damping: float
 
@@ -182,20 +147,13 @@ class Backtracked(StepRule):
 class Optimised(StepRule):
     """An optimiser's step of q along the product of the changes, backtracked.
 
-    The prior's site moves as a client's does: what q takes of its change later, the site has to take later too, or the
-    prior says the same again.
-
-    Args:
-        optimiser: of q's natural parameters.
-        site_optimiser: of a site's; None takes δ of its change.
-        rate: their learning rate.
-        mean: whether the input is the mean of the clients' changes, in place of their sum.
+    The prior's site moves as a client's does: what q takes of its change later, the site has to take later too.
     """
 
-    optimiser: Optimiser
-    site_optimiser: Optimiser | None
-    rate: float
-    mean: bool
+    optimiser: Optimiser  # of q's natural parameters
+    site_optimiser: Optimiser | None  # of the prior's site; None takes δ of its change
+    rate: float  # their learning rate
+    mean: bool  # whether the input is the mean of the clients' changes, in place of their sum
 
     def memory(self, q: Gaussian) -> State:
         """The optimisers' states before the first round, of q and of the prior's site."""
@@ -224,11 +182,7 @@ class Optimised(StepRule):
 
 
 def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:
-    """The fraction s_k of each change (C,) that leaves q a distribution, float64; 0 is skipped.
-
-    It is the same for all, up to `damping`, if the product of all changes has one. Otherwise they are taken one after
-    the other, each with its own largest fraction.
-    """
+    """The fractions s_k (C,) up to δ that leave q a distribution: one for all, or if there is none, one by one."""
     joint, count = float(backtrack(q, changes.product_over(0), max_fraction=damping)), len(changes.eta)
     if joint > 0:
         return torch.full((count,), joint, dtype=torch.float64, device=q.eta.device)

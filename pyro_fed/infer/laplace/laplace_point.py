@@ -39,51 +39,28 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Server:
-    """The server's state.
+    """The server's state."""
 
-    Args:
-        point: θ.
-        direction: d; zero where curvature and score at θ are not known yet.
-        value: f(θ).
-        decrement: length of the next Newton step in SDs.
-        length: the same, of the part of it that is tried.
-        fall: minus the log ratio of the curvatures along the last step, a posterior SD.
-        indefinite: 1 if H was not positive definite.
-        most_mass: largest mass f |H|^(-1/2) of a point where H was positive definite, as a logarithm.
-        best_point: the point of `most_mass`.
-        rough_mass: the same of all points, by |H|.
-        rough_point: the point of `rough_mass`.
-        fruitless: points since `rough_point`.
-        back: 1 if the search has left the mass and turned back.
-        aim: the fraction that is aimed at.
-        transformed: 1 for entries that are logarithms or logits, (D,).
-        num_clients: K, an integer.
-        prior_value: log p_0 at the line's points, (L,).
-        q: H and its η, at the last point whose curvature is known.
-        prior: the prior's site at the point aimed at.
-        rounding: share of f that is rounding.
-    """
-
-    point: Tensor
-    direction: Tensor
-    value: Tensor
-    decrement: Tensor
-    length: Tensor
-    fall: Tensor
-    indefinite: Tensor
-    most_mass: Tensor
-    best_point: Tensor
-    rough_mass: Tensor
-    rough_point: Tensor
-    fruitless: Tensor
-    back: Tensor
-    aim: Tensor
-    transformed: Tensor
-    num_clients: Tensor
-    prior_value: Tensor
-    q: Annotated[Gaussian, ""]
-    prior: Gaussian
-    rounding: Tensor
+    point: Tensor  # θ
+    direction: Tensor  # d; zero where curvature and score at θ are not known yet
+    value: Tensor  # f(θ)
+    decrement: Tensor  # length of the next Newton step in SDs
+    length: Tensor  # the same, of the part of it that is tried
+    fall: Tensor  # minus the log ratio of the curvatures along the last step, a posterior SD
+    indefinite: Tensor  # 1 if H was not positive definite
+    most_mass: Tensor  # largest mass f |H|^(-1/2) of a point where H was positive definite, as a logarithm
+    best_point: Tensor  # the point of `most_mass`
+    rough_mass: Tensor  # the same of all points, by |H|
+    rough_point: Tensor  # the point of `rough_mass`
+    fruitless: Tensor  # points since `rough_point`
+    back: Tensor  # 1 if the search has left the mass and turned back
+    aim: Tensor  # the fraction that is aimed at
+    transformed: Tensor  # 1 for entries that are logarithms or logits, (D,)
+    num_clients: Tensor  # K, an integer
+    prior_value: Tensor  # log p_0 at the line's points, (L,)
+    q: Annotated[Gaussian, ""]  # H and its η, at the last point whose curvature is known
+    prior: Gaussian  # the prior's site at the point aimed at
+    rounding: Tensor  # share of f that is rounding
 
     @property
     def line(self) -> Line:

@@ -77,29 +77,17 @@ def leapfrog(
 
 
 class Tree(NamedTuple):
-    """Leaves in one direction of time.
+    """Leaves in one direction of time."""
 
-    Attributes:
-        first: p of the first leaf, (D,).
-        last: the leaf at the other end.
-        proposal: one of the leaves, drawn by their weights.
-        momentum: the sum of all p, (D,).
-        weight: log Σ exp -H, from H at the beginning of the trajectory.
-        turning: whether it has made a U-turn.
-        diverging: whether H has diverged.
-        acceptance: sum of the acceptance probabilities.
-        leaves: number of leaves.
-    """
-
-    first: NDArray[Any]
-    last: Leaf
-    proposal: Leaf
-    momentum: NDArray[Any]
-    weight: Any
-    turning: bool
-    diverging: bool
-    acceptance: Any
-    leaves: int
+    first: NDArray[Any]  # p of the first leaf, (D,)
+    last: Leaf  # the leaf at the other end
+    proposal: Leaf  # one of the leaves, drawn by their weights
+    momentum: NDArray[Any]  # the sum of all p, (D,)
+    weight: Any  # log Σ exp -H, from H at the beginning of the trajectory
+    turning: bool  # whether it has made a U-turn
+    diverging: bool  # whether H has diverged
+    acceptance: Any  # sum of the acceptance probabilities
+    leaves: int  # number of leaves
 
 
 def turning(first: NDArray[Any], last: NDArray[Any], momentum: NDArray[Any]) -> bool:
@@ -306,23 +294,14 @@ class Potential:
 
 @dataclass(frozen=True)
 class Chains:
-    """Settings of chains.
+    """Settings of chains."""
 
-    Args:
-        num_samples: kept draws of each chain.
-        warmup_steps: draws before the kept ones.
-        target_accept_prob: acceptance to which the step size is adapted.
-        max_tree_depth: at most 2^max_tree_depth - 1 leapfrog steps for each draw.
-        full_mass: adapt a dense mass matrix instead of a diagonal one.
-        potential: U.
-    """
-
-    num_samples: int
-    warmup_steps: int
-    target_accept_prob: float
-    max_tree_depth: int
-    full_mass: bool
-    potential: Potential
+    num_samples: int  # kept draws of each chain
+    warmup_steps: int  # draws before the kept ones
+    target_accept_prob: float  # acceptance to which the step size is adapted
+    max_tree_depth: int  # at most 2^max_tree_depth - 1 leapfrog steps for each draw
+    full_mass: bool  # adapt a dense mass matrix instead of a diagonal one
+    potential: Potential  # U
 
     def run(self, problem: Problem, batch: Batch, points: Tensor, seeds: Tensor, label: str = "NUTS") -> State:
         """Run chains one after the other: `draws` (chains, S, D) and `nuts_kernel.STATISTICS`, each (chains, S).

@@ -61,13 +61,7 @@ POINTS_OF_JUMPS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianAlgorithm(Tempered):
-    """Base of algorithms whose result is a Gaussian on the unconstrained scale.
-
-    Args:
-        covariance: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
-        curvature: of the likelihood: "hessian", "fisher" (never negative), or "auto": Hessians as far as
-            the covariance is full by default.
-    """
+    """Base of algorithms whose result is a Gaussian on the unconstrained scale."""
 
     covariance: Literal["auto", "full", "diag"] = "auto"
     curvature: Literal["auto", "hessian", "fisher"] = "auto"
@@ -128,11 +122,7 @@ class GaussianAlgorithm(Tempered):
 
 @dataclass(frozen=True, kw_only=True)
 class SpreadGaussian(GaussianAlgorithm):
-    """Base of algorithms that take expectations under q.
-
-    Args:
-        num_points: Sobol points for expectations under q; even.
-    """
+    """Base of algorithms that take expectations under q."""
 
     num_points: int = 128
 

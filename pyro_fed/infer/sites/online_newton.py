@@ -93,21 +93,7 @@ FIRST_CURVATURE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineNewton:
-    """Settings of the steps, and the steps; base of the settings named IVON.
-
-    Args:
-        steps: of a round.
-        pairs: draws a step, each with its opposite.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
-        rate: α, of a Newton step.
-        momentum: β.
-        curvature_memory: 1 - ρ.
-        longest: no step moves a parameter by more than this many SDs.
-        largest_factor: by which a round changes a parameter's precision, up or down.
-        most_gain: c, nats a row that a step may promise; a score that promises more is cut.
-        spread: of the draws, in SDs of q̂; far below one scores and curvatures are those at its mean, Laplace's.
-        rounds: default number of rounds of a run; None is the algorithm's own number.
-    """
+    """Settings of the steps, and the steps; base of the settings named IVON."""
 
     steps: int = 10
     pairs: int = 1

@@ -1,27 +1,24 @@
-"""Stochastic gradient chains on the tilted density, and sites from their moments: "mcmc" and "identity".
+"""Stochastic gradient chains on the tilted density, and sites from their moments: "mcmc", "identity", "fisher", "ngvi".
 
     ∇ log q̂_k(θ) = ∇ log p_k(θ) + η_-k - Λ_-k θ                         Guo et al., Section 2.2.2
 
 "sgd" is the paper's sampler: SGD with momentum on the potential of a row, whose minibatches are its only noise. With
-`unit` "epochs" it is Algorithm 2 as published: a client goes through its own rows that many times, and its position at
-the end of each epoch is a sample, so that clients of any size do equal work. "langevin" injects noise, each draw into
-two steps by halves (Leimkuhler & Matthews 2013), which leaves the variance of a Gaussian exact at any stable step size:
+`unit` "epochs" it is Algorithm 2 as published: a client's position at the end of each pass over its rows is a sample.
+"langevin" injects noise, each draw into two steps by halves (Leimkuhler & Matthews 2013), which leaves the variance of
+a Gaussian exact at any stable step size:
 
     θ_{n+1} = θ_n + h/2 G ∇ log q̂_k(θ_n) + √h A (ξ_n + ξ_{n+1}) / 2
 
 Samples are the positions at every `thin`-th step (or epoch) after `burn_in`. With `preconditioned`, θ moves in units
-of G = A A', the inverse of the tilted curvature at q's mean, which frees the step size of the parameters' units;
-shrinkage then goes towards G instead of the identity:
+of G = A A', the inverse of the tilted curvature at q's mean; shrinkage then goes towards G instead of the identity:
 
     Σ̂ = ρ_n G + (1 - ρ_n) S,   ρ_n = 1 / (1 + (n - 1) `shrinkage`)        Al-Shedivat et al. (2021), Eq. (8)
 
-The mean of a preconditioned Langevin chain has a control variate: the same noise ξ drives the chain of N(0, G), whose
-mean would be zero; its actual mean, a weighted sum of ξ, is subtracted:
+The mean of a preconditioned Langevin chain has a control variate, without which EP with many small clients would sum up
+the noise of n samples of q. The same noise ξ drives the chain of N(0, G), whose mean would be zero; its actual mean, a
+weighted sum of ξ, is subtracted:
 
     m̂ = 1/n Σ_n θ_n - A ū,    u_{n+1} = (1 - h/2) u_n + √h (ξ_n + ξ_{n+1}) / 2,   u_0 = 0
-
-The remaining noise vanishes as the tilted density approaches a Gaussian. Without the control variate every client would
-add the whole noise of n samples of q to a q that all of them share, and EP with many small clients would sum it up.
 
 The paper's own estimate, `weight` and `scale` of "mcmc" (the text has no formula; this is its authors' code):
 
@@ -33,6 +30,16 @@ add up to the precision of one client, and those of clients of different sizes w
 
 The inverse of a sample covariance is too large by n / (n - d - 2) on average, which EP would compound round by round;
 "mcmc" corrects for it, with the effective n of a chain of autocorrelation 1 - h/2, unless `weight` is set.
+
+"fisher", (L) of the paper, has the Fisher information F at the chain's mean μ as the curvature, and "ngvi", (V),
+natural-gradient variational inference, its average under q̂:
+
+    Σ̂ = (c F(μ) + Λ_-k)⁻¹                                                                  Guo et al., Eq. (4)
+    s_t = β s_{t-1} + (1 - β) 1/N_k E_{θ ~ N(μ, Σ_{t-1})}[F(θ)],    Σ_t = (N_k s_t + Λ_-k)⁻¹        Algorithm 5
+
+c is 1 in the equations, and in the authors' commands 500, which is α_cov of Table 7 over their weight decay of 1e-4.
+Deviations: s_0 is F(μ) / N_k, which the paper leaves open; the expectation is taken at standardised Sobol points.
+Letters: T_NGVI `fisher_steps`, N_NGVI `fisher_samples`, β `fisher_decay`, c `fisher_scale`, N_k s_t `fisher`.
 """
 
 from __future__ import annotations

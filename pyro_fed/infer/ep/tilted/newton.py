@@ -1,17 +1,23 @@
-"""Sites by expected Newton steps: "newton".
+"""Newton steps on the tilted density: expected ones, "newton", and those to its mode, "laplace".
+
+"newton" is natural-gradient variational inference with step one (Bui et al. 2018, Property 4; Khan & Nielsen 2018); a
+fixed point minimises KL(q̂ ‖ p_k q_-k):
 
     Λ ← E_q̂[-∇² log p_k],   η ← E_q̂[∇ log p_k] + Λ m̂,   q̂ ← q_-k · site        `steps` times, from q̂ = q
 
-This is natural-gradient variational inference with step one (Bui et al. 2018, Property 4; Khan & Nielsen 2018): a
-fixed point minimises KL(q̂ ‖ p_k q_-k). With several steps each is backtracked so that q̂ stays proper, and a client
-whose q̂ has converged makes no more of them. Far from the fixed point a step of length one may be far too long, above
-all without a Laplace approximation for the start, as when scores jump. The objective is known,
+With several steps each is backtracked so that q̂ stays proper, and a client whose q̂ has converged makes no more of
+them. A step that has lost more than `StepControl.fall` of the objective is taken back, and a smaller fraction of the
+same change made, as by `FedEP`'s server (`ascent`):
 
-    -KL(q̂ ‖ p_k q_-k) = E_q̂[log p_k] + E_q̂[log q_-k] + H(q̂) + a constant,
+    -KL(q̂ ‖ p_k q_-k) = E_q̂[log p_k] + E_q̂[log q_-k] + H(q̂) + a constant
 
-so that a client goes back if a step has lost more than `StepControl.fall` of it, and makes a smaller fraction of the
-same change, as `FedEP`'s server does (`ascent`). Where q is as wide as a prior the first expectations are of densities
-far from the mass; a turn can begin at the mode of p_k q_-k in place of q, with the curvature there (`laplace`).
+Where q is as wide as a prior the first expectations are of densities far from the mass: a turn can begin at "laplace",
+
+    θ̂ = arg max log p_k(θ) + log q_-k(θ),    q̂ = N(θ̂, (Λ_lik(θ̂) + Λ_-k)⁻¹)                 Guo et al., Eq. (4)
+
+by Newton steps with a line search, as in `fedlaplace`. If the model is small enough the curvature is the full Hessian,
+also for a diagonal q: then q̂ is projected by its mean and variances, as EP does (KL(p ‖ q)), which is exact for
+Gaussian clients. Otherwise it is the diagonal Fisher information of the paper.
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import ascent
+from pyro_fed.infer.ep.findings import UNSETTLED_SDS
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, site_from
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
@@ -104,8 +111,6 @@ def _tilted(problem: Problem, numerics: Numerics, point: Tensor, cavity: Gaussia
 #: A client's q̂ has converged when no mean has moved by more than this many SDs in a step, and no SD by more than this
 #: share, as Newton's method for the mode has. The fixed point does not depend on it.
 REST = FedLaplace.tolerance
-#: A last step of more SDs than these is checked before it is sent: a shorter one loses little.
-LONG_STEP_SDS = 1.0
 
 
 @explains_unknown
@@ -202,8 +207,8 @@ class Newton(TiltedInference):
             moving = moving & ~(length <= rest)
             if not bool(moving.any()):
                 break
-        far = moving & (length > LONG_STEP_SDS)
-        if bool(far.any()):  # long steps, of whose end nothing is known
+        far = moving & (length > UNSETTLED_SDS)
+        if bool(far.any()):  # long last steps, whose bound is not known; a shorter one loses little
             gain = _gain(q_hat, received.cavity, numerics.expected(problem, q_hat, data))
             q_hat = _either(far & ascent.has_fallen(gain, top, StepControl.fall), start, q_hat)
         return q_hat, value

@@ -1,7 +1,9 @@
-"""Stochastic variational inference on the tilted density with a Gaussian guide: "svi".
+"""Stochastic gradients of the client's free energy: "svi", a Gaussian guide by Adam, and "ivon", for networks.
 
-See `guides.fitting` for the objective and the letters. The guide begins at the end m of a Newton step on the tilted
-density, with its inverse curvature A A' as covariance, so that the step size has no units; it falls linearly to zero.
+"svi" is Pyro's `SVI` on the tilted density, see `guides.fitting` for the objective. The guide begins at the end of a
+Newton step, with its inverse curvature as covariance, so that the step size, which falls linearly to zero, has no
+units. "ivon" takes diagonal natural-gradient steps from scores alone, see `sites.online_newton`; a site is the client's
+change of the cavity's natural parameters.
 """
 
 from __future__ import annotations
