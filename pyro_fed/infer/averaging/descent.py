@@ -37,16 +37,13 @@ class Descending(Protocol):
     """An algorithm whose clients take these steps: its settings, and the gradient of one client's objective."""
 
     @property
-    def step_size(self) -> float:
-        """α."""
+    def step_size(self) -> float: ...
 
     @property
-    def momentum(self) -> float:
-        """β."""
+    def momentum(self) -> float: ...
 
     @property
-    def chain_steps(self) -> int:
-        """The number of steps."""
+    def chain_steps(self) -> int: ...
 
     def gradient(self, problem: Problem, point: Tensor, const: Any, picks: Any) -> Tensor:
         """The gradient (D,) that a step follows; with all rows, `picks` is ()."""

@@ -1,19 +1,29 @@
-"""Federated averaging with a proximal term, which keeps clients near the server's point.
+"""Federated averaging with a proximal term, FedProx, and with dynamic regularisation, FedDyn.
 
 Source: Li et al. (2020), *Federated optimization in heterogeneous networks*.
 
     θ_k ← about arg min f_k(θ) + μ/2 ‖θ - θ_t‖²,    θ_(t+1) = Σ_k (N_k / N) θ_k
 
-with f_k = -(log p_k + N_k / N log p_0) / N_k, by L steps of SGD. Letters: μ `proximal`, f_k's gradient `score`.
-
-Its fixed point is no mode where clients differ. With f_k = ½ (θ - m_k)' A_k (θ - m_k), solved to the end,
+with f_k = -(log p_k + N_k / N log p_0) / N_k, by L steps of SGD. The prior is counted by default (MAP). FedProx's fixed
+point is no mode where clients differ: of f_k = ½ (θ - m_k)' A_k (θ - m_k), solved to the end, it is
 
     θ* = B⁻¹ Σ_k (N_k / N) (A_k + μ)⁻¹ A_k m_k,    B = Σ_k (N_k / N) (A_k + μ)⁻¹ A_k
 
-where the mode has A_k in place of (A_k + μ)⁻¹ A_k: which is right for μ → ∞ alone, where nothing moves. `FedDyn` has no
-bias.
+where the mode has A_k in place of (A_k + μ)⁻¹ A_k. FedDyn has no bias: Acar et al. (2021), *Federated learning based on
+dynamic regularization*.
 
-The prior is counted by default (MAP).
+    θ_k ← about arg min f_k(θ) - g_k'θ + μ/2 ‖θ - θ_t‖²,    g_k ← g_k - μ (θ_k - θ_t)         a client
+    h ← h - μ/K Σ_k (θ_k - θ_t),    θ_(t+1) = 1/|P| Σ_k θ_k - h/μ                             the server, P at work
+
+where h collects the clients' pulls, Σ_k g_k = K h. At a fixed point θ_k = θ, h = 0 and ∇f_k = g_k: Σ_k ∇f_k = 0. With
+
+    f_k = -(K / N) log p_k - 1/N log p_0
+
+that is the negative log posterior over N, and the fixed point its mode. Deviation: this f_k counts a client by its
+rows, and the prior. A client's g_k follows its step whether or not SGD has solved the problem, which leaves the fixed
+point where it is.
+
+Letters: μ `proximal`, f_k's gradient `score`, g_k `linear`, h `correction`.
 """
 
 from __future__ import annotations

@@ -9,15 +9,9 @@ The format, on the flat unconstrained vector, always float64, "full" or "diag":
     local    precision (K, D, D) or (K, D), eta (K, D)       t_k, one a client; may be indefinite
 
 A prior that is not Gaussian on the unconstrained scale gets a site of its own, by the same expected Newton step
-as a client, at the server (`prepare`):
+as a client, at the server (`prepare`), at standardised antithetic Sobol points, the same for all (`ops.points`):
 
     Λ ← E_q[-∇² log p],    η ← E_q[∇ log p] + Λ E_q[θ]
-
-with expectations at standardised antithetic Sobol points, the same for all (see `ops.points`).
-
-The Gaussian for the prior (`fit_prior`), where FedEP starts without a warm start, begins at the means and variances
-of a few draws, and takes expected Newton steps to the smallest KL(q ‖ prior); for a prior that is Gaussian on the
-unconstrained scale the first step is exact.
 """
 
 from __future__ import annotations
@@ -39,7 +33,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_choice, ch
 from pyro_fed.density.derivatives import Derivatives, Kind, Structure
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
-from pyro_fed.ops.backtrack import backtrack
+from pyro_fed.ops.backtrack import HALVINGS, backtrack
 from pyro_fed.ops.entries import choose, with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
@@ -50,13 +44,16 @@ from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardis
 #: Largest total of numbers of the points of an expectation; large models have fewer points.
 POINT_NUMBERS = 1_000_000
 #: A Gaussian is no start if the log prior's expectation under it is this many nats for each parameter below its value
-#: at the mean (half a nat for the Laplace approximation of a Gaussian); and the largest number of halvings of its SDs.
-FAR_FALL, NARROWINGS = 1e3, 20
+#: at the mean (half a nat for the Laplace approximation of a Gaussian).
+FAR_FALL = 1e3
 #: Smallest number of points; a density that is Gaussian on the unconstrained scale needs two.
 FEWEST_POINTS = 8
 #: Factor on the number of points if rows' scores jump: with 128 points the sums of few rows change by 0.002 SDs as
 #: points pass over a jump, and runs do not converge.
 POINTS_OF_JUMPS = 8
+#: Draws of the prior by whose means and variances its Gaussian begins; Newton steps to it, at most; and the KL
+#: divergence of two successive ones at which they end.
+NUM_DRAWS, MAX_NEWTON_STEPS, SMALLEST_KL = 32, 50, 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,13 +141,12 @@ class SpreadGaussian(GaussianAlgorithm):
     def narrowed(self, problem: Problem, q: Gaussian) -> Gaussian:
         """q () or (K,), with its SDs halved until the log prior under it falls by no more than `FAR_FALL`.
 
-        If a density rises without limit, as a half-Cauchy scale's may, the curvature on the way gives SDs of 1e5 for
-        log scales; expectations under such a Gaussian overflow.
+        The curvature of a half-Cauchy scale may give SDs of 1e5 on the log scale, where expectations overflow.
         """
         batch = q if q.eta.dim() > 1 else add_batch_axis(q)
         mean, log_prior = batch.mean(), self.derivatives().of_prior
         value = log_prior(problem, mean[None]).value
-        for _ in range(NARROWINGS):
+        for _ in range(HALVINGS):
             fall = value - log_prior(problem, self.points(batch)).value
             far = ~(fall <= FAR_FALL * batch.dim)
             if not bool(far.any()):
@@ -217,10 +213,7 @@ def site_of(moments: Moments, mean: Tensor) -> Gaussian:
 def with_prior(
     derivatives: Derivatives, problem: Problem, points: Tensor, moments: Moments, share: Tensor | None
 ) -> Moments:
-    """A likelihood's moments plus those of the prior, times each client's share.
-
-    `derivatives` says how the prior's are computed; `points` are (S, C, D), and `share` is (C,), None for zero.
-    """
+    """A likelihood's moments at points (S, C, D) plus the prior's, times each client's share, (C,) or None for zero."""
     if share is None or not bool((share != 0).any()):
         return moments
     prior = derivatives.of_prior(problem, points)
@@ -254,10 +247,7 @@ def is_finite(q: Gaussian) -> Tensor:
 
 
 def absolute(q: Gaussian) -> tuple[Gaussian, Tensor]:
-    """The Gaussian with |H| in place of an indefinite precision H, and whether H was indefinite, (...).
-
-    It is for directions and starting points, see `ops.matrices`. A positive definite H is returned unchanged.
-    """
+    """The Gaussian with |H| in place of a precision H that is indefinite (`ops.matrices`), and whether H was, (...)."""
     proper = q.is_proper()
     if bool(proper.all()):
         return q, ~proper
@@ -294,16 +284,8 @@ def sds_moved(q: Gaussian, deltas: Gaussian) -> Tensor:
     return (pull * spread.sqrt()).abs().amax(-1)
 
 
-#: Draws of the prior for the first means and variances.
-NUM_DRAWS = 32
-#: Largest number of Newton steps to a Gaussian that the prior is part of.
-MAX_NEWTON_STEPS = 50
-#: KL divergence between successive q below which the steps stop.
-SMALLEST_KL = 1e-12
-
-
 def fit_prior(algorithm: SpreadGaussian, problem: Problem, generator: torch.Generator) -> Gaussian:
-    """The Gaussian closest to a proper prior, in the algorithm's structure."""
+    """The Gaussian of smallest KL(q ‖ prior) for a proper prior, in the algorithm's structure, by Newton steps."""
     draws = problem.sample_prior(NUM_DRAWS, generator).double()
     q = STRUCTURES["diag"].from_moments(draws.mean(0), draws.var(0))
     q = q.to_full() if algorithm.structure == "full" else q
@@ -344,14 +326,9 @@ def held_changes(
 ) -> tuple[Gaussian, Tensor, Tensor]:
     """Changes of sites (C,) after which no client's site is beyond the cohort's, by how much each was, and `widened`.
 
-    Args:
-        limits: the combination.
-        base: the factor of q without the clients' sites.
-        sites: of all clients before the round, (K,); those of clients that have not sent anything yet are one.
-        clients: (C,) whose changes these are.
-        deltas: as sent, (C,).
-        centre: a point near q's mean, (D,).
-        rows: of all clients, (K,); None: as many each.
+    `base` is the factor of q without the sites of all clients before the round (K,), one for those that have sent
+    nothing yet; `deltas` (C,) are as sent by `clients`, `centre` is near q's mean, and `rows` (K,) None for as many
+    each.
     """
     precision, eta = sites.precision.clone(), sites.eta.clone()
     precision[clients] += deltas.precision

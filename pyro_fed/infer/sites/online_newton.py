@@ -2,7 +2,7 @@
 
 The improved variational online Newton method (IVON), each step at a few antithetic draws under q̂ = N(m, 1/P):
 
-    g, ĥ    E_q̂[∇ log p_k] and E_q̂[-∇² log p_k], see `sites.antithetic`; no Hessian and no score of a single row
+    g = (∇f(m + σε) + ∇f(m - σε)) / 2,    ĥ = ε (∇f(m - σε) - ∇f(m + σε)) / (2 σ),    f = log p_k, σ = P^(-1/2)
     P = S + Λ_-k
     S ← S + ρ (ĥ - S) + min(½ ρ² (ĥ - S)² / P, ρ |ĥ - S|)        which leaves P positive, whatever ĥ is;
         limited so that P stays within [P_0 / f, f P_0]
@@ -10,24 +10,24 @@ The improved variational online Newton method (IVON), each step at a few antithe
     v ← β v + (1 - β) r
     m ← m + α_t v / P                                            at most `longest` SDs in a coordinate
 
+g and ĥ estimate E_q̂[∇f] and E_q̂[-∂²f/∂θ²] (Price's identity); the score itself, which would be most of the noise of ĥ,
+cancels. A step's ε is a part of the client's pool of independent normal numbers, from a random place on and cyclically
+past its end, so that a round of any number of steps holds one vector.
+
 Source: Shen et al. (2024), *Variational learning is effective for large deep networks*, Algorithm 1; Lin et al. (2020)
 for the term in ρ². Letters: Λ_-k and η_-k `cavity`, S `site`, P_0 the total where a round begins, f `largest_factor`, ρ
 1 - `curvature_memory`, β `momentum`, α_t `rate`, c `most_gain`, N_k the client's rows.
 
 Deviations: the prior is not a weight decay but part of the cavity, which holds the other clients' sites too; S begins
 as the site of the round before; draws are antithetic; the rate is in units of the Newton step and falls linearly to
-zero in a round, so that the noise of its last minibatches is not sent. The term in ρ² is no larger than that in ρ:
-if the draws of wide parameters make ĥ of a narrow one a thousand times P (a regression's noise scale beside its
-weights), its square would leave SDs that no run widens again. P is limited to a factor f of its former value: ĥ of a
-unit that few rows reach has heavy tails, and a client whose precision rises twentyfold dominates the geometric mean of
-the clients' Gaussians: every twentieth round moved a weight by five SDs, and cost four points of accuracy.
+zero in a round, so that the noise of its last minibatches is not sent. The term in ρ² is no larger than that in ρ,
+because ĥ of a narrow parameter beside wide ones may be a thousand times P, and its square would leave SDs that no run
+widens again. P is limited to a factor f because ĥ of a unit that few rows reach has heavy tails, and a client whose
+precision rises twentyfold dominates the geometric mean of the clients' Gaussians.
 
-The score r of the mean is cut so that the predicted gain α ‖r‖² of its step is at most c nats for each row. N_k rows
-whose scores sum up to r have a curvature (the sum of their scores' squares) of at least ‖r‖² / N_k along the step, in
-units of P, and a longer step overshoots. A diagonal P does not show it: with many more parameters than rows, a
-minibatch's curvature along its own score is some 20 times P. Without the cut each step was longer than the one before,
-ten steps moved all of a client's 75,010 weights by one SD on average, and if that happened in the last rounds accuracy
-was 0.93 instead of 0.98.
+The score r is cut so that the predicted gain α ‖r‖² of its step is at most c nats for each row. N_k rows whose scores
+sum up to r have a curvature of at least ‖r‖² / N_k along the step, in units of P, and a longer step overshoots; a
+diagonal P does not show it with many more parameters than rows.
 """
 
 from __future__ import annotations
@@ -72,10 +72,7 @@ def draws_from_pool(pool: Tensor, turns: Tensor, dim: int) -> Tensor:
 
 
 def score_and_curvature(problem: Problem, mean: Tensor, sd: Tensor, eps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Expectations of the score of a client's log-likelihood and of its negative second derivatives, each (D,).
-
-    They are under N(m, σ²), m (D,) `mean` and σ (D,) `sd`, by the draws `eps` (pairs, D).
-    """
+    """g and ĥ of the header, (D,), under N(mean, sd²) by the draws `eps` (pairs, D)."""
     away = sd * eps
     points = torch.cat([mean + away, mean - away])
 
@@ -125,11 +122,7 @@ class OnlineNewton:
         return draws, rates, draw_minibatches(num_rows, self.batch_size, self.steps, generator, problem.dtype)
 
     def fit(self, problem: Problem, q: Gaussian, cavity: Gaussian, data: ClientData, noise: Noise) -> DiagGaussian:
-        """The sites q̂_k / cavity of C clients after a round's steps, float64.
-
-        The steps begin at the diagonal q (C,); the likelihoods are multiplied by `cavity` (C,), and `noise` is of
-        `draw_noise`, (steps, C, ...).
-        """
+        """The sites q̂_k / cavity of C clients, float64, after a round's steps from the diagonal q (C,)."""
         draws, rates, picks = noise
         mean = q.mean().to(problem.dtype)
         carry = (mean, (q.precision - cavity.precision).to(problem.dtype), torch.zeros_like(mean))
@@ -168,8 +161,7 @@ class OnlineNewton:
     ) -> Tensor:
         """S_k ≈ E_q[-∇² log p_k] with q = N(point, 1 / (Λ_0 + K S_k)), as if all clients were alike; (C, D), float64.
 
-        `prior` is Λ_0 (C, D), positive, and `clients` K (C,); a client without rows has no curvature. `noise` is of
-        `draw_noise`, (steps, C, ...).
+        `prior` is Λ_0 (C, D), positive, and `clients` K (C,); a client without rows has no curvature.
         """
         draws, _, picks = noise
         batch, dims = with_batches(data, self.batch_size)
@@ -191,11 +183,6 @@ class OnlineNewton:
         return self._site_after_step(site, curvature, total / clients), ()
 
     def _site_after_step(self, site: Tensor, curvature: Tensor, total: Tensor) -> Tensor:
-        """S after a step towards a curvature of any sign that keeps the total P positive: (D,).
-
-        If K clients are assumed to have this S, `total` is P / K: their change of P is K times this step. The term of
-        second order is at most the step itself. P stays positive with it too; if a curvature's noise is many times P,
-        as beside a parameter that is far narrower than others, the square would multiply P by as much.
-        """
+        """S after a step towards a curvature of any sign; `total` is P, or P / K if K clients share this S: (D,)."""
         away = (1 - self.curvature_memory) * (curvature - site)
         return site + away + torch.minimum(away.square() / (2 * total), away.abs())
