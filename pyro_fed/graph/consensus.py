@@ -1,4 +1,4 @@
-"""How the agents of a fixed graph come together in few steps: polynomials of W in place of its powers.
+"""How the agents of a fixed graph come together in few steps: polynomials of W, a circuit, and a tree.
 
 Source: Xiao & Boyd (2004), *Fast linear iterations for distributed averaging*; Montijano, Montijano & Sagues (2013),
 *Chebyshev polynomials in distributed consensus applications*; Kibangou (2012), *Graph Laplacian based matrix design for
@@ -18,6 +18,21 @@ reversible:
 The fewest are taken. Steps are in Leja's order, in which no partial product is much larger than the whole. All three
 are at most one on [λ_min, 1], where the eigenvalues go when links of a reversible W fail: an agent that is asleep for a
 round makes consensus slower, never unstable. Graphs that change, and W that are not reversible, keep the plain form.
+
+*Circuit*: one step over all links, and the others along a circuit through all agents, of which C has three links each,
+
+    x ← W x,    then x ← p(C) x,    C_ij = 1/3 for the agents before and after i on the circuit, and for i itself
+
+A circuit's eigenvalues are pairs, so that A/2 steps leave nothing of the disagreement: 36 + 5 x 20 messages in place of
+9 x 36 on a random graph of ten agents. Equally central agents are so for C, too. Where agents are missing what is left
+is that of the step over all links. Circuits are searched for as by Pósa (1976), *Hamiltonian circuits in random
+graphs*: a path is extended, and turned where it can go no further, by the link that has turned it least often, with
+neither chance nor a clock, as all agents must find the same.
+
+*Tree*: sums by the fewest messages, 2 (A - 1), for rounds in which nobody may be missing, up a flat tree and down:
+
+    up      x_i ← (v_i x_i + Σ_c V_c x_c) / V_i,    V_i = v_i + Σ_c V_c      c the children of i
+    down    x_c ← x_i                               every agent holds Σ_i v_i x_i, the same bits
 """
 
 from __future__ import annotations
@@ -32,6 +47,7 @@ from scipy.sparse import csgraph
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.graph import analysis
 from pyro_fed.graph.analysis import both_ways
+from pyro_fed.graph.mixing import ROUNDING_ERROR
 
 #: Eigenvalues that are nearer to each other than this count as one; what is left of the pair is as small.
 EIGENVALUE_TOLERANCE = 1e-12
@@ -39,8 +55,8 @@ EIGENVALUE_TOLERANCE = 1e-12
 MAX_TOLERANCE = 0.99
 #: Share of the tolerance that rounding may take.
 ROUNDING_SHARE = 0.1
-#: Points of [λ_min, 1] for each degree at which a polynomial is looked at, and by how much rounding may exceed one.
-POINTS_A_DEGREE, SLACK = 64, 1e-6
+#: Points of [λ_min, 1] for each degree at which a polynomial is looked at.
+POINTS_A_DEGREE = 64
 
 
 @dataclass(frozen=True)
@@ -96,10 +112,7 @@ def unshifted_steps(steps: int) -> Consensus:
 
 
 def fastest(matrix: sparse.csr_array, tolerance: float, plain_steps: float) -> Consensus:
-    """The fewest steps that leave a share `tolerance` of the disagreement of a connected W (A, A).
-
-    `plain_steps` is the number of steps that W itself needs.
-    """
+    """The fewest steps that leave a share `tolerance` of the disagreement of W (A, A), which needs `plain_steps`."""
     others = analysis.real_spectrum(matrix)
     if others is None or not len(others) or plain_steps <= 1 or others[0] >= 1:
         return unshifted_steps(int(plain_steps))
@@ -131,7 +144,7 @@ def left_of(shifts: np.ndarray, at: np.ndarray) -> np.ndarray:
     return value
 
 
-def amplification(shifts: np.ndarray, others: np.ndarray) -> float:
+def _amplification(shifts: np.ndarray, others: np.ndarray) -> float:
     """The largest growth of a rounding error in the remaining steps, and of values in the steps so far."""
     largest, begun, ahead = 1.0, np.ones_like(others), np.ones_like(others)
     for first, last in zip(shifts, shifts[::-1], strict=True):
@@ -143,8 +156,8 @@ def amplification(shifts: np.ndarray, others: np.ndarray) -> float:
 def _is_sound(shifts: np.ndarray, others: np.ndarray, tolerance: float) -> bool:
     """Whether rounding is harmless, and no eigenvalue of W with failed links grows."""
     between = np.linspace(others[-1], 1.0, POINTS_A_DEGREE * len(shifts))
-    rounding = float(np.finfo(np.float64).eps) * amplification(shifts, others)
-    stable = bool(np.abs(left_of(shifts, between)).max() <= 1 + SLACK)
+    rounding = float(np.finfo(np.float64).eps) * _amplification(shifts, others)
+    stable = bool(np.abs(left_of(shifts, between)).max() <= 1 + ROUNDING_ERROR)
     return stable and rounding <= ROUNDING_SHARE * tolerance
 
 
@@ -235,26 +248,16 @@ def _matrix(own: np.ndarray, rows: np.ndarray, columns: np.ndarray, values: np.n
     return found
 
 
-#: Weight of each of the three on a circuit.
-WEIGHT = 1 / 3
-#: Relative difference up to which agents are equally central.
-EQUAL = 1e-9
 #: Turns of the path's end for each pair of agents, before the search is given up.
 TURNS_A_PAIR = 4
 
 
 @dataclass(frozen=True, eq=False)
 class AlongCircuit(Consensus):
-    """A step of W, and the steps of a polynomial of a circuit's matrix.
+    """A step of W, and the steps of a polynomial of a circuit's matrix."""
 
-    Args:
-        shifts: zero for the first step, and those of the polynomial.
-        circuit: C, (A, A).
-        over_all: the steps that replace it if agents are asleep.
-    """
-
-    circuit: sparse.csr_array
-    over_all: Consensus
+    circuit: sparse.csr_array  # C, (A, A)
+    over_all: Consensus  # the steps that replace it if agents are asleep
 
     def mixing(self, step: int, weights: sparse.csr_array) -> tuple[sparse.csr_array, float]:
         return (self.circuit if step else weights), self.shifts[step]
@@ -267,10 +270,9 @@ class AlongCircuit(Consensus):
 def along_circuit(
     matrix: sparse.csr_array, centrality: np.ndarray, over_all: Consensus, tolerance: float
 ) -> Consensus | None:
-    """The steps along a circuit of W (A, A) with centrality v (A,); None if there is none, or `over_all` is better.
+    """The steps along a circuit of W (A, A) with centrality v (A,); None if there is none.
 
-    The steps over all links are better unless the messages that a circuit saves are a larger share than the steps that
-    it adds, one after another: by messages times steps.
+    There is none either where messages times steps are no fewer than those of `over_all`.
     """
     agents = int(matrix.shape[0])
     links = int(matrix.nnz - np.count_nonzero(matrix.diagonal()))
@@ -279,7 +281,7 @@ def along_circuit(
         return (1 + steps) * (links + 2 * agents * steps)
 
     own = over_all.steps**2 * links
-    if agents < 3 or np.ptp(centrality) > EQUAL * centrality.max() or price(agents // 2) >= own:
+    if agents < 3 or np.ptp(centrality) > ROUNDING_ERROR * centrality.max() or price(agents // 2) >= own:
         return None
     order = circuit(matrix)
     if order is None:
@@ -316,6 +318,6 @@ def _around(order: list[int]) -> sparse.csr_array:
     """C of a circuit."""
     here = np.array(order)
     rows, columns = np.tile(here, 3), np.concatenate([here, np.roll(here, 1), np.roll(here, -1)])
-    found = sparse.csr_array(sparse.coo_array((np.full(len(rows), WEIGHT), (rows, columns))))
+    found = sparse.csr_array(sparse.coo_array((np.full(len(rows), 1 / 3), (rows, columns))))
     found.sort_indices()
     return found

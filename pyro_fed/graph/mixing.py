@@ -1,4 +1,4 @@
-"""Mixing matrices of graphs.
+"""Mixing matrices of graphs, and what they must be before anything runs.
 
 W_ij > 0 exactly where agent i receives from agent j (an edge j → i) or i = j; rows sum to one.
 
@@ -8,7 +8,8 @@ W_ij > 0 exactly where agent i receives from agent j (an edge j → i) or i = j;
     lazy         h I + (1 - h) W                                           aperiodic; the same v
 
 Source: Metropolis-Hastings and maximum-degree weights as in Xiao & Boyd, *Fast linear iterations for
-distributed averaging*, reference [30] of Wang et al. Self-weights take what is left of the row.
+distributed averaging*, reference [30] of Wang et al. Self-weights take what is left of the row. Assumption 1 of Wang et
+al.: W is stochastic, irreducible and aperiodic, over a window of rounds where the graph changes.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
-#: How far a row of W may be from summing to one.
-ROW_SUM_TOLERANCE = 1e-9
+#: Relative error up to which rows of W sum to one, W is reversible, and agents are equally central.
+ROUNDING_ERROR = 1e-9
 #: Agents and links, together, that a graph is built of at most: about 2 GB while it is made.
 MAX_AGENTS_AND_LINKS = 5_000_000
 #: Components, and agents of each, that a message lists.
@@ -37,11 +38,7 @@ LISTED = 8
 
 
 def check_size(num_agents: int, num_links: float) -> int:
-    """The number of agents of a graph that can be built; `num_links` is the approximate number of undirected links.
-
-    Raises:
-        GraphError: no agents, or more of all than `MAX_AGENTS_AND_LINKS`.
-    """
+    """The number of agents of a graph that can be built, with about so many undirected links."""
     if num_agents < 1:
         raise GraphError(f"a graph needs at least 1 agent, received {num_agents}")
     if num_agents + num_links > MAX_AGENTS_AND_LINKS:
@@ -53,11 +50,7 @@ def check_size(num_agents: int, num_links: float) -> int:
 
 
 def as_matrix(weights: Any) -> sparse.csr_array:
-    """W (A, A) as sparse rows in float64, without stored zeros, from an array, nested list or SciPy sparse matrix.
-
-    Raises:
-        GraphError: not square, not finite, negative, or a row that does not sum to one.
-    """
+    """W (A, A) as sparse rows in float64, without stored zeros, from an array, nested list or SciPy sparse matrix."""
     if np.iscomplexobj(weights):
         raise GraphError(f"W must be a matrix of real numbers, received {shown(weights)}, which is complex")
     try:
@@ -70,10 +63,10 @@ def as_matrix(weights: Any) -> sparse.csr_array:
     _check_entries(matrix)
     sums = np.asarray(matrix.sum(axis=1)).ravel()
     worst = int(np.abs(sums - 1).argmax())
-    if abs(sums[worst] - 1) > ROW_SUM_TOLERANCE:
+    if abs(sums[worst] - 1) > ROUNDING_ERROR:
         raise GraphError(
             f"row {worst} of W sums to {sums[worst]:.12g}, expected 1 (the worst of "
-            f"{int((np.abs(sums - 1) > ROW_SUM_TOLERANCE).sum())} such rows); divide each row by its sum"
+            f"{int((np.abs(sums - 1) > ROUNDING_ERROR).sum())} such rows); divide each row by its sum"
         )
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
@@ -98,11 +91,7 @@ def components(matrix: sparse.csr_array) -> np.ndarray:
 
 
 def check_connected(matrix: sparse.csr_array, where: str = "W") -> None:
-    """Require one strongly connected component (W irreducible).
-
-    Raises:
-        GraphError: lists the components.
-    """
+    """Require one strongly connected component (W irreducible); the error lists the components."""
     labels = components(matrix)
     if labels.max() > 0:
         raise GraphError(
@@ -136,11 +125,7 @@ def period(matrix: sparse.csr_array) -> int:
 
 
 def check_aperiodic(matrix: sparse.csr_array, where: str = "W") -> None:
-    """Require an irreducible matrix to have period one.
-
-    Raises:
-        GraphError: the period.
-    """
+    """Require an irreducible matrix to have period one."""
     found = period(matrix)
     if found != 1:
         raise GraphError(
@@ -257,11 +242,7 @@ MIXING: dict[str, Callable[[nx.Graph], sparse.csr_array]] = {
 
 
 def mixing_matrix(graph: nx.Graph, mixing: str) -> sparse.csr_array:
-    """W (A, A) of a networkx graph by the name of a rule in `MIXING`.
-
-    Raises:
-        GraphError: an unknown rule, or one that the graph does not allow.
-    """
+    """W (A, A) of a networkx graph by the name of a rule in `MIXING`."""
     if mixing not in MIXING:
         raise GraphError(f"mixing must be one of {sorted(MIXING)}, received {mixing!r}")
     return MIXING[mixing](graph)

@@ -1,6 +1,21 @@
-"""Graphs that change by a plan: periodic sequences, the paper's rotating stars, a graph cut in parts.
+"""Graphs whose mixing matrix W changes from round to round, by a plan or at random.
 
-Source: Wang et al., Section V-B3.
+    Periodic, rotating_stars, Partitioned    a sequence, the paper's stars, a cut      Wang et al., Section V-B3
+    LinkFailures                             links that fail
+    GossipPairs                              averages of random pairs                  Boyd et al. (2006), [29]
+    Clocks                                   the same, by each agent's own clock       the same, Section I
+
+A link that is not used gives its weight back to both ends, so that a reversible W keeps its centrality in every round,
+whatever the draw: for doubly stochastic W the mean of all beliefs is never lost.
+
+Agent i's clock ticks as a Poisson process of rate r_i; at a tick it chooses a neighbour j, uniformly, and both take
+the mean of their beliefs: W^(ij) = I - (e_i - e_j)(e_i - e_j)'/2. A round, a unit of time, is a product of such
+matrices in the order of the ticks, and its expectation is exact:
+
+    E W = exp(Σ_i r_i (W̄_i - I)),    W̄_i = the mean of W^(ij) over i's neighbours j
+
+Entries of a product are means over several ticks: bytes that a run counts by them are those of as many links, where
+each tick takes two messages.
 """
 
 from __future__ import annotations
@@ -114,7 +129,18 @@ def rotating_stars(num_around: int, group_size: int, confidence: float = 0.5) ->
 
 
 @dataclass(frozen=True, eq=False)
-class Partitioned(Graph):
+class LinksOfGraph(Graph):
+    """Base of graphs whose agents and links are those of another."""
+
+    graph: FixedGraph
+
+    @property
+    def num_agents(self) -> int:
+        return self.graph.num_agents
+
+
+@dataclass(frozen=True, eq=False)
+class Partitioned(LinksOfGraph):
     """A graph that is cut in parts for some rounds: links between the parts fail, both ways.
 
     While it is cut, centrality sums to one within each part, so that each part ends at the posterior of its
@@ -139,7 +165,6 @@ class Partitioned(Graph):
         (np.float64(0.0), np.True_)
     """
 
-    graph: FixedGraph
     parts: Sequence[Sequence[int]]
     start: int = 0
     stop: int | None = None
@@ -150,10 +175,6 @@ class Partitioned(Graph):
             raise GraphError(f"parts must list each of the {self.graph.num_agents} agents once, received {self.parts}")
         if not self.graph.keeps_centrality:
             raise GraphError("only a graph with reversible W can be cut: use mixing='metropolis'")
-
-    @property
-    def num_agents(self) -> int:
-        return self.graph.num_agents
 
     @cached_property
     def _cut(self) -> FixedGraph:
@@ -189,10 +210,7 @@ class Partitioned(Graph):
 
 
 def without_links(matrix: sparse.csr_array, failed: np.ndarray) -> sparse.csr_array:
-    """W (A, A) after some entries (nnz,), in `matrix.tocoo()` order, failed: their weights go to the receivers' own.
-
-    Self-weights never fail.
-    """
+    """W (A, A) with the weights of `failed` entries (nnz,), in `tocoo()` order, added to the receivers' own weights."""
     links = matrix.tocoo()
     failed = failed & (links.row != links.col)
     lost = np.bincount(links.row[failed], weights=links.data[failed], minlength=matrix.shape[0])
@@ -201,7 +219,7 @@ def without_links(matrix: sparse.csr_array, failed: np.ndarray) -> sparse.csr_ar
 
 
 @dataclass(frozen=True, eq=False)
-class LinkFailures(Graph):
+class LinkFailures(LinksOfGraph):
     """Each link fails in each round with a probability, both ways at once.
 
     Args:
@@ -217,7 +235,6 @@ class LinkFailures(Graph):
         LinkFailures(graph=FixedGraph(ring, 5 agents, 10 links), probability=0.3)
     """
 
-    graph: FixedGraph
     probability: float
     random = True
 
@@ -226,10 +243,6 @@ class LinkFailures(Graph):
             raise GraphError(f"the probability of a link's failure must be in [0, 1), received {self.probability}")
         if not self.graph.keeps_centrality:
             raise GraphError("links can fail only where W is reversible: build the graph with mixing='metropolis'")
-
-    @property
-    def num_agents(self) -> int:
-        return self.graph.num_agents
 
     @cached_property
     def _pairs(self) -> tuple[np.ndarray, int]:
@@ -255,7 +268,7 @@ class LinkFailures(Graph):
 
 
 @dataclass(frozen=True, eq=False)
-class GossipPairs(Graph):
+class GossipPairs(LinksOfGraph):
     """In each round random pairs of neighbours, no agent in two, take the mean of their beliefs.
 
     Source: Boyd et al., *Randomized gossip algorithms*, reference [29] of Wang et al. Every W is symmetric:
@@ -273,7 +286,6 @@ class GossipPairs(Graph):
         GossipPairs(graph=FixedGraph(complete graph, 10 agents, 90 links), num_pairs=3)
     """
 
-    graph: FixedGraph
     num_pairs: int = 1
     random = True
 
@@ -282,10 +294,6 @@ class GossipPairs(Graph):
             raise GraphError(f"num_pairs must be at least 1, received {self.num_pairs}")
         if len(self._links) == 0:
             raise GraphError("gossip needs a graph with at least one link")
-
-    @property
-    def num_agents(self) -> int:
-        return self.graph.num_agents
 
     @cached_property
     def _links(self) -> np.ndarray:
@@ -328,7 +336,7 @@ def _pair_averaging(pairs: np.ndarray, weight: np.ndarray, num_agents: int) -> s
 
 
 @dataclass(frozen=True, eq=False)
-class Clocks(Graph):
+class Clocks(LinksOfGraph):
     """Agents that wake by Poisson clocks of their own and average with a random neighbour; a round is a unit of time.
 
     Args:
@@ -343,7 +351,6 @@ class Clocks(Graph):
         Clocks(graph=FixedGraph(ring, 5 agents, 10 links), rates=2.0)
     """
 
-    graph: FixedGraph
     rates: float | Sequence[float] = 1.0
     random = True
 
@@ -357,10 +364,6 @@ class Clocks(Graph):
         lonely = [i for i, found in enumerate(self._neighbours) if not len(found)]
         if lonely:
             raise GraphError(f"agents {lonely} have no neighbours to average with")
-
-    @property
-    def num_agents(self) -> int:
-        return self.graph.num_agents
 
     @cached_property
     def _rate(self) -> np.ndarray:

@@ -25,16 +25,9 @@ def held_values(
 ) -> tuple[Tensor, Tensor]:
     """Values on a line (K, L), limited by the clients' sites and the cohort's departures, and their sum at `point`.
 
-    Sites are quadratics, so that honest values depart from them by terms of third order, which are alike in size, row
-    for row. No client's level counts, because nothing could check it: all are put at the median one.
-
-    Args:
-        sites: within their limits, (K,).
-        point: where they were taken, (D,).
-        line: the points' differences from it, (L, D), followed by that of the present point, (L + 1, D).
-        values: as sent, of the points, (K, L); the one nearest to the present point is the last in `line` again.
-        pull: departures beyond this many SDs of the cohort's are cut.
-        rows: of each client, (K,); None: as many.
+    Sites are quadratics, so that honest values depart from them by terms of third order, of similar size row for row.
+    Departures beyond `pull` SDs of the cohort's are cut. All levels become the median one, because nothing can check
+    them. `line` (L + 1, D) has the points' differences from `point`, then the present point's.
     """
     score, still = sites.score(point.expand_as(sites.eta)), torch.zeros_like(sites.eta)
     turned = torch.stack([type(sites)(sites.precision, still).score(each.expand_as(still)) for each in line], 1)

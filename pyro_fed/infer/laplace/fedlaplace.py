@@ -6,18 +6,15 @@ Source: Smola et al. (2003), *Laplace propagation*; Nocedal & Wright (2006), Sec
     θ ← θ + s d,    d = |H|⁻¹ ∇f(θ)
 
 A round: the server sends θ, d and an aim, one of the fractions s_j. Every client sends its log-likelihood at θ + s_j d
-for every s_j (the line search), and score and curvature at the aim. The aim is the fraction that was best in the round
-before, and 1 near the mode, so that a round is a Newton step. If another fraction turns out much better the server goes
-there and asks again, with d = 0, except for steps that are too short for values to show it (`SHORT`). A mode search
-that leaves the mass for a spike of the density returns to the point around which it found most mass, f(θ) |H|^(-1/2).
-
-Of logarithms and logits (of positive and bounded sites) fractions longer than `LONGEST_LOG_STEP` do not count: far away
-a likelihood is flat, Newton's step to there is as long, and a density at e^40 is rounding, as of the lgamma of a
-Dirichlet's parameters.
+for every s_j (the line search), and score and curvature at the aim, the fraction that was best in the round before. If
+another fraction turns out much better the server goes there and asks again, with d = 0, except for steps too short for
+values to show it (`SHORT`). A mode search that leaves the mass for a spike of the density returns to the point around
+which it found most mass, f(θ) |H|^(-1/2). Fractions that move a logarithm or a logit by more than `LONGEST_LOG_STEP` do
+not count: a likelihood is flat far away, and a density at e^40 is rounding.
 
 |H| has the eigenvalues of H in absolute value, after H is scaled to a diagonal of ±1 (so that no parameter's unit
-matters) and not below `ops.matrices.MIN_EIGENVALUE`; if H is positive definite it is H, without the floor. With a
-diagonal structure H is its own diagonal.
+matters) and not below `ops.matrices.MIN_EIGENVALUE`; a positive definite H is left as it is. With a diagonal structure
+H is its own diagonal.
 
 Letters: θ `point`, d `direction`, s_j `fractions`, H `precision`; sites as in `gaussian_sites`:
 Λ_k = -∇² log p_k(θ), η_k = ∇ log p_k(θ) + Λ_k θ.

@@ -1,4 +1,4 @@
-"""What federated Newton's method knows at a point: the step from there, how its curvature falls, and its verdict.
+"""What federated Newton's method keeps and knows at a point: its state, the step from there, and when to turn back.
 
 See `fedlaplace` for the letters and the source.
 """
@@ -71,11 +71,7 @@ class Server:
 def first_server(
     point: Tensor, site: Gaussian, transformed: Tensor, num_clients: int, trials: int, rounding: float
 ) -> Server:
-    """The server before the first round, which knows only the point.
-
-    `site` is a flat site in the structure of q, `transformed` (D,) says which entries are logarithms or logits,
-    `trials` is the number of fractions that the line search tries, and `rounding` the share of f that is rounding.
-    """
+    """The server before the first round, which knows only the point; `site` is flat, and `trials` L of the line."""
     zero, unknown = point.new_zeros(()), point.new_tensor(-torch.inf)
     return Server(
         point=point,
@@ -108,9 +104,8 @@ ESCAPING = 100.0
 #: If the curvature is not positive definite, a Newton step shorter than this, in SDs of |H|, is at a saddle.
 SADDLE = 1.0
 #: A mode search that has lost this many nats of mass, log f - log|H|^(1/2), since a point where H was positive
-#: definite, and has not converged, has left the posterior for a spike: the density rises there without limit while its
-#: volume vanishes faster, as where a hierarchy's scale goes to zero. The spike holds less than a thousandth of the
-#: mass.
+#: definite, and has not converged, has left the posterior for a spike, as where a hierarchy's scale goes to zero. The
+#: spike holds less than a thousandth of the mass.
 LOST_MASS = 7.0
 #: The same where H was not positive definite, with a limit on the points without a larger mass: masses by |H| may be
 #: wrong by some nats.
@@ -118,19 +113,13 @@ LOST_ROUGHLY, POINTS = 20.0, 5
 
 
 def mode_level(state: State) -> float:
-    """The log density at the point of a federated Laplace approximation, -inf if that is not known.
-
-    The last state of a mode search that has turned back and not converged has the value of another point.
-    """
+    """The log density at a federated Laplace approximation's point; -inf if unknown, as on the way back to a point."""
     on_the_way = bool(state.get("back", False)) and bool(state["decrement"] > 0)
     return float(state["value"]) if "value" in state and not on_the_way else -math.inf
 
 
 def state_after_arrival(server: Server, sites: Gaussian, value: Tensor) -> Server:
-    """The state at the point aimed at, whose curvature is known; or at the point of most mass, if the search left it.
-
-    `sites` are the clients' there, (K,), and `value` is the log posterior there.
-    """
+    """The state at the point aimed at, by the clients' sites and f there; or back at the point of most mass."""
     q = sites.product_over(0).product(server.prior)
     point = server.line.end
     metric, indefinite = absolute(q)
@@ -172,10 +161,7 @@ def _way_back(server: Server, mass: Tensor) -> Tensor | None:
 
 
 def _outward(q: Gaussian, score: Tensor) -> Tensor:
-    """A step off a saddle: along the most negative curvature, one SD of |H| long, uphill if there is a slope.
-
-    It is zero if no scaled curvature is below -`MIN_EIGENVALUE`: a flat direction is no escape.
-    """
+    """A step off a saddle: along the most negative curvature, one SD of |H| long, uphill; zero if none is negative."""
     matrix = q.precision if q.dense else q.precision.diag_embed()
     scale = matrix.diagonal().abs().sqrt()
     scale = torch.where(scale > 0, scale, scale.amax().clamp_min(MIN_EIGENVALUE))

@@ -1,14 +1,8 @@
 """The No-U-Turn Sampler on the pooled data: Pyro's own kernel on the compiled density.
 
-The reference that federated results are compared with. Pyro's `NUTS` (Hoffman & Gelman 2014, with the
-multinomial sampling, the windows of adaptation and the step-size search of Stan) works on the potential U(z)
-= -log p(z, y) over the flat, unconstrained vector; a leapfrog step is one compiled function instead of a run
-of the model.
-
-Chains run one after the other, each from its own start and with its own seed, so that a chain's draws do not
-depend on how many there are.
-
-Letters: z unconstrained vector (D,), U potential, H = U + kinetic energy.
+The reference that federated results are compared with (Hoffman & Gelman 2014, with the multinomial sampling, the
+windows of adaptation and the step-size search of Stan). Chains run one after the other, each from its own start and
+with its own seed, so that a chain's draws do not depend on how many there are.
 
 Deviations from Pyro: one site "z" stands for all sites, so `full_mass=True` is one dense matrix over all of
 them. `energy` is H at the beginning of a trajectory, which is H at its end up to the integrator's error; `tree_depth`
@@ -48,10 +42,7 @@ FEWEST_DRAWS = 50
 
 
 def trajectory_figures(message: State, max_tree_depth: int) -> State:
-    """Divergences, saturated trees, and the worst R-hat, ESS and BFMI, each (1,).
-
-    `message` has `draws` (1, chains, S, D), and `diverging`, `tree_depth` and `energy`, (1, chains, S).
-    """
+    """Divergences, saturated trees, and the worst R-hat, ESS and BFMI, each (1,), of chains (1, chains, S, ...)."""
     figures = {
         "divergences": message["diverging"].sum().double(),
         "deepest_trees": (message["tree_depth"] >= max_tree_depth).double().mean(),
@@ -67,16 +58,17 @@ def trajectory_figures(message: State, max_tree_depth: int) -> State:
     return {name: value.reshape(1) for name, value in figures.items()}
 
 
-def sampler_struggled(record: Record) -> bool:
-    """Whether trajectories diverged, chains disagree or energies are badly explored."""
-    divergences, _, rhat, bfmi = _diagnosis(record)
-    return divergences > 0 or rhat > LARGEST_RHAT or bfmi < SMALLEST_BFMI
-
-
 def trajectory_warnings(record: Record, problem: Problem) -> list[Finding]:
     """Warnings, with cures, about divergences, saturated trees, chains that have not mixed and unexplored energies."""
-    divergences, deepest, rhat, bfmi = _diagnosis(record)
-    hints = problem.traits.funnel_hint if sampler_struggled(record) else []
+
+    def last(name: str, default: float) -> float:
+        values = record.last(name)
+        return float(values[0]) if len(values) else default
+
+    divergences, deepest = last("divergences", 0), last("deepest_trees", 0)
+    rhat, bfmi = last("rhat_max", 1.0), last("bfmi_min", 1.0)
+    struggled = divergences > 0 or rhat > LARGEST_RHAT or bfmi < SMALLEST_BFMI
+    hints = problem.traits.funnel_hint if struggled else []
     return [
         *([sentences.trajectories_diverged(trajectories=divergences)] if divergences > 0 else []),
         *([sentences.trees_saturated(share=deepest)] if deepest > OFTEN_DEEPEST else []),
@@ -84,16 +76,6 @@ def trajectory_warnings(record: Record, problem: Problem) -> list[Finding]:
         *([sentences.energies_badly_explored(bfmi=bfmi, limit=SMALLEST_BFMI)] if bfmi < SMALLEST_BFMI else []),
         *(sentences.funnel_is_likely(hint=hint) for hint in hints),
     ]
-
-
-def _diagnosis(record: Record) -> tuple[float, float, float, float]:
-    """Number of divergences, share of the deepest trees, largest R-hat, smallest BFMI."""
-
-    def last(name: str, default: float) -> float:
-        values = record.last(name)
-        return float(values[0]) if len(values) else default
-
-    return last("divergences", 0), last("deepest_trees", 0), last("rhat_max", 1.0), last("bfmi_min", 1.0)
 
 
 @explains_unknown

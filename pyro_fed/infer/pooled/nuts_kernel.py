@@ -1,15 +1,19 @@
-"""Pyro's NUTS kernel with its leapfrog step as one compiled function.
+"""Pyro's NUTS kernel with its leapfrog step as one compiled function, and chains of it.
 
 Pyro's kernel keeps the doubling, the adaptation and the random numbers; replaced are the tree that a doubling adds (its
 recursion, on flat vectors in place of dictionaries of sites: the same choices by the same random numbers), and its
 leaf:
 
-    r½ = r - ε/2 ∇U(z),   z' = z + ε M⁻¹ r½,   r' = r½ - ε/2 ∇U(z'),   H' = U(z') + |p'|²/2,   p' = M^(-1/2)
-    r'
+    r½ = r - ε/2 ∇U(z),   z' = z + ε M⁻¹ r½,   r' = r½ - ε/2 ∇U(z'),   H' = U(z') + |p'|²/2,   p' = M^(-1/2) r'
 
-and what Pyro computes from H' (the weight of the leaf, its acceptance probability, whether it diverges).
-Letters as in Pyro: z position, r momentum, p `unscaled` momentum, M mass matrix, `root` M^(-1/2) (a vector if M is
-diagonal), ε `step`.
+and what Pyro computes from H' (the weight of the leaf, its acceptance probability, whether it diverges). The potential
+
+    U(z) = -(w log p(z) + log p(y | z) / α)
+
+has the prior to the power w (1, or a share of it in consensus Monte Carlo) and the likelihood to 1/α.
+
+Letters as in Pyro: z unconstrained position (D,), r momentum, p `unscaled` momentum, M mass matrix, `root` M^(-1/2) (a
+vector if M is diagonal), ε `step`.
 """
 
 from __future__ import annotations
@@ -209,11 +213,7 @@ class CompiledNUTS(mcmc.NUTS):
         }
 
     def run(self, start: Tensor, warmup: int, samples: int, tick: Callable[[], Any]) -> dict[str, Tensor]:
-        """Run a chain from `start` (D,): `draws` (samples, D) and its statistics, each (samples,).
-
-        Raises:
-            Stopped: Ctrl-C after warm-up; it has the draws so far.
-        """
+        """Run a chain from `start` (D,): `draws` (samples, D) and its statistics; Ctrl-C raises `Stopped`."""
         params = self.initial_params = {SITE: start}
         self._warmup = warmup
         untyped: Any = self
@@ -304,13 +304,9 @@ class Chains:
     potential: Potential  # U
 
     def run(self, problem: Problem, batch: Batch, points: Tensor, seeds: Tensor, label: str = "NUTS") -> State:
-        """Run chains one after the other: `draws` (chains, S, D) and `nuts_kernel.STATISTICS`, each (chains, S).
+        """Run chains one after the other from `points` (chains, D): `draws` (chains, S, D) and `STATISTICS`.
 
-        `batch` has a client axis of one, (1, m, ...); the chains start at `points` (chains, D) with `seeds` (chains,),
-        and `label` is the progress bar's.
-
-        Raises:
-            Stopped: Ctrl-C with draws at hand: the chains that are whole, or else the draws of the first.
+        `batch` has a client axis of one. Ctrl-C raises `Stopped` with whole chains, or else the draws of the first.
         """
         density = self._density(problem, batch, len(points))
         total = (self.warmup_steps + self.num_samples) * len(points)

@@ -10,11 +10,9 @@ unconstrained scale, where the Jacobians belong to p(θ) and are divided with it
 
 If every p_k is Gaussian the default is exact. Otherwise it has an error that the draws alone do not show: a skewed p_k
 (few rows, one label) moves the mean, because its tails enter with the weight of its centre. The draws of a client whose
-rows carry little information spread over its share of the prior, which must then be proper.
-
-Groups whose levels are integrated out, a few at each client, are such rows: they do not exclude a scale of zero for the
-levels, and the share of the prior decays by only 1/K for each unit of the scale's logarithm. Averages of such draws are
-meaningless, and if the scale is less than the rounding of a level so is the density: the run then ends with an error.
+rows carry little information spread over its share of the prior, which must then be proper. A few groups at a client,
+whose levels are integrated out, do not exclude a scale of zero for these, and a share of the prior hardly does: where
+the scale is less than the rounding of a level the run ends with an error.
 
 Deviations: draws are combined in the order in which the chains made them (as in Scott et al.), chain by chain, so that
 R-hat and ESS keep their meaning; NUTS stands for the papers' Gibbs and random-walk samplers.

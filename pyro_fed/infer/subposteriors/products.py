@@ -40,7 +40,10 @@ def average_draws(draws: Tensor, *, weighted: bool = True) -> Tensor:
 
 def gaussian(draws: Tensor, generator: torch.Generator) -> Tensor:
     """Draws (S, D) of the product of Gaussians with the moments of the draws (K, S, D)."""
-    mean, factor = _product(draws)
+    precisions = _precisions(draws)
+    covariance: Tensor = torch.linalg.inv(precisions.sum(0))
+    mean = covariance @ torch.einsum("kde,ke->d", precisions, draws.mean(1))
+    factor = torch.linalg.cholesky((covariance + covariance.T) / 2)
     return mean + torch.randn(draws.shape[1:], generator=generator, dtype=draws.dtype) @ factor.T
 
 
@@ -91,14 +94,6 @@ def stretch_draws(draws: Tensor, before: FullGaussian, after: Gaussian) -> Tenso
     away = draws - before.mean().reshape(shape)
     white = torch.einsum("kde,k...e->k...d", torch.linalg.inv(before.root()), away)
     return after.mean().reshape(shape) + torch.einsum("kde,k...e->k...d", after.root(), white)
-
-
-def _product(draws: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (D,), and a Cholesky factor of the covariance (D, D), of the product of Gaussians."""
-    precisions = _precisions(draws)
-    covariance: Tensor = torch.linalg.inv(precisions.sum(0))
-    mean = covariance @ torch.einsum("kde,ke->d", precisions, draws.mean(1))
-    return mean, torch.linalg.cholesky((covariance + covariance.T) / 2)
 
 
 def _precisions(draws: Tensor) -> Tensor:
