@@ -23,7 +23,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from pyro_fed.conventions.calls import checked
-from pyro_fed.errors import GraphError, shown
+from pyro_fed.errors import LISTED, GraphError, listed, shown
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 ROUNDING_ERROR = 1e-9
 #: Agents and links, together, that a graph is built of at most: about 2 GB while it is made.
 MAX_AGENTS_AND_LINKS = 5_000_000
-#: Components, and agents of each, that a message lists.
-LISTED = 8
 
 
 def check_size(num_agents: int, num_links: float) -> int:
@@ -103,15 +101,9 @@ def check_connected(matrix: sparse.csr_array, where: str = "W") -> None:
 def list_components(labels: np.ndarray) -> str:
     """The number of components, and the members of the first few."""
     count = int(labels.max()) + 1
-    listed = "; ".join(_members(labels, k) for k in range(min(count, LISTED)))
+    members = [f"[{listed(np.flatnonzero(labels == k))}]" for k in range(min(count, LISTED))]
     more = f"; and {count - LISTED} more" if count > LISTED else ""
-    return f"{count} components {listed}{more}"
-
-
-def _members(labels: np.ndarray, component: int) -> str:
-    members = np.flatnonzero(labels == component).tolist()
-    more = f", ... {len(members)} agents" if len(members) > LISTED else ""
-    return "[" + ", ".join(map(str, members[:LISTED])) + more + "]"
+    return f"{count} components {'; '.join(members)}{more}"
 
 
 def period(matrix: sparse.csr_array) -> int:

@@ -42,7 +42,8 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.averaging.fedavg import FedAvg, LocalSGD, Objective, Server, StepContributions
+from pyro_fed.infer.averaging.fedavg import FedAvg
+from pyro_fed.infer.averaging.local_sgd import LocalSGD, Objective, Server, StepContributions
 from pyro_fed.infer.sites.records import entries_as
 
 

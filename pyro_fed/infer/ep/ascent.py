@@ -30,12 +30,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.record import RECENT_ROUNDS
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.sites.gaussian_sites import (
-    at_mean,
-    flat_like,
-    largest_move,
-    moments_of,
-)
+from pyro_fed.infer.sites.gaussian_sites import at_mean, flat_like, largest_move, moments_of
 from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.gaussian import Gaussian
 

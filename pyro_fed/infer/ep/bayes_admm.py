@@ -47,14 +47,7 @@ from pyro_fed.infer.ep.pvi import TEN_STEPS
 from pyro_fed.infer.ep.settings import Converging, WarmStarted
 from pyro_fed.infer.ep.steps import Server
 from pyro_fed.infer.ep.tilted import Received, Tilted, TiltedInference
-from pyro_fed.infer.sites.gaussian_sites import (
-    as_state,
-    flat_like,
-    flat_site,
-    gaussian,
-    is_finite,
-    kept_where,
-)
+from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, flat_site, gaussian, is_finite, kept_where
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian

@@ -14,8 +14,8 @@ answer is q = t_0 Π_k t_k, a product of Gaussian sites, so that a product is a 
 
 The prior's site t_0 has η_0 = E_q[∇ log p_0] + Λ_0 m and Λ_0 = E_q[-∇² log p_0], which are the same at every q where
 the prior is Gaussian on the unconstrained scale: then no round computes Δ_0. Prior and clients move by the same rule,
-so q = t_0 Π_k t_k holds in every round. A step rule (`steps`) determines the
-fractions s_k, a tilted inference (`tilted`) q̂_k, and the setting `start` (`settings`) the first q.
+so q = t_0 Π_k t_k holds in every round. A step rule (`steps`) determines the fractions s_k, a tilted inference
+(`tilted`) q̂_k, and the setting `start` (`settings`) the first q.
 
 Letters: q, t_0, Δ_0 and s_k are `Server`'s `q`, `prior`, `prior_change` and `fractions`; t_k is `local`; δ `damping`.
 Guo et al. write q_global, q_k and q̂_\k for q, t_k and q̂_k. The paper has δ alone: s_k = δ, unless a step is shortened.
@@ -45,7 +45,7 @@ from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.ep import ascent, findings, step_control
 from pyro_fed.infer.ep.contributions import EPContributions, without_value
 from pyro_fed.infer.ep.step_control import NewtonSteps, StepControl
-from pyro_fed.infer.ep.steps import CHANGE, Backtracked, Server, StepRule, first_server
+from pyro_fed.infer.ep.steps import CHANGE, Backtracked, Server, StepRule
 from pyro_fed.infer.ep.tilted import Newton, Received, Tilted, TiltedInference
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.sites.gaussian_sites import (
@@ -56,6 +56,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     at_mean,
     drop_batch_axis,
     fit_prior,
+    flat_like,
     flat_site,
     gaussian,
     is_finite,
@@ -237,10 +238,25 @@ class EP(SpreadGaussian, SiteKeeping):
 
     def first_states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
         """The server's and the clients' states at sites t_k, (K,), with the prior's t_0 and q = t_0 Π_k t_k."""
-        server = first_server(q, prior, len(sites.eta), self.step_rule(len(sites.eta)).memory(q))
+        num_clients, flat = len(sites.eta), flat_like(q)
+        one = torch.ones((), dtype=torch.float64, device=q.eta.device)
+        zero = torch.zeros_like(one)
         # A bound needs E_q[log p_0] in every round, whether or not t_0 changes.
-        skips = not self.bound_is_known and prior_never_changes(self, problem, q, prior)
-        return as_entries(replace(server, skips_prior=torch.tensor(skips))), self.client_state(sites)
+        skips_prior = not self.bound_is_known and prior_never_changes(self, problem, q, prior)
+        server = Server(
+            q=q,
+            prior=prior,
+            prior_change=flat,
+            prior_value=zero,
+            skips_prior=torch.tensor(skips_prior),
+            num_clients=torch.tensor(num_clients),
+            fractions=one.expand(num_clients).clone(),
+            added=flat,
+            reset=zero,
+            cut=zero,
+            memory=self.step_rule(num_clients).memory(q),
+        )
+        return as_entries(server), self.client_state(sites)
 
     def client_state(self, sites: Gaussian) -> State:
         """The states of the clients, (K, ...): their sites."""

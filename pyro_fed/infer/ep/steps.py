@@ -26,6 +26,8 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: Entry of a client's state for the change that it has sent, until it knows the part that was taken.
 CHANGE = "delta_"
+#: Prefix of the state of the optimiser that moves the prior's site.
+PRIOR_OPTIM = "prior_optim"
 
 
 @dataclass(frozen=True)
@@ -66,29 +68,6 @@ class Server:
             "cut": float(self.cut),
             "share": len(self.fractions) / int(self.num_clients),
         }
-
-
-def first_server(q: Gaussian, prior: Gaussian, num_clients: int, memory: State) -> Server:
-    """The server before the first round, at q with t_0 `prior`; K is `num_clients`, and `memory` the step rule's."""
-    one, flat = torch.ones((), dtype=torch.float64, device=q.eta.device), flat_like(q)
-    zero = torch.zeros_like(one)
-    return Server(
-        q=q,
-        prior=prior,
-        prior_change=flat,
-        prior_value=zero,
-        skips_prior=torch.tensor(False),
-        num_clients=torch.tensor(num_clients),
-        fractions=one.expand(num_clients).clone(),
-        added=flat,
-        reset=zero,
-        cut=zero,
-        memory=memory,
-    )
-
-
-#: Prefix of the state of the optimiser that moves the prior's site.
-PRIOR_OPTIM = "prior_optim"
 
 
 class Step(NamedTuple):
@@ -157,10 +136,10 @@ class Optimised(StepRule):
 
     def memory(self, q: Gaussian) -> State:
         """The optimisers' states before the first round, of q and of the prior's site."""
-        first = prefixed(OPTIM, self.optimiser.init(_natural(q), self.rate))
+        first = prefixed(OPTIM, self.optimiser.init(as_state(q), self.rate))
         if self.site_optimiser is None:
             return first
-        return {**first, **prefixed(PRIOR_OPTIM, self.site_optimiser.init(_natural(q), self.rate))}
+        return {**first, **prefixed(PRIOR_OPTIM, self.site_optimiser.init(as_state(q), self.rate))}
 
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
         """The step q optim(Π_k Δ_k), and that of the prior's site."""
@@ -211,9 +190,5 @@ def _optimised(
     optimiser: Optimiser, rate: float, at: Gaussian, change: Gaussian, memory: State
 ) -> tuple[Gaussian, State]:
     """optim(Δ), the optimiser's step of a Gaussian along its change, and the optimiser's state after it."""
-    step, after = optimiser.step(_natural(at), _natural(change), memory, rate)
+    step, after = optimiser.step(as_state(at), as_state(change), memory, rate)
     return type(at)(step["precision"], step["eta"]), after
-
-
-def _natural(q: Gaussian) -> dict[str, Tensor]:
-    return {"precision": q.precision, "eta": q.eta}
