@@ -216,7 +216,7 @@ class EP(SpreadGaussian, SiteKeeping):
     @property
     def bound_is_known(self) -> bool:
         """Whether clients send E_q[log p_k]: where a change is one Newton step, and clients have sites of their own."""
-        return self.solver.newton_steps == 1 and not self.additive
+        return self.solver.newton_steps == 1 and self.is_product and not self.additive
 
     @property
     def server_optimiser(self) -> Optimiser | None:
@@ -279,8 +279,9 @@ class EP(SpreadGaussian, SiteKeeping):
         return 50 if self.solver.deterministic else self.solver.default_rounds
 
     def part_taken(self, after: State) -> float:
-        """The damping, by which `monitor` divides the change; 1 for random inference, whose rounds do not converge."""
-        return self.damping_for(len(after["fractions"])) if self.solver.deterministic else 1.0
+        """The damping, by which `monitor` divides the change; 1 for a random inference or an optimiser's steps."""
+        converges = self.solver.deterministic and self.is_product
+        return self.damping_for(len(after["fractions"])) if converges else 1.0
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The figures of the round; `change` is that of the whole step, which is the remaining distance."""

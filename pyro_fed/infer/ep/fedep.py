@@ -9,22 +9,18 @@ clients' inferences in `tilted`.
     sum of the changes          sum                              changes="mean" of them, as the authors' code
     start by FedAvg             the federated Laplace's          start=pf.infer.Averaging()
 
-The default inference is not one of the paper's. `tilted.Newton` takes the site of an expected Newton step at q itself,
+The default inference, `tilted.Newton`, takes the site of an expected Newton step at q itself, at the same Sobol points
+for all clients. Its fixed point is the Gaussian of smallest KL(q ‖ posterior), reached as Newton's method does:
 
-    Λ_k ← E_q[-∇² log p_k],   η_k ← E_q[∇ log p_k] + Λ_k m,
-
-at the same Sobol points for all clients. Its fixed point is the Gaussian of smallest KL(q ‖ posterior), it is
-reached like Newton's method does, undamped, and it starts at the federated Laplace approximation. With
-`steps` > 1 the step is repeated at q̂_k, the cavity held fixed: partitioned variational inference.
+    Λ_k ← E_q[-∇² log p_k],   η_k ← E_q[∇ log p_k] + Λ_k m
 
 Deviations: a prior that is not Gaussian gets a site of its own at the server. Steps are shortened to keep q proper;
-precisions are never modified. With all clients at work single Newton steps are accelerated (`ops.anderson`), because
-they alternate without end if the precision of one parameter follows the mean of another, and a diagonal curvature
-oversteps.
+precisions are never modified. With all clients at work single Newton steps are accelerated, because they alternate
+without end if the precision of one parameter follows the mean of another, and a diagonal curvature oversteps.
 
-The authors' code differs from their text in what Algorithm 3 sums: each Δ_k has a share of one over the clients of the
-round, `changes="mean"`, as the published recipes do: the sum with a learning rate of 0.5 and momentum 0.9 overshoots.
-It also clips Δ_k, at a norm chosen by hand for each task and inference; there is no clipping here.
+The authors' code sums shares of one over the clients of the round, `changes="mean"`, as the published recipes do: the
+sum with a learning rate of 0.5 and momentum 0.9 overshoots. It also clips Δ_k, at a norm chosen by hand for each task
+and inference; there is no clipping here.
 """
 
 from __future__ import annotations

@@ -10,23 +10,22 @@ of partitioned variational inference by the delta method, E_q[f] ≈ f(m), with 
 with q ∝ p_0 Π_k t_k of mean m, and Λ_0 the prior's precision: without covariances the cavity is
 -log q_-k = v_k'θ + ½ (θ - m)' Λ_0 (θ - m), and θ_k, v_k, m are the steps of ADMM with the prior's precision as its
 penalty. Where nothing moves, θ_k = m and v_k = ∇ log p_k(m) (+ V_k m): the mode of the posterior, and with covariances
-Laplace's approximation there; on conjugate Gaussian models FedLap-Cov's q is the posterior. Letters: δ `damping`, one
-over the clients: FedLap with K ≥ 3 alike and δ = 1 diverges, for H_k ≫ Λ_0 turns Σ_k v_k by -(K - 1) a round.
+Laplace's approximation there; on conjugate Gaussian models FedLap-Cov's q is the posterior. δ is one over the clients,
+because FedLap with K ≥ 3 alike and δ = 1 diverges: H_k ≫ Λ_0 turns Σ_k v_k by -(K - 1) a round. It is slow if the prior
+is weak against a client's data: about K (1 + H_k / Λ_0) rounds for each factor of e.
 
 FedLap's q has the prior's width, which does not show how far its point is from the mode in SDs of the posterior. With
-e_k = ∇ log p_k(m) - v_k the score at m is Σ_k e_k, since m is the mean of p_0 Π_k t_k; each client's tilted mode is θ_k
-= m + P_k⁻¹ e_k, P_k = Λ_0 + H_k, which is no more than the posterior's precision P = Λ_0 + Σ_k H_k. So
+e_k = ∇ log p_k(m) - v_k the score at m is Σ_k e_k; each client's tilted mode is θ_k = m + P_k⁻¹ e_k, P_k = Λ_0 + H_k,
+which is no more than the posterior's precision P = Λ_0 + Σ_k H_k. So each client sends its term of the bound
 
     ‖m - mode‖_P = ‖Σ_k e_k‖_(P⁻¹) ≤ Σ_k ‖e_k‖_(P_k⁻¹) = Σ_k ‖θ_k - m‖_(P_k)                     `gap`
 
-is a bound (where the log densities are quadratic between m and θ_k, with H_k ≥ 0), of one number that each client
-sends; a run has converged when it is below the tolerance.
+(for log densities that are quadratic between m and θ_k, with H_k ≥ 0), and a run has converged when it is below the
+tolerance.
 
 Deviations: curvatures are Hessians; the prior is any prior, by a site at m if it is not Gaussian. On large models modes
-and diagonal curvatures are by `sites.online_newton` with draws and steps of `NARROW` SDs, and there is no criterion;
-FedLap's clients keep the curvatures, which set the length of these steps and are not sent. The sites of a start become
-duals of the same point. FedLap is slow if the prior is weak against a client's data: about K (1 + H_k / Λ_0) rounds for
-each factor of e.
+and diagonal curvatures are by `sites.online_newton` with draws and steps of `NARROW` SDs, without a criterion; FedLap's
+clients keep the curvatures, which set the length of these steps. The sites of a start become duals of the same point.
 """
 
 from __future__ import annotations

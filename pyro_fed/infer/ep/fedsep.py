@@ -23,7 +23,6 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.ep.contributions import AverageSiteContributions
 from pyro_fed.infer.ep.settings import Controlled, Converging, Optimising, WarmStarted
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
@@ -74,11 +73,6 @@ class FedSEP(Converging, WarmStarted, Optimising, Controlled):
         super().__post_init__()
         if self.client_optimiser is not None:
             raise SettingError("FedSEP: optimisers: its clients keep no state for an optimiser of theirs; use FedEP")
-
-    @property
-    def prior_optimiser(self) -> Optimiser | None:
-        """The optimiser of the prior's site: q's, or what q takes of the prior's change would be the clients'."""
-        return self.server_optimiser
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
         """Refuse to regroup, because the clients keep no sites.

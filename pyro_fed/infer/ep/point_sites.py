@@ -4,13 +4,11 @@
     t_k  of precision S_k and η_k = S_k m + (Λ_0 m - η_0) / K
 
 by the steps of `sites.online_newton` with the mean fixed, at each client by itself, which assumes that the other
-clients have its own curvature. The sites are such that q = t_0 Π t_k has its mean at the point: where averaging has
-stopped the prior and the likelihoods do not balance, and a single diagonal Newton step from there is too long. Later
-rounds correct the errors of the sites.
+clients have its own curvature; later rounds correct that. So q = t_0 Π t_k has its mean at the point: prior and
+likelihoods do not balance where averaging stops, and a diagonal Newton step from there is too long.
 
 As published (Guo et al., Section 3.2: "as in FedPA, we run a few rounds of FedAvg as burn-in before switching to
-FedEP") with `Averaging`: FedAvg by SGD, and S_k = α_cov N_k, with which the authors' code begins; no curvature is
-measured.
+FedEP") with `Averaging`: FedAvg by SGD, and S_k = α_cov N_k, with which the authors' code begins.
 """
 
 from __future__ import annotations

@@ -162,8 +162,8 @@ class Optimising(Damped):
 
     @property
     def prior_optimiser(self) -> Optimiser | None:
-        """The optimiser of the prior's site: the clients'."""
-        return self.client_optimiser
+        """The optimiser of the prior's site: the clients', or q's where clients have no sites."""
+        return self.server_optimiser if self.additive else self.client_optimiser
 
     @property
     def by_mean(self) -> bool:
@@ -176,11 +176,6 @@ class Optimising(Damped):
         return self.optimisers is None
 
     @property
-    def bound_is_known(self) -> bool:
-        """Whether the server knows the lower bound; it does not use it if an optimiser decides on steps."""
-        return super().bound_is_known and self.is_product
-
-    @property
     def rate(self) -> float:
         """The optimisers' learning rate."""
         return cast(float, self.damping)
@@ -190,10 +185,6 @@ class Optimising(Damped):
         if self.server_optimiser is None:
             return super().step_rule(clients)
         return Optimised(self.server_optimiser, self.prior_optimiser, self.rate, mean=self.by_mean)
-
-    def part_taken(self, after: State) -> float:
-        """The fraction by which `monitor` divides the change; 1 if an optimiser decides on the steps."""
-        return super().part_taken(after) if self.is_product else 1.0
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
         """What clients receive as of the other settings, and for changes="mean" each change's share."""
