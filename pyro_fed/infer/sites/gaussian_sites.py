@@ -48,9 +48,6 @@ POINT_NUMBERS = 1_000_000
 FAR_FALL = 1e3
 #: Smallest number of points; a density that is Gaussian on the unconstrained scale needs two.
 FEWEST_POINTS = 8
-#: Factor on the number of points if rows' scores jump: with 128 points the sums of few rows change by 0.002 SDs as
-#: points pass over a jump, and runs do not converge.
-POINTS_OF_JUMPS = 8
 #: Draws of the prior by whose means and variances its Gaussian begins; Newton steps to it, at most; and the KL
 #: divergence of two successive ones at which they end.
 NUM_DRAWS, MAX_NEWTON_STEPS, SMALLEST_KL = 32, 50, 1e-12
@@ -261,11 +258,6 @@ def spread_points(q: Gaussian, count: int) -> Tensor:
     fewer = min(count, max(FEWEST_POINTS, POINT_NUMBERS // q.dim // 2 * 2))
     standard = sobol(fewer, q.dim).to(q.eta.device)
     return q.transform(standard.unsqueeze(1).expand(-1, *q.eta.shape))
-
-
-def likelihood_points(problem: Problem, q: Gaussian, count: int) -> Tensor:
-    """Points for expectations of rows under q (C,): more than `count`, those for Hessians, if rows' scores jump."""
-    return spread_points(q, POINTS_OF_JUMPS * count if problem.traits.non_smooth_rows else count)
 
 
 @lru_cache(maxsize=8)

@@ -224,17 +224,12 @@ def _place_watcher(problem: Problem, clients: int) -> Callable[[NDArray[Any]], N
         for neck, slope in slopes:
             smallest = neck.log_scale + float(np.min(z @ slope))
             if smallest < least:
-                raise _no_scale(neck.site, neck.scales, math.exp(smallest), clients)
+                raise ModelError(
+                    f"ConsensusMC: a client's chain has come to a scale of '{neck.site}' of {math.exp(smallest):.1g}, "
+                    f"where its groups' levels are the same but for rounding. A client's own groups do not keep "
+                    f"{neck.scales} away from there, and its share of the prior, 1/{clients} of it, hardly does: "
+                    "averages of such draws are no posterior. Give the groups to fewer clients, so that each has many, "
+                    "or take what does not sample shares of a posterior: FedEP, FedAIS, DSVGD or FSGLD"
+                )
 
     return look
-
-
-def _no_scale(site: str, scales: list[str], smallest: float, clients: int) -> ModelError:
-    """The error for groups that do not inform the scale of their levels."""
-    return ModelError(
-        f"ConsensusMC: a client's chain has come to a scale of '{site}' of {smallest:.1g}, where its groups' "
-        f"levels are the same but for rounding. A client's own groups do not keep {scales} away from there, and "
-        f"its share of the prior, 1/{clients} of it, hardly does: averages of such draws are no posterior. Give the "
-        "groups to fewer clients, so that each has many, or take what does not sample shares of a posterior: FedEP, "
-        "FedAIS, DSVGD or FSGLD"
-    )
