@@ -57,6 +57,8 @@ MAX_TOLERANCE = 0.99
 ROUNDING_SHARE = 0.1
 #: Points of [λ_min, 1] for each degree at which a polynomial is looked at.
 POINTS_A_DEGREE = 64
+#: Turns of the path's end for each pair of agents, before the search is given up.
+TURNS_A_PAIR = 4
 
 
 @dataclass(frozen=True)
@@ -246,10 +248,6 @@ def _matrix(own: np.ndarray, rows: np.ndarray, columns: np.ndarray, values: np.n
     found = sparse.csr_array(sparse.coo_array(entries, shape=(len(own), len(own))))
     found.sort_indices()
     return found
-
-
-#: Turns of the path's end for each pair of agents, before the search is given up.
-TURNS_A_PAIR = 4
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,6 +69,11 @@ from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.moments import Moments
 
+#: Multiples of q's SDs at which the prior's site is compared; a Gaussian prior has the same site at each.
+NEAR_AND_FAR = (1.0, 100.0)
+#: Change of the prior's site, relative to it, that is single precision's rounding.
+ROUNDING_SHARE = 1e-4
+
 
 @dataclass(frozen=True, kw_only=True)
 class EP(SpreadGaussian, SiteKeeping):
@@ -321,12 +326,6 @@ class EP(SpreadGaussian, SiteKeeping):
     def controlled_by(self, control: StepControl) -> Self:
         """This algorithm with another control of Newton steps; itself if that is not a setting."""
         return self
-
-
-#: Multiples of q's SDs at which the prior's site is compared; a Gaussian prior has the same site at each.
-NEAR_AND_FAR = (1.0, 100.0)
-#: Change of the prior's site, relative to it, that is single precision's rounding.
-ROUNDING_SHARE = 1e-4
 
 
 def prior_change_at(

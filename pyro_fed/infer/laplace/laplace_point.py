@@ -18,6 +18,20 @@ from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import MIN_EIGENVALUE
 
+#: A curvature that falls by this log factor for each posterior SD is that of a mode at infinity: there a Newton step
+#: keeps its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on
+#: the log scale. A shorter step shows nothing: at a kink, as of a network of ReLU units, the curvature falls at once.
+ESCAPING = 100.0
+#: If the curvature is not positive definite, a Newton step shorter than this, in SDs of |H|, is at a saddle.
+SADDLE = 1.0
+#: A mode search that has lost this many nats of mass, log f - log|H|^(1/2), since a point where H was positive
+#: definite, and has not converged, has left the posterior for a spike, as where a hierarchy's scale goes to zero. The
+#: spike holds less than a thousandth of the mass.
+LOST_MASS = 7.0
+#: The same where H was not positive definite, with a limit on the points without a larger mass: masses by |H| may be
+#: wrong by some nats.
+LOST_ROUGHLY, POINTS = 20.0, 5
+
 
 class Line(NamedTuple):
     """What the server sends: a point θ and Newton's direction d, both (D,) or (C, D), and the aim s, () or (C,)."""
@@ -95,21 +109,6 @@ def first_server(
         prior=site,
         rounding=point.new_tensor(rounding),
     )
-
-
-#: A curvature that falls by this log factor for each posterior SD is that of a mode at infinity: there a Newton step
-#: keeps its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on
-#: the log scale. A shorter step shows nothing: at a kink, as of a network of ReLU units, the curvature falls at once.
-ESCAPING = 100.0
-#: If the curvature is not positive definite, a Newton step shorter than this, in SDs of |H|, is at a saddle.
-SADDLE = 1.0
-#: A mode search that has lost this many nats of mass, log f - log|H|^(1/2), since a point where H was positive
-#: definite, and has not converged, has left the posterior for a spike, as where a hierarchy's scale goes to zero. The
-#: spike holds less than a thousandth of the mass.
-LOST_MASS = 7.0
-#: The same where H was not positive definite, with a limit on the points without a larger mass: masses by |H| may be
-#: wrong by some nats.
-LOST_ROUGHLY, POINTS = 20.0, 5
 
 
 def mode_level(state: State) -> float:

@@ -45,6 +45,8 @@ STATISTICS = ("energy", "diverging", "acceptance_rate", "step_size", "tree_depth
 SITE, BLOCK = "z", ("z",)
 #: An error in H of this many nats is a divergence, as in Pyro and Stan.
 DIVERGENCE = 1000.0
+#: Leapfrog steps of a tree of five doublings, a usual number.
+LEAPFROGS_A_DRAW = 31
 
 
 class Leaf(NamedTuple):
@@ -259,10 +261,6 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *upstream: Tensor) -> tuple[Tensor, None]:
         return upstream[0] * context.saved_tensors[0], None
-
-
-#: Leapfrog steps of a tree of five doublings, a usual number.
-LEAPFROGS_A_DRAW = 31
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ from pyro_fed.ops.gaussian_structures import DiagGaussian
 
 #: Smallest pool, in numbers, so that models with few parameters have enough.
 SMALLEST_POOL = 4096
+#: Assumed curvature of a row if nothing is known of it.
+FIRST_CURVATURE = 0.1
 
 
 class Draws(NamedTuple):
@@ -82,10 +84,6 @@ def score_and_curvature(problem: Problem, mean: Tensor, sd: Tensor, eps: Tensor,
     scores = problem.vmap(grad(log_lik))(points)
     plus, minus = scores.chunk(2)
     return scores.mean(0), (eps * (minus - plus)).mean(0) / (2 * sd)
-
-
-#: Assumed curvature of a row if nothing is known of it.
-FIRST_CURVATURE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)

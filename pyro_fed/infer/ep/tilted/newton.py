@@ -45,6 +45,10 @@ from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked_step, move
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.moments import Moments
 
+#: A client's q̂ has converged when no mean has moved by more than this many SDs in a step, and no SD by more than this
+#: share, as Newton's method for the mode has. The fixed point does not depend on it.
+REST = FedLaplace.tolerance
+
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +110,6 @@ class Laplace(TiltedInference):
 
 def _tilted(problem: Problem, numerics: Numerics, point: Tensor, cavity: Gaussian, batch: Batch) -> Gaussian:
     return site_of(numerics.exact.of_likelihood(problem, point[None], batch), point).product(cavity)
-
-
-#: A client's q̂ has converged when no mean has moved by more than this many SDs in a step, and no SD by more than this
-#: share, as Newton's method for the mode has. The fixed point does not depend on it.
-REST = FedLaplace.tolerance
 
 
 @explains_unknown

@@ -29,6 +29,9 @@ from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInfe
 from pyro_fed.infer.sites.online_newton import OnlineNewton
 from pyro_fed.ops.gaussian import Gaussian
 
+#: Mean change of a log SD in a round above which SDs have not converged, and the number of rounds.
+SETTLED_GROWTH, RECENT = 0.01, 5
+
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +91,6 @@ class SVI(TiltedInference):
         """Sites from the fitted guides."""
         start = tilted_scale(numerics, problem, received, data)
         return site_from(self.guide_fit.fit(problem, start, received.cavity, data, noise), received.cavity)
-
-
-#: Mean change of a log SD in a round above which SDs have not converged, and the number of rounds.
-SETTLED_GROWTH, RECENT = 0.01, 5
 
 
 @explains_unknown
