@@ -233,13 +233,6 @@ MIXING: dict[str, Callable[[nx.Graph], sparse.csr_array]] = {
 }
 
 
-def mixing_matrix(graph: nx.Graph, mixing: str) -> sparse.csr_array:
-    """W (A, A) of a networkx graph by the name of a rule in `MIXING`."""
-    if mixing not in MIXING:
-        raise GraphError(f"mixing must be one of {sorted(MIXING)}, received {mixing!r}")
-    return MIXING[mixing](graph)
-
-
 def _adjacency(graph: nx.Graph, directed: bool) -> sparse.csr_array:
     """Ones where the row's agent receives from the column's."""
     import networkx as nx

@@ -266,16 +266,6 @@ def sobol(count: int, dim: int) -> Tensor:
     return standardised_sobol(count, dim) if dim <= MOST_SOBOL_DIMS else standardised_random(count, dim)
 
 
-def sds_moved(q: Gaussian, deltas: Gaussian) -> Tensor:
-    """Moves of the mean of q by changes (C,) of its parameters, in SDs, in the coordinate that moves most, (C,)."""
-    if not bool(q.is_proper()):
-        return torch.zeros(len(deltas.eta), dtype=torch.float64)
-    spread, pull = q.moments()[1], deltas.score(q.mean().expand_as(deltas.eta))
-    if q.dense:
-        return ((pull @ spread) * spread.diagonal().rsqrt()).abs().amax(-1)
-    return (pull * spread.sqrt()).abs().amax(-1)
-
-
 def fit_prior(algorithm: SpreadGaussian, problem: Problem, generator: torch.Generator) -> Gaussian:
     """The Gaussian of smallest KL(q ‖ prior) for a proper prior, in the algorithm's structure, by Newton steps."""
     draws = problem.sample_prior(NUM_DRAWS, generator).double()
@@ -303,8 +293,14 @@ class SiteContributions(Contributions, ABC):
         """The changes of the clients' sites that come with messages, (C,); arguments as of `client_shift_sds`."""
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """Shifts of the mean of q in SDs by the changes of the sites."""
-        return sds_moved(self.answer(shared), self.site_changes(shared, ledger, sent))
+        """Shifts of the mean of q in SDs by the changes of the sites, in the coordinate that moves most, (C,)."""
+        q, changes = self.answer(shared), self.site_changes(shared, ledger, sent)
+        if not bool(q.is_proper()):
+            return torch.zeros(len(changes.eta), dtype=torch.float64)
+        covariance, score = q.moments()[1], changes.score(q.mean().expand_as(changes.eta))
+        if q.dense:
+            return ((score @ covariance) * covariance.diagonal().rsqrt()).abs().amax(-1)
+        return (score * covariance.sqrt()).abs().amax(-1)
 
 
 def held_changes(
