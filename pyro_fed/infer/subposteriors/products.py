@@ -44,7 +44,8 @@ def gaussian(draws: Tensor, generator: torch.Generator) -> Tensor:
     covariance: Tensor = torch.linalg.inv(precisions.sum(0))
     mean = covariance @ torch.einsum("kde,ke->d", precisions, draws.mean(1))
     factor = torch.linalg.cholesky((covariance + covariance.T) / 2)
-    return mean + torch.randn(draws.shape[1:], generator=generator, dtype=draws.dtype) @ factor.T
+    product: Tensor = mean + torch.randn(draws.shape[1:], generator=generator, dtype=draws.dtype) @ factor.T
+    return product
 
 
 def nonparametric(draws: Tensor, generator: torch.Generator) -> Tensor:
