@@ -30,7 +30,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.record import RECENT_ROUNDS
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.sites.gaussian_sites import at_mean, flat_like, largest_move, moments_of
+from pyro_fed.infer.sites.gaussian_sites import NARROWINGS, at_mean, flat_like, largest_move, moments_of
 from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -128,7 +128,7 @@ class Climb:
 
     def _narrowed(self, q: Gaussian) -> tuple[Gaussian, Self] | None:
         """A Gaussian with half its SDs, without an earlier bound to compare with; None after too many halvings."""
-        if int(self.narrowed) >= HALVINGS:
+        if int(self.narrowed) >= NARROWINGS:
             return None
         value, bests = (torch.full_like(known, -torch.inf) for known in (self.best_value, self.recent_bests))
         anew = replace(self, narrowed=self.narrowed + 1, best_value=value, recent_bests=bests)

@@ -33,7 +33,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_choice, ch
 from pyro_fed.density.derivatives import Derivatives, Kind, Structure
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
-from pyro_fed.ops.backtrack import HALVINGS, backtrack
+from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.entries import choose, with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
@@ -44,8 +44,8 @@ from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardis
 #: Largest total of numbers of the points of an expectation; large models have fewer points.
 POINT_NUMBERS = 1_000_000
 #: A Gaussian is no start if the log prior's expectation under it is this many nats for each parameter below its value
-#: at the mean (half a nat for the Laplace approximation of a Gaussian).
-FAR_FALL = 1e3
+#: at the mean (half a nat for the Laplace approximation of a Gaussian); and the largest number of halvings of its SDs.
+FAR_FALL, NARROWINGS = 1e3, 20
 #: Smallest number of points; a density that is Gaussian on the unconstrained scale needs two.
 FEWEST_POINTS = 8
 #: Draws of the prior by whose means and variances its Gaussian begins; Newton steps to it, at most; and the KL
@@ -143,7 +143,7 @@ class SpreadGaussian(GaussianAlgorithm):
         batch = q if q.eta.dim() > 1 else add_batch_axis(q)
         mean, log_prior = batch.mean(), self.derivatives().of_prior
         value = log_prior(problem, mean[None]).value
-        for _ in range(HALVINGS):
+        for _ in range(NARROWINGS):
             fall = value - log_prior(problem, self.points(batch)).value
             far = ~(fall <= FAR_FALL * batch.dim)
             if not bool(far.any()):
