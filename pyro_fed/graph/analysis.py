@@ -139,8 +139,8 @@ def real_spectrum(matrix: sparse.csr_array) -> np.ndarray | None:
         values = sparse_linalg.eigsh(
             symmetric, k=2 * ARPACK_VALUES, which="BE", v0=_arpack_start(size), return_eigenvectors=False
         )
-    found: np.ndarray = np.sort(values)[::-1][1:]
-    return found
+    spectrum: np.ndarray = np.sort(values)[::-1][1:]
+    return spectrum
 
 
 def _symmetric(matrix: sparse.csr_array) -> Any:

@@ -245,9 +245,9 @@ def _matrix(own: np.ndarray, rows: np.ndarray, columns: np.ndarray, values: np.n
     """A sparse matrix of the diagonal and other entries, in the order of columns."""
     kept = np.flatnonzero(own)
     entries = (np.append(own[kept], values), (np.append(kept, rows), np.append(kept, columns)))
-    found = sparse.csr_array(sparse.coo_array(entries, shape=(len(own), len(own))))
-    found.sort_indices()
-    return found
+    matrix = sparse.csr_array(sparse.coo_array(entries, shape=(len(own), len(own))))
+    matrix.sort_indices()
+    return matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,6 +316,6 @@ def _around(order: list[int]) -> sparse.csr_array:
     """C of a circuit."""
     here = np.array(order)
     rows, columns = np.tile(here, 3), np.concatenate([here, np.roll(here, 1), np.roll(here, -1)])
-    found = sparse.csr_array(sparse.coo_array((np.full(len(rows), 1 / 3), (rows, columns))))
-    found.sort_indices()
-    return found
+    matrix = sparse.csr_array(sparse.coo_array((np.full(len(rows), 1 / 3), (rows, columns))))
+    matrix.sort_indices()
+    return matrix

@@ -118,10 +118,10 @@ def period(matrix: sparse.csr_array) -> int:
 
 def check_aperiodic(matrix: sparse.csr_array, where: str = "W") -> None:
     """Require an irreducible matrix to have period one."""
-    found = period(matrix)
-    if found != 1:
+    length = period(matrix)
+    if length != 1:
         raise GraphError(
-            f"{where} has period {found}: beliefs would swap between agents for ever instead of meeting. "
+            f"{where} has period {length}: beliefs would swap between agents for ever instead of meeting. "
             "Give agents a self-weight, as in pf.graph.lazy(W)"
         )
 

@@ -361,7 +361,7 @@ class Clocks(LinksOfGraph):
                 f"rates must be a number, or one for each of the {self.num_agents} agents, not negative, received "
                 f"{self.rates}"
             )
-        lonely = [i for i, found in enumerate(self._neighbours) if not len(found)]
+        lonely = [i for i, neighbours in enumerate(self._neighbours) if not len(neighbours)]
         if lonely:
             raise GraphError(f"agents {lonely} have no neighbours to average with")
 
@@ -390,9 +390,9 @@ class Clocks(LinksOfGraph):
     @cached_property
     def _expected(self) -> sparse.csr_array:
         generator = np.zeros((self.num_agents, self.num_agents))
-        for i, (rate, found) in enumerate(zip(self._rate, self._neighbours, strict=True)):
-            for j in found:
-                share = rate / (2 * len(found))
+        for i, (rate, neighbours) in enumerate(zip(self._rate, self._neighbours, strict=True)):
+            for j in neighbours:
+                share = rate / (2 * len(neighbours))
                 generator[[i, j], [i, j]] -= share
                 generator[[i, j], [j, i]] += share
         return sparse.csr_array(expm(generator))

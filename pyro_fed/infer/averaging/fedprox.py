@@ -84,8 +84,8 @@ class Proximal(LocalSGD):
     def gradient(self, problem: Problem, point: Tensor, const: HeldObjective, picks: Any) -> Tensor:
         """The gradient (D,) of -f_k with its linear and proximal terms; `picks` is the step's minibatch."""
         score = self.score(problem, point, const.free, picks)
-        found: Tensor = score + const.linear - self.proximal * (point - const.anchor)
-        return found
+        gradient: Tensor = score + const.linear - self.proximal * (point - const.anchor)
+        return gradient
 
 
 @explains_unknown

@@ -71,8 +71,8 @@ class StepContributions(Contributions):
         """Clip every number of a step to the cohort's range."""
         rows = sent.own_rows
         share = None if rows is None else relative_rows(rows.double())
-        found, cut = within_cohort(sent.messages["delta"], limits.pull, share)
-        return BoundedMessages(shared, {**sent.messages, "delta": found}, {}, cut)
+        clipped, cut = within_cohort(sent.messages["delta"], limits.pull, share)
+        return BoundedMessages(shared, {**sent.messages, "delta": clipped}, {}, cut)
 
 
 class Server(NamedTuple):
@@ -205,8 +205,8 @@ class LocalSGD(Algorithm):
             value: Tensor = problem.log_lik(z, batch) / objective.divisor.clamp_min(1)
             return value + problem.log_prior(z) / objective.num_rows if self.prior else value
 
-        found: Tensor = grad(log_density)(point)
-        return found
+        gradient: Tensor = grad(log_density)(point)
+        return gradient
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Objections to steps far above the others', in units of the point."""

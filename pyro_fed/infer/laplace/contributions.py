@@ -70,9 +70,9 @@ class LaplaceContributions(SiteContributions):
         """Sites within the limits, and values on the line no further apart than these sites and the cohort explain."""
         server = entries_as(Server, shared)
         point = server.line.end
-        found = limits.sites(server.prior, gaussian(sent.messages), point, sent.own_rows)
+        limited = limits.sites(server.prior, gaussian(sent.messages), point, sent.own_rows)
         values, start = held_values(
-            found.sites, point, self._along(server), sent.messages["values"], limits.pull, sent.own_rows
+            limited.sites, point, self._along(server), sent.messages["values"], limits.pull, sent.own_rows
         )
         usable = sent.messages["usable"]
         usable = torch.full_like(usable, bool(usable.double().mean() > 0.5))  # not as one client says
@@ -82,10 +82,10 @@ class LaplaceContributions(SiteContributions):
         level = torch.where(known.isfinite(), known - start, 0.0) / len(values)
         return BoundedMessages(
             shared,
-            {**sent.messages, **as_state(found.sites), "values": values + level, "usable": usable},
+            {**sent.messages, **as_state(limited.sites), "values": values + level, "usable": usable},
             {},
-            found.limit_excess,
-            found.widened,
+            limited.limit_excess,
+            limited.widened,
         )
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:

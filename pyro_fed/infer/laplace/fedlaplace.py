@@ -155,8 +155,8 @@ class FedLaplace(GaussianAlgorithm):
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute the prior's part: its values on the line, and its site at the aim."""
-        found = self.of_the_prior(problem, Line(*(part[None] for part in entries_as(Line, shared))))
-        return {**shared, **{name: value[0] for name, value in found.items()}}
+        entries = self.of_the_prior(problem, Line(*(part[None] for part in entries_as(Line, shared))))
+        return {**shared, **{name: value[0] for name, value in entries.items()}}
 
     def of_the_prior(self, problem: Problem, line: Line) -> State:
         """The prior's part at C states; `line` is what the server sends, (C, ...)."""

@@ -182,16 +182,16 @@ class NUTS(Algorithm):
             potential=Potential(self.temperature),
         )
         try:
-            found = chains.run(problem, data.full_batch(), shared["draws"][0, :, -1], noise[:, 0])
+            draws = chains.run(problem, data.full_batch(), shared["draws"][0, :, -1], noise[:, 0])
         except Stopped as stop:
             message, info = self._message(stop.chain)
             raise PartialWork(message, info) from stop
-        message, info = self._message(found)
+        message, info = self._message(draws)
         return message, {}, info
 
-    def _message(self, found: State) -> tuple[State, State]:
+    def _message(self, draws: State) -> tuple[State, State]:
         """The chains (1, chains, S, ...) and their diagnostics, (1,)."""
-        message = {name: value[None] for name, value in found.items()}
+        message = {name: value[None] for name, value in draws.items()}
         return message, trajectory_figures(message, self.max_tree_depth)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:

@@ -192,8 +192,8 @@ class CompiledNUTS(mcmc.NUTS):
     def _draw(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """The next position, by Pyro's kernel."""
         untyped: Any = self
-        found: dict[str, Tensor] = untyped.sample(params)
-        return found
+        position: dict[str, Tensor] = untyped.sample(params)
+        return position
 
     def transition(self, params: dict[str, Tensor]) -> dict[str, Any]:
         """One draw after warm-up, (D,), with its statistics."""
@@ -275,12 +275,12 @@ class Potential:
 
         def potential(one: Tensor) -> Tensor:
             if self.prior_power == 1.0:
-                found = problem.log_joint(one, batch, self.temperature)
+                log_density = problem.log_joint(one, batch, self.temperature)
             else:
                 log_prior, pointwise = problem.log_parts(one, batch.rows)
-                found = self.prior_power * log_prior + (pointwise * batch.weight).sum() / self.temperature
+                log_density = self.prior_power * log_prior + (pointwise * batch.weight).sum() / self.temperature
             # A float64 constant of the model makes it another dtype, and Pyro's kernel mixes none.
-            return -found.to(one.dtype)
+            return -log_density.to(one.dtype)
 
         return grad_and_value(potential)(z)
 

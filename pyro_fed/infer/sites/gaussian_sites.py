@@ -321,15 +321,15 @@ def held_changes(
     precision, eta = sites.precision.clone(), sites.eta.clone()
     precision[clients] += deltas.precision
     eta[clients] += deltas.eta
-    spoken = (eta != 0).any(-1) | (precision.flatten(1) != 0).any(-1)
-    found = limits.sites(
-        base, type(sites)(precision[spoken], eta[spoken]), centre, None if rows is None else rows[spoken]
+    has_sent = (eta != 0).any(-1) | (precision.flatten(1) != 0).any(-1)
+    limited = limits.sites(
+        base, type(sites)(precision[has_sent], eta[has_sent]), centre, None if rows is None else rows[has_sent]
     )
-    precision[spoken], eta[spoken] = found.sites.precision, found.sites.eta
-    beyond = torch.zeros(len(eta), dtype=torch.float64, device=eta.device)
-    beyond[spoken] = found.limit_excess
-    widened = torch.ones_like(beyond)
-    widened[spoken] = found.widened
-    cut = beyond[clients]
+    precision[has_sent], eta[has_sent] = limited.sites.precision, limited.sites.eta
+    excess = torch.zeros(len(eta), dtype=torch.float64, device=eta.device)
+    excess[has_sent] = limited.limit_excess
+    widened = torch.ones_like(excess)
+    widened[has_sent] = limited.widened
+    cut = excess[clients]
     held = type(sites)(precision[clients] - sites.precision[clients], eta[clients] - sites.eta[clients])
     return where(cut > 0, held, deltas), cut, widened[clients]

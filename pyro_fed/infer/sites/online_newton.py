@@ -168,8 +168,8 @@ class OnlineNewton:
         const, xs = ((*fixed, draws.pool[0]), batch), (draws.turns, picks)
         carry = first.expand(point.shape)
         site, _ = problem.scan(self._measure, carry, const, xs, self.steps, ((0, 0, 0, 0), dims))
-        found: Tensor = torch.where((data.num_rows > 0).unsqueeze(-1), site.clamp_min(0), 0.0).double()
-        return found
+        curvature: Tensor = torch.where((data.num_rows > 0).unsqueeze(-1), site.clamp_min(0), 0.0).double()
+        return curvature
 
     def _measure(self, problem: Problem, site: Tensor, const: Any, x: Any) -> tuple[Tensor, tuple[()]]:
         """The curvature after one step of one client, which stands for all of them in the total."""

@@ -62,11 +62,11 @@ class DrawContributions(Contributions):
         draws = sent.messages["draws"]
         p = products.moments(draws.double().flatten(1, 2))
         nothing = type(p).zeros((), p.dim, device=p.eta.device)
-        found = limits.sites(nothing, p, p.mean().quantile(0.5, 0), sent.own_rows)
-        moved = products.stretch_draws(draws.double(), p, found.sites).to(draws.dtype)
-        cut = (found.limit_excess > 0).reshape(-1, *[1] * (draws.dim() - 1))
+        limited = limits.sites(nothing, p, p.mean().quantile(0.5, 0), sent.own_rows)
+        moved = products.stretch_draws(draws.double(), p, limited.sites).to(draws.dtype)
+        cut = (limited.limit_excess > 0).reshape(-1, *[1] * (draws.dim() - 1))
         return BoundedMessages(
-            shared, {**sent.messages, "draws": torch.where(cut, moved, draws)}, {}, found.limit_excess
+            shared, {**sent.messages, "draws": torch.where(cut, moved, draws)}, {}, limited.limit_excess
         )
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
@@ -185,10 +185,10 @@ class ConsensusMC(Algorithm):
             potential=Potential(self.temperature, prior_power=1.0 / count),
         )
         points, lanes = shared["draws"][:, :, -1].contiguous(), Lanes(how, _place_watcher(problem, count))
-        found = lanes.run(problem, data.full_batch(), points, noise.T, type(self).__name__)
-        clients = (select(found, slice(k, k + 1)) for k in range(len(points)))
+        chains = lanes.run(problem, data.full_batch(), points, noise.T, type(self).__name__)
+        clients = (select(chains, slice(k, k + 1)) for k in range(len(points)))
         figures = concatenate([trajectory_figures(client, self.max_tree_depth) for client in clients])
-        return {"draws": found["draws"]}, {}, figures
+        return {"draws": chains["draws"]}, {}, figures
 
     def contributions(self) -> Contributions:
         """The clients' draws."""

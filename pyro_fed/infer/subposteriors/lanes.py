@@ -250,11 +250,11 @@ class Walk:
     def _look(self, at: Array, error: Array) -> None:
         """Double or halve the step size until the acceptance crosses the target; then continue the chain."""
         trend = np.where(-error > np.log(NUTS.target_accept_prob), 1.0, -1.0)
-        found = (self.trend[at] != 0) & (self.trend[at] != trend)
-        other = at[~found]
-        self.trend[other] = trend[~found]
-        self.size[other] *= 2.0 ** trend[~found]
-        there = at[found]
+        crossed = (self.trend[at] != 0) & (self.trend[at] != trend)
+        other = at[~crossed]
+        self.trend[other] = trend[~crossed]
+        self.size[other] *= 2.0 ** trend[~crossed]
+        there = at[crossed]
         self.searching[there], self.trend[there] = False, 0.0
         self.pull[there] = np.log(10 * self.size[there])
         self.count[there] = self.slack[there] = self.log_mean[there] = 0.0
@@ -308,11 +308,11 @@ class Walk:
 def turning(first: Array, last: Array, momentum: Array) -> Array:
     """Whether trajectories make a U-turn (Betancourt 2017, A.4.2): ends and sums of p, (..., D) → (...)."""
     along = momentum - (first + last) / 2
-    found: Array = ((first * along).sum(-1) <= 0) | ((last * along).sum(-1) <= 0)
-    return found
+    turns: Array = ((first * along).sum(-1) <= 0) | ((last * along).sum(-1) <= 0)
+    return turns
 
 
 def _ones(n: Array) -> Array:
     """Number of ones in binary numbers below 2^32."""
-    found: Array = ONES[n & 0xFFFF] + ONES[n >> 16]
-    return found
+    count: Array = ONES[n & 0xFFFF] + ONES[n >> 16]
+    return count

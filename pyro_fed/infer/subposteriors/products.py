@@ -34,8 +34,8 @@ def average_draws(draws: Tensor, *, weighted: bool = True) -> Tensor:
     if not weighted:
         return draws.mean(0)
     precisions = _precisions(draws)
-    found: Tensor = torch.linalg.solve(precisions.sum(0), torch.einsum("kde,kse->ds", precisions, draws)).T
-    return found
+    averages: Tensor = torch.linalg.solve(precisions.sum(0), torch.einsum("kde,kse->ds", precisions, draws)).T
+    return averages
 
 
 def gaussian(draws: Tensor, generator: torch.Generator) -> Tensor:
@@ -66,7 +66,7 @@ def nonparametric(draws: Tensor, generator: torch.Generator) -> Tensor:
     clients = torch.arange(number)
     chosen = torch.randint(count, (number,), generator=generator)
     value, middle = spread(chosen)
-    found = []
+    samples = []
     for i in range(1, count + 1):
         width = float(i) ** (-1 / (4 + dim))
         proposals = torch.randint(count, (number,), generator=generator)
@@ -79,8 +79,8 @@ def nonparametric(draws: Tensor, generator: torch.Generator) -> Tensor:
             if (value - trial_value) / (2 * width**2) > chance:
                 chosen, value, middle = trial, trial_value, trial_middle
         noise = torch.randn(dim, generator=generator, dtype=draws.dtype)
-        found.append(middle + width * factor @ noise)
-    return torch.stack(found)
+        samples.append(middle + width * factor @ noise)
+    return torch.stack(samples)
 
 
 def moments(draws: Tensor) -> FullGaussian:
@@ -104,5 +104,5 @@ def _precisions(draws: Tensor) -> Tensor:
     sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     correlation = covariance / sd[:, :, None] / sd[:, None, :]
     least = CORRELATION_JITTER * torch.eye(draws.shape[2], dtype=draws.dtype)
-    found: Tensor = torch.linalg.inv(correlation + least) / sd[:, :, None] / sd[:, None, :]
-    return found
+    precision: Tensor = torch.linalg.inv(correlation + least) / sd[:, :, None] / sd[:, None, :]
+    return precision

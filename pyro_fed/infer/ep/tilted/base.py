@@ -78,11 +78,11 @@ class Numerics(NamedTuple):
 
     def expected(self, problem: Problem, q: Gaussian, data: ClientData) -> Moments:
         """Expected log-likelihoods, scores and curvatures of C clients under their proper Gaussians q (C,)."""
-        found = self.derivatives.under(problem, q.mean(), q.root(), self.num_points, data) if q.dense else None
-        if found is not None and self.prior_share is None:
-            return found
+        integrated = self.derivatives.under(problem, q.mean(), q.root(), self.num_points, data) if q.dense else None
+        if integrated is not None and self.prior_share is None:
+            return integrated
         points = spread_points(q, self.num_points * (POINTS_OF_JUMPS if problem.traits.non_smooth_rows else 1))
-        moments = found or self.derivatives.of_likelihood(problem, points, data.full_batch())
+        moments = integrated or self.derivatives.of_likelihood(problem, points, data.full_batch())
         return with_prior(self.derivatives, problem, points, moments, self.prior_share)
 
 

@@ -92,8 +92,8 @@ class Laplace(TiltedInference):
             )
         tilted = _tilted(problem, numerics, point, inner, batch)
         left = (point - tilted.mean()).square() * tilted.to_diag().precision
-        found = site_from(tilted if cavity.dense else tilted.to_diag(), cavity)
-        return Tilted(found.site, found.usable, {"newton_step": left.amax(-1).sqrt().nan_to_num(nan=torch.inf)})
+        answer = site_from(tilted if cavity.dense else tilted.to_diag(), cavity)
+        return Tilted(answer.site, answer.usable, {"newton_step": left.amax(-1).sqrt().nan_to_num(nan=torch.inf)})
 
     def _search(self, problem: Problem, point: Tensor, direction: Tensor, cavity: Gaussian, batch: Batch) -> Tensor:
         """The best fraction of the step for each client; zero if none is better."""
@@ -215,9 +215,9 @@ class Newton(TiltedInference):
 
 def _at_modes(problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Gaussian:
     """Laplace's approximations of the tilted densities, (C,); q itself where there is none."""
-    found = Laplace().infer(problem, numerics, received, data, noise)
-    tilted = found.site.product(received.cavity)
-    return _either(found.usable & tilted.is_proper(), tilted, received.q)
+    answer = Laplace().infer(problem, numerics, received, data, noise)
+    tilted = answer.site.product(received.cavity)
+    return _either(answer.usable & tilted.is_proper(), tilted, received.q)
 
 
 def _gain(q: Gaussian, cavity: Gaussian, moments: Moments) -> Tensor:
