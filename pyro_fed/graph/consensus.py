@@ -313,9 +313,8 @@ def circuit(matrix: sparse.csr_array) -> list[int] | None:
 
 
 def _around(order: list[int]) -> sparse.csr_array:
-    """C of a circuit."""
+    """C of a circuit: a third of each agent's weight is its own, and a third that of either neighbour."""
     here = np.array(order)
-    rows, columns = np.tile(here, 3), np.concatenate([here, np.roll(here, 1), np.roll(here, -1)])
-    matrix = sparse.csr_array(sparse.coo_array((np.full(len(rows), 1 / 3), (rows, columns))))
-    matrix.sort_indices()
-    return matrix
+    third = np.full(len(here), 1 / 3)
+    neighbours = np.concatenate([np.roll(here, 1), np.roll(here, -1)])
+    return _matrix(third, np.tile(here, 2), neighbours, np.tile(third, 2))
