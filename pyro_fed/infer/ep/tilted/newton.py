@@ -92,8 +92,8 @@ class Laplace(TiltedInference):
             )
         tilted = _tilted(problem, numerics, point, inner, batch)
         left = (point - tilted.mean()).square() * tilted.to_diag().precision
-        answer = site_from(tilted if cavity.dense else tilted.to_diag(), cavity)
-        return Tilted(answer.site, answer.usable, {"newton_step": left.amax(-1).sqrt().nan_to_num(nan=torch.inf)})
+        newton_step = left.amax(-1).sqrt().nan_to_num(nan=torch.inf)
+        return site_from(tilted if cavity.dense else tilted.to_diag(), cavity, newton_step=newton_step)
 
     def _search(self, problem: Problem, point: Tensor, direction: Tensor, cavity: Gaussian, batch: Batch) -> Tensor:
         """The best fraction of the step for each client; zero if none is better."""
