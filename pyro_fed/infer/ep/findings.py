@@ -11,7 +11,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.infer.ep import ascent
 
-#: A q that still moves by more SDs than this in its last round has not converged.
+#: A q that moves by more SDs than this in its last round, or in the last step of a client's turn, has not converged.
 UNSETTLED_SDS = 1.0
 #: If less than this share of a step could be taken in the last `ascent.RETURNS` rounds, steps were rejected repeatedly.
 STALLED_FRACTION = 1e-3
