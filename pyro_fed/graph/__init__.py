@@ -25,11 +25,9 @@ from pyro_fed.graph.builders import (
     small_world,
     star,
 )
-from pyro_fed.graph.clocks import Clocks
 from pyro_fed.graph.consensus import Consensus
 from pyro_fed.graph.mixing import lazy, max_degree, metropolis, uniform
-from pyro_fed.graph.random_links import GossipPairs, LinkFailures
-from pyro_fed.graph.varying import Partitioned, Periodic, rotating_stars
+from pyro_fed.graph.varying import Clocks, GossipPairs, LinkFailures, Partitioned, Periodic, rotating_stars
 
 __all__ = [
     "Clocks",

@@ -23,14 +23,12 @@ from scipy.sparse import linalg as sparse_linalg
 
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import GraphError, listed
-from pyro_fed.graph.checks import components
+from pyro_fed.graph.mixing import ROUNDING_ERROR, components
 
 #: Agents up to which eigenvalues are computed densely.
 DENSE_AGENTS = 400
 #: Eigenvalues asked of ARPACK above: of two alone it sometimes misses the second.
 ARPACK_VALUES = 6
-#: Relative error of detailed balance, v_i W_ij = v_j W_ji, below which W counts as reversible.
-BALANCE_TOLERANCE = 1e-9
 
 
 @checked
@@ -58,7 +56,7 @@ def stationary_distribution(matrix: sparse.csr_array) -> np.ndarray:
     for k in range(int(labels.max()) + 1):
         inside = np.flatnonzero(labels == k)
         block = matrix[inside][:, inside]
-        if abs(block.sum() - len(inside)) > BALANCE_TOLERANCE * len(inside):
+        if abs(block.sum() - len(inside)) > ROUNDING_ERROR * len(inside):
             raise GraphError(
                 f"agents {listed(inside)} receive from others but nobody receives from them: their "
                 "centrality is zero and their data would never count. Add links from them"
@@ -87,8 +85,7 @@ def both_ways(matrix: sparse.csr_array) -> sparse.csr_array:
 def detailed_balance(matrix: sparse.csr_array) -> np.ndarray | None:
     """Centrality v (A,) of a reversible W, v_i W_ij = v_j W_ji, summing to one over each component; None if W is not.
 
-    Doubly stochastic symmetric matrices are reversible, and so is every W on a tree. A link of a reversible
-    W may fail (its weight goes to both ends' self-weights) without changing v.
+    A link of a reversible W may fail (its weight goes to both ends' self-weights) without changing v.
     """
     count, labels = csgraph.connected_components(matrix, directed=True, connection="strong")
     log_v = np.zeros(matrix.shape[0])
@@ -100,13 +97,13 @@ def detailed_balance(matrix: sparse.csr_array) -> np.ndarray | None:
             if back == 0.0:
                 return None
             log_v[node] = log_v[parent[node]] + math.log(lookup[parent[node], node] / back)
-    v = np.exp(log_v - np.maximum.reduceat(log_v[np.argsort(labels, kind="stable")], _starts(labels))[labels])
+    v = np.exp(log_v - np.maximum.reduceat(log_v[np.argsort(labels, kind="stable")], _first_places(labels))[labels])
     v /= np.bincount(labels, weights=v, minlength=count)[labels]
     flow = sparse.diags_array(v) @ matrix
-    return v if abs(flow - flow.T).max() <= BALANCE_TOLERANCE * flow.max() else None
+    return v if abs(flow - flow.T).max() <= ROUNDING_ERROR * flow.max() else None
 
 
-def _starts(labels: np.ndarray) -> np.ndarray:
+def _first_places(labels: np.ndarray) -> np.ndarray:
     """The first place of each component in the agents sorted by component."""
     return np.concatenate([[0], np.cumsum(np.bincount(labels))[:-1]])
 
@@ -124,7 +121,7 @@ def second_eigenvalue(matrix: sparse.csr_array) -> float:
     if size <= DENSE_AGENTS:
         values = dense(matrix.toarray())
     else:
-        values = iterative(matrix, k=ARPACK_VALUES, v0=_start(size), return_eigenvectors=False)
+        values = iterative(matrix, k=ARPACK_VALUES, v0=_arpack_start(size), return_eigenvectors=False)
     return float(np.sort(np.abs(values))[-2])
 
 
@@ -140,10 +137,10 @@ def real_spectrum(matrix: sparse.csr_array) -> np.ndarray | None:
         values = np.linalg.eigvalsh(symmetric.toarray())
     else:
         values = sparse_linalg.eigsh(
-            symmetric, k=2 * ARPACK_VALUES, which="BE", v0=_start(size), return_eigenvectors=False
+            symmetric, k=2 * ARPACK_VALUES, which="BE", v0=_arpack_start(size), return_eigenvectors=False
         )
-    found: np.ndarray = np.sort(values)[::-1][1:]
-    return found
+    spectrum: np.ndarray = np.sort(values)[::-1][1:]
+    return spectrum
 
 
 def _symmetric(matrix: sparse.csr_array) -> Any:
@@ -155,7 +152,7 @@ def _symmetric(matrix: sparse.csr_array) -> Any:
     return (half + half.T) / 2
 
 
-def _start(size: int) -> np.ndarray:
+def _arpack_start(size: int) -> np.ndarray:
     """The start of ARPACK, whose own start is random, so that a second run might take other consensus steps."""
     start: np.ndarray = np.random.default_rng(0).normal(size=size)
     return start

@@ -22,10 +22,8 @@ from scipy import sparse
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.errors import GraphError
 from pyro_fed.graph import analysis
-from pyro_fed.graph.checks import as_matrix, check_aperiodic, check_connected, components
-from pyro_fed.graph.circuit import along_circuit
-from pyro_fed.graph.consensus import Consensus, fastest, unshifted_steps
-from pyro_fed.graph.gathering import tree_steps
+from pyro_fed.graph.consensus import Consensus, along_circuit, fastest, tree_steps, unshifted_steps
+from pyro_fed.graph.mixing import as_matrix, check_aperiodic, check_connected, components
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -200,12 +198,12 @@ class FixedGraph(Graph):
         return self._centrality
 
     def consensus(self, tolerance: float) -> Consensus:
-        """As few steps as a polynomial of W needs, or most of them along a circuit, see `graph.circuit`."""
+        """As few steps as a polynomial of W needs, or most of them along a circuit, see `graph.consensus`."""
         over_all = fastest(self.matrix, tolerance, self.consensus_rounds(tolerance))
         return along_circuit(self.matrix, self.centrality(), over_all, tolerance) or over_all
 
     def sums(self, tolerance: float) -> Consensus:
-        """Up a tree and down again, see `graph.gathering`; nothing is left of the disagreement."""
+        """Up a tree and down again, see `graph.consensus`; nothing is left of the disagreement."""
         return tree_steps(self.matrix, self.centrality()) or self.consensus(tolerance)
 
     def __repr__(self) -> str:

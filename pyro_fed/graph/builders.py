@@ -9,8 +9,7 @@ from scipy import sparse
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import GraphError
 from pyro_fed.graph.base import FixedGraph
-from pyro_fed.graph.checks import check_connected, check_size
-from pyro_fed.graph.mixing import lazy, mixing_matrix
+from pyro_fed.graph.mixing import MIXING, check_connected, check_size, lazy
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -59,7 +58,9 @@ def from_networkx(graph: nx.Graph, mixing: str = "metropolis", holding: float = 
         >>> pf.graph.from_networkx(networkx.karate_club_graph(), mixing="uniform", name="karate club")
         FixedGraph(karate club, 34 agents, 156 links)
     """
-    matrix = mixing_matrix(graph, mixing)
+    if mixing not in MIXING:
+        raise GraphError(f"mixing must be one of {sorted(MIXING)}, received {mixing!r}")
+    matrix = MIXING[mixing](graph)
     check_connected(matrix, f"the {name}")
     return FixedGraph(lazy(matrix, holding) if holding else matrix, name)
 

@@ -1,6 +1,21 @@
-"""Graphs that change by a plan: periodic sequences, the paper's rotating stars, a graph cut in parts.
+"""Graphs whose mixing matrix W changes from round to round, by a plan or at random.
 
-Source: Wang et al., Section V-B3.
+    Periodic, rotating_stars, Partitioned    a sequence, the paper's stars, a cut      Wang et al., Section V-B3
+    LinkFailures                             links that fail
+    GossipPairs                              averages of random pairs                  Boyd et al. (2006), [29]
+    Clocks                                   the same, by each agent's own clock       the same, Section I
+
+A link that is not used gives its weight back to both ends, so that a reversible W keeps its centrality in every round,
+whatever the draw: for doubly stochastic W the mean of all beliefs is never lost.
+
+Agent i's clock ticks as a Poisson process of rate r_i; at a tick it chooses a neighbour j, uniformly, and both take
+the mean of their beliefs: W^(ij) = I - (e_i - e_j)(e_i - e_j)'/2. A round, a unit of time, is a product of such
+matrices in the order of the ticks, and its expectation is exact:
+
+    E W = exp(Σ_i r_i (W̄_i - I)),    W̄_i = the mean of W^(ij) over i's neighbours j
+
+Entries of a product are means over several ticks: bytes that a run counts by them are those of as many links, where
+each tick takes two messages.
 """
 
 from __future__ import annotations
@@ -11,13 +26,14 @@ from functools import cached_property
 
 import numpy as np
 from scipy import sparse
+from scipy.linalg import expm
 
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import GraphError
 from pyro_fed.graph import analysis
 from pyro_fed.graph.base import FixedGraph, Graph
 from pyro_fed.graph.builders import star_matrix
-from pyro_fed.graph.checks import check_size
+from pyro_fed.graph.mixing import check_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +129,18 @@ def rotating_stars(num_around: int, group_size: int, confidence: float = 0.5) ->
 
 
 @dataclass(frozen=True, eq=False)
-class Partitioned(Graph):
+class LinksOfGraph(Graph):
+    """Base of graphs whose agents and links are those of another."""
+
+    graph: FixedGraph
+
+    @property
+    def num_agents(self) -> int:
+        return self.graph.num_agents
+
+
+@dataclass(frozen=True, eq=False)
+class Partitioned(LinksOfGraph):
     """A graph that is cut in parts for some rounds: links between the parts fail, both ways.
 
     While it is cut, centrality sums to one within each part, so that each part ends at the posterior of its
@@ -138,7 +165,6 @@ class Partitioned(Graph):
         (np.float64(0.0), np.True_)
     """
 
-    graph: FixedGraph
     parts: Sequence[Sequence[int]]
     start: int = 0
     stop: int | None = None
@@ -149,10 +175,6 @@ class Partitioned(Graph):
             raise GraphError(f"parts must list each of the {self.graph.num_agents} agents once, received {self.parts}")
         if not self.graph.keeps_centrality:
             raise GraphError("only a graph with reversible W can be cut: use mixing='metropolis'")
-
-    @property
-    def num_agents(self) -> int:
-        return self.graph.num_agents
 
     @cached_property
     def _cut(self) -> FixedGraph:
@@ -188,12 +210,197 @@ class Partitioned(Graph):
 
 
 def without_links(matrix: sparse.csr_array, failed: np.ndarray) -> sparse.csr_array:
-    """W (A, A) after some entries (nnz,), in `matrix.tocoo()` order, failed: their weights go to the receivers' own.
-
-    Self-weights never fail.
-    """
+    """W (A, A) with the weights of `failed` entries (nnz,), in `tocoo()` order, added to the receivers' own weights."""
     links = matrix.tocoo()
     failed = failed & (links.row != links.col)
     lost = np.bincount(links.row[failed], weights=links.data[failed], minlength=matrix.shape[0])
     kept = sparse.coo_array((links.data[~failed], (links.row[~failed], links.col[~failed])), shape=matrix.shape)
     return sparse.csr_array(kept.tocsr() + sparse.diags_array(lost.astype(np.float64)))
+
+
+@dataclass(frozen=True, eq=False)
+class LinkFailures(LinksOfGraph):
+    """Each link fails in each round with a probability, both ways at once.
+
+    Args:
+        graph: the graph whose links fail.
+        probability: p, in [0, 1).
+
+    Raises:
+        GraphError: p outside [0, 1), or a W that is not reversible (its centrality would change with every
+            draw).
+
+    Example:
+        >>> pf.graph.LinkFailures(pf.graph.ring(5), 0.3)
+        LinkFailures(graph=FixedGraph(ring, 5 agents, 10 links), probability=0.3)
+    """
+
+    probability: float
+    random = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability < 1:
+            raise GraphError(f"the probability of a link's failure must be in [0, 1), received {self.probability}")
+        if not self.graph.keeps_centrality:
+            raise GraphError("links can fail only where W is reversible: build the graph with mixing='metropolis'")
+
+    @cached_property
+    def _pairs(self) -> tuple[np.ndarray, int]:
+        """The number of the undirected link that each entry of W belongs to, and the number of such links."""
+        links = self.graph.matrix.tocoo()
+        low, high = np.minimum(links.row, links.col), np.maximum(links.row, links.col)
+        keys, number = np.unique(low.astype(np.int64) * self.num_agents + high, return_inverse=True)
+        return number, len(keys)
+
+    def weights(self, round: int, rng: np.random.Generator) -> sparse.csr_array:
+        """W without this round's failed links."""
+        number, count = self._pairs
+        return without_links(self.graph.matrix, (rng.random(count) < self.probability)[number])
+
+    def expected(self, round: int) -> sparse.csr_array:
+        """p I + (1 - p) W: a failed link's weight stays at home."""
+        p = self.probability
+        return sparse.csr_array(p * sparse.eye_array(self.num_agents) + (1 - p) * self.graph.matrix)
+
+    def centrality(self, round: int = 0) -> np.ndarray:
+        """The centrality of the graph without failures."""
+        return self.graph.centrality()
+
+
+@dataclass(frozen=True, eq=False)
+class GossipPairs(LinksOfGraph):
+    """In each round random pairs of neighbours, no agent in two, take the mean of their beliefs.
+
+    Source: Boyd et al., *Randomized gossip algorithms*, reference [29] of Wang et al. Every W is symmetric:
+    v_i = 1/A.
+
+    Args:
+        graph: who may talk to whom; its links are read as undirected, its weights ignored.
+        num_pairs: pairs a round, at most; fewer where the drawn links touch the same agents.
+
+    Raises:
+        GraphError: no pairs, or a graph without links.
+
+    Example:
+        >>> pf.graph.GossipPairs(pf.graph.complete(10), num_pairs=3)
+        GossipPairs(graph=FixedGraph(complete graph, 10 agents, 90 links), num_pairs=3)
+    """
+
+    num_pairs: int = 1
+    random = True
+
+    def __post_init__(self) -> None:
+        if self.num_pairs < 1:
+            raise GraphError(f"num_pairs must be at least 1, received {self.num_pairs}")
+        if len(self._links) == 0:
+            raise GraphError("gossip needs a graph with at least one link")
+
+    @cached_property
+    def _links(self) -> np.ndarray:
+        """(L, 2) undirected links."""
+        links = self.graph.matrix.tocoo()
+        pairs = np.stack([np.minimum(links.row, links.col), np.maximum(links.row, links.col)], axis=1)
+        return np.unique(pairs[links.row != links.col], axis=0)
+
+    def weights(self, round: int, rng: np.random.Generator) -> sparse.csr_array:
+        """One half each within the pairs; everyone else keeps to itself."""
+        chosen = self._links[rng.permutation(len(self._links))]
+        free = np.ones(self.num_agents, dtype=bool)
+        pairs = []
+        for i, j in chosen:
+            if free[i] and free[j]:
+                pairs.append((i, j))
+                free[[i, j]] = False
+            if len(pairs) == self.num_pairs:
+                break
+        return _pair_averaging(np.array(pairs), np.full(len(pairs), 0.5), self.num_agents)
+
+    def expected(self, round: int) -> sparse.csr_array:
+        """For one pair a round exactly; for several, as if every link were equally likely."""
+        rate = min(1.0, self.num_pairs / len(self._links))
+        return _pair_averaging(self._links, np.full(len(self._links), 0.5 * rate), self.num_agents)
+
+    def centrality(self, round: int = 0) -> np.ndarray:
+        """Every agent's weight in the consensus, 1/A."""
+        return np.full(self.num_agents, 1.0 / self.num_agents)
+
+
+def _pair_averaging(pairs: np.ndarray, weight: np.ndarray, num_agents: int) -> sparse.csr_array:
+    """I - Σ weight (e_i - e_j)(e_i - e_j)' over pairs (i, j)."""
+    i, j = pairs.T
+    links = sparse.coo_array(
+        (np.tile(weight, 2), (np.concatenate([i, j]), np.concatenate([j, i]))), shape=(num_agents, num_agents)
+    ).tocsr()
+    own = 1.0 - np.asarray(links.sum(axis=1)).ravel()
+    return sparse.csr_array(links + sparse.diags_array(own))
+
+
+@dataclass(frozen=True, eq=False)
+class Clocks(LinksOfGraph):
+    """Agents that wake by Poisson clocks of their own and average with a random neighbour; a round is a unit of time.
+
+    Args:
+        graph: who may talk to whom; its links are read as undirected, its weights ignored.
+        rates: expected ticks a round, of every agent alike, or one number an agent; not negative.
+
+    Raises:
+        GraphError: rates that are negative or not one an agent, or an agent without neighbours.
+
+    Example:
+        >>> pf.graph.Clocks(pf.graph.ring(5), rates=2.0)
+        Clocks(graph=FixedGraph(ring, 5 agents, 10 links), rates=2.0)
+    """
+
+    rates: float | Sequence[float] = 1.0
+    random = True
+
+    def __post_init__(self) -> None:
+        rates = np.asarray(self.rates, dtype=np.float64)
+        if rates.shape not in ((), (self.num_agents,)) or not (np.isfinite(rates).all() and (rates >= 0).all()):
+            raise GraphError(
+                f"rates must be a number, or one for each of the {self.num_agents} agents, not negative, received "
+                f"{self.rates}"
+            )
+        lonely = [i for i, neighbours in enumerate(self._neighbours) if not len(neighbours)]
+        if lonely:
+            raise GraphError(f"agents {lonely} have no neighbours to average with")
+
+    @cached_property
+    def _rate(self) -> np.ndarray:
+        return np.broadcast_to(np.asarray(self.rates, dtype=np.float64), (self.num_agents,))
+
+    @cached_property
+    def _neighbours(self) -> list[np.ndarray]:
+        """The agents that may average with each agent."""
+        links = sparse.csr_array(((self.graph.matrix + self.graph.matrix.T) != 0).astype(np.float64))
+        links.setdiag(0)
+        links.eliminate_zeros()
+        return np.split(links.indices, links.indptr[1:-1])
+
+    def weights(self, round: int, rng: np.random.Generator) -> sparse.csr_array:
+        """The product of this round's pairs, in the order of their ticks."""
+        total = float(self._rate.sum())
+        product = np.eye(self.num_agents)
+        if total > 0:
+            for i in rng.choice(self.num_agents, size=rng.poisson(total), p=self._rate / total):
+                j = rng.choice(self._neighbours[i])
+                product[[i, j]] = product[[i, j]].mean(0)
+        return sparse.csr_array(product)
+
+    @cached_property
+    def _expected(self) -> sparse.csr_array:
+        generator = np.zeros((self.num_agents, self.num_agents))
+        for i, (rate, neighbours) in enumerate(zip(self._rate, self._neighbours, strict=True)):
+            for j in neighbours:
+                share = rate / (2 * len(neighbours))
+                generator[[i, j], [i, j]] -= share
+                generator[[i, j], [j, i]] += share
+        return sparse.csr_array(expm(generator))
+
+    def expected(self, round: int) -> sparse.csr_array:
+        """exp(Σ r_i (W̄_i - I))."""
+        return self._expected
+
+    def centrality(self, round: int = 0) -> np.ndarray:
+        """Every agent's weight in the consensus, 1/A."""
+        return np.full(self.num_agents, 1.0 / self.num_agents)

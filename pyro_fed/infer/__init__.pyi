@@ -1,5 +1,5 @@
 # An algorithm is one line in the door of its family, `<family>/__init__.pyi`; from there it is here, `pf.infer`.
-from .auto import *
+from .auto import Auto as Auto
 from .averaging import *
 from .ep import *
 from .langevin import *

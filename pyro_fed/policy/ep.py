@@ -11,9 +11,8 @@ from pyro_fed.density.derivatives.few_rows import fewer_rows, first_row_count, h
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.fedlap import NARROW, FedLapCov
 from pyro_fed.infer.ep.fedpa import BCM
-from pyro_fed.infer.ep.pvi import PVI
+from pyro_fed.infer.ep.pvi import PVI, StreamingVB
 from pyro_fed.infer.ep.settings import WarmStarted
-from pyro_fed.infer.ep.streaming_vb import StreamingVB
 from pyro_fed.infer.ep.tilted import IVON
 from pyro_fed.policy import gaussian
 from pyro_fed.policy.choice import Case, Decision, Row, Table

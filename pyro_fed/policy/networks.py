@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyro_fed.density.traits import LARGE_DIM, Traits
-from pyro_fed.infer.averaging.burn_in import BurnIn
+from pyro_fed.infer.averaging.fedavg import BurnIn
 from pyro_fed.policy.choice import Case, Decision, Row, Table
 from pyro_fed.policy.gaussian import parameters
 

@@ -11,7 +11,7 @@ from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
-from pyro_fed.infer.auto.auto import Auto
+from pyro_fed.infer.auto import Auto
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.evaluation import Evaluate
 from pyro_fed.runtime.executors import Executor

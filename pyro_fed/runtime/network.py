@@ -28,8 +28,8 @@ from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.base import require_agents
-from pyro_fed.graph.checks import components, list_components
 from pyro_fed.graph.consensus import shifted_weights
+from pyro_fed.graph.mixing import components, list_components
 from pyro_fed.graph.varying import without_links
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.messages.neighbour_values import NeighbourValues

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import pyro_fed as pf
-from pyro_fed.infer.averaging.burn_in import BurnIn
+from pyro_fed.infer.averaging.fedavg import BurnIn
 from pyro_fed.policy import chain_of, resolve
 
 ROWS = 40

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.graph.circuit import AlongCircuit, circuit
-from pyro_fed.graph.consensus import Consensus, chebyshev_shifts, left_of, shifted_weights
+from pyro_fed.graph.consensus import AlongCircuit, Consensus, chebyshev_shifts, circuit, left_of, shifted_weights
 from pyro_fed.graph.varying import without_links
 from pyro_fed.ops.mixing import mix
 

@@ -9,7 +9,7 @@ from scipy import sparse
 
 import pyro_fed as pf
 from pyro_fed.errors import GraphError
-from pyro_fed.graph.checks import as_matrix, check_aperiodic, check_connected, period
+from pyro_fed.graph.mixing import as_matrix, check_aperiodic, check_connected, period
 
 SECTION_V_A = [[0.5, 0.5, 0, 0], [0.3, 0.1, 0.3, 0.3], [0, 0.5, 0.5, 0], [0, 0.5, 0, 0.5]]
 ROUND = np.random.default_rng(0)

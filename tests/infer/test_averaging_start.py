@@ -12,7 +12,7 @@ from algorithms import unequal_lines
 
 import pyro_fed as pf
 from pyro_fed import infer
-from pyro_fed.infer.averaging.burn_in import BurnIn
+from pyro_fed.infer.averaging.fedavg import BurnIn
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 from pyro_fed.policy import resolve
 

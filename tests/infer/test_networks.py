@@ -27,8 +27,8 @@ from pyro_fed.density.starts import central_start
 from pyro_fed.density.traits import Traits
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.sites import online_newton
-from pyro_fed.infer.sites.antithetic import draws_from_pool, score_and_curvature
 from pyro_fed.infer.sites.gaussian_sites import add_batch_axis, drop_batch_axis, gaussian, site_of, spread_points
+from pyro_fed.infer.sites.online_newton import draws_from_pool, score_and_curvature
 from pyro_fed.infer.stein.dsvgd import BALANCED
 from pyro_fed.ops.balanced import Marginal
 from pyro_fed.ops.gaussian_structures import DiagGaussian

@@ -8,7 +8,7 @@ import torch
 from short_runs import quiet
 
 import pyro_fed as pf
-from pyro_fed.infer.averaging.burn_in import BurnIn
+from pyro_fed.infer.averaging.fedavg import BurnIn
 from pyro_fed.policy.networks import AVERAGING_ROUNDS
 from pyro_fed.runtime import rounds
 

@@ -21,7 +21,7 @@ from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, PyroFedError, SettingError, listed, warn_user
 from pyro_fed.federation.federation import Federation
-from pyro_fed.infer.auto.auto import Auto
+from pyro_fed.infer.auto import Auto
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import make_inference_data

@@ -1,4 +1,4 @@
 from . import optim as optim
 from .fedavg import FedAvg as FedAvg
-from .feddyn import FedDyn as FedDyn
+from .fedprox import FedDyn as FedDyn
 from .fedprox import FedProx as FedProx

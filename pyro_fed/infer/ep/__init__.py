@@ -2,8 +2,8 @@
 
 In this room:
 
-    fedep, fedsep       expectation propagation over clients, with sites kept or not
-    pvi                 partitioned variational inference
+    fedep               expectation propagation over clients, with sites kept or not
+    pvi                 partitioned variational inference, in many turns or one
     bayes_admm, fedlap  the same by ADMM: Bayesian duality, and Laplace's form of it
     fedpa               posterior averaging and the Bayesian committee machine: no client looks at another
     guided              FedEP and PVI whose approximation is a guide's, not a Gaussian

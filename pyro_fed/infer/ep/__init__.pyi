@@ -1,13 +1,13 @@
 from . import tilted as tilted
 from .bayes_admm import BayesADMM as BayesADMM
 from .fedep import FedEP as FedEP
+from .fedep import FedSEP as FedSEP
 from .fedlap import FedLap as FedLap
 from .fedlap import FedLapCov as FedLapCov
 from .fedpa import BCM as BCM
 from .fedpa import FedPA as FedPA
-from .fedsep import FedSEP as FedSEP
 from .point_sites import Averaging as Averaging
 from .pvi import PVI as PVI
+from .pvi import StreamingVB as StreamingVB
 from .settings import Optimisers as Optimisers
 from .step_control import StepControl as StepControl
-from .streaming_vb import StreamingVB as StreamingVB

@@ -1,35 +1,22 @@
-"""Steps that raise the evidence's lower bound, or are taken back: a safeguard of expected Newton steps.
+"""A trust region for expected Newton steps: a step after which the evidence's lower bound has fallen is taken back.
 
     L(q) = Σ_k E_q[log p_k] + E_q[log p_0] + H(q)          at the same points as the scores and Hessians of the round
 
-Newton's step for the Gaussian is the natural gradient of L. Its length is right near the optimum; far from it an
-expected Hessian that is indefinite, or nearly so, puts the next mean some thousand SDs away, where likelihoods
-overflow. So if all clients are at work, and L is therefore known, the server goes back to the best q that it had
+Newton's step for the Gaussian is the natural gradient of L. Far from the optimum an expected Hessian that is nearly
+indefinite puts the next mean thousands of SDs away, where likelihoods overflow. If all clients are at work, so that L
+is known, the server returns to the best q where L or a derivative is not finite, or L has fallen by more than `fall`.
+From there it makes a smaller fraction of the same change, one that moves no mean and no log SD by more than a radius: a
+quarter of the rejected step, doubled with every accepted one. A small enough fraction of a natural gradient gains.
 
-    where L or a derivative is not finite at the new one, or L has fallen by more than `fall`,
+The SDs are halved in place of a step where there is no best q, because likelihoods overflow at the start, and where no
+fraction leaves a Gaussian within the radius. So are those of a network's start while the log density under it is `WIDE`
+below the mode's: along some directions its likelihood is flat at the mode and falls steeply a little further, so that
+Laplace's approximation is far wider than the mass.
 
-and makes a smaller fraction of the same change of natural parameters, one that moves no mean and no log SD by more than
-a radius: a quarter of the rejected move, doubled with every step that is kept. A small enough fraction of a natural
-gradient gains. Before there is any best q (a start at which likelihoods overflow) the start's SDs are halved instead.
-So are those of the best q if no fraction of its change leaves a Gaussian within the radius: there L is finite, but of
-the size of 1e40, as for a half-Cauchy scale at a distance of 30 SDs.
-
-A network's mode has directions along which the likelihood has no curvature at the point and falls steeply a little
-further, so that Laplace's approximation is far wider than the mass there: at its points the log density is 50 to 10⁷
-nats for each parameter below the mode's, compared with half a nat for a Gaussian, and Newton's steps from there are
-useless. Its SDs are halved too, until no more than `WIDE` nats for each parameter are lost.
-
-If a small fraction does not help either, L at the round's points has its maximum elsewhere than the clients' expected
-Hessians predict, as for a network: from the best q the same steps then lead to the same fall, again and again. A run
-that has returned to one best q `RETURNS` times, with no shorter radius, ends there, and has not converged.
-
-The bound of a network may rise without end: its weights have ridges along which the bound, 56,000 nats for 100,000
-rows, rises by a nat in five rounds, and single weights are of no interest. Its predictions depend on the bound for each
-row. If that has risen by less than `SLOW` in `RECENT_ROUNDS`, the run ends at the best q, too: the more rows, the
-sooner.
-
-Sites that belong to a rejected q are discarded: all clients get an equal share of the new one, as at a start from the
-prior. No easy run takes a step back.
+A run ends at its best q, not converged, in two cases. After `RETURNS` returns to one best q without a shorter radius
+its steps are in vain: L at the round's points has its maximum elsewhere than the expected Hessians predict, as a
+network's may. And a network's bound may rise along ridges without end, while its predictions stay the same: it is slow
+if L has risen by less than `SLOW` nats for each row in `RECENT_ROUNDS`.
 """
 
 from __future__ import annotations
@@ -43,13 +30,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.record import RECENT_ROUNDS
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.sites.gaussian_sites import (
-    NARROWINGS,
-    at_mean,
-    flat_like,
-    largest_move,
-    moments_of,
-)
+from pyro_fed.infer.sites.gaussian_sites import NARROWINGS, at_mean, flat_like, largest_move, moments_of
 from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -59,8 +40,8 @@ UNKNOWN = frozenset({"best_value", "radius", "prior_value", "level", "returned_t
 SHRINK, GROW = 0.25, 2.0
 #: The longest first radius, in SDs: the length of steps of thousands of SDs is meaningless.
 FIRST_RADIUS = 2.0
-#: Returns to a best q that no step has improved by `GAIN` nats, before the end. A return with less than the radius of
-#: the previous one, enlarged once and reduced once, restarts the count, because it tries a new step.
+#: Returns to a best q that no step has improved by `GAIN` nats, before the end. A return with a radius that has not
+#: been tried restarts the count.
 RETURNS, GAIN = 3, 0.01
 #: A network's bound has to rise by this many nats for each row in `RECENT_ROUNDS`, which changes its predictions for a
 #: row by a hundredth of a percent.
@@ -77,59 +58,39 @@ WIDE = 3.0
 
 @dataclass(frozen=True)
 class Climb:
-    """The server's record of the lower bounds L of past rounds; each (), except for Gaussians and `recent_bests`.
+    """The server's record of the lower bounds L of past rounds; each (), except for Gaussians and `recent_bests`."""
 
-    Args:
-        best: the q of the largest bound.
-        onward: the change of natural parameters that the clients proposed there.
-        best_value: that bound; -inf where there is none yet.
-        radius: no step moves a mean or a log SD by more SDs than this.
-        narrowed: number of halvings of a start's SDs.
-        level: the log density at the mode that a network's start is about; -inf where none is known.
-        returns: number of returns of the last rounds to one best q.
-        returned_to: the bound of this q.
-        return_radius: the shortest radius of these returns.
-        recent_bests: the best bounds of the last `RECENT_ROUNDS`.
-        enough: smallest rise of `recent_bests` in nats.
-        slow: 1 if they have risen by less.
-    """
-
-    best: Gaussian
-    onward: Gaussian
-    best_value: Tensor
-    radius: Tensor
-    narrowed: Tensor
-    level: Tensor
-    returns: Tensor
-    returned_to: Tensor
-    return_radius: Tensor
-    recent_bests: Tensor
-    enough: Tensor
-    slow: Tensor
+    best: Gaussian  # the q of the largest bound
+    onward: Gaussian  # the change of natural parameters that the clients proposed there
+    best_value: Tensor  # that bound; -inf where there is none yet
+    radius: Tensor  # no step moves a mean or a log SD by more SDs than this
+    narrowed: Tensor  # number of halvings of a start's SDs
+    level: Tensor  # the log density at the mode that a network's start is about; -inf where none is known
+    returns: Tensor  # number of returns of the last rounds to one best q
+    returned_to: Tensor  # the bound of this q
+    return_radius: Tensor  # the shortest radius of these returns
+    recent_bests: Tensor  # the best bounds of the last `RECENT_ROUNDS`
+    enough: Tensor  # smallest rise of `recent_bests` in nats
+    slow: Tensor  # 1 if they have risen by less
 
     def with_bound(self, bound: Tensor) -> Self:
         """The record with the bound of this round among the last best ones, and whether these have risen too little."""
-        best = torch.where(bound > self.best_value, bound, self.best_value)  # not a number is not more
+        best = torch.where(bound > self.best_value, bound, self.best_value)  # NaN is not larger
         slow = best - self.recent_bests[0] < self.enough  # infinite before there are as many
         return replace(self, recent_bests=torch.cat([self.recent_bests[1:], best[None]]), slow=slow.to(best))
 
-    def highest(self, q: Gaussian, bound: Tensor) -> Gaussian:
-        """The q of the largest bound, this one included."""
-        return q if bool(bound > self.best_value) else self.best
-
     def way_back(self, q: Gaussian, bound: Tensor, fall: float) -> tuple[Gaussian, Self] | None:
-        """The q to try in place of one that is rejected, and the new record; None if q is accepted, or nothing helps.
-
-        `bound` is L(q), not finite if a derivative is not; `fall` is how much of L a step may lose.
-        """
+        """The q to try in place of a rejected one of bound L(q), and the new record; None to go on from q."""
+        if bool(self.slow):
+            return (q if bool(bound > self.best_value) else self.best), self
         if not bool(self.best_value.isfinite()):
             return None if bool(bound.isfinite()) and not self._is_too_wide(q, bound) else self._narrowed(q)
         if not bool(has_fallen(bound, self.best_value, fall)):
             return None
-        tried = largest_move(moments_of(self.best), moments_of(q))
-        if bool(tried < CLOSE) and bool(bound.isfinite()):
+        length = largest_move(moments_of(self.best), moments_of(q))
+        if bool(length < CLOSE) and bool(bound.isfinite()):
             return None
-        radius = shorter_radius(tried)
+        radius = shorter_radius(length)
         again = self._returned(radius)
         if bool(again.returns >= RETURNS):
             return self.best, again
@@ -139,10 +100,9 @@ class Climb:
         return self.best.product(self.onward.power(fraction)), replace(again, radius=radius)
 
     def after_acceptance(self, q: Gaussian, bound: Tensor, move: Gaussian, fall: float) -> Self:
-        """Update the best q, and enlarge the radius.
+        """The record with a larger radius and the best q, for an accepted q, its bound and the clients' change there.
 
-        If q was kept although L is lower, the old best value was wrong, and is discarded. `bound` is L(q), finite;
-        `move` is the change that the clients propose there, and `fall` is how much of L a step may lose.
+        If q was kept although L is lower, the old best value was wrong, and is discarded.
         """
         grown = replace(self, radius=self.radius * GROW)
         unbelieved = bool(bound < self.best_value - fall)
@@ -151,7 +111,7 @@ class Climb:
         return replace(grown, recent_bests=torch.full_like(self.recent_bests, -torch.inf)) if unbelieved else grown
 
     def _returned(self, radius: Tensor) -> Self:
-        """The entries about returns to the best q with this radius."""
+        """The record after another return to the best q, with this radius."""
         best, shortest = self.best_value, self.return_radius
         again = best <= self.returned_to + GAIN
         return replace(
@@ -187,28 +147,27 @@ def shorter_radius(length: Tensor) -> Tensor:
 
 def first_climb(q: Gaussian) -> Climb:
     """The state before the first round: no best q, an infinite radius, no gain required."""
-    zero, one = flat_like(q), q.eta.new_ones(())
+    nothing, zero, endless = flat_like(q), q.eta.new_zeros(()), q.eta.new_full((), torch.inf)
     return Climb(
-        best=zero,
-        onward=zero,
-        best_value=-torch.inf * one,
-        radius=torch.inf * one,
-        narrowed=0 * one,
-        level=-torch.inf * one,
-        returns=0 * one,
-        returned_to=-torch.inf * one,
-        return_radius=torch.inf * one,
+        best=nothing,
+        onward=nothing,
+        best_value=-endless,
+        radius=endless,
+        narrowed=zero,
+        level=-endless,
+        returns=zero,
+        returned_to=-endless,
+        return_radius=endless,
         recent_bests=q.eta.new_full((RECENT_ROUNDS,), -torch.inf),
-        enough=0 * one,
-        slow=0 * one,
+        enough=zero,
+        slow=zero,
     )
 
 
 def of_network(level: float, rows: int, dim: int = 0) -> dict[str, float]:
     """Entries of the server's state for a network that starts at a mode of log density `level`.
 
-    `rows` are those of the bound, of all clients; `dim` is D if they are a part of the rows, and the rounds a start for
-    rounds by more of them.
+    `rows` are those of the bound, of all clients; `dim` is D in rounds by a part of the rows, else 0.
     """
     return {"level": level, "enough": max(SLOW * rows, START * dim)}
 

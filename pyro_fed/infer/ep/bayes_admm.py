@@ -4,11 +4,11 @@ Source: Moellenhoff, Swaroop, Doshi-Velez & Khan (2025), *Federated ADMM from Ba
 
     min Σ_k E_{q_k}[-log p_k] + KL(q ‖ p_0)     such that  μ_k = μ          μ the expectation parameters, λ the natural
 
-with duals v_k, natural parameters of a site, and divergences in place of ADMM's squares, ρ KL(q_k ‖ q) at a client and
-ρ KL(q ‖ q_k) at the server:
+with duals v_k, natural parameters of a site t_k, and divergences in place of ADMM's squares, ρ KL(q_k ‖ q) at a client
+and ρ KL(q ‖ q_k) at the server:
 
     q_k ← arg min E_q'[-log p_k] + <v_k, μ'> + ρ KL(q' ‖ q)          that is KL(q' ‖ p_k^(1/ρ) q / t_k^(1/ρ)) times ρ
-    v_k ← v_k + ρ (λ_k - λ)                                          t_k the site of natural parameters v_k
+    v_k ← v_k + ρ (λ_k - λ)
     λ   ← (λ_0 + Σ_k v_k + ρ Σ_k λ_k) / (1 + ρ K)
 
 so that a client's is partitioned variational inference of a tempered likelihood, and the server averages besides: with
@@ -16,14 +16,11 @@ so that a client's is partitioned variational inference of a tempered likelihood
 
     λ ← λ + (2 Σ_k Δ_k + Δ_0 - e) / (1 + ρ K)
 
-Where nothing moves Δ_k = 0 and e = 0: that is PVI's fixed point, the Gaussian of smallest KL(q ‖ posterior), and on
-conjugate Gaussian models the posterior. The client's minimum is found by `tilted.Newton`, or by `tilted.IVON` on large
-models. With isotropic Gaussians of fixed variance it is ADMM.
+Where nothing moves Δ_k = 0 and e = 0: that is PVI's fixed point. With isotropic Gaussians of fixed variance it is ADMM.
 
-Letters: ρ `rho`, e `ahead_`, Δ_0 `prior_delta_`.
-
-Deviations: the prior's λ_0 is a site of its own where the prior is not Gaussian; clients that are not at work send no
-Δ_k and count as if at q; a step of λ is backtracked so that q stays a distribution.
+Letters: ρ `rho`, e `ahead_`, Δ_0 `prior_delta_`. Deviations: the prior's λ_0 is a site of its own where the prior is
+not Gaussian; clients that are not at work send no Δ_k and count as if at q; a step of λ is backtracked so that q stays
+a distribution.
 """
 
 from __future__ import annotations
@@ -45,16 +42,9 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.contributions import ADMMContributions
 from pyro_fed.infer.ep.pvi import TEN_STEPS
 from pyro_fed.infer.ep.settings import Converging, WarmStarted
-from pyro_fed.infer.ep.states import Server
+from pyro_fed.infer.ep.steps import Server
 from pyro_fed.infer.ep.tilted import Received, Tilted, TiltedInference
-from pyro_fed.infer.sites.gaussian_sites import (
-    as_state,
-    flat_like,
-    flat_site,
-    gaussian,
-    is_finite,
-    kept_where,
-)
+from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, flat_site, gaussian, is_finite, kept_where
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian

@@ -1,10 +1,8 @@
 """Contributions of the clients of expectation propagation: the sites that they keep, and the changes that they send.
 
 A site is limited by the others', and the client receives the part that was cut from its change, so that its site is the
-one in q (see `algorithm.bounding`).
-
-Changes carry the noise of privacy. If a round takes the fraction δ of its messages, and replaces a share u of the
-earlier rounds' contribution to q, the noise's variance in q, in units of that of one round's messages, is
+one in q (see `algorithm.bounding`). Of private rounds that take the fraction δ of their messages and replace a share u
+of the earlier contribution to q, the noise in q has the variance v, in units of one round's messages:
 
     v ← (1 - u)² v + δ²
 """
@@ -20,9 +18,8 @@ from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contributions import BoundedMessages, NoisyRound, SentMessages
 from pyro_fed.algorithm.states import State
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.ep.states import CHANGE
-from pyro_fed.infer.sites.contributions import SiteContributions, held_changes
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.ep.steps import CHANGE
+from pyro_fed.infer.sites.gaussian_sites import SiteContributions, as_state, gaussian, held_changes
 from pyro_fed.ops.gaussian import Gaussian
 
 
@@ -57,13 +54,7 @@ class EPContributions(SiteContributions):
         return ""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Limit the changes of the sites; the clients receive the part that was cut.
-
-        Clients that have not sent a message yet are not compared.
-
-        Raises:
-            SettingError: the server does not know the clients' sites, or fewer than three have one.
-        """
+        """Messages with the changes limited by the other clients' sites, and the part that each client was cut."""
         if not ledger:
             raise SettingError(
                 f"{type(self.algorithm).__name__}: the clients' sites have too many numbers for the server to hold "
@@ -77,11 +68,7 @@ class EPContributions(SiteContributions):
 
     # -- privacy --------------------------------------------------------------------------------------------
     def form_for(self, combination: Combination | None) -> Any:
-        """The algorithm with the noise of privacy, without acceleration, which would follow the noise.
-
-        Raises:
-            SettingError: an optimiser decides on the steps.
-        """
+        """The algorithm, for privacy without acceleration, which would follow the noise; refuses optimisers there."""
         if combination is None or not combination.private:
             return self.algorithm
         if not self.algorithm.is_product:
@@ -110,11 +97,7 @@ class AverageSiteContributions(EPContributions):
     """Contributions to `FedSEP`, whose clients keep nothing: the average site represents each."""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Limit the sites of the round's clients; the average represents the others.
-
-        Raises:
-            SettingError: fewer than three clients are at work.
-        """
+        """Messages with the sites of the round's clients limited; the average represents the others."""
         prior, count, number = gaussian(shared, "prior_"), len(sent.clients), int(shared["num_clients"])
         average = gaussian(shared).quotient(prior).power(1.0 / number)
         base = prior.product(gaussian(shared, "prior_delta_")).product(average.power(number - count))
@@ -136,11 +119,7 @@ class ADMMContributions(EPContributions):
     """Contributions to `BayesADMM`, whose average has an unknown noise."""
 
     def form_for(self, combination: Combination | None) -> Any:
-        """The algorithm, not for a private combination, whose noise would be in q twice, at different times.
-
-        Raises:
-            SettingError: the combination is private.
-        """
+        """The algorithm; a private combination is refused, whose noise would be in q twice, at different times."""
         if combination is not None and combination.private:
             raise SettingError(
                 f"{type(self.algorithm).__name__}: what noise leaves in its average is not known: take FedEP or PVI"

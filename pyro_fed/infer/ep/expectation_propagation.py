@@ -3,7 +3,7 @@ r"""Expectation propagation over clients: the rounds of FedEP, PVI, FedSEP, FedP
 Source: Guo et al., *Federated learning as variational inference*, Algorithms 1, 3 and 4; Vehtari et al. (2020). The
 answer is q = t_0 Π_k t_k, a product of Gaussian sites, so that a product is a sum of natural parameters. One round:
 
-    server   prepare      Δ_0 = (site of an expected Newton step at q) / t_0     the prior's, see `prior_site`
+    server   prepare      Δ_0 = (site of an expected Newton step at q) / t_0     the prior's
              download     q                                                      Algorithm 1, 3
     client   cavity       q_-k = q / t_k                                         Algorithm 4, 2
              tilted       t̂_k = q̂_k / q_-k,   q̂_k ≈ p_k q_-k                     Algorithm 4, 3
@@ -12,8 +12,10 @@ answer is q = t_0 Π_k t_k, a product of Gaussian sites, so that a product is a 
              feedback     tells each client its s_k
     client   settle       t_k ← t_k (Δ_k)^s_k                                    Algorithm 4, 5
 
-Prior and clients move by the same rule, so q = t_0 Π_k t_k holds in every round. A step rule (`steps`) determines the
-fractions s_k, a tilted inference (`tilted`) q̂_k, and the setting `start` (`settings`) the first q.
+The prior's site t_0 has η_0 = E_q[∇ log p_0] + Λ_0 m and Λ_0 = E_q[-∇² log p_0], which are the same at every q where
+the prior is Gaussian on the unconstrained scale: then no round computes Δ_0. Prior and clients move by the same rule,
+so q = t_0 Π_k t_k holds in every round. A step rule (`steps`) determines the fractions s_k, a tilted inference
+(`tilted`) q̂_k, and the setting `start` (`settings`) the first q.
 
 Letters: q, t_0, Δ_0 and s_k are `Server`'s `q`, `prior`, `prior_change` and `fractions`; t_k is `local`; δ `damping`.
 Guo et al. write q_global, q_k and q̂_\k for q, t_k and q̂_k. The paper has δ alone: s_k = δ, unless a step is shortened.
@@ -39,39 +41,47 @@ from pyro_fed.density.derivatives import of_some_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.guides.automatic import guided_covariance
-from pyro_fed.infer.ep import ascent, findings, prior_site, step_control
+from pyro_fed.infer.averaging.optim import Optimiser
+from pyro_fed.infer.ep import ascent, findings, step_control
 from pyro_fed.infer.ep.contributions import EPContributions, without_value
-from pyro_fed.infer.ep.states import CHANGE, Server, first_server
 from pyro_fed.infer.ep.step_control import NewtonSteps, StepControl
-from pyro_fed.infer.ep.steps import Backtracked, StepRule
+from pyro_fed.infer.ep.steps import CHANGE, Backtracked, Server, StepRule
 from pyro_fed.infer.ep.tilted import Newton, Received, Tilted, TiltedInference
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.sites.gaussian_sites import (
+    FEWEST_POINTS,
     SpreadGaussian,
+    add_batch_axis,
     as_state,
+    at_mean,
+    drop_batch_axis,
     fit_prior,
+    flat_like,
     flat_site,
     gaussian,
     is_finite,
     kept_where,
     prepend_gaussian,
+    site_of,
+    spread_points,
 )
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.moments import Moments
+
+#: Multiples of q's SDs at which the prior's site is compared; a Gaussian prior has the same site at each.
+NEAR_AND_FAR = (1.0, 100.0)
+#: Change of the prior's site, relative to it, that is single precision's rounding.
+ROUNDING_SHARE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
 class EP(SpreadGaussian, SiteKeeping):
-    """The rounds of expectation propagation; a public algorithm sets the clients' inference and the step rule.
-
-    Args:
-        guide: an automatic Gaussian guide of Pyro, class or instance, in place of `covariance`.
-        client: the approximation of the tilted densities at the clients.
-    """
+    """The rounds of expectation propagation; a public algorithm sets the clients' inference and the step rule."""
 
     #: If the server clips a message, it returns the correction, and `settle` applies it.
     corrected: ClassVar[bool] = True
-    may_be_infinite: ClassVar[frozenset[str]] = step_control.UNKNOWN | ascent.UNKNOWN
+    may_be_infinite: ClassVar[frozenset[str]] = step_control.UNKNOWN
 
     guide: Any = None
     client: TiltedInference | str = Newton()
@@ -147,7 +157,7 @@ class EP(SpreadGaussian, SiteKeeping):
         server = entries_as(Server, shared)
         if bool(server.skips_prior):
             return shared
-        change, value = prior_site.change_at(self, self.solver, problem, server)
+        change, value = prior_change_at(self, self.solver, problem, server)
         return as_entries(replace(server, prior_change=change, prior_value=value))
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
@@ -210,17 +220,13 @@ class EP(SpreadGaussian, SiteKeeping):
 
     @property
     def bound_is_known(self) -> bool:
-        """Whether clients send E_q[log p_k], so that the server knows the lower bound and undoes steps that lower it.
-
-        They do if a change is one expected Newton step at the q that they received. Clients without sites (`additive`)
-        send sums only.
-        """
-        return self.solver.newton_steps == 1 and not self.additive
+        """Whether clients send E_q[log p_k]: where a change is one Newton step, and clients have sites of their own."""
+        return self.solver.newton_steps == 1 and self.is_product and not self.additive
 
     @property
-    def server_optimises(self) -> bool:
-        """Whether an optimiser decides on the steps of q."""
-        return False
+    def server_optimiser(self) -> Optimiser | None:
+        """The optimiser that decides on the steps of q; None takes fractions."""
+        return None
 
     @property
     def is_product(self) -> bool:
@@ -237,10 +243,25 @@ class EP(SpreadGaussian, SiteKeeping):
 
     def first_states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
         """The server's and the clients' states at sites t_k, (K,), with the prior's t_0 and q = t_0 Π_k t_k."""
-        server = first_server(q, prior, len(sites.eta), self.step_rule(len(sites.eta)).memory(q))
+        num_clients, flat = len(sites.eta), flat_like(q)
+        one = torch.ones((), dtype=torch.float64, device=q.eta.device)
+        zero = torch.zeros_like(one)
         # A bound needs E_q[log p_0] in every round, whether or not t_0 changes.
-        skips = not self.bound_is_known and prior_site.never_changes(self, problem, q, prior)
-        return as_entries(replace(server, skips_prior=torch.tensor(skips))), self.client_state(sites)
+        skips_prior = not self.bound_is_known and prior_never_changes(self, problem, q, prior)
+        server = Server(
+            q=q,
+            prior=prior,
+            prior_change=flat,
+            prior_value=zero,
+            skips_prior=torch.tensor(skips_prior),
+            num_clients=torch.tensor(num_clients),
+            fractions=one.expand(num_clients).clone(),
+            added=flat,
+            reset=zero,
+            cut=zero,
+            memory=self.step_rule(num_clients).memory(q),
+        )
+        return as_entries(server), self.client_state(sites)
 
     def client_state(self, sites: Gaussian) -> State:
         """The states of the clients, (K, ...): their sites."""
@@ -249,11 +270,7 @@ class EP(SpreadGaussian, SiteKeeping):
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
         """Start from an earlier run with other clients: those still present keep their sites, new ones get a flat one.
 
-        `shared` and `local` are the states of the earlier run, and `origin` (K,) has the number of each client there,
-        -1 for a new one.
-
-        Raises:
-            SettingError: the sites of those that are left make no distribution.
+        `origin` (K,) is the number of each client in the earlier run's `local`, -1 for a new one.
         """
         prior, sites = gaussian(shared, "prior_"), kept_where(origin >= 0, gaussian(select(local, origin.clamp_min(0))))
         q = prior.product(sites.product_over(0))
@@ -267,14 +284,12 @@ class EP(SpreadGaussian, SiteKeeping):
         return 50 if self.solver.deterministic else self.solver.default_rounds
 
     def part_taken(self, after: State) -> float:
-        """The damping, by which `monitor` divides the change; 1 for random inference, whose rounds do not converge."""
-        return self.damping_for(len(after["fractions"])) if self.solver.deterministic else 1.0
+        """The damping, by which `monitor` divides the change; 1 for a random inference or an optimiser's steps."""
+        converges = self.solver.deterministic and self.is_product
+        return self.damping_for(len(after["fractions"])) if converges else 1.0
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The change, the smallest fraction taken, sites skipped, whether the step was cut, and the share at work.
-
-        `change` is that of the whole step, of which a round may take a part: it is the remaining distance.
-        """
+        """The figures of the round; `change` is that of the whole step, which is the remaining distance."""
         figures, own = super().monitor(before, after), self.solver.figures(gaussian(before), gaussian(after))
         left = {"change": figures["change"] / self.part_taken(after)}
         return {**figures, **own, **ascent.reached_end(after), **left, **entries_as(Server, after).figures()}
@@ -311,3 +326,45 @@ class EP(SpreadGaussian, SiteKeeping):
     def controlled_by(self, control: StepControl) -> Self:
         """This algorithm with another control of Newton steps; itself if that is not a setting."""
         return self
+
+
+def prior_change_at(
+    algorithm: SpreadGaussian, solver: TiltedInference, problem: Problem, server: Server
+) -> tuple[Gaussian, Tensor]:
+    """Δ_0 at the server's q, and E_q[log p_0], (); inferences by gradients try a few points first."""
+    q, most = add_batch_axis(server.q), algorithm.points(add_batch_axis(server.q))
+    few = solver.by_gradients and len(most) > FEWEST_POINTS
+    points = spread_points(q, FEWEST_POINTS) if few else most
+    moments, change = _newton_step(algorithm, problem, q, server.prior, points)
+    if few and not _is_rounding(server.prior, change):  # a Gaussian prior needs no more
+        moments, change = _newton_step(algorithm, problem, q, server.prior, most)
+    return change, moments.value[0]
+
+
+def prior_never_changes(algorithm: SpreadGaussian, problem: Problem, q: Gaussian, prior: Gaussian) -> bool:
+    """Whether t_0, `prior`, is the same near the initial q and far from it."""
+    if not bool(q.is_proper()):
+        return False
+    for wide in NEAR_AND_FAR:
+        at = add_batch_axis(at_mean(type(q)(q.precision / wide**2, q.eta), q.mean()))
+        change = _newton_step(algorithm, problem, at, prior, spread_points(at, FEWEST_POINTS))[1]
+        if not _is_rounding(prior, change):
+            return False
+    return True
+
+
+def _newton_step(
+    algorithm: SpreadGaussian, problem: Problem, q: Gaussian, prior: Gaussian, points: Tensor
+) -> tuple[Moments, Gaussian]:
+    """Means of the log prior over points (S, 1, D) under q, and Δ_0."""
+    moments = algorithm.derivatives().of_prior(problem, points)
+    return moments, drop_batch_axis(site_of(moments, q.mean())).quotient(prior)
+
+
+def _is_rounding(prior: Gaussian, change: Gaussian) -> bool:
+    """Whether a change Δ_0, as few points show it, is zero up to rounding."""
+    own = prior.precision.diagonal() if prior.dense else prior.precision
+    root = own.abs().sqrt()
+    most = ROUNDING_SHARE * (root.unsqueeze(-1) * root if prior.dense else own.abs())
+    still = change.eta.abs() <= ROUNDING_SHARE * (prior.eta.abs() + root)  # not a number is not less
+    return bool(still.all() and (change.precision.abs() <= most).all())

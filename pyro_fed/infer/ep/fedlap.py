@@ -10,30 +10,29 @@ of partitioned variational inference by the delta method, E_q[f] ≈ f(m), with 
 with q ∝ p_0 Π_k t_k of mean m, and Λ_0 the prior's precision: without covariances the cavity is
 -log q_-k = v_k'θ + ½ (θ - m)' Λ_0 (θ - m), and θ_k, v_k, m are the steps of ADMM with the prior's precision as its
 penalty. Where nothing moves, θ_k = m and v_k = ∇ log p_k(m) (+ V_k m): the mode of the posterior, and with covariances
-Laplace's approximation there; on conjugate Gaussian models FedLap-Cov's q is the posterior. Letters: δ `damping`, one
-over the clients: FedLap with K ≥ 3 alike and δ = 1 diverges, for H_k ≫ Λ_0 turns Σ_k v_k by -(K - 1) a round.
+Laplace's approximation there; on conjugate Gaussian models FedLap-Cov's q is the posterior. δ is one over the clients,
+because FedLap with K ≥ 3 alike and δ = 1 diverges: H_k ≫ Λ_0 turns Σ_k v_k by -(K - 1) a round. It is slow if the prior
+is weak against a client's data: about K (1 + H_k / Λ_0) rounds for each factor of e.
 
 FedLap's q has the prior's width, which does not show how far its point is from the mode in SDs of the posterior. With
-e_k = ∇ log p_k(m) - v_k the score at m is Σ_k e_k, since m is the mean of p_0 Π_k t_k; each client's tilted mode is θ_k
-= m + P_k⁻¹ e_k, P_k = Λ_0 + H_k, which is no more than the posterior's precision P = Λ_0 + Σ_k H_k. So
+e_k = ∇ log p_k(m) - v_k the score at m is Σ_k e_k; each client's tilted mode is θ_k = m + P_k⁻¹ e_k, P_k = Λ_0 + H_k,
+which is no more than the posterior's precision P = Λ_0 + Σ_k H_k. So each client sends its term of the bound
 
     ‖m - mode‖_P = ‖Σ_k e_k‖_(P⁻¹) ≤ Σ_k ‖e_k‖_(P_k⁻¹) = Σ_k ‖θ_k - m‖_(P_k)                     `gap`
 
-is a bound (exact algebra where the log densities are quadratic between m and θ_k, with H_k ≥ 0), of one number that
-each client sends; a run has converged when it is below the tolerance.
+(for log densities that are quadratic between m and θ_k, with H_k ≥ 0), and a run has converged when it is below the
+tolerance.
 
 Deviations: curvatures are Hessians; the prior is any prior, by a site at m if it is not Gaussian. On large models modes
-and diagonal curvatures are by `sites.online_newton` with draws and steps of `NARROW` SDs, and there is no criterion;
-FedLap's clients keep the curvatures, which set the length of these steps and are not sent. The sites of a start become
-duals of the same point. FedLap is slow if the prior is weak against a client's data: about K (1 + H_k / Λ_0) rounds for
-each factor of e.
+and diagonal curvatures are by `sites.online_newton` with draws and steps of `NARROW` SDs, without a criterion; FedLap's
+clients keep the curvatures, which set the length of these steps. The sites of a start become duals of the same point.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -50,7 +49,6 @@ from pyro_fed.infer.ep.findings import unrestricted_pass
 from pyro_fed.infer.ep.settings import Controlled, Converging, Optimising, WarmStarted
 from pyro_fed.infer.ep.tilted import Laplace, Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import gaussian
-from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Spread of draws, in SDs, that approximates none: differences of scores over less are lost in single precision. No
@@ -97,18 +95,6 @@ class FedLapCov(Converging, WarmStarted, Optimising, Controlled):
     def points(self, q: Gaussian) -> Tensor:
         """The mean alone, (1, 1, D), where a prior that is not Gaussian is expanded too."""
         return q.mean()[None]
-
-
-class Client(NamedTuple):
-    """A client's curvature H_k, which it does not send, (C, ...); None where each round's step measures it anew."""
-
-    curvature: Tensor | None = None
-
-
-class Gap(NamedTuple):
-    """The bound on the distance of a point from the mode, of all clients, (), or each client's term, (C,)."""
-
-    gap: Tensor
 
 
 @explains_unknown
@@ -163,15 +149,15 @@ class FedLap(FedLapCov):
             sites = type(sites)(torch.zeros_like(curvature), sites.score(q.mean()))
             q = prior.product(sites.product_over(0))
         shared, local = super().first_states(problem, q, prior, sites)
-        learnt = Client(None if self.solver.deterministic else curvature.clone())
-        return shared | as_entries(Gap(torch.full_like(shared["cut"], torch.inf))), local | as_entries(learnt)
+        learnt = {} if self.solver.deterministic else {"curvature": curvature.clone()}
+        return shared | {"gap": torch.full_like(shared["cut"], torch.inf)}, local | learnt
 
     def begin_at(self, received: State, local: State, cavity: Gaussian) -> Gaussian:
         """Gaussians at m; if curvatures are learnt in steps, with the client's present ones."""
-        q, curvature = gaussian(received), entries_as(Client, local).curvature
-        if curvature is None:
+        q = gaussian(received)
+        if "curvature" not in local:
             return q
-        precision = cavity.precision + curvature
+        precision = cavity.precision + local["curvature"]
         return type(q)(precision, precision * q.mean())
 
     def local_step(
@@ -179,29 +165,29 @@ class FedLap(FedLapCov):
     ) -> tuple[State, State, State]:
         """Compute the change as `FedEP`, and the distance of the client's mode from the server's point."""
         message, after, info = super().local_step(problem, shared, local, data, noise)
-        usable, new, before = message["usable"], info.pop("curvature"), entries_as(Client, local).curvature
-        learnt = Client(None if before is None else torch.where(usable.unsqueeze(-1), new, before))
-        gap = Gap(torch.where(usable, info["gap"], 0.0).nan_to_num())
-        return message | as_entries(gap), after | as_entries(learnt), info
+        usable, curvature = message["usable"], info.pop("curvature")
+        if "curvature" in local:
+            after["curvature"] = torch.where(usable.unsqueeze(-1), curvature, local["curvature"])
+        return message | {"gap": torch.where(usable, info["gap"], 0.0).nan_to_num()}, after, info
 
     def settle(self, told: State, local: State) -> State:
         """Settle as `FedEP`; curvatures remain the client's own."""
-        return super().settle(told, local) | as_entries(entries_as(Client, local))
+        return super().settle(told, local) | {name: local[name] for name in ("curvature",) if name in local}
 
     def clippable_part(self, messages: State) -> State:
         """The change without the distances, by which one client could end a run."""
-        return {name: value for name, value in super().clippable_part(messages).items() if name not in Gap._fields}
+        return {name: value for name, value in super().clippable_part(messages).items() if name != "gap"}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Combine as `FedEP`, and add up the bound, which is infinite if it is not known."""
-        before = entries_as(Gap, shared).gap
-        known = messages.keys() >= set(Gap._fields) and bool(messages["usable"].all())
-        gap = entries_as(Gap, messages).gap.sum().to(before) if known else torch.full_like(before, torch.inf)
-        return super().combine(shared, messages, weights) | as_entries(Gap(gap))
+        before = shared["gap"]
+        known = "gap" in messages and bool(messages["usable"].all())
+        gap = messages["gap"].sum().to(before) if known else torch.full_like(before, torch.inf)
+        return super().combine(shared, messages, weights) | {"gap": gap}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The figures of `FedEP`, and `bound`, in posterior SDs, on the point's distance from the mode before it."""
-        return {**super().monitor(before, after), "bound": float(entries_as(Gap, after).gap)}
+        return {**super().monitor(before, after), "bound": float(after["gap"])}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the bound, over a full pass of the clients, is below the tolerance."""

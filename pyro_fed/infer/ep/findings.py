@@ -11,7 +11,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.infer.ep import ascent
 
-#: A q that still moves by more SDs than this in its last round has not converged.
+#: A q that moves by more SDs than this in its last round, or in the last step of a client's turn, has not converged.
 UNSETTLED_SDS = 1.0
 #: If less than this share of a step could be taken in the last `ascent.RETURNS` rounds, steps were rejected repeatedly.
 STALLED_FRACTION = 1e-3
@@ -21,12 +21,9 @@ FAST, GROWING = 0.1, 0.5
 
 
 def at_rest(figures: list[dict[str, float]], tolerance: float) -> bool:
-    """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
+    """Whether no change in a full pass of the clients, the last or a predicted next one, reached the tolerance.
 
-    If clients work in turn, the last pass is not needed when the two before it predict its move: of passes that shrink
-    as fast as `FAST` the next is assumed to shrink by as much again. `figures` of all rounds have `change`, `fraction`,
-    `share`, that of the clients at work, and if the algorithm shortens its steps `cut`; `tolerance` is the largest
-    change of a q that has converged.
+    Of passes that shrink as fast as `FAST` the next is assumed to shrink by as much again.
     """
     window = math.ceil(1 / figures[-1]["share"])
     last, before = figures[-window:], figures[-2 * window : -window]

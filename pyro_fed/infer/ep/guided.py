@@ -8,13 +8,16 @@ Knowles (2013) for the estimate. With q(θ | λ) in an exponential family (`expo
 and the prior's in the same way, from log p_0 - log h. Both gradients are means over the same reparametrised draws
 (Figurnov et al. 2018), so that a log-likelihood λ_k'T(θ) + const gives λ_k exactly, whatever the draws.
 
-    λ ← λ + s Σ_k (λ_k - old λ_k)        s the largest of δ, δ/2, δ/4, ... that leaves a distribution
+    λ ← λ + s f,    f = Σ_k (λ_k - old λ_k)        s the largest of δ, δ/2, δ/4, ... that leaves a distribution
 
-If all clients are at work, steps are accelerated, and taken back if the evidence's bound has fallen, as those of
-Gaussians: see `guided_steps`. When a step is taken back the sites are discarded.
+If all clients are at work, steps are accelerated (`ops.anderson`), and a step is taken back if the evidence's bound has
+fallen, as those of Gaussians (`ascent`): then a quarter of f at the best λ is tried, doubled with each step that is
+kept, and the sites are discarded. Otherwise steps of factors that are correlated in the posterior overstep.
 
-Letters: λ_k `Site.natural`, F `fisher`, s `fraction`, δ `damping`. The draws use the same random numbers at all clients
-and in all rounds; away from conjugacy the error falls with the root of `num_points`.
+    λ' = λ + s f - (ΔX + s ΔF) γ,    γ = arg min ‖f - ΔF γ‖_F    ΔX, ΔF differences of λ and f over the last rounds
+
+Letters: λ_k `Site.natural`, F `fisher`, s `fraction` and `pace`, f `move`, δ `damping`. The draws use the same random
+numbers at all clients and in all rounds; away from conjugacy the error falls with the root of `num_points`.
 
 Only q(θ) of the guide is federated. A local part q(z_k | θ) is not used, with a warning: the likelihoods have z_k
 integrated out, which is equal to the best of all local guides.
@@ -22,6 +25,7 @@ integrated out, which is equal to the best of all local guides.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -46,51 +50,79 @@ from pyro_fed.errors import SettingError
 from pyro_fed.guides.automatic import is_hand_written
 from pyro_fed.guides.kept_draws import KeptDraws
 from pyro_fed.guides.written import Draws, GuideFamily, read_guide
-from pyro_fed.infer.ep.ascent import has_fallen
+from pyro_fed.infer.ep.ascent import GROW, SHRINK, has_fallen
 from pyro_fed.infer.ep.findings import at_rest
-from pyro_fed.infer.ep.guided_steps import UNKNOWN, Path
-from pyro_fed.infer.ep.step_control import StepControl
+from pyro_fed.infer.ep.step_control import ACCELERATION, StepControl
 from pyro_fed.infer.sites.gaussian_sites import largest_move
 from pyro_fed.infer.sites.records import as_entries, entries_as
+from pyro_fed.ops.anderson import least_squares
 from pyro_fed.ops.backtrack import MIN_FRACTION
+
+#: Entries of the server's state that are NaN or infinite if nothing is known.
+UNKNOWN = frozenset({"points", "moves", "best_value", "bound"})
+
+
+class Path(NamedTuple):
+    """The server's record of past rounds, entries of its state."""
+
+    best: Tensor  # the λ of the largest bound, (P,)
+    onward: Tensor  # f at `best`, (P,)
+    best_value: Tensor  # the largest bound, (); -inf if there is none yet
+    pace: Tensor  # s, ()
+    points: Tensor  # λ of the last rounds, (M, P); NaN where there is none
+    moves: Tensor  # f of the last rounds, (M, P)
+
+    @classmethod
+    def begin(cls, natural: Tensor) -> Path:
+        """The record before the first round."""
+        past = natural.new_full((ACCELERATION["diag"][0], len(natural)), torch.nan)
+        one = natural.new_ones(())
+        return cls(natural, torch.zeros_like(natural), -torch.inf * one, one, past, past)
+
+    def back(self, proper: Callable[[Tensor], bool]) -> tuple[Tensor, Path]:
+        """Another λ in place of one at which the bound has fallen, and the new record; `proper` tests a λ."""
+        pace = SHRINK * self.pace
+        while pace > MIN_FRACTION and not proper(self.best + pace * self.onward):
+            pace = pace / 2
+        nothing = torch.full_like(self.points, torch.nan)
+        return self.best + pace * self.onward, self._replace(pace=pace, points=nothing, moves=nothing)
+
+    def onwards(
+        self, natural: Tensor, move: Tensor, bound: Tensor, fisher: Tensor, damping: float
+    ) -> tuple[Tensor, Path]:
+        """The addition to λ + s f, (P,), and the new record with s, at a λ where the bound has not fallen."""
+        points, moves = (torch.cat([past[1:], new[None]]) for past, new in ((self.points, natural), (self.moves, move)))
+        pace = (GROW * self.pace).clamp_max(damping)
+        path = self._replace(points=points, moves=moves, pace=pace)
+        if bound >= self.best_value:
+            path = path._replace(best=natural, onward=move, best_value=bound)
+        known = points[:-1].isfinite().all(1) & moves[:-1].isfinite().all(1)
+        root, failed = torch.linalg.cholesky_ex((fisher + fisher.T) / 2)
+        if pace < damping or not known.any() or failed:
+            return torch.zeros_like(natural), path
+        by_point, by_move = natural - points[:-1][known], move - moves[:-1][known]
+        share = least_squares(by_move @ root, move @ root).unsqueeze(-1)
+        return -((by_point + pace * by_move) * share).sum(0), path
 
 
 class Server(NamedTuple):
-    """The server's state.
+    """The server's state."""
 
-    Args:
-        natural: λ, (P,).
-        prior_natural: the prior's site, (P,).
-        prior_delta: its change in this round.
-        change: Σ_k (λ_k - old λ_k), the prior's included.
-        fraction: s, ().
-        share: of the clients, at work in the last round, ().
-        mean: of the guide's sites.
-        sd: of the same.
-        num_clients: K.
-        seed: of the draws of the result.
-        fisher: F, (P, P).
-        bound: the evidence's lower bound at λ, ().
-        added: each site's share of the acceleration, (P,).
-        reset: 1 if the last step was taken back, and sites are discarded.
-        path: the λ of past rounds.
-    """
-
-    natural: Tensor
-    prior_natural: Tensor
-    prior_delta: Tensor
-    change: Tensor
-    fraction: Tensor
-    share: Tensor
-    mean: Tensor
-    sd: Tensor
-    num_clients: Tensor
-    seed: Tensor
-    fisher: Tensor
-    bound: Tensor
-    added: Tensor
-    reset: Tensor
-    path: Path
+    natural: Tensor  # λ, (P,)
+    prior_natural: Tensor  # the prior's site, (P,)
+    prior_delta: Tensor  # its change in this round
+    change: Tensor  # Σ_k (λ_k - old λ_k), the prior's included
+    fraction: Tensor  # s, ()
+    share: Tensor  # of the clients, at work in the last round, ()
+    mean: Tensor  # of the guide's sites
+    sd: Tensor  # of the same
+    num_clients: Tensor  # K
+    seed: Tensor  # of the draws of the result
+    fisher: Tensor  # F, (P, P)
+    bound: Tensor  # the evidence's lower bound at λ, ()
+    added: Tensor  # each site's share of the acceleration, (P,)
+    reset: Tensor  # 1 if the last step was taken back, and sites are discarded
+    path: Path  # the λ of past rounds
 
 
 class Site(NamedTuple):
@@ -101,10 +133,7 @@ class Site(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the server tells clients of its step: s, each site's share of the acceleration, whether sites are discarded.
-
-    Leading axes are clients.
-    """
+    """What clients receive, (C, ...): s, a site's share of the acceleration, and whether sites are discarded."""
 
     fraction: Tensor
     added: Tensor
@@ -116,23 +145,8 @@ class Verdict(NamedTuple):
 class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
     """`FedEP(guide=function)`: a guide's own exponential families, by natural-gradient steps.
 
-    Args:
-        guide: a function of the model's arguments, or a `PyroModule`, whose global sites are exponential families.
-        num_points: draws behind expectations; even.
-        num_guide_draws: draws of the fitted guide that are kept, each returned once by `run`; None keeps as many
-            as it is asked for, and 4,000 at least.
-        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
-            more than this share.
-        damping: δ, in (0, 1].
-
     References:
         Khan & Lin (2017); Bui et al. (2018), Property 4.
-
-    Example:
-        >>> def guide(y):
-        ...     a = pyro.param("a", torch.tensor(3.0), constraint=constraints.positive)
-        ...     pyro.sample("rate", dist.Gamma(a, torch.tensor(1.0)))
-        >>> idata = pf.run(pf.FedEP(guide=guide), fed)
     """
 
     on_cpu: ClassVar[bool] = True

@@ -4,13 +4,11 @@
     t_k  of precision S_k and η_k = S_k m + (Λ_0 m - η_0) / K
 
 by the steps of `sites.online_newton` with the mean fixed, at each client by itself, which assumes that the other
-clients have its own curvature. The sites are such that q = t_0 Π t_k has its mean at the point: where averaging has
-stopped the prior and the likelihoods do not balance, and a single diagonal Newton step from there is too long. Later
-rounds correct the errors of the sites.
+clients have its own curvature; later rounds correct that. So q = t_0 Π t_k has its mean at the point: prior and
+likelihoods do not balance where averaging stops, and a diagonal Newton step from there is too long.
 
 As published (Guo et al., Section 3.2: "as in FedPA, we run a few rounds of FedAvg as burn-in before switching to
-FedEP") with `Averaging`: FedAvg by SGD, and S_k = α_cov N_k, with which the authors' code begins; no curvature is
-measured.
+FedEP") with `Averaging`: FedAvg by SGD, and S_k = α_cov N_k, with which the authors' code begins.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ from pyro_fed.conventions.nested_settings import Settings, explains_unknown, res
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.averaging.burn_in import BurnIn
-from pyro_fed.infer.averaging.fedavg import FedAvg
+from pyro_fed.infer.averaging.fedavg import BurnIn, FedAvg
 from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, as_state
 from pyro_fed.infer.sites.online_newton import FIRST_CURVATURE, OnlineNewton
@@ -92,13 +89,7 @@ class Averaging(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundsOfAveraging(FedAvg):
-    """`FedAvg` for a number of rounds.
-
-    Args:
-        rounds: number of rounds of averaging.
-
-    The others are those of `FedAvg`.
-    """
+    """`FedAvg` for a number of rounds."""
 
     rounds: int = 400
 
@@ -131,16 +122,7 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PointSites(SpreadGaussian):
-    """One round that gives every client a diagonal site at the point of a `FedAvg`.
-
-    Args:
-        averaging: what finds the point.
-        measured: the steps by which the curvature is measured.
-        scale: in place of measuring, the curvature of a row.
-
-    Example:
-        >>> pf.run(pf.FedEP(start="fedavg"), fed)
-    """
+    """One round that gives every client a diagonal site at the point of a `FedAvg`."""
 
     needs_all: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Partitioned variational inference.
+"""Partitioned variational inference, and streaming variational Bayes, one pass of it.
 
 Source: Kassab & Simeone, Algorithm 2, after Bui et al. (2018).
 
@@ -7,6 +7,14 @@ Source: Kassab & Simeone, Algorithm 2, after Bui et al. (2018).
 One client a round in turn ("sequential", as in the paper), or all at once ("synchronous", with backtracking). The
 local free energy is minimised by expected Newton steps, natural gradients of step one (`tilted.Newton`), or by Adam
 (`tilted.SVI`).
+
+Broderick et al. (2013), *Streaming variational Bayes*, Section 2.2, take one turn of each client, whose prior is the
+posterior of those before it. Every site is still one then, so that the cavity is q itself:
+
+    q_0 = p_0,    q_k ← arg min_q KL(q ‖ p_k q_(k-1)),    k = 1, ..., K
+
+It is exact for conjugate models; otherwise the result depends on the order of the clients, which further passes, as in
+`PVI`, correct.
 """
 
 from __future__ import annotations
@@ -15,13 +23,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import All, RoundRobin, Schedule
+from pyro_fed.codes import cures, sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown
 from pyro_fed.conventions.setting_checks import check_choice
+from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.guided import GuidedFedEP
+from pyro_fed.infer.ep.settings import ONE_PASS
+from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.tilted import Newton, TiltedInference
 
 Order = Literal["sequential", "synchronous"]
@@ -35,21 +49,7 @@ TURN = replace(TEN_STEPS, enough=0.1)
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class GuidedPVI(GuidedFedEP):
-    """`PVI(guide=function)`: one client in each round, in turn, and one natural-gradient step in each turn.
-
-    Args:
-        guide: a function of the model's arguments, or a `PyroModule`, whose global sites are exponential families.
-        num_points: draws behind expectations; even.
-        num_guide_draws: draws of the fitted guide that are kept, each returned once by `run`; None keeps as many
-            as it is asked for, and 4,000 at least.
-        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
-            more than this share.
-        damping: δ, in (0, 1].
-        order: "sequential" or "synchronous".
-
-    Example:
-        >>> idata = pf.run(pf.infer.PVI(guide=my_guide), fed)
-    """
+    """`PVI(guide=function)`: one client in each round, in turn, and one natural-gradient step in each turn."""
 
     order: Order = "sequential"
 
@@ -138,13 +138,84 @@ def rounds_of(order: Order, num_clients: int) -> int:
 
 
 def check_minimises(algorithm: EP) -> None:
-    """Refuse a client's inference that does not minimise its free energy, KL(q ‖ tilted density).
-
-    Raises:
-        SettingError: it is another.
-    """
+    """Refuse a client's inference that does not minimise its free energy, KL(q ‖ tilted density)."""
     if not algorithm.solver.minimises_free_energy:
         raise SettingError(
             f"{type(algorithm).__name__}: client must be 'newton', 'svi' or 'ivon', which minimise KL(q || tilted), "
             f"received {algorithm.client!r}; use FedEP for the others"
         )
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class StreamingVB(EP):
+    """Streaming variational Bayes: one pass over the clients, each with the posterior so far as its prior.
+
+    Args:
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
+        num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
+        client: how a client minimises its free energy: `pf.infer.tilted.Newton`, `pf.infer.tilted.SVI`, or its name;
+            "newton" is ten steps; "ivon" is taken on models of more than 1000 parameters if none is set.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
+    References:
+        Broderick, Boyd, Wibisono, Wilson & Jordan (2013), Streaming variational Bayes.
+
+    Example:
+        >>> idata = pf.run(pf.infer.StreamingVB(), fed)
+    """
+
+    remedy: ClassVar[str] = cures.OF_ONE_PASS
+
+    without: ClassVar[Mapping[str, str]] = {
+        "order": "clients take turns, one after the other; use PVI",
+        **dict.fromkeys(("start", "tolerance"), ONE_PASS),
+        **dict.fromkeys(("damping", "step_control"), "a client has one turn, which is taken whole; use PVI"),
+        "optimisers": "an optimiser has no second round to remember for",
+    }
+    shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
+
+    client: TiltedInference | str = TEN_STEPS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_minimises(self)
+
+    @property
+    def control(self) -> StepControl:
+        """The control without limits, because a turn is taken whole."""
+        return StepControl().without_limits()
+
+    def default_schedule(self) -> Schedule:
+        """One client in turn."""
+        return RoundRobin()
+
+    def default_rounds(self, num_clients: int) -> int:
+        """One turn of each client."""
+        return num_clients
+
+    def damping_for(self, clients: int) -> float:
+        """1: the whole change, whatever the client's inference."""
+        return 1.0
+
+    def unsettled(self, record: Record) -> list[Finding]:
+        """No warning: the last turn's move of q is not the remaining distance."""
+        return []
+
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
+        """Warnings about clients whose rows are only partly used, beside those of the last turn."""
+        turns = [(past.clients, float(past.info["fraction"][0])) for past in record.rounds if "fraction" in past.info]
+        partly = [record.client_names[k] for clients, taken in turns if taken < 1 for k in clients]
+        missing = set(record.client_names) - {record.client_names[k] for clients, _ in turns for k in clients}
+        notes = super().warnings(record, problem)
+        if partly:
+            notes.append(sentences.rows_went_in_partly(clients=partly))
+        if turns and missing:
+            notes.append(sentences.clients_had_no_turn(clients=sorted(missing)))
+        return notes

@@ -1,20 +1,17 @@
 """Groups of settings that algorithms of expectation propagation share; each takes those that have an effect on it.
 
-Damped            δ
-Optimising        optimisers of q and of the clients' sites in place of fractions
-Controlled        how expected Newton steps are accelerated and held back
-WarmStarted       where a run begins
-Guided            guides that are functions, which another algorithm federates
+    Converging     when a run has converged
+    Damped         δ
+    Optimising     optimisers of q and of the clients' sites in place of fractions
+    Controlled     how expected Newton steps are accelerated and held back
+    WarmStarted    where a run begins
+    Guided         guides that are functions, which another algorithm federates
 
-A network's rounds go by some of its rows first, then by four times as many, and finally by all of them (`as_of_more`).
-It needs many rounds, each at the cost of its rows, and a few rows are enough for most of the way. So rounds by
-some thousand rows are run to their end, and rounds by four times as many begin at their q: in each of D directions
-the posterior of these lies some 1.7 SDs away, and has half the SD.
-
-    q_n ∝ p_0 Π t_k       of n rows as a posterior of its own: few rows that counted as many would be learned by heart
-    q_4n ≈ q_n⁴           where rounds by 4 n rows begin, with an equal share of q_4n / p_0 for every client
-
-q_n⁴ raises the prior, too, which is a small error for a start if rows are many.
+A run that starts by "few_rows" begins at the q of rounds by a quarter of the rows, run to their end, and these by a
+quarter of theirs: a network needs many rounds, each at the cost of its rows. q_n ∝ p_0 Π t_k is that of n rows as a
+posterior of its own, since few rows that counted as many would be learned by heart. Rounds by 4 n rows begin at
+q_4n ≈ q_n⁴, with an equal share of q_4n / p_0 for every client; the true one lies some 1.7 SDs away in each of D
+directions, and has half the SD.
 """
 
 from __future__ import annotations
@@ -67,11 +64,7 @@ WARM_TOLERANCE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Converging(EP):
-    """Expectation propagation with a criterion of convergence.
-
-    Args:
-        tolerance: no mean has more than this many SDs left to go, and no SD more than this share.
-    """
+    """Expectation propagation with a criterion of convergence."""
 
     tolerance: float = 1e-3
 
@@ -80,29 +73,21 @@ class Converging(EP):
         check_positive(self, "tolerance")
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
-
-        If the clients' inference is random q never converges, and there is no criterion. The run also ends, without
-        convergence, when steps are rejected repeatedly or gain too little.
-        """
+        """Whether q is at rest (`findings.at_rest`); None for a random inference, whose q never is."""
         ended = super().converged(figures)
         return at_rest(figures, self.tolerance) if ended is None and self.solver.deterministic else ended
 
 
 @dataclass(frozen=True, kw_only=True)
 class Damped(EP):
-    """Expectation propagation with a setting for δ.
-
-    Args:
-        damping: δ, in (0, 1].
-    """
+    """Expectation propagation with a setting for δ."""
 
     damping: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "damping", allow_none=True)
-        if self.damping is not None and not self.server_optimises:
+        if self.damping is not None and self.server_optimiser is None:
             check_between(self, "damping", 0, 1)
 
     def damping_for(self, clients: int) -> float:
@@ -148,11 +133,7 @@ class Optimisers(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Optimising(Damped):
-    """Expectation propagation with optimisers of q and of the clients' sites.
-
-    Args:
-        optimisers: a `pf.infer.Optimisers`; None takes fractions.
-    """
+    """Expectation propagation with optimisers of q and of the clients' sites."""
 
     without: ClassVar[Mapping[str, str]] = {
         "server_optimiser": "it is that of optimisers=pf.infer.Optimisers(server=...)",
@@ -181,8 +162,8 @@ class Optimising(Damped):
 
     @property
     def prior_optimiser(self) -> Optimiser | None:
-        """The optimiser of the prior's site: the clients'."""
-        return self.client_optimiser
+        """The optimiser of the prior's site: the clients', or q's where clients have no sites."""
+        return self.server_optimiser if self.additive else self.client_optimiser
 
     @property
     def by_mean(self) -> bool:
@@ -190,19 +171,9 @@ class Optimising(Damped):
         return self.optimisers is not None and self.optimisers.changes == "mean"
 
     @property
-    def server_optimises(self) -> bool:
-        """Whether the server has an optimiser."""
-        return self.server_optimiser is not None
-
-    @property
     def is_product(self) -> bool:
         """Whether q = t_0 Π_k t_k holds, which it does not if an optimiser decides on steps of q or the sites."""
         return self.optimisers is None
-
-    @property
-    def bound_is_known(self) -> bool:
-        """Whether the server knows the lower bound; it does not use it if an optimiser decides on steps."""
-        return super().bound_is_known and self.is_product
 
     @property
     def rate(self) -> float:
@@ -214,10 +185,6 @@ class Optimising(Damped):
         if self.server_optimiser is None:
             return super().step_rule(clients)
         return Optimised(self.server_optimiser, self.prior_optimiser, self.rate, mean=self.by_mean)
-
-    def part_taken(self, after: State) -> float:
-        """The fraction by which `monitor` divides the change; 1 if an optimiser decides on the steps."""
-        return super().part_taken(after) if self.is_product else 1.0
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
         """What clients receive as of the other settings, and for changes="mean" each change's share."""
@@ -232,10 +199,7 @@ class Optimising(Damped):
         return notes if self._kept_product(record.figures) else [*notes, sentences.sites_are_not_the_quotient()]
 
     def _kept_product(self, figures: list[dict[str, float]]) -> bool:
-        """Whether q = t_0 Π_k t_k held: steps of q were the sum of the sites', by the same linear rule, none shortened.
-
-        Momentum adds up to the same only if no site missed a round; sites that no client keeps are q's own share.
-        """
+        """Whether q = t_0 Π_k t_k held: steps of q were the sum of the sites', by one linear rule, none shortened."""
         if self.is_product:
             return True
         plain = SGD(momentum=0.0)
@@ -243,7 +207,9 @@ class Optimising(Damped):
         if not isinstance(rule, SGD) or rule != (self.prior_optimiser or plain):
             return False
         rounds = [one for one in figures if one]
-        whole = all(not one["cut"] and (self.server_optimises or one["fraction"] >= self.rate) for one in rounds)
+        optimised = self.server_optimiser is not None
+        whole = all(not one["cut"] and (optimised or one["fraction"] >= self.rate) for one in rounds)
+        # Momentum adds up to the same only if no site missed a round; sites that no client keeps are q's own share.
         return whole and (rule == plain or self.additive or all(one["share"] == 1 for one in rounds))
 
     def client_state(self, sites: Gaussian) -> State:
@@ -265,11 +231,7 @@ class Optimising(Damped):
 
 @dataclass(frozen=True, kw_only=True)
 class Controlled(EP):
-    """Expectation propagation with settings of the acceleration and limits of expected Newton steps.
-
-    Args:
-        step_control: settings for client="newton".
-    """
+    """Expectation propagation with settings of the acceleration and limits of expected Newton steps."""
 
     step_control: StepControl = StepControl()
 
@@ -280,7 +242,7 @@ class Controlled(EP):
             raise SettingError(f"{name}: step_control must be a pf.infer.StepControl, received {self.step_control!r}")
         if not self.solver.newton_steps:
             refuse_unused(self, "it accelerates and holds back the steps of client='newton' alone", "step_control")
-        if self.server_optimises:
+        if self.server_optimiser is not None:
             refuse_unused(self, "the server's optimiser decides on its steps", "step_control")
 
     @property
@@ -295,11 +257,7 @@ class Controlled(EP):
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStarted(EP):
-    """Expectation propagation with settings of a run's start.
-
-    Args:
-        start: "laplace", "mode", "prior", "fedavg", a `pf.infer.Averaging`, "few_rows" or "auto".
-    """
+    """Expectation propagation with settings of a run's start."""
 
     start: Literal["auto", "laplace", "mode", "prior", "fedavg", "few_rows"] | Averaging = "auto"
 
@@ -335,11 +293,7 @@ class WarmStarted(EP):
         return self.solver.few_rows or num_rows
 
     def point_sites(self) -> Algorithm:
-        """The phase that gives the clients their sites at an averaged point.
-
-        Raises:
-            SettingError: q has a full covariance.
-        """
+        """The phase that gives the clients their sites at an averaged point; refuses a full covariance."""
         if self.structure == "full":
             raise SettingError(
                 f"{type(self).__name__}: sites at an averaged point are diagonal, and those of this model are full: "
@@ -359,18 +313,15 @@ class WarmStarted(EP):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from the warm start's sites, or from the prior with sites equal to one.
-
-        Raises:
-            ModelError: the mode is at infinity, or there are many, along a line.
-        """
+        """Start from the warm start's sites, or from the prior with sites equal to one."""
         if start is None:
             return super().init(problem, num_clients, generator, start)
         self._refuse_no_mode(problem, start)
         q, sites, prior = warm_sites(start, lambda q: self.narrowed(problem, q))
         if self.start == "few_rows":
             times = self.rows_of_rounds(problem.num_rows) / self.rows_before(problem)
-            q, share = as_of_more(q, prior, times, num_clients)
+            q = q.power(times)
+            share = q.quotient(prior).power(1.0 / num_clients)
             sites = flat_site(problem, self.structure, num_clients).product(add_batch_axis(share))
         shared, local = self.first_states(problem, q, prior, sites)
         return shared | self._network_thresholds(problem, shared, start), local
@@ -417,11 +368,7 @@ class Guided(EP):
             super()._take_covariance_from_guide()
 
     def delegate(self) -> Algorithm:
-        """This algorithm, or with a hand-written guide the one that federates the guide's families.
-
-        Raises:
-            SettingError: a setting that it does not take.
-        """
+        """This algorithm, or with a hand-written guide the one that federates the guide's families."""
         if not is_hand_written(self.guide):
             return self
         own_fields = {field.name for field in fields(self)}
@@ -440,11 +387,7 @@ class Guided(EP):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start as of the other settings.
-
-        Raises:
-            SettingError: the guide is hand-written, which another algorithm federates.
-        """
+        """Start as of the other settings; refuse a hand-written guide, which another algorithm federates."""
         if is_hand_written(self.guide):
             raise SettingError(f"{type(self).__name__}: a hand-written guide is federated by `delegate()`, as run does")
         return super().init(problem, num_clients, generator, start)
@@ -455,9 +398,8 @@ def warm_sites(
 ) -> tuple[Gaussian, Gaussian, Gaussian]:
     """q, sites (K,) and the prior's site of a federated Laplace approximation, from its last state.
 
-    If its curvature is not positive definite, or its point is no mode, q takes |H| (see `fedlaplace`) around the point,
-    narrowed by `narrowed`, and the sites share the difference equally, so that q = t_0 Π t_k holds; their first step
-    replaces them. So they do where the search ended at an edge, beyond which the prior has no site: t_0 is flat then.
+    Where its curvature is not positive definite, its point is no mode, or its prior has no site at an edge (t_0 is flat
+    then), q takes |H| around the point, `narrowed`, and the sites share the difference equally.
     """
     q, sites, prior = gaussian(start.shared), gaussian(start.local), gaussian(start.shared, "prior_")
     proper, indefinite = absolute(q)
@@ -468,9 +410,3 @@ def warm_sites(
     proper = narrowed(at_mean(proper, start.shared["point"]))
     apart = proper.quotient(prior.product(sites.product_over(0)))
     return proper, sites.product(apart.power(1.0 / len(sites.eta))), prior
-
-
-def as_of_more(q: Gaussian, prior: Gaussian, times: float, num_clients: int) -> tuple[Gaussian, Gaussian]:
-    """The start of rounds by `times` as many rows: q, and each client's share of its likelihood."""
-    sharper = q.power(times)
-    return sharper, sharper.quotient(prior).power(1.0 / num_clients)

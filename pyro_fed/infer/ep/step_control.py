@@ -1,30 +1,21 @@
-"""The step rule of expected Newton steps: their sum, held back or accelerated at the server.
+"""The step rule of expected Newton steps: their sum, taken back, held back or accelerated at the server.
 
-A diagonal precision P does not have the posterior's curvature H. If parameters are correlated (650 weights of positive
-pixels) the mean step P⁻¹r, with r the score of q's mean, is too long by up to the largest eigenvalue of P⁻¹H, which may
-be as large as D, and would need damping by an unknown constant. Worse, beyond q's spread the classes saturate, the
-curvature there vanishes, P falls, and the next step is longer still: q never returns, however many points its
-expectations have. So the diagonal steps of a part of the clients are held back in two ways:
+With all clients at work a step after which the evidence's lower bound has fallen is taken back (`ascent`), and
+Anderson's acceleration is added (`ops.anderson`).
+
+The steps of a part of the clients cannot be taken back. A diagonal precision P has not the posterior's curvature: with
+correlated parameters the mean step P⁻¹r, r the score of q's mean, is too long by up to a factor of D, and beyond q's
+spread the curvature of a likelihood that saturates vanishes, so that the next step is longer still. So diagonal steps
+are held back in two ways, P' being the precision after the step; neither has an effect near the solution:
 
     δ ≤ `reach` √D / ‖P'⁻¹r‖_P           no further than q itself reaches, where its expectations were taken;
     δ is halved for good where ‖r‖_{P'⁻¹} > `growth` times the shortest so far, and beyond `reach` √D
 
-with P the precision before and P' after the step. Near the solution neither has an effect. A full precision is
-Newton's, but from a wide q, such as the prior, the expected curvature of a likelihood that saturates is as small. Only
-the first rule applies to it: the step is halved until it is within reach.
+A full precision is halved until the step is within reach. If the clients' log-likelihoods must not be used
+(`combination.Bounded`), steps of all clients that reverse the one before are shortened by Aitken's rule (Irons & Tuck
+1969), with r' the last undamped step and r this one, in SDs; it can only shorten, whatever a client sends:
 
-If the clients' log-likelihoods are not to be used (`combination.Bounded`), so that no step can be taken back, and
-nothing is accelerated, steps that reverse the one before are shortened by Aitken's rule (Irons & Tuck 1969),
-
-    δ ← δ ⟨r', r' - r⟩ / ‖r' - r‖²  within [`LEAST_TURNING_SHARE`, 1],
-
-with r' the last undamped step and r this one, in SDs. It can only shorten a step, whatever a client sends: q is still a
-product of sites within their limits.
-
-With all clients at work Anderson acceleration (`ops.anderson`) is added instead: it removes the long steps' modes in
-fewer rounds than holding back takes, up to a few hundred parameters; if it does not, the run warns at its end.
-
-If the clients send E_q[log p_k], a step after which the evidence's lower bound has fallen is taken back: see `ascent`.
+    δ ← δ ⟨r', r' - r⟩ / ‖r' - r‖²  within [`LEAST_TURNING_SHARE`, 1]
 """
 
 from __future__ import annotations
@@ -40,8 +31,7 @@ from pyro_fed.conventions.nested_settings import Settings, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.ascent import Climb
-from pyro_fed.infer.ep.states import Server
-from pyro_fed.infer.ep.steps import Step, StepRule, largest_fractions
+from pyro_fed.infer.ep.steps import Server, Step, StepRule, largest_fractions
 from pyro_fed.infer.sites.gaussian_sites import drop_batch_axis, flat_like
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.anderson import acceleration, remember
@@ -49,15 +39,13 @@ from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.gaussian import Gaussian
 
 #: A reach that no step attains.
-UNHELD = 1e30
+UNLIMITED_REACH = 1e30
 #: Smallest factor on steps that reverse each other: q still covers 99 % of the way in 35 of them.
 LEAST_TURNING_SHARE = 0.125
 #: Rounds in the acceleration's history and its longest step if none are set, by structure.
 ACCELERATION = {"full": (4, 5.0), "diag": (20, 1e4)}
-
-
 #: Entries of the server's state that are NaN or infinite if nothing is recorded.
-UNKNOWN = frozenset({"shortest", "points_precision", "points_eta", "moves_precision", "moves_eta"})
+UNKNOWN = ascent.UNKNOWN | {"shortest", "points_precision", "points_eta", "moves_precision", "moves_eta"}
 
 
 @explains_unknown
@@ -100,51 +88,34 @@ class StepControl(Settings):
         check_positive(self, "growth", "reach", "fall")
 
     def evenly(self) -> StepControl:
-        """These settings without what depends on earlier steps, for changes with noise, which it would follow."""
+        """These settings without acceleration, which would follow the noise of changes."""
         return replace(self, memory=0)
 
     def without_limits(self) -> StepControl:
         """These settings without acceleration and without limits."""
-        return replace(self, memory=0, reach=UNHELD)
+        return replace(self, memory=0, reach=UNLIMITED_REACH)
 
 
 class Memory(NamedTuple):
-    """What the rule keeps of past rounds.
+    """What the rule keeps of past rounds."""
 
-    Args:
-        caution: factor on δ for diagonal steps of a part of the clients.
-        shortest: length of the shortest of these, in SDs; infinite before the first.
-        turning: factor on a step that reverses the one before.
-        turned: the last undamped step, in SDs, (2 D,); zero before the first.
-        points: q of the last rounds, oldest first, (M,); NaN where there is none.
-        moves: the undamped changes of these, (M,).
-        climb: the lower bounds.
-    """
-
-    caution: Tensor
-    shortest: Tensor
-    turning: Tensor
-    turned: Tensor
-    points: Gaussian
-    moves: Gaussian
-    climb: Annotated[Climb, ""]
+    caution: Tensor  # factor on δ for diagonal steps of a part of the clients
+    shortest: Tensor  # length of the shortest of these, in SDs; infinite before the first
+    turning: Tensor  # factor on a step that reverses the one before
+    turned: Tensor  # the last undamped step, in SDs, (2 D,); zero before the first
+    points: Gaussian  # q of the last rounds, oldest first, (M,); NaN where there is none
+    moves: Gaussian  # the undamped changes of these, (M,)
+    climb: Annotated[Climb, ""]  # the lower bounds
 
 
 @dataclass(frozen=True)
 class NewtonSteps(StepRule):
-    """The sum of expected Newton steps, taken back if the bound falls, held back if it is not known, and accelerated.
-
-    Args:
-        control: the user's settings.
-        damping: δ.
-        accelerates: whether each client's change is one step at q itself, as the acceleration needs.
-        takes_back: whether the clients send their parts of the bound, so that a step that lowers it is undone.
-    """
+    """The sum of expected Newton steps, taken back if the bound falls, held back if unknown, and accelerated."""
 
     control: StepControl
-    damping: float
-    accelerates: bool
-    takes_back: bool
+    damping: float  # δ
+    accelerates: bool  # whether each client's change is one step at q itself, as the acceleration needs
+    takes_back: bool  # whether the clients send their parts of the bound, so that a step that lowers it is undone
 
     def memory(self, q: Gaussian) -> State:
         """The state with no best q, an empty history, and nothing held back."""
@@ -162,18 +133,12 @@ class NewtonSteps(StepRule):
         )
 
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
-        """q Π_k (Δ_k)^s_k and the acceleration's addition; or a q to try in place of one at which the bound has fallen.
-
-        It has four parts: take back if the bound fell (`ascent`); hold back a step that could not be undone; take the
-        largest fraction that leaves q a distribution; accelerate, if nothing of the step was held back.
-        """
+        """The step q Π_k (Δ_k)^s_k with the acceleration's addition, or to a q in place of a rejected one."""
         q, move, memory = server.q, changes.product_over(0), entries_as(Memory, server.memory)
         everyone = len(changes.eta) - 1 == int(server.num_clients)
         radius = torch.inf
         if self.takes_back and everyone and bound is not None:
             climb = memory.climb.with_bound(bound)
-            if bool(climb.slow):
-                return self._back_to(climb.highest(q, bound), server, changes, climb)
             if (back := climb.way_back(q, bound, self.control.fall)) is not None:
                 return self._back_to(back[0], server, changes, back[1])
             if bool(bound.isfinite()):
@@ -194,17 +159,14 @@ class NewtonSteps(StepRule):
         return Step(new, drop_batch_axis(taken), fractions[1:], added, kept, cut=within < share)
 
     def _back_to(self, new: Gaussian, server: Server, changes: Gaussian, climb: Climb) -> Step:
-        """Another q, whose sites are equal shares of it, as before any round.
-
-        Sites from the rejected q are of no use: clients' changes relative to them would look like outliers.
-        """
+        """The step to another q, with equal shares of it as sites: changes of older ones would look like outliers."""
         before = entries_as(Memory, server.memory)._replace(climb=climb)
         memory = server.memory | as_entries(self._without_history(before, server.q))
         skipped, added = new.eta.new_zeros(len(changes.eta) - 1), new.quotient(server.prior)
         return Step(new, flat_like(new), skipped, added, memory, cut=bool(server.cut), reset=True)
 
     def _held_back(self, memory: Memory, q: Gaussian, move: Gaussian, everyone: bool) -> tuple[float, Memory]:
-        """The factor on δ for a step that cannot be undone later, and what is kept of it."""
+        """The factor on δ for a step that cannot be undone later, and the memory with it."""
         control = self.control
         if everyone and q.dense and control.memory != 0:
             memory = _with_turn(memory, q, move)

@@ -1,4 +1,4 @@
-"""Step rules of expectation propagation: how far the server follows the clients' changes in a round.
+"""Step rules of expectation propagation: how far the server follows the clients' changes in a round; its state.
 
     q ← q Π_k (Δ_k)^s_k,    t_k ← t_k (Δ_k)^s_k,    k = 0 the prior          Guo et al., Algorithms 3 and 4
 
@@ -6,45 +6,76 @@ Prior and sites move by the same fractions, so q = t_0 Π_k t_k holds in every r
 
     Backtracked    all s_k are the largest fraction up to the damping δ that leaves q a distribution
     Optimised      q follows an optimiser of the product of the changes (Section 2.2.3)
-    NewtonSteps    Backtracked, held back and accelerated; for expected Newton steps (`newton_steps`)
+    NewtonSteps    Backtracked, held back and accelerated; for expected Newton steps (`step_control`)
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
-from pyro_fed.infer.ep.states import Server
-from pyro_fed.infer.sites.gaussian_sites import drop_batch_axis, flat_like
+from pyro_fed.infer.sites.gaussian_sites import as_state, drop_batch_axis, flat_like, is_finite
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 
+#: Entry of a client's state for the change that it has sent, until it knows the part that was taken.
+CHANGE = "delta_"
 #: Prefix of the state of the optimiser that moves the prior's site.
 PRIOR_OPTIM = "prior_optim"
 
 
+@dataclass(frozen=True)
+class Server:
+    """The server's state between rounds, as a record of its entries (`sites.records`)."""
+
+    q: Annotated[Gaussian, ""]  # the approximation, q = t_0 Π_k t_k
+    prior: Gaussian  # t_0
+    prior_change: Annotated[Gaussian, "prior_delta_"]  # Δ_0 of this round
+    prior_value: Tensor  # E_q[log p_0]
+    skips_prior: Annotated[Tensor, "prior_known"]  # whether rounds compute neither, t_0 being the same at every q
+    num_clients: Tensor  # K, an integer
+    fractions: Tensor  # s_k of the last round's clients, (C,)
+    added: Gaussian  # the addition of acceleration to q besides the changes; each site has an equal share of it
+    reset: Tensor  # 1 if the last round went back: sites are discarded, and `added` replaces them
+    cut: Tensor  # 1 if the last step was shortened
+    memory: State  # the step rule's state, and further entries of derived algorithms
+
+    def lower_bound(self, messages: State) -> Tensor | None:
+        """The bound Σ_k E_q[log p_k] + E_q[log p_0] + H(q), (), NaN if a part is; None without the clients' values."""
+        if "value" not in messages:
+            return None
+        sound = messages["usable"].all() & is_finite(self.prior_change)
+        value = self.prior_value + messages["value"].sum() + self.q.entropy()
+        return torch.where(sound, value, torch.nan)
+
+    def feedback(self, clients: int) -> State:
+        """What the round's clients receive, (C, ...): s_k, whether sites are discarded, their share of `added`."""
+        shares = as_state(self.added.power(1.0 / clients), "share_")
+        each = {name: part.expand(clients, *part.shape) for name, part in shares.items()}
+        return {"fraction": self.fractions, "reset": self.reset.expand(clients), **each}
+
+    def figures(self) -> dict[str, float]:
+        """The smallest fraction taken, sites skipped, whether the step was cut, and the share of clients at work."""
+        return {
+            "fraction": float(self.fractions.min()),
+            "skipped": float((self.fractions == 0).sum()),
+            "cut": float(self.cut),
+            "share": len(self.fractions) / int(self.num_clients),
+        }
+
+
 class Step(NamedTuple):
-    """The server's step from a round's changes.
+    """The server's step from a round's changes; see `Server` for `added`, `memory`, `cut` and `reset`."""
 
-    Attributes:
-        q: after the round.
-        prior_taken: (Δ_0)^s_0.
-        client_fractions: s_k of the clients' changes, (C,), float64; 0 is skipped.
-        added: the addition to q besides the changes, an equal share for each site.
-        memory: the rule's state.
-        cut: whether the step was shortened.
-        reset: whether sites are discarded, so that `added` replaces them.
-    """
-
-    q: Gaussian
-    prior_taken: Gaussian
-    client_fractions: Tensor
+    q: Gaussian  # after the round
+    prior_taken: Gaussian  # (Δ_0)^s_0
+    client_fractions: Tensor  # s_k of the clients' changes, (C,), float64; 0 is skipped
     added: Gaussian
     memory: State
     cut: bool = False
@@ -74,20 +105,12 @@ class StepRule(ABC):
 
     @abstractmethod
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
-        """One round's step from the server's state.
-
-        `changes` are Δ of the prior's site, the first, and of the clients', (1 + C,). `bound` is the evidence's lower
-        bound at q, (), NaN if an expectation or derivative is not finite, and None if clients do not send it.
-        """
+        """The step by the changes Δ of the prior's site and the clients', (1 + C,), and `Server.lower_bound`."""
 
 
 @dataclass(frozen=True)
 class Backtracked(StepRule):
-    """The largest common fraction of all changes, up to δ, that leaves q a distribution.
-
-    Args:
-        damping: δ.
-    """
+    """The largest common fraction of all changes, up to the damping δ, that leaves q a distribution."""
 
     damping: float
 
@@ -103,27 +126,20 @@ class Backtracked(StepRule):
 class Optimised(StepRule):
     """An optimiser's step of q along the product of the changes, backtracked.
 
-    The prior's site moves as a client's does: what q takes of its change later, the site has to take later too, or the
-    prior says the same again.
-
-    Args:
-        optimiser: of q's natural parameters.
-        site_optimiser: of a site's; None takes δ of its change.
-        rate: their learning rate.
-        mean: whether the input is the mean of the clients' changes, in place of their sum.
+    The prior's site moves as a client's does: what q takes of its change later, the site has to take later too.
     """
 
-    optimiser: Optimiser
-    site_optimiser: Optimiser | None
-    rate: float
-    mean: bool
+    optimiser: Optimiser  # of q's natural parameters
+    site_optimiser: Optimiser | None  # of the prior's site; None takes δ of its change
+    rate: float  # their learning rate
+    mean: bool  # whether the input is the mean of the clients' changes, in place of their sum
 
     def memory(self, q: Gaussian) -> State:
         """The optimisers' states before the first round, of q and of the prior's site."""
-        first = prefixed(OPTIM, self.optimiser.init(_natural(q), self.rate))
+        first = prefixed(OPTIM, self.optimiser.init(as_state(q), self.rate))
         if self.site_optimiser is None:
             return first
-        return {**first, **prefixed(PRIOR_OPTIM, self.site_optimiser.init(_natural(q), self.rate))}
+        return {**first, **prefixed(PRIOR_OPTIM, self.site_optimiser.init(as_state(q), self.rate))}
 
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
         """The step q optim(Π_k Δ_k), and that of the prior's site."""
@@ -145,11 +161,7 @@ class Optimised(StepRule):
 
 
 def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:
-    """The fraction s_k of each change (C,) that leaves q a distribution, float64; 0 is skipped.
-
-    It is the same for all, up to `damping`, if the product of all changes has one. Otherwise they are taken one after
-    the other, each with its own largest fraction.
-    """
+    """The fractions s_k (C,) up to δ that leave q a distribution: one for all, or if there is none, one by one."""
     joint, count = float(backtrack(q, changes.product_over(0), max_fraction=damping)), len(changes.eta)
     if joint > 0:
         return torch.full((count,), joint, dtype=torch.float64, device=q.eta.device)
@@ -178,9 +190,5 @@ def _optimised(
     optimiser: Optimiser, rate: float, at: Gaussian, change: Gaussian, memory: State
 ) -> tuple[Gaussian, State]:
     """optim(Δ), the optimiser's step of a Gaussian along its change, and the optimiser's state after it."""
-    step, after = optimiser.step(_natural(at), _natural(change), memory, rate)
+    step, after = optimiser.step(as_state(at), as_state(change), memory, rate)
     return type(at)(step["precision"], step["eta"]), after
-
-
-def _natural(q: Gaussian) -> dict[str, Tensor]:
-    return {"precision": q.precision, "eta": q.eta}

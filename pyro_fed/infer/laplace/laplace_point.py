@@ -1,4 +1,4 @@
-"""What federated Newton's method knows at a point: the step from there, how its curvature falls, and its verdict.
+"""What federated Newton's method keeps and knows at a point: its state, the step from there, and when to turn back.
 
 See `fedlaplace` for the letters and the source.
 """
@@ -6,13 +6,13 @@ See `fedlaplace` for the letters and the source.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.laplace.states import Server
 from pyro_fed.infer.sites.gaussian_sites import absolute
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian
@@ -25,29 +25,100 @@ ESCAPING = 100.0
 #: If the curvature is not positive definite, a Newton step shorter than this, in SDs of |H|, is at a saddle.
 SADDLE = 1.0
 #: A mode search that has lost this many nats of mass, log f - log|H|^(1/2), since a point where H was positive
-#: definite, and has not converged, has left the posterior for a spike: the density rises there without limit while its
-#: volume vanishes faster, as where a hierarchy's scale goes to zero. The spike holds less than a thousandth of the
-#: mass.
+#: definite, and has not converged, has left the posterior for a spike, as where a hierarchy's scale goes to zero. The
+#: spike holds less than a thousandth of the mass.
 LOST_MASS = 7.0
 #: The same where H was not positive definite, with a limit on the points without a larger mass: masses by |H| may be
 #: wrong by some nats.
 LOST_ROUGHLY, POINTS = 20.0, 5
 
 
-def mode_level(state: State) -> float:
-    """The log density at the point of a federated Laplace approximation, -inf if that is not known.
+class Line(NamedTuple):
+    """What the server sends: a point θ and Newton's direction d, both (D,) or (C, D), and the aim s, () or (C,)."""
 
-    The last state of a mode search that has turned back and not converged has the value of another point.
-    """
+    point: Tensor
+    direction: Tensor
+    aim: Tensor
+
+    @property
+    def end(self) -> Tensor:
+        """The point aimed at, (D,) or (C, D)."""
+        return self.point + self.aim.unsqueeze(-1) * self.direction
+
+    def trials(self, fractions: tuple[float, ...]) -> Tensor:
+        """The points at all fractions of the direction, (C, L, D)."""
+        shares = self.point.new_tensor(fractions).unsqueeze(-1)
+        return self.point.unsqueeze(1) + shares * self.direction.unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server's state."""
+
+    point: Tensor  # θ
+    direction: Tensor  # d; zero where curvature and score at θ are not known yet
+    value: Tensor  # f(θ)
+    decrement: Tensor  # length of the next Newton step in SDs
+    length: Tensor  # the same, of the part of it that is tried
+    fall: Tensor  # minus the log ratio of the curvatures along the last step, a posterior SD
+    indefinite: Tensor  # 1 if H was not positive definite
+    most_mass: Tensor  # largest mass f |H|^(-1/2) of a point where H was positive definite, as a logarithm
+    best_point: Tensor  # the point of `most_mass`
+    rough_mass: Tensor  # the same of all points, by |H|
+    rough_point: Tensor  # the point of `rough_mass`
+    fruitless: Tensor  # points since `rough_point`
+    back: Tensor  # 1 if the search has left the mass and turned back
+    aim: Tensor  # the fraction that is aimed at
+    transformed: Tensor  # 1 for entries that are logarithms or logits, (D,)
+    num_clients: Tensor  # K, an integer
+    prior_value: Tensor  # log p_0 at the line's points, (L,)
+    q: Annotated[Gaussian, ""]  # H and its η, at the last point whose curvature is known
+    prior: Gaussian  # the prior's site at the point aimed at
+    rounding: Tensor  # share of f that is rounding
+
+    @property
+    def line(self) -> Line:
+        """The line that is sent."""
+        return Line(self.point, self.direction, self.aim)
+
+
+def first_server(
+    point: Tensor, site: Gaussian, transformed: Tensor, num_clients: int, trials: int, rounding: float
+) -> Server:
+    """The server before the first round, which knows only the point; `site` is flat, and `trials` L of the line."""
+    zero, unknown = point.new_zeros(()), point.new_tensor(-torch.inf)
+    return Server(
+        point=point,
+        direction=torch.zeros_like(point),
+        value=unknown,
+        decrement=-unknown,
+        length=-unknown,
+        fall=zero,
+        indefinite=zero,
+        most_mass=unknown,
+        best_point=point,
+        rough_mass=unknown,
+        rough_point=point,
+        fruitless=zero,
+        back=zero,
+        aim=torch.ones_like(point[0]),
+        transformed=transformed.to(point),
+        num_clients=torch.tensor(num_clients),
+        prior_value=point.new_zeros(trials),
+        q=site,
+        prior=site,
+        rounding=point.new_tensor(rounding),
+    )
+
+
+def mode_level(state: State) -> float:
+    """The log density at a federated Laplace approximation's point; -inf if unknown, as on the way back to a point."""
     on_the_way = bool(state.get("back", False)) and bool(state["decrement"] > 0)
     return float(state["value"]) if "value" in state and not on_the_way else -math.inf
 
 
 def state_after_arrival(server: Server, sites: Gaussian, value: Tensor) -> Server:
-    """The state at the point aimed at, whose curvature is known; or at the point of most mass, if the search left it.
-
-    `sites` are the clients' there, (K,), and `value` is the log posterior there.
-    """
+    """The state at the point aimed at, by the clients' sites and f there; or back at the point of most mass."""
     q = sites.product_over(0).product(server.prior)
     point = server.line.end
     metric, indefinite = absolute(q)
@@ -89,10 +160,7 @@ def _way_back(server: Server, mass: Tensor) -> Tensor | None:
 
 
 def _outward(q: Gaussian, score: Tensor) -> Tensor:
-    """A step off a saddle: along the most negative curvature, one SD of |H| long, uphill if there is a slope.
-
-    It is zero if no scaled curvature is below -`MIN_EIGENVALUE`: a flat direction is no escape.
-    """
+    """A step off a saddle: along the most negative curvature, one SD of |H| long, uphill; zero if none is negative."""
     matrix = q.precision if q.dense else q.precision.diag_embed()
     scale = matrix.diagonal().abs().sqrt()
     scale = torch.where(scale > 0, scale, scale.amax().clamp_min(MIN_EIGENVALUE))

@@ -13,8 +13,7 @@ from pyro_fed.algorithm.combination_check import all_hear_all
 from pyro_fed.algorithm.contributions import BoundedMessages, SentMessages
 from pyro_fed.algorithm.states import State
 from pyro_fed.infer.peers.screening import centre_of, screened_changes
-from pyro_fed.infer.sites.contributions import SiteContributions, held_changes
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.sites.gaussian_sites import SiteContributions, as_state, gaussian, held_changes
 from pyro_fed.ops.gaussian import Gaussian
 
 

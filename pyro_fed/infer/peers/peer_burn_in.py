@@ -12,7 +12,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
-from pyro_fed.infer.averaging.burn_in import BurnIn
+from pyro_fed.infer.averaging.fedavg import BurnIn
 from pyro_fed.infer.peers.p2p_fedavg import P2PFedAvg
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from pyro_fed.algorithm.combination import MIN_COHORT, Bounded
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
-from pyro_fed.infer.sites.contributions import held_changes
+from pyro_fed.infer.sites.gaussian_sites import held_changes
 from pyro_fed.ops.gaussian import Gaussian
 
 

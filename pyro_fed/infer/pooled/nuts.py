@@ -1,14 +1,8 @@
 """The No-U-Turn Sampler on the pooled data: Pyro's own kernel on the compiled density.
 
-The reference that federated results are compared with. Pyro's `NUTS` (Hoffman & Gelman 2014, with the
-multinomial sampling, the windows of adaptation and the step-size search of Stan) works on the potential U(z)
-= -log p(z, y) over the flat, unconstrained vector; a leapfrog step is one compiled function instead of a run
-of the model.
-
-Chains run one after the other, each from its own start and with its own seed, so that a chain's draws do not
-depend on how many there are.
-
-Letters: z unconstrained vector (D,), U potential, H = U + kinetic energy.
+The reference that federated results are compared with (Hoffman & Gelman 2014, with the multinomial sampling, the
+windows of adaptation and the step-size search of Stan). Chains run one after the other, each from its own start and
+with its own seed, so that a chain's draws do not depend on how many there are.
 
 Deviations from Pyro: one site "z" stands for all sites, so `full_mass=True` is one dense matrix over all of
 them. `energy` is H at the beginning of a trajectory, which is H at its end up to the integrator's error; `tree_depth`
@@ -26,7 +20,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.codes import cures
+from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
@@ -34,10 +28,54 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import PartialWork
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
-from pyro_fed.infer.pooled.nuts_diagnostics import trajectory_figures, trajectory_warnings
-from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, Stopped
+from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, Chains, Potential, Stopped
 from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.ops.arviz_versions import bfmi, ess, rhat
+
+#: R-hat above which chains have not mixed (Vehtari et al. 2021); BFMI below which energies are explored badly.
+LARGEST_RHAT = 1.01
+SMALLEST_BFMI = 0.3
+#: Share of draws with the deepest tree above which a run warns.
+OFTEN_DEEPEST = 0.05
+#: Number of draws in a chain above which R-hat, ESS and BFMI are meaningful.
+FEWEST_DRAWS = 50
+
+
+def trajectory_figures(message: State, max_tree_depth: int) -> State:
+    """Divergences, saturated trees, and the worst R-hat, ESS and BFMI, each (1,), of chains (1, chains, S, ...)."""
+    figures = {
+        "divergences": message["diverging"].sum().double(),
+        "deepest_trees": (message["tree_depth"] >= max_tree_depth).double().mean(),
+    }
+    draws = message["draws"][0].double().numpy()
+    num_chains, num_samples = draws.shape[:2]
+    if num_samples >= FEWEST_DRAWS:
+        energy = message["energy"][0].double().numpy()
+        figures["bfmi_min"] = torch.tensor(float(bfmi(energy).min()))
+        figures["ess_min"] = torch.tensor(float(ess(draws).min()))
+        if num_chains > 1:
+            figures["rhat_max"] = torch.tensor(float(rhat(draws).max()))
+    return {name: value.reshape(1) for name, value in figures.items()}
+
+
+def trajectory_warnings(record: Record, problem: Problem) -> list[Finding]:
+    """Warnings, with cures, about divergences, saturated trees, chains that have not mixed and unexplored energies."""
+
+    def last(name: str, default: float) -> float:
+        values = record.last(name)
+        return float(values[0]) if len(values) else default
+
+    divergences, deepest = last("divergences", 0), last("deepest_trees", 0)
+    rhat, bfmi = last("rhat_max", 1.0), last("bfmi_min", 1.0)
+    struggled = divergences > 0 or rhat > LARGEST_RHAT or bfmi < SMALLEST_BFMI
+    hints = problem.traits.funnel_hint if struggled else []
+    return [
+        *([sentences.trajectories_diverged(trajectories=divergences)] if divergences > 0 else []),
+        *([sentences.trees_saturated(share=deepest)] if deepest > OFTEN_DEEPEST else []),
+        *([sentences.chains_not_mixed(r_hat=rhat, limit=LARGEST_RHAT)] if rhat > LARGEST_RHAT else []),
+        *([sentences.energies_badly_explored(bfmi=bfmi, limit=SMALLEST_BFMI)] if bfmi < SMALLEST_BFMI else []),
+        *(sentences.funnel_is_likely(hint=hint) for hint in hints),
+    ]
 
 
 @explains_unknown
@@ -144,16 +182,16 @@ class NUTS(Algorithm):
             potential=Potential(self.temperature),
         )
         try:
-            found = chains.run(problem, data.full_batch(), shared["draws"][0, :, -1], noise[:, 0])
+            draws = chains.run(problem, data.full_batch(), shared["draws"][0, :, -1], noise[:, 0])
         except Stopped as stop:
             message, info = self._message(stop.chain)
             raise PartialWork(message, info) from stop
-        message, info = self._message(found)
+        message, info = self._message(draws)
         return message, {}, info
 
-    def _message(self, found: State) -> tuple[State, State]:
+    def _message(self, draws: State) -> tuple[State, State]:
         """The chains (1, chains, S, ...) and their diagnostics, (1,)."""
-        message = {name: value[None] for name, value in found.items()}
+        message = {name: value[None] for name, value in draws.items()}
         return message, trajectory_figures(message, self.max_tree_depth)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:

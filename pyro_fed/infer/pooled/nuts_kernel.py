@@ -1,29 +1,43 @@
-"""Pyro's NUTS kernel with its leapfrog step as one compiled function.
+"""Pyro's NUTS kernel with its leapfrog step as one compiled function, and chains of it.
 
 Pyro's kernel keeps the doubling, the adaptation and the random numbers; replaced are the tree that a doubling adds (its
 recursion, on flat vectors in place of dictionaries of sites: the same choices by the same random numbers), and its
 leaf:
 
-    r½ = r - ε/2 ∇U(z),   z' = z + ε M⁻¹ r½,   r' = r½ - ε/2 ∇U(z'),   H' = U(z') + |p'|²/2,   p' = M^(-1/2)
-    r'
+    r½ = r - ε/2 ∇U(z),   z' = z + ε M⁻¹ r½,   r' = r½ - ε/2 ∇U(z'),   H' = U(z') + |p'|²/2,   p' = M^(-1/2) r'
 
-and what Pyro computes from H' (the weight of the leaf, its acceptance probability, whether it diverges).
-Letters as in Pyro: z position, r momentum, p `unscaled` momentum, M mass matrix, `root` M^(-1/2) (a vector if M is
-diagonal), ε `step`.
+and what Pyro computes from H' (the weight of the leaf, its acceptance probability, whether it diverges). The potential
+
+    U(z) = -(w log p(z) + log p(y | z) / α)
+
+has the prior to the power w (1, or a share of it in consensus Monte Carlo) and the likelihood to 1/α.
+
+Letters as in Pyro: z unconstrained position (D,), r momentum, p `unscaled` momentum, M mass matrix, `root` M^(-1/2) (a
+vector if M is diagonal), ε `step`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyro
 import pyro.infer.mcmc as mcmc
 import torch
 from numpy.typing import NDArray
 from pyro.infer.mcmc.nuts import _TreeInfo
 from torch import Tensor
+from torch.func import grad_and_value
+from torch.utils import _pytree as pytree
+
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions import progress
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch
 
 #: Statistics of a trajectory, under ArviZ's names.
 STATISTICS = ("energy", "diverging", "acceptance_rate", "step_size", "tree_depth", "n_steps")
@@ -31,6 +45,8 @@ STATISTICS = ("energy", "diverging", "acceptance_rate", "step_size", "tree_depth
 SITE, BLOCK = "z", ("z",)
 #: An error in H of this many nats is a divergence, as in Pyro and Stan.
 DIVERGENCE = 1000.0
+#: Leapfrog steps of a tree of five doublings, a usual number.
+LEAPFROGS_A_DRAW = 31
 
 
 class Leaf(NamedTuple):
@@ -67,29 +83,17 @@ def leapfrog(
 
 
 class Tree(NamedTuple):
-    """Leaves in one direction of time.
+    """Leaves in one direction of time."""
 
-    Attributes:
-        first: p of the first leaf, (D,).
-        last: the leaf at the other end.
-        proposal: one of the leaves, drawn by their weights.
-        momentum: the sum of all p, (D,).
-        weight: log Σ exp -H, from H at the beginning of the trajectory.
-        turning: whether it has made a U-turn.
-        diverging: whether H has diverged.
-        acceptance: sum of the acceptance probabilities.
-        leaves: number of leaves.
-    """
-
-    first: NDArray[Any]
-    last: Leaf
-    proposal: Leaf
-    momentum: NDArray[Any]
-    weight: Any
-    turning: bool
-    diverging: bool
-    acceptance: Any
-    leaves: int
+    first: NDArray[Any]  # p of the first leaf, (D,)
+    last: Leaf  # the leaf at the other end
+    proposal: Leaf  # one of the leaves, drawn by their weights
+    momentum: NDArray[Any]  # the sum of all p, (D,)
+    weight: Any  # log Σ exp -H, from H at the beginning of the trajectory
+    turning: bool  # whether it has made a U-turn
+    diverging: bool  # whether H has diverged
+    acceptance: Any  # sum of the acceptance probabilities
+    leaves: int  # number of leaves
 
 
 def turning(first: NDArray[Any], last: NDArray[Any], momentum: NDArray[Any]) -> bool:
@@ -188,8 +192,8 @@ class CompiledNUTS(mcmc.NUTS):
     def _draw(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """The next position, by Pyro's kernel."""
         untyped: Any = self
-        found: dict[str, Tensor] = untyped.sample(params)
-        return found
+        position: dict[str, Tensor] = untyped.sample(params)
+        return position
 
     def transition(self, params: dict[str, Tensor]) -> dict[str, Any]:
         """One draw after warm-up, (D,), with its statistics."""
@@ -211,11 +215,7 @@ class CompiledNUTS(mcmc.NUTS):
         }
 
     def run(self, start: Tensor, warmup: int, samples: int, tick: Callable[[], Any]) -> dict[str, Tensor]:
-        """Run a chain from `start` (D,): `draws` (samples, D) and its statistics, each (samples,).
-
-        Raises:
-            Stopped: Ctrl-C after warm-up; it has the draws so far.
-        """
+        """Run a chain from `start` (D,): `draws` (samples, D) and its statistics; Ctrl-C raises `Stopped`."""
         params = self.initial_params = {SITE: start}
         self._warmup = warmup
         untyped: Any = self
@@ -261,3 +261,96 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *upstream: Tensor) -> tuple[Tensor, None]:
         return upstream[0] * context.saved_tensors[0], None
+
+
+@dataclass(frozen=True)
+class Potential:
+    """U and its gradient, with α `temperature` and w `prior_power`."""
+
+    temperature: float = 1.0
+    prior_power: float = 1.0
+
+    def value_and_gradient(self, problem: Problem, z: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """∇U(z) and U(z): z (D,) → (D,), ()."""
+
+        def potential(one: Tensor) -> Tensor:
+            if self.prior_power == 1.0:
+                log_density = problem.log_joint(one, batch, self.temperature)
+            else:
+                log_prior, pointwise = problem.log_parts(one, batch.rows)
+                log_density = self.prior_power * log_prior + (pointwise * batch.weight).sum() / self.temperature
+            # A float64 constant of the model makes it another dtype, and Pyro's kernel mixes none.
+            return -log_density.to(one.dtype)
+
+        return grad_and_value(potential)(z)
+
+    def leapfrog(self, problem: Problem, *state_and_batch: Any) -> tuple[Tensor, ...]:
+        """A leapfrog step, see `nuts_kernel.leapfrog`; a batch comes last."""
+        *state, batch = state_and_batch
+        return tuple(leapfrog(lambda z: self.value_and_gradient(problem, z, batch), *state))
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Settings of chains."""
+
+    num_samples: int  # kept draws of each chain
+    warmup_steps: int  # draws before the kept ones
+    target_accept_prob: float  # acceptance to which the step size is adapted
+    max_tree_depth: int  # at most 2^max_tree_depth - 1 leapfrog steps for each draw
+    full_mass: bool  # adapt a dense mass matrix instead of a diagonal one
+    potential: Potential  # U
+
+    def run(self, problem: Problem, batch: Batch, points: Tensor, seeds: Tensor, label: str = "NUTS") -> State:
+        """Run chains one after the other from `points` (chains, D): `draws` (chains, S, D) and `STATISTICS`.
+
+        `batch` has a client axis of one. Ctrl-C raises `Stopped` with whole chains, or else the draws of the first.
+        """
+        density = self._density(problem, batch, len(points))
+        total = (self.warmup_steps + self.num_samples) * len(points)
+        bar = progress.begin(label, total, "draw", shown=problem.progress, inner=True)
+        with bar, pyro.validation_enabled(False), torch.random.fork_rng(devices=[]):
+            chains: list[State] = []
+            try:
+                for chain, (point, seed) in enumerate(zip(points, seeds.tolist(), strict=True)):
+                    where = f"chain {chain + 1} of {len(points)}"
+                    torch.manual_seed(seed)
+                    chains.append(self._chain(density, point, partial(bar.advance, where)))
+            except KeyboardInterrupt as stop:
+                begun = [stop.chain] if isinstance(stop, Stopped) and len(stop.chain["draws"]) else []
+                if not (chains or begun):
+                    raise
+                raise Stopped(_stack_chains(chains or begun)) from stop
+        return _stack_chains(chains)
+
+    def _chain(self, density: Density, point: Tensor, tick: Callable[[], None]) -> State:
+        kernel = CompiledNUTS(
+            density,
+            target_accept_prob=self.target_accept_prob,
+            max_tree_depth=self.max_tree_depth,
+            full_mass=self.full_mass,
+        )
+        with torch.enable_grad():
+            return kernel.run(point.clone(), self.warmup_steps, self.num_samples, tick)
+
+    def _density(self, problem: Problem, batch: Batch, num_chains: int) -> Density:
+        gradient = problem.mapped(self.potential.value_and_gradient, (0, BATCHES))
+        vector = (problem.dim,)
+        shapes = (vector, vector, vector, 2 * vector if self.full_mass else vector, (), ())
+        state = (torch.zeros(1, *shape, dtype=problem.dtype) for shape in shapes)
+        calls = LEAPFROGS_A_DRAW * num_chains * (self.warmup_steps + self.num_samples)
+        step = problem.flat(self.potential.leapfrog, (*[0] * 6, BATCHES), (*state, batch), calls)
+        rows = pytree.tree_leaves(batch)
+
+        def value_and_gradient(z: Tensor) -> tuple[Tensor, Tensor]:
+            slope, value = gradient(z[None], batch)
+            return slope[0], value[0]
+
+        def leapfrog_step(*state: Tensor) -> Leaf:
+            return Leaf(*step(*state, *rows))
+
+        return Density(value_and_gradient, leapfrog_step)
+
+
+def _stack_chains(chains: list[State]) -> State:
+    return {name: torch.stack([chain[name] for chain in chains]) for name in chains[0]}

@@ -125,9 +125,9 @@ class SVI(KeptDraws, Algorithm):
         first = next(number for number, loss in enumerate(losses, 1) if not math.isfinite(loss))
         with torch.no_grad():
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
-            found = poutine.trace(poutine.replay(model, drawn)).get_trace(*args, **kwargs)
-            found.compute_log_prob()
-        nodes = [node for node in found.nodes.values() if node["type"] == "sample"]
+            trace = poutine.trace(poutine.replay(model, drawn)).get_trace(*args, **kwargs)
+            trace.compute_log_prob()
+        nodes = [node for node in trace.nodes.values() if node["type"] == "sample"]
         lost = [node["name"] for node in nodes if not bool(torch.isfinite(node["log_prob"]).all())]
         where = f" at its draws now the log density of {lost} is not finite." if lost else ""
         return DivergenceError(

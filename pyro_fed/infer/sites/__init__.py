@@ -2,9 +2,8 @@
 
 In this room:
 
-    gaussian_sites      what algorithms of Gaussian sites share
+    gaussian_sites      what algorithms of Gaussian sites share, and their clients' contributions
     online_newton       diagonal sites from scores alone
     power_iteration     the largest curvature of a client's log-likelihood
-    prior_gaussian      a Gaussian for the prior
     records             states as typed records
 """

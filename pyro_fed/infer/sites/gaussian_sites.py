@@ -9,19 +9,14 @@ The format, on the flat unconstrained vector, always float64, "full" or "diag":
     local    precision (K, D, D) or (K, D), eta (K, D)       t_k, one a client; may be indefinite
 
 A prior that is not Gaussian on the unconstrained scale gets a site of its own, by the same expected Newton step
-as a client, at the server (`prepare`):
+as a client, at the server (`prepare`), at standardised antithetic Sobol points, the same for all (`ops.points`):
 
     Λ ← E_q[-∇² log p],    η ← E_q[∇ log p] + Λ E_q[θ]
-
-with expectations at standardised antithetic Sobol points, the same for all (see `ops.points`).
-
-The Gaussian for the prior (`fit_prior`), where FedEP starts without a warm start, begins at the means and variances
-of a few draws, and takes expected Newton steps to the smallest KL(q ‖ prior); for a prior that is Gaussian on the
-unconstrained scale the first step is exact.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, cast
@@ -29,7 +24,9 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Tempered
+from pyro_fed.algorithm.contributions import Contributions, SentMessages
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
@@ -51,20 +48,14 @@ POINT_NUMBERS = 1_000_000
 FAR_FALL, NARROWINGS = 1e3, 20
 #: Smallest number of points; a density that is Gaussian on the unconstrained scale needs two.
 FEWEST_POINTS = 8
-#: Factor on the number of points if rows' scores jump: with 128 points the sums of few rows change by 0.002 SDs as
-#: points pass over a jump, and runs do not converge.
-POINTS_OF_JUMPS = 8
+#: Draws of the prior by whose means and variances its Gaussian begins; Newton steps to it, at most; and the KL
+#: divergence of two successive ones at which they end.
+NUM_DRAWS, MAX_NEWTON_STEPS, SMALLEST_KL = 32, 50, 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianAlgorithm(Tempered):
-    """Base of algorithms whose result is a Gaussian on the unconstrained scale.
-
-    Args:
-        covariance: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
-        curvature: of the likelihood: "hessian", "fisher" (never negative), or "auto": Hessians as far as
-            the covariance is full by default.
-    """
+    """Base of algorithms whose result is a Gaussian on the unconstrained scale."""
 
     covariance: Literal["auto", "full", "diag"] = "auto"
     curvature: Literal["auto", "hessian", "fisher"] = "auto"
@@ -125,11 +116,7 @@ class GaussianAlgorithm(Tempered):
 
 @dataclass(frozen=True, kw_only=True)
 class SpreadGaussian(GaussianAlgorithm):
-    """Base of algorithms that take expectations under q.
-
-    Args:
-        num_points: Sobol points for expectations under q; even.
-    """
+    """Base of algorithms that take expectations under q."""
 
     num_points: int = 128
 
@@ -151,8 +138,7 @@ class SpreadGaussian(GaussianAlgorithm):
     def narrowed(self, problem: Problem, q: Gaussian) -> Gaussian:
         """q () or (K,), with its SDs halved until the log prior under it falls by no more than `FAR_FALL`.
 
-        If a density rises without limit, as a half-Cauchy scale's may, the curvature on the way gives SDs of 1e5 for
-        log scales; expectations under such a Gaussian overflow.
+        The curvature of a half-Cauchy scale may give SDs of 1e5 on the log scale, where expectations overflow.
         """
         batch = q if q.eta.dim() > 1 else add_batch_axis(q)
         mean, log_prior = batch.mean(), self.derivatives().of_prior
@@ -224,10 +210,7 @@ def site_of(moments: Moments, mean: Tensor) -> Gaussian:
 def with_prior(
     derivatives: Derivatives, problem: Problem, points: Tensor, moments: Moments, share: Tensor | None
 ) -> Moments:
-    """A likelihood's moments plus those of the prior, times each client's share.
-
-    `derivatives` says how the prior's are computed; `points` are (S, C, D), and `share` is (C,), None for zero.
-    """
+    """A likelihood's moments at points (S, C, D) plus the prior's, times each client's share, (C,) or None for zero."""
     if share is None or not bool((share != 0).any()):
         return moments
     prior = derivatives.of_prior(problem, points)
@@ -261,10 +244,7 @@ def is_finite(q: Gaussian) -> Tensor:
 
 
 def absolute(q: Gaussian) -> tuple[Gaussian, Tensor]:
-    """The Gaussian with |H| in place of an indefinite precision H, and whether H was indefinite, (...).
-
-    It is for directions and starting points, see `ops.matrices`. A positive definite H is returned unchanged.
-    """
+    """The Gaussian with |H| in place of a precision H that is indefinite (`ops.matrices`), and whether H was, (...)."""
     proper = q.is_proper()
     if bool(proper.all()):
         return q, ~proper
@@ -280,37 +260,14 @@ def spread_points(q: Gaussian, count: int) -> Tensor:
     return q.transform(standard.unsqueeze(1).expand(-1, *q.eta.shape))
 
 
-def likelihood_points(problem: Problem, q: Gaussian, count: int) -> Tensor:
-    """Points for expectations of rows under q (C,): more than `count`, those for Hessians, if rows' scores jump."""
-    return spread_points(q, POINTS_OF_JUMPS * count if problem.traits.non_smooth_rows else count)
-
-
 @lru_cache(maxsize=8)
 def sobol(count: int, dim: int) -> Tensor:
     """Cached standardised points: Sobol's, or pseudo-random ones in more dimensions than Sobol's sequence has."""
     return standardised_sobol(count, dim) if dim <= MOST_SOBOL_DIMS else standardised_random(count, dim)
 
 
-def sds_moved(q: Gaussian, deltas: Gaussian) -> Tensor:
-    """Moves of the mean of q by changes (C,) of its parameters, in SDs, in the coordinate that moves most, (C,)."""
-    if not bool(q.is_proper()):
-        return torch.zeros(len(deltas.eta), dtype=torch.float64)
-    spread, pull = q.moments()[1], deltas.score(q.mean().expand_as(deltas.eta))
-    if q.dense:
-        return ((pull @ spread) * spread.diagonal().rsqrt()).abs().amax(-1)
-    return (pull * spread.sqrt()).abs().amax(-1)
-
-
-#: Draws of the prior for the first means and variances.
-NUM_DRAWS = 32
-#: Largest number of Newton steps to a Gaussian that the prior is part of.
-MAX_NEWTON_STEPS = 50
-#: KL divergence between successive q below which the steps stop.
-SMALLEST_KL = 1e-12
-
-
 def fit_prior(algorithm: SpreadGaussian, problem: Problem, generator: torch.Generator) -> Gaussian:
-    """The Gaussian closest to a proper prior, in the algorithm's structure."""
+    """The Gaussian of smallest KL(q ‖ prior) for a proper prior, in the algorithm's structure, by Newton steps."""
     draws = problem.sample_prior(NUM_DRAWS, generator).double()
     q = STRUCTURES["diag"].from_moments(draws.mean(0), draws.var(0))
     q = q.to_full() if algorithm.structure == "full" else q
@@ -321,3 +278,58 @@ def fit_prior(algorithm: SpreadGaussian, problem: Problem, generator: torch.Gene
             return new
         q = new
     return q
+
+
+@dataclass(frozen=True)
+class SiteContributions(Contributions, ABC):
+    """Clients' Gaussian sites, and the shifts of the mean of q by their changes."""
+
+    def answer(self, shared: State) -> Gaussian:
+        """The Gaussian q."""
+        return gaussian(shared)
+
+    @abstractmethod
+    def site_changes(self, shared: State, ledger: State, sent: SentMessages) -> Gaussian:
+        """The changes of the clients' sites that come with messages, (C,); arguments as of `client_shift_sds`."""
+
+    def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
+        """Shifts of the mean of q in SDs by the changes of the sites, in the coordinate that moves most, (C,)."""
+        q, changes = self.answer(shared), self.site_changes(shared, ledger, sent)
+        if not bool(q.is_proper()):
+            return torch.zeros(len(changes.eta), dtype=torch.float64)
+        covariance, score = q.moments()[1], changes.score(q.mean().expand_as(changes.eta))
+        if q.dense:
+            return ((score @ covariance) * covariance.diagonal().rsqrt()).abs().amax(-1)
+        return (score * covariance.sqrt()).abs().amax(-1)
+
+
+def held_changes(
+    limits: Bounded,
+    base: Gaussian,
+    sites: Gaussian,
+    clients: Tensor,
+    deltas: Gaussian,
+    centre: Tensor,
+    rows: Tensor | None = None,
+) -> tuple[Gaussian, Tensor, Tensor]:
+    """Changes of sites (C,) after which no client's site is beyond the cohort's, by how much each was, and `widened`.
+
+    `base` is the factor of q without the sites of all clients before the round (K,), one for those that have sent
+    nothing yet; `deltas` (C,) are as sent by `clients`, `centre` is near q's mean, and `rows` (K,) None for as many
+    each.
+    """
+    precision, eta = sites.precision.clone(), sites.eta.clone()
+    precision[clients] += deltas.precision
+    eta[clients] += deltas.eta
+    has_sent = (eta != 0).any(-1) | (precision.flatten(1) != 0).any(-1)
+    limited = limits.sites(
+        base, type(sites)(precision[has_sent], eta[has_sent]), centre, None if rows is None else rows[has_sent]
+    )
+    precision[has_sent], eta[has_sent] = limited.sites.precision, limited.sites.eta
+    excess = torch.zeros(len(eta), dtype=torch.float64, device=eta.device)
+    excess[has_sent] = limited.limit_excess
+    widened = torch.ones_like(excess)
+    widened[has_sent] = limited.widened
+    cut = excess[clients]
+    held = type(sites)(precision[clients] - sites.precision[clients], eta[clients] - sites.eta[clients])
+    return where(cut > 0, held, deltas), cut, widened[clients]

@@ -2,7 +2,7 @@
 
 The improved variational online Newton method (IVON), each step at a few antithetic draws under q̂ = N(m, 1/P):
 
-    g, ĥ    E_q̂[∇ log p_k] and E_q̂[-∇² log p_k], see `sites.antithetic`; no Hessian and no score of a single row
+    g = (∇f(m + σε) + ∇f(m - σε)) / 2,    ĥ = ε (∇f(m - σε) - ∇f(m + σε)) / (2 σ),    f = log p_k, σ = P^(-1/2)
     P = S + Λ_-k
     S ← S + ρ (ĥ - S) + min(½ ρ² (ĥ - S)² / P, ρ |ĥ - S|)        which leaves P positive, whatever ĥ is;
         limited so that P stays within [P_0 / f, f P_0]
@@ -10,64 +10,85 @@ The improved variational online Newton method (IVON), each step at a few antithe
     v ← β v + (1 - β) r
     m ← m + α_t v / P                                            at most `longest` SDs in a coordinate
 
+g and ĥ estimate E_q̂[∇f] and E_q̂[-∂²f/∂θ²] (Price's identity); the score itself, which would be most of the noise of ĥ,
+cancels. A step's ε is a part of the client's pool of independent normal numbers, from a random place on and cyclically
+past its end, so that a round of any number of steps holds one vector.
+
 Source: Shen et al. (2024), *Variational learning is effective for large deep networks*, Algorithm 1; Lin et al. (2020)
 for the term in ρ². Letters: Λ_-k and η_-k `cavity`, S `site`, P_0 the total where a round begins, f `largest_factor`, ρ
 1 - `curvature_memory`, β `momentum`, α_t `rate`, c `most_gain`, N_k the client's rows.
 
 Deviations: the prior is not a weight decay but part of the cavity, which holds the other clients' sites too; S begins
 as the site of the round before; draws are antithetic; the rate is in units of the Newton step and falls linearly to
-zero in a round, so that the noise of its last minibatches is not sent. The term in ρ² is no larger than that in ρ:
-if the draws of wide parameters make ĥ of a narrow one a thousand times P (a regression's noise scale beside its
-weights), its square would leave SDs that no run widens again. P is limited to a factor f of its former value: ĥ of a
-unit that few rows reach has heavy tails, and a client whose precision rises twentyfold dominates the geometric mean of
-the clients' Gaussians: every twentieth round moved a weight by five SDs, and cost four points of accuracy.
+zero in a round, so that the noise of its last minibatches is not sent. The term in ρ² is no larger than that in ρ,
+because ĥ of a narrow parameter beside wide ones may be a thousand times P, and its square would leave SDs that no run
+widens again. P is limited to a factor f because ĥ of a unit that few rows reach has heavy tails, and a client whose
+precision rises twentyfold dominates the geometric mean of the clients' Gaussians.
 
-The score r of the mean is cut so that the predicted gain α ‖r‖² of its step is at most c nats for each row. N_k rows
-whose scores sum up to r have a curvature (the sum of their scores' squares) of at least ‖r‖² / N_k along the step, in
-units of P, and a longer step overshoots. A diagonal P does not show it: with many more parameters than rows, a
-minibatch's curvature along its own score is some 20 times P. Without the cut each step was longer than the one before,
-ten steps moved all of a client's 75,010 weights by one SD on average, and if that happened in the last rounds accuracy
-was 0.93 instead of 0.98.
+The score r is cut so that the predicted gain α ‖r‖² of its step is at most c nats for each row. N_k rows whose scores
+sum up to r have a curvature of at least ‖r‖² / N_k along the step, in units of P, and a longer step overshoots; a
+diagonal P does not show it with many more parameters than rows.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
-from pyro_fed.infer.sites.antithetic import draw, draws_from_pool, score_and_curvature
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
+#: Smallest pool, in numbers, so that models with few parameters have enough.
+SMALLEST_POOL = 4096
 #: Assumed curvature of a row if nothing is known of it.
 FIRST_CURVATURE = 0.1
 
 
+class Draws(NamedTuple):
+    """Draws of one client's round: `pool`, (1, L) normal numbers, L ≥ D, and `turns`, (steps, pairs) places in it."""
+
+    pool: Tensor
+    turns: Tensor
+
+
+def draw(steps: int, pairs: int, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Draws:
+    """The randomness of one client's round; a step has `pairs` draws (D,), each with its opposite."""
+    length = max(dim, SMALLEST_POOL)
+    pool = torch.randn(1, length, generator=generator, dtype=torch.float64).to(dtype)
+    return Draws(pool, torch.randint(length, (steps, pairs), generator=generator))
+
+
+def draws_from_pool(pool: Tensor, turns: Tensor, dim: int) -> Tensor:
+    """The draws of a step, (pairs, D), from the pool (L,) and the place where each begins, (pairs,)."""
+    place = torch.arange(dim, device=pool.device) + turns.unsqueeze(-1)
+    return torch.cat([pool, pool[:dim]])[place]
+
+
+def score_and_curvature(problem: Problem, mean: Tensor, sd: Tensor, eps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """g and ĥ of the header, (D,), under N(mean, sd²) by the draws `eps` (pairs, D)."""
+    away = sd * eps
+    points = torch.cat([mean + away, mean - away])
+
+    def log_lik(z: Tensor) -> Tensor:
+        return problem.log_lik(z, batch)
+
+    scores = problem.vmap(grad(log_lik))(points)
+    plus, minus = scores.chunk(2)
+    return scores.mean(0), (eps * (minus - plus)).mean(0) / (2 * sd)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OnlineNewton:
-    """Settings of the steps, and the steps; base of the settings named IVON.
-
-    Args:
-        steps: of a round.
-        pairs: draws a step, each with its opposite.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
-        rate: α, of a Newton step.
-        momentum: β.
-        curvature_memory: 1 - ρ.
-        longest: no step moves a parameter by more than this many SDs.
-        largest_factor: by which a round changes a parameter's precision, up or down.
-        most_gain: c, nats a row that a step may promise; a score that promises more is cut.
-        spread: of the draws, in SDs of q̂; far below one scores and curvatures are those at its mean, Laplace's.
-        rounds: default number of rounds of a run; None is the algorithm's own number.
-    """
+    """Settings of the steps, and the steps; base of the settings named IVON."""
 
     steps: int = 10
     pairs: int = 1
@@ -99,11 +120,7 @@ class OnlineNewton:
         return draws, rates, draw_minibatches(num_rows, self.batch_size, self.steps, generator, problem.dtype)
 
     def fit(self, problem: Problem, q: Gaussian, cavity: Gaussian, data: ClientData, noise: Noise) -> DiagGaussian:
-        """The sites q̂_k / cavity of C clients after a round's steps, float64.
-
-        The steps begin at the diagonal q (C,); the likelihoods are multiplied by `cavity` (C,), and `noise` is of
-        `draw_noise`, (steps, C, ...).
-        """
+        """The sites q̂_k / cavity of C clients, float64, after a round's steps from the diagonal q (C,)."""
         draws, rates, picks = noise
         mean = q.mean().to(problem.dtype)
         carry = (mean, (q.precision - cavity.precision).to(problem.dtype), torch.zeros_like(mean))
@@ -142,8 +159,7 @@ class OnlineNewton:
     ) -> Tensor:
         """S_k ≈ E_q[-∇² log p_k] with q = N(point, 1 / (Λ_0 + K S_k)), as if all clients were alike; (C, D), float64.
 
-        `prior` is Λ_0 (C, D), positive, and `clients` K (C,); a client without rows has no curvature. `noise` is of
-        `draw_noise`, (steps, C, ...).
+        `prior` is Λ_0 (C, D), positive, and `clients` K (C,); a client without rows has no curvature.
         """
         draws, _, picks = noise
         batch, dims = with_batches(data, self.batch_size)
@@ -152,8 +168,8 @@ class OnlineNewton:
         const, xs = ((*fixed, draws.pool[0]), batch), (draws.turns, picks)
         carry = first.expand(point.shape)
         site, _ = problem.scan(self._measure, carry, const, xs, self.steps, ((0, 0, 0, 0), dims))
-        found: Tensor = torch.where((data.num_rows > 0).unsqueeze(-1), site.clamp_min(0), 0.0).double()
-        return found
+        curvature: Tensor = torch.where((data.num_rows > 0).unsqueeze(-1), site.clamp_min(0), 0.0).double()
+        return curvature
 
     def _measure(self, problem: Problem, site: Tensor, const: Any, x: Any) -> tuple[Tensor, tuple[()]]:
         """The curvature after one step of one client, which stands for all of them in the total."""
@@ -165,11 +181,6 @@ class OnlineNewton:
         return self._site_after_step(site, curvature, total / clients), ()
 
     def _site_after_step(self, site: Tensor, curvature: Tensor, total: Tensor) -> Tensor:
-        """S after a step towards a curvature of any sign that keeps the total P positive: (D,).
-
-        If K clients are assumed to have this S, `total` is P / K: their change of P is K times this step. The term of
-        second order is at most the step itself. P stays positive with it too; if a curvature's noise is many times P,
-        as beside a parameter that is far narrower than others, the square would multiply P by as much.
-        """
+        """S after a step towards a curvature of any sign; `total` is P, or P / K if K clients share this S: (D,)."""
         away = (1 - self.curvature_memory) * (curvature - site)
         return site + away + torch.minimum(away.square() / (2 * total), away.abs())

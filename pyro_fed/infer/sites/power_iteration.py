@@ -19,10 +19,7 @@ ITERATIONS = 20
 
 
 def power_iteration(product: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
-    """The eigenvalue of largest absolute value of each of C symmetric matrices, (C,).
-
-    `product` maps vectors (C, D) to their images under the matrices; `like` (C, D) has the vectors' dtype and device.
-    """
+    """The eigenvalue of largest absolute value (C,) of symmetric matrices, whose `product` maps vectors (C, D)."""
     tiny = torch.finfo(like.dtype).tiny
     direction, value = torch.ones_like(like), like.new_zeros(len(like))
     for _ in range(ITERATIONS):

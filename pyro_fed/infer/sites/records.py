@@ -41,10 +41,10 @@ def entries_as(kind: type[Record], state: State, prefix: str = "") -> Record:
     for name, entry, part, optional in _fields(kind):  # type: ignore[arg-type]  # classes are hashable
         start = prefix + entry
         if part is State:
-            found = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
+            prefixed_entries = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
             own, prefixes = (frozenset(), ()) if entry else _names(kind)  # type: ignore[arg-type]
             parts[name] = {
-                key: value for key, value in found.items() if key not in own and not key.startswith(prefixes)
+                key: value for key, value in prefixed_entries.items() if key not in own and not key.startswith(prefixes)
             }
         elif part is not None:
             parts[name] = entries_as(part, state, start)

@@ -5,19 +5,28 @@ Sources: Scott et al. (2016), *Bayes and big data: the consensus Monte Carlo alg
 
     p(θ | y) ∝ Π_k p_k(θ),      p_k(θ) ∝ p(θ)^(1/K) p(y_k | θ)
 
-One round. Each client runs NUTS on p_k and sends its draws; `products` has the ways of combining them. All is on the
-unconstrained scale, where the Jacobians belong to p(θ) and are divided with it.
+One round. Each client runs NUTS on p_k and sends its draws θ_k,s. All is on the unconstrained scale, where the
+Jacobians belong to p(θ) and are divided with it. With V_k the covariance of the draws of p_k and W_k = V_k⁻¹ (or I),
+draws of the product are, by the setting `rule`,
+
+    weighted, uniform    θ_s = (Σ_k W_k)⁻¹ Σ_k W_k θ_k,s                       Scott et al., Section 3
+    gaussian             draws of Π_k N(mean_k, V_k)                            Neiswanger et al., Section 3.1
+    nonparametric        draws of Π_k KDE_k, with kernels N(· | θ_k, h² V_k)    the same, Algorithm 1
+
+The last is a mixture of S^K Gaussians, whose components t = (t_1 ... t_K) are walked by Metropolis steps of one t_k at
+a time, with h = i^(-1/(4 + D)) at pass i, as published:
+
+    weight(t) ∝ exp(-Σ_k (θ_k,t_k - θ̄_t)' W_k (θ_k,t_k - θ̄_t) / 2h²),      θ | t ~ N(θ̄_t, h² (Σ_k W_k)⁻¹)
 
 If every p_k is Gaussian the default is exact. Otherwise it has an error that the draws alone do not show: a skewed p_k
 (few rows, one label) moves the mean, because its tails enter with the weight of its centre. The draws of a client whose
-rows carry little information spread over its share of the prior, which must then be proper.
-
-Groups whose levels are integrated out, a few at each client, are such rows: they do not exclude a scale of zero for the
-levels, and the share of the prior decays by only 1/K for each unit of the scale's logarithm. Averages of such draws are
-meaningless, and if the scale is less than the rounding of a level so is the density: the run then ends with an error.
+rows carry little information spread over its share of the prior, which must then be proper. A few groups at a client,
+whose levels are integrated out, do not exclude a scale of zero for these, and a share of the prior hardly does: where
+the scale is less than the rounding of a level the run ends with an error.
 
 Deviations: draws are combined in the order in which the chains made them (as in Scott et al.), chain by chain, so that
-R-hat and ESS keep their meaning; NUTS stands for the papers' Gibbs and random-walk samplers.
+R-hat and ESS keep their meaning; NUTS stands for the papers' Gibbs and random-walk samplers; the paper's kernels are
+N(· | θ_k, h² I): with V_k nothing depends on units, and where all p_k are Gaussian the mean is exact.
 """
 
 from __future__ import annotations
@@ -32,8 +41,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
-from pyro_fed.algorithm.contributions import Contributions
+from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.codes import cures
@@ -43,12 +53,128 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError
-from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
-from pyro_fed.infer.pooled.nuts_diagnostics import trajectory_figures, trajectory_warnings
+from pyro_fed.infer.pooled.nuts import trajectory_figures, trajectory_warnings
+from pyro_fed.infer.pooled.nuts_kernel import Chains, Potential
 from pyro_fed.infer.sites.records import entries_as
-from pyro_fed.infer.subposteriors import products
-from pyro_fed.infer.subposteriors.contributions import DrawContributions
 from pyro_fed.infer.subposteriors.lanes import Lanes
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.gaussian_structures import FullGaussian
+
+#: Added to the diagonal of the draws' correlations, so that fewer draws than parameters cause no error.
+CORRELATION_JITTER = 1e-12
+
+
+def average_draws(draws: Tensor, *, weighted: bool = True) -> Tensor:
+    """One draw of the product for each s, (S, D), from draws (K, S, D); unweighted, all weights are equal."""
+    if not weighted:
+        return draws.mean(0)
+    precisions = _precisions(draws)
+    averages: Tensor = torch.linalg.solve(precisions.sum(0), torch.einsum("kde,kse->ds", precisions, draws)).T
+    return averages
+
+
+def draw_gaussian_product(draws: Tensor, generator: torch.Generator) -> Tensor:
+    """Draws (S, D) of the product of Gaussians with the moments of the draws (K, S, D)."""
+    precisions = _precisions(draws)
+    covariance: Tensor = torch.linalg.inv(precisions.sum(0))
+    mean = covariance @ torch.einsum("kde,ke->d", precisions, draws.mean(1))
+    factor = torch.linalg.cholesky((covariance + covariance.T) / 2)
+    product: Tensor = mean + torch.randn(draws.shape[1:], generator=generator, dtype=draws.dtype) @ factor.T
+    return product
+
+
+def draw_density_product(draws: Tensor, generator: torch.Generator) -> Tensor:
+    """Draws (S, D) of the product of density estimates of the draws (K, S, D): a Markov chain of passes over k."""
+    number, count, dim = draws.shape
+    precisions = _precisions(draws)
+    together = torch.linalg.inv(precisions.sum(0))
+    factor = torch.linalg.cholesky((together + together.T) / 2)
+    pulls = torch.einsum("kde,kse->ksd", precisions, draws)  # W_k θ_k,s
+    sizes = (pulls * draws).sum(-1)  # θ' W θ
+
+    def spread(chosen: Tensor) -> tuple[float, Tensor]:
+        """Σ_k (θ_k - θ̄)' W_k (θ_k - θ̄), and θ̄ (D,), of one draw each (K,)."""
+        pull = pulls[clients, chosen].sum(0)
+        middle = together @ pull
+        return float(sizes[clients, chosen].sum() - pull @ middle), middle
+
+    clients = torch.arange(number)
+    chosen = torch.randint(count, (number,), generator=generator)
+    value, middle = spread(chosen)
+    samples = []
+    for i in range(1, count + 1):
+        width = float(i) ** (-1 / (4 + dim))
+        proposals = torch.randint(count, (number,), generator=generator)
+        chances = torch.rand(number, generator=generator).log().tolist()
+        for k, chance in enumerate(chances):
+            trial = chosen.clone()
+            trial[k] = proposals[k]
+            # A Metropolis step between components: log weight(new) - log weight(old).
+            trial_value, trial_middle = spread(trial)
+            if (value - trial_value) / (2 * width**2) > chance:
+                chosen, value, middle = trial, trial_value, trial_middle
+        noise = torch.randn(dim, generator=generator, dtype=draws.dtype)
+        samples.append(middle + width * factor @ noise)
+    return torch.stack(samples)
+
+
+def gaussians_of_draws(draws: Tensor) -> FullGaussian:
+    """Gaussians (K,) with the means and covariances of draws (K, S, D)."""
+    precision = _precisions(draws)
+    return FullGaussian(precision, torch.einsum("kde,ke->kd", precision, draws.mean(1)))
+
+
+def stretch_draws(draws: Tensor, before: FullGaussian, after: Gaussian) -> Tensor:
+    """Draws (K, ..., D) of one Gaussian each, (K,), shifted and scaled to those of another."""
+    shape = (len(draws), *[1] * (draws.dim() - 2), -1)
+    away = draws - before.mean().reshape(shape)
+    white = torch.einsum("kde,k...e->k...d", torch.linalg.inv(before.root()), away)
+    return after.mean().reshape(shape) + torch.einsum("kde,k...e->k...d", after.root(), white)
+
+
+def _precisions(draws: Tensor) -> Tensor:
+    """Inverse covariances (K, D, D)."""
+    away = draws - draws.mean(1, keepdim=True)
+    covariance = away.mT @ away / (draws.shape[1] - 1)
+    sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    correlation = covariance / sd[:, :, None] / sd[:, None, :]
+    least = CORRELATION_JITTER * torch.eye(draws.shape[2], dtype=draws.dtype)
+    precision: Tensor = torch.linalg.inv(correlation + least) / sd[:, :, None] / sd[:, None, :]
+    return precision
+
+
+@dataclass(frozen=True)
+class DrawContributions(Contributions):
+    """Contributions to `ConsensusMC`."""
+
+    def bounding_obstacle(self) -> str | None:
+        """An empty string: contributions can be bounded."""
+        return ""
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """Draws shifted and scaled so that their Gaussian is within the limits."""
+        draws = sent.messages["draws"]
+        p = gaussians_of_draws(draws.double().flatten(1, 2))
+        nothing = type(p).zeros((), p.dim, device=p.eta.device)
+        limited = limits.sites(nothing, p, p.mean().quantile(0.5, 0), sent.own_rows)
+        moved = stretch_draws(draws.double(), p, limited.sites).to(draws.dtype)
+        cut = (limited.limit_excess > 0).reshape(-1, *[1] * (draws.dim() - 1))
+        return BoundedMessages(
+            shared, {**sent.messages, "draws": torch.where(cut, moved, draws)}, {}, limited.limit_excess
+        )
+
+    def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
+        """An empty dictionary: the product is that of the other clients, without these clients' shares of the prior."""
+        return {}
+
+    def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
+        """Shifts of the Gaussian product of the draws' moments if one client is left out."""
+        p = gaussians_of_draws(sent.messages["draws"].double().flatten(1, 2))
+        whole = p.product_over(0)
+        others = type(p)(whole.precision - p.precision, whole.eta - p.eta)
+        spread = others.moments()[1].diagonal(dim1=-2, dim2=-1) if p.dense else others.moments()[1]
+        return ((whole.mean() - others.mean()) * spread.rsqrt()).abs().amax(-1)
+
 
 Rule = Literal["weighted", "uniform", "gaussian", "nonparametric"]
 
@@ -153,10 +279,10 @@ class ConsensusMC(Algorithm):
             potential=Potential(self.temperature, prior_power=1.0 / count),
         )
         points, lanes = shared["draws"][:, :, -1].contiguous(), Lanes(how, _place_watcher(problem, count))
-        found = lanes.run(problem, data.full_batch(), points, noise.T, type(self).__name__)
-        clients = (select(found, slice(k, k + 1)) for k in range(len(points)))
+        chains = lanes.run(problem, data.full_batch(), points, noise.T, type(self).__name__)
+        clients = (select(chains, slice(k, k + 1)) for k in range(len(points)))
         figures = concatenate([trajectory_figures(client, self.max_tree_depth) for client in clients])
-        return {"draws": found["draws"]}, {}, figures
+        return {"draws": chains["draws"]}, {}, figures
 
     def contributions(self) -> Contributions:
         """The clients' draws."""
@@ -166,11 +292,11 @@ class ConsensusMC(Algorithm):
         """Draw from the product of the clients' densities."""
         server, draws = entries_as(Server, shared), messages["draws"].double()  # (K, chains, S, D)
         if self.rule in ("weighted", "uniform"):
-            means = products.average_draws(draws.flatten(1, 2), weighted=self.rule == "weighted")
+            means = average_draws(draws.flatten(1, 2), weighted=self.rule == "weighted")
             product = means.unflatten(0, draws.shape[1:3])
         else:
             generator = torch.Generator().manual_seed(int(server.seed))
-            draw = products.gaussian if self.rule == "gaussian" else products.nonparametric
+            draw = draw_gaussian_product if self.rule == "gaussian" else draw_density_product
             product = torch.stack([draw(chain, generator) for chain in draws.unbind(1)])
         return server._replace(draws=product.to(server.draws.dtype))._asdict()
 
@@ -192,17 +318,12 @@ def _place_watcher(problem: Problem, clients: int) -> Callable[[NDArray[Any]], N
         for neck, slope in slopes:
             smallest = neck.log_scale + float(np.min(z @ slope))
             if smallest < least:
-                raise _no_scale(neck.site, neck.scales, math.exp(smallest), clients)
+                raise ModelError(
+                    f"ConsensusMC: a client's chain has come to a scale of '{neck.site}' of {math.exp(smallest):.1g}, "
+                    f"where its groups' levels are the same but for rounding. A client's own groups do not keep "
+                    f"{neck.scales} away from there, and its share of the prior, 1/{clients} of it, hardly does: "
+                    "averages of such draws are no posterior. Give the groups to fewer clients, so that each has many, "
+                    "or take what does not sample shares of a posterior: FedEP, FedAIS, DSVGD or FSGLD"
+                )
 
     return look
-
-
-def _no_scale(site: str, scales: list[str], smallest: float, clients: int) -> ModelError:
-    """The error for groups that do not inform the scale of their levels."""
-    return ModelError(
-        f"ConsensusMC: a client's chain has come to a scale of '{site}' of {smallest:.1g}, where its groups' "
-        f"levels are the same but for rounding. A client's own groups do not keep {scales} away from there, and "
-        f"its share of the prior, 1/{clients} of it, hardly does: averages of such draws are no posterior. Give the "
-        "groups to fewer clients, so that each has many, or take what does not sample shares of a posterior: FedEP, "
-        "FedAIS, DSVGD or FSGLD"
-    )

@@ -3,10 +3,9 @@
 Sources: Hoffman & Gelman (2014), *The No-U-Turn Sampler*; Betancourt (2017), A.3.2 and A.4.2; Phan, Pradhan & Jankowiak
 (2019), *Composable effects for flexible and accelerated probabilistic programming in NumPyro*, Algorithm 2.
 
-A chain is a lane, with its own pace: a lane that has ended a trajectory begins the next while others are in the middle
-of theirs, so that no lane waits, and all take as many calls as the one with the most steps. The tree that a doubling
-adds is grown leaf by leaf: the n-th leaf is checked for a U-turn against the first leaf of each subtree that it
-completes, and a lane keeps one of these for each level. Weights, adaptation and their settings are those of Pyro's
+A chain is a lane with its own pace: a lane that has ended a trajectory begins the next, so that no lane waits. The tree
+that a doubling adds is grown leaf by leaf: the n-th leaf is checked for a U-turn against the first leaf of each subtree
+that it completes, of which a lane keeps one for each level. Weights, adaptation and their settings are those of Pyro's
 kernel (and Stan's): multinomial proposals, biased towards the new half; windows in which variances are estimated, at
 whose ends a new step size is searched for; dual averaging. A lane's random numbers are its own, so that its draws do
 not depend on the others.
@@ -16,7 +15,7 @@ Letters as in `pooled.nuts_kernel`: z position, r momentum, p `unscaled` momentu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -34,13 +33,11 @@ from pyro_fed.conventions import progress
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.infer.pooled.nuts import NUTS
-from pyro_fed.infer.pooled.nuts_chains import LEAPFROGS_A_DRAW, Chains
-from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE, STATISTICS, Leaf
+from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE, LEAPFROGS_A_DRAW, STATISTICS, Chains, Leaf
 
 Array = NDArray[Any]
-#: Random numbers that a lane draws at a time, and those that a leapfrog step takes: for the leaf, the tree and the
-#: direction.
-BLOCK, EACH = 512, 3
+#: Leapfrog steps for which a lane draws its random numbers at a time.
+BLOCK = 512
 #: Number of ones in binary numbers of 16 digits.
 ONES = np.array([number.bit_count() for number in range(1 << 16)])
 #: Pyro's settings of dual averaging: `t0` iterations by which early ones are damped, `kappa`, how fast averages forget,
@@ -52,21 +49,13 @@ PRIOR_DRAWS, PRIOR_VARIANCE = 5.0, 1e-3
 
 @dataclass(frozen=True)
 class Lanes:
-    """All chains at once.
+    """All chains at once."""
 
-    `how` has the settings of chains that run one after the other; `watch` gets the positions of all lanes (L, D) after
-    each step, and may raise.
-    """
-
-    how: Chains
-    watch: Callable[[Array], None] = lambda z: None
+    how: Chains  # settings as of chains that run one after the other
+    watch: Callable[[Array], None] = lambda z: None  # gets the positions (L, D) after each step; may raise
 
     def run(self, problem: Problem, batch: Batch, points: Tensor, seeds: Tensor, label: str) -> State:
-        """Run n chains for each of K clients: `draws` (K, n, S, D) and `nuts_kernel.STATISTICS`, each (K, n, S).
-
-        `batch` has the clients' rows (K, m, ...); the chains start at `points` (K, n, D) with `seeds` (K, n), and
-        `label` is the progress bar's.
-        """
+        """Run n chains of each of K clients from `points` (K, n, D): `draws` (K, n, S, D) and statistics (K, n, S)."""
         shape, how = points.shape[:2], self.how
         begun = problem.mapped(self.values_and_gradients, (0, BATCHES))
         vector, root = problem.dim, 2 * (problem.dim,) if how.full_mass else (problem.dim,)
@@ -136,7 +125,7 @@ class Walk:
         self.acceptance, self.leaves = np.zeros(lanes), np.zeros(lanes, int)
         self.kept = {name: np.zeros((lanes, how.num_samples)) for name in STATISTICS}
         self.kept["draws"] = np.zeros((lanes, how.num_samples, dim))
-        self.uniform, self.cursor = np.zeros((lanes, BLOCK, EACH)), BLOCK
+        self.uniforms = self._uniforms()
         self._begin(self.every)
 
     @property
@@ -146,26 +135,29 @@ class Walk:
 
     def step(self, leapfrog: Callable[..., Leaf], drawn: Callable[[str], Any]) -> None:
         """Make one leapfrog step of all lanes, and update each."""
-        if self.cursor == BLOCK:
-            self.uniform, self.cursor = np.stack([own.random((BLOCK, EACH)) for own in self.random]), 0
-        chance, self.cursor = self.uniform[:, self.cursor], self.cursor + 1
+        for_leaf, for_tree, for_direction = next(self.uniforms).T
         size = np.where(self.searching | (self.forward == 1), self.size, -self.size)
         leaf: Any = leapfrog(*self.end.values(), self.root, size.astype(self.energy.dtype), self.energy)
         looked = np.flatnonzero(self.searching)
         diverged = leaf.error > DIVERGENCE
-        grown = self._add(leaf, chance[:, 0])
+        grown = self._add(leaf, for_leaf)
         ended = diverged | grown | (self.leaf == 1 << self.depth)
         ended[looked] = False
         whole = ended & ~diverged & ~grown
         over = ended & ~whole
         merged = np.flatnonzero(whole)
-        over[merged] = self._merge(merged, leaf, chance[merged, 1])
-        self._turn(np.flatnonzero(whole & ~over), chance[:, 2])
+        over[merged] = self._merge(merged, leaf, for_tree[merged])
+        self._turn(np.flatnonzero(whole & ~over), for_direction)
         if over.any():
             self._draw(np.flatnonzero(over), diverged)
             drawn("")
         if len(looked):
             self._look(looked, leaf.error[looked])
+
+    def _uniforms(self) -> Iterator[Array]:
+        """Each step's uniform numbers, (L, 3): for the leaf, the tree and the direction."""
+        while True:
+            yield from np.stack([own.random((BLOCK, 3)) for own in self.random]).swapaxes(0, 1)
 
     def _add(self, leaf: Any, chance: Array) -> Array:
         """Add the leaf to its tree; return whether that has made a U-turn, (L,)."""
@@ -258,11 +250,11 @@ class Walk:
     def _look(self, at: Array, error: Array) -> None:
         """Double or halve the step size until the acceptance crosses the target; then continue the chain."""
         trend = np.where(-error > np.log(NUTS.target_accept_prob), 1.0, -1.0)
-        found = (self.trend[at] != 0) & (self.trend[at] != trend)
-        other = at[~found]
-        self.trend[other] = trend[~found]
-        self.size[other] *= 2.0 ** trend[~found]
-        there = at[found]
+        crossed = (self.trend[at] != 0) & (self.trend[at] != trend)
+        other = at[~crossed]
+        self.trend[other] = trend[~crossed]
+        self.size[other] *= 2.0 ** trend[~crossed]
+        there = at[crossed]
         self.searching[there], self.trend[there] = False, 0.0
         self.pull[there] = np.log(10 * self.size[there])
         self.count[there] = self.slack[there] = self.log_mean[there] = 0.0
@@ -316,11 +308,11 @@ class Walk:
 def turning(first: Array, last: Array, momentum: Array) -> Array:
     """Whether trajectories make a U-turn (Betancourt 2017, A.4.2): ends and sums of p, (..., D) → (...)."""
     along = momentum - (first + last) / 2
-    found: Array = ((first * along).sum(-1) <= 0) | ((last * along).sum(-1) <= 0)
-    return found
+    turns: Array = ((first * along).sum(-1) <= 0) | ((last * along).sum(-1) <= 0)
+    return turns
 
 
 def _ones(n: Array) -> Array:
     """Number of ones in binary numbers below 2^32."""
-    found: Array = ONES[n & 0xFFFF] + ONES[n >> 16]
-    return found
+    count: Array = ONES[n & 0xFFFF] + ONES[n >> 16]
+    return count

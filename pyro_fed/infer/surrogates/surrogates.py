@@ -28,7 +28,7 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
-from pyro_fed.infer.ep.prior_site import ROUNDING_SHARE
+from pyro_fed.infer.ep.expectation_propagation import ROUNDING_SHARE
 from pyro_fed.infer.sites.gaussian_sites import MAX_NEWTON_STEPS, POINT_NUMBERS, gaussian
 from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.batched import quiet

@@ -61,7 +61,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.guides.amortised import local_gradients
 from pyro_fed.guides.kept_draws import KeptDraws
 from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program
-from pyro_fed.infer.averaging.contributions import StepContributions
+from pyro_fed.infer.averaging.local_sgd import StepContributions
 from pyro_fed.infer.averaging.optim import OPTIM, Adam
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase

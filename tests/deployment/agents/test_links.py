@@ -26,7 +26,7 @@ from pyro_fed.deployment.agents.statements import Statements
 from pyro_fed.deployment.agents.wire import SERVICE, WAITING, Unwelcome, Wire, with_step
 from pyro_fed.deployment.rows import load_rows
 from pyro_fed.errors import DataError, ProtocolError, QuorumError, SettingError
-from pyro_fed.graph.circuit import AlongCircuit
+from pyro_fed.graph.consensus import AlongCircuit
 from pyro_fed.ops.mixing import mix
 from pyro_fed.runtime.network import connect
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.infer.ep import prior_site
+from pyro_fed.infer.ep import expectation_propagation
 from pyro_fed.infer.ep.findings import at_rest
 from pyro_fed.infer.ep.tilted import newton
 
@@ -81,8 +81,8 @@ def test_a_pass_that_two_others_foretell_is_not_made(figures, ends):
 
 @pytest.mark.parametrize("prior", [NORMAL, dist.StudentT(3.0, 0.0, 1.0)], ids=["normal", "student"])
 def test_the_site_of_a_gaussian_prior_is_asked_for_once(prior, monkeypatch):
-    asked, change = [], prior_site._newton_step
-    monkeypatch.setattr(prior_site, "_newton_step", lambda *args: asked.append(1) or change(*args))
+    asked, change = [], expectation_propagation._newton_step
+    monkeypatch.setattr(expectation_propagation, "_newton_step", lambda *args: asked.append(1) or change(*args))
     fed = federation(prior)
     idata = pf.run(pf.infer.PVI(), fed, **QUIET)
     mean, sd = moments(idata)
@@ -91,7 +91,7 @@ def test_the_site_of_a_gaussian_prior_is_asked_for_once(prior, monkeypatch):
     rounds = int((idata["federation"]["phase"].values == "PVI").sum())
     asked.clear()
     pf.run(pf.infer.PVI(), fed, **QUIET)
-    assert len(asked) == (len(prior_site.NEAR_AND_FAR) if prior is NORMAL else 1 + rounds)
+    assert len(asked) == (len(expectation_propagation.NEAR_AND_FAR) if prior is NORMAL else 1 + rounds)
 
 
 def median_line(x, y):

@@ -12,7 +12,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.infer.ep import ascent
-from pyro_fed.infer.ep.states import Server
+from pyro_fed.infer.ep.steps import Server
 from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 

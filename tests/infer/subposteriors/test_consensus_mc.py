@@ -13,7 +13,7 @@ from algorithms import line, line_data
 
 import pyro_fed as pf
 from pyro_fed.density.checks.funnels import necks_of_rows
-from pyro_fed.infer.subposteriors import consensus_mc, products
+from pyro_fed.infer.subposteriors import consensus_mc
 
 
 def normal(*shape, seed=0):
@@ -40,9 +40,9 @@ def test_the_product_of_gaussians(rule):
     draws, mean, covariance = factors(4000, apart=0.25 if rule == "nonparametric" else 1.0)
     generator = torch.Generator().manual_seed(1)
     found = {
-        "weighted": lambda: products.average_draws(draws),
-        "gaussian": lambda: products.gaussian(draws, generator),
-        "nonparametric": lambda: products.nonparametric(draws, generator),
+        "weighted": lambda: consensus_mc.average_draws(draws),
+        "gaussian": lambda: consensus_mc.draw_gaussian_product(draws, generator),
+        "nonparametric": lambda: consensus_mc.draw_density_product(draws, generator),
     }[rule]()
     sd = covariance.diagonal().sqrt()
     count = 400 if rule == "nonparametric" else 4000
@@ -54,7 +54,7 @@ def test_the_product_of_gaussians(rule):
 
 def test_draws_of_one_factor_are_its_own():
     draws = normal(1, 50, 3)
-    torch.testing.assert_close(products.average_draws(draws), draws[0])
+    torch.testing.assert_close(consensus_mc.average_draws(draws), draws[0])
 
 
 def test_a_product_that_is_no_gaussian_is_followed_by_density_estimates_alone():
@@ -62,8 +62,8 @@ def test_a_product_that_is_no_gaussian_is_followed_by_density_estimates_alone():
     sign = torch.where(normal(2, 3000, 1, seed=4) > 0, 1.0, -1.0).double()
     draws = torch.stack([4 * sign[0], 4 * sign[1].clamp(min=0) - 12 * (sign[1] < 0)]) + 0.5 * normal(2, 3000, 1, seed=5)
     exact_mean = 4.0
-    walked = products.nonparametric(draws, torch.Generator().manual_seed(0))[1000:]
-    averaged = products.average_draws(draws)
+    walked = consensus_mc.draw_density_product(draws, torch.Generator().manual_seed(0))[1000:]
+    averaged = consensus_mc.average_draws(draws)
     # The kernels are as wide as h times a factor's SD: the walk's mode is wider than the product's own, 0.35.
     assert abs(float(walked.mean()) - exact_mean) < 0.5 < 3 < abs(float(averaged.mean()) - exact_mean)
     assert float(walked.std()) < 1.5 < 3 < float(averaged.std())

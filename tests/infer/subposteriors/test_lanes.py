@@ -8,7 +8,7 @@ import torch
 from pyro.ops.dual_averaging import DualAveraging
 from pyro.ops.welford import WelfordCovariance
 
-from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
+from pyro_fed.infer.pooled.nuts_kernel import Chains, Potential
 from pyro_fed.infer.subposteriors import lanes as module
 from pyro_fed.infer.subposteriors.lanes import Walk
 

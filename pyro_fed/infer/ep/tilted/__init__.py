@@ -19,12 +19,9 @@ All are imported here, not on first use: `TiltedInference.kinds` lists the impor
 
 from pyro_fed.conventions.doors import public_dir
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
-from pyro_fed.infer.ep.tilted.chain import MCMC, Chain, Identity
-from pyro_fed.infer.ep.tilted.ivon import IVON
-from pyro_fed.infer.ep.tilted.laplace import Laplace
-from pyro_fed.infer.ep.tilted.newton import Newton
-from pyro_fed.infer.ep.tilted.ngvi import NGVI, Fisher
-from pyro_fed.infer.ep.tilted.svi import SVI
+from pyro_fed.infer.ep.tilted.chain import MCMC, NGVI, Chain, Fisher, Identity
+from pyro_fed.infer.ep.tilted.newton import Laplace, Newton
+from pyro_fed.infer.ep.tilted.stochastic import IVON, SVI
 
 __all__ = [
     "IVON",

@@ -1,17 +1,23 @@
-"""Sites by expected Newton steps: "newton".
+"""Newton steps on the tilted density: expected ones, "newton", and those to its mode, "laplace".
+
+"newton" is natural-gradient variational inference with step one (Bui et al. 2018, Property 4; Khan & Nielsen 2018); a
+fixed point minimises KL(q̂ ‖ p_k q_-k):
 
     Λ ← E_q̂[-∇² log p_k],   η ← E_q̂[∇ log p_k] + Λ m̂,   q̂ ← q_-k · site        `steps` times, from q̂ = q
 
-This is natural-gradient variational inference with step one (Bui et al. 2018, Property 4; Khan & Nielsen 2018): a
-fixed point minimises KL(q̂ ‖ p_k q_-k). With several steps each is backtracked so that q̂ stays proper, and a client
-whose q̂ has converged makes no more of them. Far from the fixed point a step of length one may be far too long, above
-all without a Laplace approximation for the start, as when scores jump. The objective is known,
+With several steps each is backtracked so that q̂ stays proper, and a client whose q̂ has converged makes no more of
+them. A step that has lost more than `StepControl.fall` of the objective is taken back, and a smaller fraction of the
+same change made, as by `FedEP`'s server (`ascent`):
 
-    -KL(q̂ ‖ p_k q_-k) = E_q̂[log p_k] + E_q̂[log q_-k] + H(q̂) + a constant,
+    -KL(q̂ ‖ p_k q_-k) = E_q̂[log p_k] + E_q̂[log q_-k] + H(q̂) + a constant
 
-so that a client goes back if a step has lost more than `StepControl.fall` of it, and makes a smaller fraction of the
-same change, as `FedEP`'s server does (`ascent`). Where q is as wide as a prior the first expectations are of densities
-far from the mass; a turn can begin at the mode of p_k q_-k in place of q, with the curvature there (`laplace`).
+Where q is as wide as a prior the first expectations are of densities far from the mass: a turn can begin at "laplace",
+
+    θ̂ = arg max log p_k(θ) + log q_-k(θ),    q̂ = N(θ̂, (Λ_lik(θ̂) + Λ_-k)⁻¹)                 Guo et al., Eq. (4)
+
+by Newton steps with a line search, as in `fedlaplace`. If the model is small enough the curvature is the full Hessian,
+also for a diagonal q: then q̂ is projected by its mean and variances, as EP does (KL(p ‖ q)), which is exact for
+Gaussian clients. Otherwise it is the diagonal Fisher information of the paper.
 """
 
 from __future__ import annotations
@@ -27,13 +33,14 @@ from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
 from pyro_fed.density.derivatives import pick_rows
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import ascent
+from pyro_fed.infer.ep.findings import UNSETTLED_SDS
 from pyro_fed.infer.ep.step_control import StepControl
-from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
-from pyro_fed.infer.ep.tilted.laplace import Laplace
+from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, site_from
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.sites.gaussian_sites import is_finite, moments_of, moves, site_of, where
+from pyro_fed.infer.sites.gaussian_sites import absolute, is_finite, moments_of, moves, site_of, where
 from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked_step, move
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.moments import Moments
@@ -41,8 +48,68 @@ from pyro_fed.ops.moments import Moments
 #: A client's q̂ has converged when no mean has moved by more than this many SDs in a step, and no SD by more than this
 #: share, as Newton's method for the mode has. The fixed point does not depend on it.
 REST = FedLaplace.tolerance
-#: A last step of more SDs than these is checked before it is sent: a shorter one loses little.
-LONG_STEP_SDS = 1.0
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class Laplace(TiltedInference):
+    """Laplace's approximation of the tilted density: its mode by Newton's method, and the curvature there.
+
+    It has no randomness. The algorithm's `curvature` says how the curvature is computed.
+
+    Args:
+        steps: Newton steps a round, from the mean of q.
+        fractions: of a Newton step, which the line search tries; the best is taken, or none.
+
+    Raises:
+        SettingError: a setting out of its range, or unknown.
+
+    References:
+        Guo et al. (2023), Eq. (4).
+
+    Example:
+        >>> pf.run(pf.FedEP(client=pf.infer.tilted.Laplace(steps=3)), fed)
+    """
+
+    steps: int = 10
+    fractions: tuple[float, ...] = (1.0, 2.0, 0.5, 0.25, 0.1, 0.03, 0.01)
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "steps")
+        if not self.fractions or not all(fraction > 0 for fraction in self.fractions):
+            raise SettingError(f"Laplace: fractions must be positive, and at least one, received {self.fractions}")
+
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
+        """Sites from the tilted mode and curvature."""
+        batch, cavity = data.full_batch(), received.cavity
+        inner = cavity.to_full() if numerics.exact.structure == "full" else cavity
+        point = received.q.mean()
+        for _ in range(self.steps):
+            tilted = _tilted(problem, numerics, point, inner, batch)
+            metric = absolute(tilted)[0]
+            point = self._search(
+                problem, point, type(metric)(metric.precision, tilted.score(point)).mean(), inner, batch
+            )
+        tilted = _tilted(problem, numerics, point, inner, batch)
+        left = (point - tilted.mean()).square() * tilted.to_diag().precision
+        newton_step = left.amax(-1).sqrt().nan_to_num(nan=torch.inf)
+        return site_from(tilted if cavity.dense else tilted.to_diag(), cavity, newton_step=newton_step)
+
+    def _search(self, problem: Problem, point: Tensor, direction: Tensor, cavity: Gaussian, batch: Batch) -> Tensor:
+        """The best fraction of the step for each client; zero if none is better."""
+        fractions = point.new_tensor((0.0, *self.fractions))
+        line = point.unsqueeze(1) + fractions.unsqueeze(-1) * direction.nan_to_num().unsqueeze(1)
+        values = problem.mapped(self._values, (0, BATCHES))(line.to(problem.dtype), batch).double()
+        values = (values + cavity.log_factor(line.movedim(1, 0)).movedim(0, 1)).nan_to_num(nan=-torch.inf)
+        return torch.take_along_dim(line, values.argmax(1)[:, None, None], 1).squeeze(1)
+
+    def _values(self, problem: Problem, line: Tensor, batch: Batch) -> Tensor:
+        values: Tensor = problem.vmap(lambda z: problem.log_lik(z, batch))(line)
+        return values
+
+
+def _tilted(problem: Problem, numerics: Numerics, point: Tensor, cavity: Gaussian, batch: Batch) -> Gaussian:
+    return site_of(numerics.exact.of_likelihood(problem, point[None], batch), point).product(cavity)
 
 
 @explains_unknown
@@ -139,8 +206,8 @@ class Newton(TiltedInference):
             moving = moving & ~(length <= rest)
             if not bool(moving.any()):
                 break
-        far = moving & (length > LONG_STEP_SDS)
-        if bool(far.any()):  # long steps, of whose end nothing is known
+        far = moving & (length > UNSETTLED_SDS)
+        if bool(far.any()):  # long last steps, whose bound is not known; a shorter one loses little
             gain = _gain(q_hat, received.cavity, numerics.expected(problem, q_hat, data))
             q_hat = _either(far & ascent.has_fallen(gain, top, StepControl.fall), start, q_hat)
         return q_hat, value
@@ -148,9 +215,9 @@ class Newton(TiltedInference):
 
 def _at_modes(problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Gaussian:
     """Laplace's approximations of the tilted densities, (C,); q itself where there is none."""
-    found = Laplace().infer(problem, numerics, received, data, noise)
-    tilted = found.site.product(received.cavity)
-    return _either(found.usable & tilted.is_proper(), tilted, received.q)
+    answer = Laplace().infer(problem, numerics, received, data, noise)
+    tilted = answer.site.product(received.cavity)
+    return _either(answer.usable & tilted.is_proper(), tilted, received.q)
 
 
 def _gain(q: Gaussian, cavity: Gaussian, moments: Moments) -> Tensor:

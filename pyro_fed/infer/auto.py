@@ -31,6 +31,8 @@ from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.surrogates.fedais import FedAIS
 
+__all__ = ["Auto"]
+
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)

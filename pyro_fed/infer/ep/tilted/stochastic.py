@@ -1,7 +1,9 @@
-"""Diagonal sites by natural-gradient steps from scores alone, on minibatches: "ivon", for networks.
+"""Stochastic gradients of the client's free energy: "svi", a Gaussian guide by Adam, and "ivon", for networks.
 
-See `sites.online_newton` for the steps, their source and the deviations. A site is the client's change of the cavity's
-natural parameters.
+"svi" is Pyro's `SVI` on the tilted density, see `guides.fitting` for the objective. The guide begins at the end of a
+Newton step, with its inverse curvature as covariance, so that the step size, which falls linearly to zero, has no
+units. "ivon" takes diagonal natural-gradient steps from scores alone, see `sites.online_newton`; a site is the client's
+change of the cavity's natural parameters.
 """
 
 from __future__ import annotations
@@ -18,15 +20,77 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.setting_checks import check_at_least, check_betas, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
+from pyro_fed.guides.fitting import GuideFit
+from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, site_from, tilted_scale
 from pyro_fed.infer.sites.online_newton import OnlineNewton
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Mean change of a log SD in a round above which SDs have not converged, and the number of rounds.
 SETTLED_GROWTH, RECENT = 0.01, 5
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class SVI(TiltedInference):
+    """A Gaussian guide fitted to the tilted density by Adam on the evidence lower bound, as Pyro's `SVI` does.
+
+    Args:
+        steps: Adam's steps a round.
+        step_size: Adam's rate at the beginning, in SDs of the tilted density; it falls linearly to zero.
+        num_samples: draws of the guide a step.
+        batch_size: rows a step, weighted to all of the client's; None takes all.
+        betas: β_1 and β_2 of Adam, each in [0, 1).
+        eps: ε of Adam.
+
+    Raises:
+        SettingError: a setting out of its range, or unknown.
+
+    References:
+        Kingma & Ba (2015), Adam.
+
+    Example:
+        >>> pf.run(pf.FedEP(client=pf.infer.tilted.SVI(steps=100)), fed)
+    """
+
+    minimises_free_energy: ClassVar[bool] = True
+
+    steps: int = 300
+    step_size: float = 0.03
+    num_samples: int = 8
+    batch_size: int | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "steps", "num_samples")
+        check_at_least(self, 1, "batch_size", allow_none=True)
+        check_positive(self, "step_size", "eps")
+        check_betas(self)
+
+    @property
+    def guide_fit(self) -> GuideFit:
+        """The settings of the fit."""
+        return GuideFit(
+            steps=self.steps,
+            step_size=self.step_size,
+            samples=self.num_samples,
+            batch_size=self.batch_size,
+            adam=(*self.betas, self.eps),
+            falling=True,
+        )
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """The fit's draws and minibatches."""
+        return self.guide_fit.draw_noise(problem, num_rows, generator)
+
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
+        """Sites from the fitted guides."""
+        start = tilted_scale(numerics, problem, received, data)
+        return site_from(self.guide_fit.fit(problem, start, received.cavity, data, noise), received.cavity)
 
 
 @explains_unknown

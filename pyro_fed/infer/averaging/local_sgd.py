@@ -1,0 +1,252 @@
+"""Steps of SGD of a client from the server's point, none on all its rows longer than its gradients' curvature allows.
+
+    v ← β v + g_t,    θ' = θ_t + h v,    h = min(α, (1 + β) / L_t)
+    L' = ‖g(θ') - g_t‖ / ‖θ' - θ_t‖
+    θ_(t+1) = θ',    L_(t+1) = max(L', γ L_t)                             where h L' < 2 (1 + β)
+    θ_(t+1) = θ_t,   L_(t+1) ≥ 2 (1 + β) / h,   v ← 0                    else
+
+with g the gradient of the client's objective. Steps of a fixed size h with momentum β on a quadratic of curvature L
+diverge if h L > 2 (1 + β). Here no step begins with more than half of that, and a step that turns out to have had more,
+as where a rate is an exponential, is taken back. Below the limit, and on minibatches, steps are those of SGD. L_0 is
+that along the first gradient, found a short way from the start.
+
+Source: Kim et al. (2024), *Adaptive federated learning with auto-tuned clients*, whose clients bound each step by that
+quotient. Letters: α `step_size`, β `momentum`, γ `CURVATURE_MEMORY`. Deviations: α is the longest step; momentum; L
+falls slowly where Kim et al. let a step grow slowly; steps are taken back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.bounding import relative_rows, within_cohort
+from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
+from pyro_fed.algorithm.record import RECENT_ROUNDS, Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import (
+    Batch,
+    ClientData,
+    Minibatch,
+    at_work,
+    batch_of,
+    draw_epochs,
+    draw_minibatches,
+    with_batches,
+)
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.sites.records import entries_as
+
+#: Share of a curvature that is left after a step along which the curvature is smaller.
+CURVATURE_MEMORY = 0.9
+#: Largest ratio of the next step's length to that of a step that was taken back.
+LARGEST_SHORTENING = 10.0
+#: Largest ratio of the mean length of the last steps to that of the middle ones: steps of minibatches keep their
+#: length, and steps towards a point get shorter.
+GROWN = 2.0
+
+
+@dataclass(frozen=True)
+class StepContributions(Contributions):
+    """Contributions to `FedAvg` and its kin, whose clients send their steps as `delta`."""
+
+    obstacle: str = ""
+
+    def bounding_obstacle(self) -> str | None:
+        """The reason why the steps cannot be bounded, and the cure; "" if they can be."""
+        return self.obstacle
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """Clip every number of a step to the cohort's range."""
+        rows = sent.own_rows
+        share = None if rows is None else relative_rows(rows.double())
+        clipped, cut = within_cohort(sent.messages["delta"], limits.pull, share)
+        return BoundedMessages(shared, {**sent.messages, "delta": clipped}, {}, cut)
+
+
+class Server(NamedTuple):
+    """The server's state but for its optimiser's, which clients receive: θ (D,) or (C, D), and N, () or (C,)."""
+
+    point: Tensor
+    num_rows: Tensor
+
+
+class Objective(NamedTuple):
+    """What a client's log density a row, log p_k / N_k + log p_0 / N, is computed from; leading axes are clients."""
+
+    divisor: Tensor  # of the log-likelihood, N_k
+    num_rows: Tensor  # N
+    data: Batch | ClientData  # the client's rows, or those of a step
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD(Algorithm):
+    """Base of algorithms whose clients make steps of SGD from the server's point."""
+
+    draws_are: ClassVar[str] = "point"
+    additive: ClassVar[bool] = True
+
+    chain_steps: int = 20
+    step_size: float = 0.01
+    momentum: float = 0.9
+    batch_size: int | None = None
+    unit: Literal["steps", "epochs"] = "steps"
+    prior: bool = False
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "chain_steps")
+        check_at_least(self, 1, "batch_size", allow_none=True)
+        check_positive(self, "step_size")
+        check_between(self, "momentum", 0, 1, "[)")
+        check_choice(self, "unit", ("steps", "epochs"))
+        if self.unit == "epochs" and self.batch_size is None:
+            raise SettingError(
+                f"{type(self).__name__}: unit='epochs' needs the batch_size of the minibatches that make an epoch"
+            )
+
+    def default_rounds(self, num_clients: int) -> int:
+        """A hundred rounds, whatever the number of clients."""
+        return 100
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Start near the prior's mean, further off if gradients vanish there, or at zeros if a flat prior has none."""
+        return Server(problem.central_start(generator), torch.tensor(problem.num_rows))._asdict(), {}
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The server's point, which clients receive."""
+        return super().download(entries_as(Server, shared)._asdict(), clients)
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """Minibatches of a round."""
+        if self.batch_size is None:
+            return ()
+        if self.unit == "epochs":
+            return draw_epochs(num_rows, self.batch_size, self.chain_steps, generator, problem.dtype)
+        return draw_minibatches(num_rows, self.batch_size, self.chain_steps, generator, problem.dtype)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Make L steps of SGD."""
+        server = entries_as(Server, shared)
+        point = self.descended(problem, server.point, *self.objective(server, data, data.num_rows), noise)
+        return {"delta": point - server.point}, {}, {}
+
+    def objective(self, server: Server, data: ClientData, divisor: Tensor) -> tuple[Objective, Objective]:
+        """The objectives of C clients, whose log-likelihoods `divisor` (C,) divides, and their client axes."""
+        rows, axes = with_batches(data, self.batch_size)
+        return Objective(divisor, server.num_rows, rows), Objective._make((0, 0, axes))
+
+    def descended(self, problem: Problem, point: Tensor, const: Any, dims: Any, noise: Noise) -> Tensor:
+        """The points (C, D) where C clients' L steps from `point` (C, D) end; `dims` are the client axes of `const`."""
+        still = torch.zeros_like(point)
+        end: Tensor
+        if self.batch_size is None:
+            (_, score, curvature), _ = problem.scan(
+                self._first_curvature, (point, still, still[:, 0]), const, (), 1, dims
+            )
+            carry = (point, still, score, curvature)
+            (end, *_), _ = problem.scan(self._bounded_step, carry, const, (), self.chain_steps, dims)
+            return end
+        count = len(noise.weight) if self.unit == "epochs" else self.chain_steps
+        (end, _), _ = problem.scan(self._step, (point, still), const, noise, count, dims)
+        return end
+
+    def _first_curvature(self, problem: Problem, carry: Any, const: Any, _: Any) -> tuple[Any, tuple[()]]:
+        """The gradient at a point, and the curvature along it."""
+        point, *_unknown = carry
+        score = self.gradient(problem, point, const, ())
+        short = _probing_step(point) * score / score.norm().clamp_min(torch.finfo(score.dtype).tiny)
+        there = self.gradient(problem, point + short, const, ())
+        return (point, score, _curvature(point, point + short, there - score)), ()
+
+    def _bounded_step(self, problem: Problem, carry: Any, const: Any, _: Any) -> tuple[Any, tuple[()]]:
+        """One step on all rows, no longer than the curvature allows, and the gradient and curvature at its end."""
+        point, velocity, score, curvature = carry
+        velocity, stable = self.momentum * velocity + score, 1 + self.momentum
+        rate = stable / curvature.clamp_min(stable / self.step_size)
+        end = point + rate * velocity
+        there = self.gradient(problem, end, const, ())
+        seen = _curvature(point, end, there - score)
+        taken = (rate * seen < 2 * stable) & there.isfinite().all()
+        steeper = (seen * rate / stable).nan_to_num(LARGEST_SHORTENING).clamp(2.0, LARGEST_SHORTENING) * stable / rate
+        curvature = torch.where(taken, torch.maximum(seen, CURVATURE_MEMORY * curvature), steeper)
+        known = torch.where(taken, end, point), torch.where(taken, velocity, 0.0), torch.where(taken, there, score)
+        return (*known, curvature), ()
+
+    def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
+        point, velocity = carry
+        velocity = self.momentum * velocity + self.gradient(problem, point, const, picks)
+        moving = at_work(picks).to(point) if self.unit == "epochs" else 1.0
+        return (point + moving * self.step_size * velocity, velocity), ()
+
+    def gradient(self, problem: Problem, point: Tensor, const: Any, picks: Any) -> Tensor:
+        """The gradient (D,) that a client's step follows; `const` is its objective, `picks` the step's minibatch."""
+        return self.score(problem, point, const, picks)
+
+    def score(self, problem: Problem, point: Tensor, objective: Objective, picks: Minibatch) -> Tensor:
+        """The gradient (D,) of a client's objective by a step's minibatch."""
+        batch = batch_of(objective.data, picks)
+
+        def log_density(z: Tensor) -> Tensor:
+            value: Tensor = problem.log_lik(z, batch) / objective.divisor.clamp_min(1)
+            return value + problem.log_prior(z) / objective.num_rows if self.prior else value
+
+        gradient: Tensor = grad(log_density)(point)
+        return gradient
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Objections to steps far above the others', in units of the point."""
+        size = message_limits.sizes(messages["delta"]) / (1 + message_limits.sizes(received["point"]))
+        return message_limits.outlying_clients(size, "step")
+
+    def contributions(self) -> Contributions:
+        """The clients' steps."""
+        return StepContributions(self)
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """Length of the server's step."""
+        return {"change": float((entries_as(Server, after).point - entries_as(Server, before).point).norm())}
+
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
+        """A warning if steps grow at the end, because the point has not converged."""
+        steps = [figures["change"] for figures in record.figures if "change" in figures]
+        if len(steps) < 4 * RECENT_ROUNDS:
+            return []
+        half = len(steps) // 2
+        before, late = (
+            sum(part) / RECENT_ROUNDS for part in (steps[half - RECENT_ROUNDS : half], steps[-RECENT_ROUNDS:])
+        )
+        if not late > GROWN * before:
+            return []
+        return [sentences.server_steps_grow(late=late, before=before)]
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """The point, (1, 1, D)."""
+        return entries_as(Server, shared).point[None, None]
+
+
+def _curvature(point: Tensor, end: Tensor, change: Tensor) -> Tensor:
+    """L (), from a step and the gradients' change by it; zero if the step is lost in rounding."""
+    moved = (end - point).norm()
+    seen = change.norm() / moved.clamp_min(torch.finfo(moved.dtype).tiny)
+    return torch.where(moved >= _probing_step(point) / 2, seen, 0.0)
+
+
+def _probing_step(point: Tensor) -> Tensor:
+    """A step () short enough for a straight line, and long enough for a difference of gradients."""
+    shortest: Tensor = torch.finfo(point.dtype).eps ** 0.5 * (1 + point.norm())
+    return shortest
