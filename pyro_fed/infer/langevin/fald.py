@@ -34,21 +34,23 @@ from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin import findings
-from pyro_fed.infer.langevin.chain_store import ServerState
-from pyro_fed.infer.langevin.client_state import Visit
-from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits
-from pyro_fed.infer.langevin.contributions import AveragedVisitContributions
+from pyro_fed.infer.langevin.chains import ServerState
+from pyro_fed.infer.langevin.conducive_visits import AveragedVisitContributions, ConduciveVisits
+from pyro_fed.infer.langevin.states import Visit
 from pyro_fed.infer.langevin.step import Fixed, ForVisits, Measured, Step
 from pyro_fed.infer.sites.records import entries_as
-from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
+from pyro_fed.infer.surrogates.measuring import OwnNoise, longest_parallel_visit, noise_time
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.entries import with_trailing_axes
+
+#: Share of the longest visit below which warnings about chains name the clients' own noise as the reason.
+SHORT_VISIT_SHARE = 0.5
 
 
 @explains_unknown
@@ -137,10 +139,17 @@ class FALD(ConduciveVisits):
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """The warnings of all chains, the cure of short visits, and visits whose bias is not measured."""
         notes, visit = super().warnings(record, problem), record.latest["visit_time"]
+        cure = "use FSGLD(), or local_steps=1 with step.midpoint=False, which has none"
         if isinstance(self.step, Measured):
-            return findings.with_reason_of_short_visits(notes, visit, self.visit_time, self.step.visit_error)
-        if isinstance(self.step, ForVisits) and noise_time(self.local_steps, self.step.midpoint):
-            notes.append(findings.unmeasured_noise(problem))
+            if notes and visit < SHORT_VISIT_SHARE * self.visit_time:
+                why = (
+                    f"Visits last {visit:.2g} in place of step.visit_time={self.visit_time:g}, as long as the noise "
+                    f"that clients have of their own moves nothing by more than step.visit_error={self.step.visit_error:g}: "
+                    f"{cure}"
+                )
+                notes[0] = notes[0].with_cure(why)
+        elif isinstance(self.step, ForVisits) and noise_time(self.local_steps, self.step.midpoint):
+            notes.append(sentences.noise_of_clients_unmeasured(parameters=problem.dim, cures=[cure]))
         return notes
 
     def download(self, shared: State, clients: Tensor) -> State:

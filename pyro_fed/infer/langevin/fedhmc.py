@@ -40,6 +40,7 @@ from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.contract import Algorithm, Start, Tempered
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
@@ -48,14 +49,12 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
-from pyro_fed.infer.langevin.chain_store import ChainStore
-from pyro_fed.infer.langevin.findings import trajectory_findings
-from pyro_fed.infer.langevin.hmc_state import HmcState
-from pyro_fed.infer.langevin.start import at_surrogates
-from pyro_fed.infer.langevin.trajectories import first_step, retuned_factor, retuned_step, steps_of
+from pyro_fed.infer.langevin.chains import ChainStore, chain_findings
+from pyro_fed.infer.langevin.states import at_surrogates
+from pyro_fed.infer.langevin.trajectories import HmcState, first_step, retuned_factor, retuned_step, steps_of
 from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
+from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, surrogate_phase
 from pyro_fed.ops.entries import choose
 
 #: Trajectories of the first window; each window is twice as long as the one before.
@@ -248,4 +247,7 @@ class FedHMC(Tempered):
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about chains that disagree, too few effective draws, and trajectories that diverged."""
-        return trajectory_findings(record, problem, self.num_chains)
+        notes = chain_findings(record, problem, self.num_chains, 0, None)
+        if diverged := record.latest.get("divergences"):
+            notes = [sentences.trajectories_diverged(trajectories=diverged), *notes]
+        return notes

@@ -42,12 +42,11 @@ from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.conducive import Conducive
-from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits
+from pyro_fed.infer.langevin.conducive_visits import Conducive, ConduciveVisits
+from pyro_fed.infer.langevin.dsgld import one_client
 from pyro_fed.infer.langevin.step import Fixed, Measured, Step
-from pyro_fed.infer.langevin.step_sizes import STABLE_STEP_SHARE
-from pyro_fed.infer.langevin.visiting import one_client
-from pyro_fed.infer.surrogates.mismatch import Mismatch
+from pyro_fed.infer.langevin.visits import STABLE_STEP_SHARE
+from pyro_fed.infer.surrogates.measuring import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.langevin import STABLE
 from pyro_fed.ops.visits import longest_visit

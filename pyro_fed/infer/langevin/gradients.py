@@ -74,17 +74,11 @@ class MinibatchScore(NamedTuple):
 
 
 class ControlVariateScore(NamedTuple):
-    """Eq. (4) with each row's gradient less the one at θ*, whose sum over all rows is known.
+    """Eq. (4) with each row's gradient less the one at θ*, whose sum over all rows is known."""
 
-    Attributes:
-        inverse_f: 1/f_s.
-        anchor: θ*, (D,).
-        anchor_score: Σ ∇ log p(x_i | θ*) over all rows of the client, (D,).
-    """
-
-    inverse_f: Tensor
-    anchor: Tensor
-    anchor_score: Tensor
+    inverse_f: Tensor  # 1/f_s
+    anchor: Tensor  # θ*, (D,)
+    anchor_score: Tensor  # Σ ∇ log p(x_i | θ*) over all rows of the client, (D,)
 
     def estimate(
         self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
@@ -139,19 +133,12 @@ class TrustRegion(NamedTuple):
 
 
 class ConduciveGradient(NamedTuple):
-    """α g_s of Eq. (6), which is linear.
+    """α g_s of Eq. (6), which is linear."""
 
-    Attributes:
-        anchor: θ*, (D,).
-        value: α g_s(θ*), (D,).
-        slope: α (P - P_s/f_s), (D, D) or (D,).
-        region: where it grows; () if it grows everywhere.
-    """
-
-    anchor: Tensor
-    value: Tensor
-    slope: Tensor
-    region: TrustRegion | tuple[()] = ()
+    anchor: Tensor  # θ*, (D,)
+    value: Tensor  # α g_s(θ*), (D,)
+    slope: Tensor  # α (P - P_s/f_s), (D, D) or (D,)
+    region: TrustRegion | tuple[()] = ()  # where it grows; () if it grows everywhere
 
     def at(self, z: Tensor) -> Tensor:
         """α g_s(θ), or at the nearest trusted point, (D,)."""
@@ -175,11 +162,6 @@ class ConduciveScore(NamedTuple):
         """v_s(θ) + α g_s(θ), see `Score`."""
         score, memory = self.unbiased.estimate(problem, z, batch, picks, memory)
         return score + self.conducive.at(z), memory
-
-
-def plus_conducive(unbiased: Score, conducive: ConduciveGradient | None) -> Score:
-    """Eq. (7), or the estimate alone if clients have no conducive gradient."""
-    return unbiased if conducive is None else ConduciveScore(unbiased, conducive)
 
 
 def conducive_gradients(sites: Gaussian, shares: Tensor, anchor: Tensor, weight: float) -> ConduciveGradient:

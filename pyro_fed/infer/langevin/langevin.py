@@ -53,40 +53,43 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, Minibatch
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin import findings
-from pyro_fed.infer.langevin.chain_store import ChainStore, ServerState
-from pyro_fed.infer.langevin.client_state import Arrival, ClientState, Visit
+from pyro_fed.infer.langevin.chains import ChainStore, ServerState, TravellingChains, chain_findings
 from pyro_fed.infer.langevin.gradients import MinibatchScore, Score
-from pyro_fed.infer.langevin.integrator import Integrator
-from pyro_fed.infer.langevin.minibatches import no_picks
-from pyro_fed.infer.langevin.start import Beginning, at_prior, at_surrogates, new_clients
+from pyro_fed.infer.langevin.states import (
+    Arrival,
+    Beginning,
+    ClientState,
+    Visit,
+    at_prior,
+    at_surrogates,
+    new_clients,
+)
 from pyro_fed.infer.langevin.step import Derived, Fixed, Step
-from pyro_fed.infer.langevin.step_sizes import StepSizes, check_step, largest_curvature, longest_steps
-from pyro_fed.infer.langevin.travelling import TravellingChains
-from pyro_fed.infer.langevin.visits import Visits
+from pyro_fed.infer.langevin.visits import (
+    Integrator,
+    StepSizes,
+    Visits,
+    check_step,
+    largest_curvature,
+    longest_steps,
+    no_picks,
+)
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
-from pyro_fed.infer.surrogates.surrogates import shares
+from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, shares, surrogate_phase
 
 
 @dataclass(frozen=True, kw_only=True)
 class Langevin(TravellingChains):
-    """Chains of Langevin steps: what all samplers of this family share.
-
-    Args:
-        batch_size: m, rows a step; None takes all of a client's rows.
-        step: a `pf.infer.step`; a derived one makes burn-in longer where it is short, up to half a run by default.
-        surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites, "laplace", "fedep",
-            "local_sgld", "auto", or `Given`; None runs without.
-
-    The others are those of `TravellingChains`.
-    """
+    """Chains of Langevin steps: what all samplers of this family share."""
 
     #: The kinds of steps that have an effect.
     steps: ClassVar[tuple[type[Step], ...]] = (Fixed, Derived)
 
-    batch_size: int | None = 100
+    batch_size: int | None = 100  # m, rows a step; None takes all of a client's rows
+    # a `pf.infer.step`; a derived one makes burn-in longer where it is short, up to half a run by default
     step: Step | str = Derived()
+    # the source of the Gaussians q_s: an algorithm that leaves Gaussian sites, "laplace", "fedep", "local_sgld",
+    # "auto", or `Given`; None runs without
     surrogates: Surrogates = "auto"
 
     def __post_init__(self) -> None:
@@ -289,8 +292,10 @@ class Langevin(TravellingChains):
     # -- warnings about the draws ---------------------------------------------------------------------------
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of a chain that became non-finite: a smaller step, or less noise from minibatches."""
-        return findings.step_advice(float(before["step_size"]), self.rule.given_size is not None)
+        present = "derived" if self.rule.given_size is None else "present"
+        step = f"{float(before['step_size']):.3g}"
+        return f"give a step=pf.infer.step.Fixed(size=...) below the {present} {step}, or raise batch_size"
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about chains that disagree, too few effective draws, and clients whose surrogates are poor."""
-        return findings.chain_findings(record, problem, self.num_chains, self.burn_in, self.rule.given_size)
+        return chain_findings(record, problem, self.num_chains, self.burn_in, self.rule.given_size)

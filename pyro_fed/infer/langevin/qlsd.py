@@ -42,15 +42,10 @@ from pyro_fed.infer.sites.records import as_entries, entries_as
 
 
 class QuantisedState(NamedTuple):
-    """The server's state.
+    """The server's state."""
 
-    Attributes:
-        summed: the chains.
-        memory: M, (M, D), the sum of the clients'.
-    """
-
-    summed: SummedState
-    memory: Tensor
+    summed: SummedState  # the chains
+    memory: Tensor  # M, (M, D), the sum of the clients'
 
 
 class Quantised(NamedTuple):

@@ -32,9 +32,9 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData, Minibatch, draw_anew
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.client_state import Arrival, ClientState
 from pyro_fed.infer.langevin.gradients import SagaScore, Table, row_scores
 from pyro_fed.infer.langevin.langevin import Langevin
+from pyro_fed.infer.langevin.states import Arrival, ClientState
 from pyro_fed.infer.sites.records import entries_as
 
 

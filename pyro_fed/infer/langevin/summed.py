@@ -35,53 +35,49 @@ Letters: θ `position`, h `step_size`, α `temperature`, s `released_noise`, ξ 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vjp
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.combination import clip
+from pyro_fed.algorithm.combination import Combination, clip
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.secret_noise import standard_normal
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import SD_MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.derivatives import likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
-from pyro_fed.infer.langevin.chain_store import ChainStore, Draws
-from pyro_fed.infer.langevin.contributions import SummedContributions
-from pyro_fed.infer.langevin.findings import summed_chain_findings, widening
+from pyro_fed.infer.langevin.chain_diagnostics import chains_converged, fewest_effective, r_hat_limit
+from pyro_fed.infer.langevin.chains import ChainStore, Draws
 from pyro_fed.infer.sites.records import as_entries, entries_as
+
+if TYPE_CHECKING:
+    from pyro_fed.algorithm.privacy import Private
 
 #: Steps of the grid of rows' scores in `row_norm`, as a power of two.
 ROW_GRID_BITS = 28
 
 
 class SummedState(NamedTuple):
-    """The server's state.
+    """The server's state."""
 
-    Attributes:
-        chains: their positions and draws.
-        prior_score: ∇ log p_0 there, (M, D).
-        step_size: h if all clients answer.
-        num_clients: K.
-        key: the seed of ξ.
-    """
-
-    chains: ChainStore
-    prior_score: Tensor
-    step_size: Tensor
-    num_clients: Tensor
-    key: Tensor
+    chains: ChainStore  # their positions and draws
+    prior_score: Tensor  # ∇ log p_0 there, (M, D)
+    step_size: Tensor  # h if all clients answer
+    num_clients: Tensor  # K
+    key: Tensor  # the seed of ξ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +198,47 @@ class SummedChains(Algorithm):
         return summed_chain_findings(record, self.num_chains, self.burn_in, is_private=False)
 
 
+@dataclass(frozen=True)
+class SummedContributions(Contributions):
+    """Contributions to `SummedLangevin`, where the noise of privacy is a part of the chain's own."""
+
+    noise_in_draws: ClassVar[bool] = True
+
+    def form_for(self, combination: Combination | None) -> Any:
+        """The algorithm with the noise of a private release in place of as much of the chain's own.
+
+        Raises:
+            SettingError: the step is longer than this noise allows, rows are not shortened as the combination says, or
+                there is no noise and `released_noise` says so.
+        """
+        algorithm, name = self.algorithm, type(self.algorithm).__name__
+        if combination is None or not combination.private:
+            if algorithm.released_noise:
+                raise SettingError(
+                    f"{name}: released_noise is set by the run from combination=pf.Private(...): leave it out"
+                )
+            return algorithm
+        private = cast("Private", combination)
+        if private.unit == "row" and algorithm.row_norm != private.norm:
+            raise SettingError(
+                f"{name}: Private(unit='row', norm={private.norm:g}) needs row_norm={private.norm:g} here, by which "
+                f"the clients shorten their rows' scores; received row_norm={algorithm.row_norm}"
+            )
+        noise = private.norm * private.noise_multiplier
+        longest = 4 * algorithm.temperature**2 / noise**2
+        if algorithm.step_size is not None and algorithm.step_size > longest * (1 + 1e-9):
+            raise SettingError(
+                f"{name}: with step_size={algorithm.step_size:g} the noise of privacy would be more than the chain's "
+                f"own, and the draws wider than at temperature={algorithm.temperature:g}: at most {longest:.3g}, or "
+                f"temperature={algorithm.temperature * math.sqrt(algorithm.step_size / longest):.3g}"
+            )
+        return replace(algorithm, released_noise=noise)
+
+    def form_for_clients(self) -> Any:
+        """The algorithm without the noise, which only the server knows."""
+        return replace(self.algorithm, released_noise=0.0)
+
+
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class SummedLangevin(SummedChains):
@@ -316,3 +353,52 @@ def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
     pushed = vjp(lambda v: pull(v)[0], torch.zeros_like(value))[1]  # pull is linear: its own pull is the Jacobian
     columns: Tensor = problem.vmap(lambda e: pushed(e)[0])(torch.eye(len(z)).to(z))
     return columns.T
+
+
+#: Draws for each parameter from which on the autocorrelation of every direction can be estimated.
+DRAWS_FOR_ONE = 20
+
+
+def summed_chain_findings(record: Record, num_chains: int, burn_in: int, is_private: bool) -> list[Finding]:
+    """Warnings about too few effective draws, chains that disagree, and steps that are too long for the posterior."""
+    last = record.latest
+    if not last.get("kept"):
+        return [sentences.no_draw_kept(end=f"the run ended within burn_in={burn_in} rounds")]
+    notes = list[Finding]()
+    fewest = fewest_effective(num_chains)
+    if not last["ess"] >= fewest:
+        cure = "raise temperature, spend more epsilon, or have more clients" if is_private else "run more rounds"
+        notes.append(
+            sentences.too_few_effective_draws(effective=last["ess"], needed=fewest, chain_is_short=True, cures=[cure])
+        )
+    limit = r_hat_limit(num_chains)
+    if num_chains > 1 and not last["r_hat"] <= limit:
+        notes.append(sentences.chains_disagree(r_hat=last["r_hat"], limit=f"{limit:.4g}", cures=()))
+    known = [one["widened"] for one in record.figures if one and not math.isnan(one["widened"])]
+    if known and not known[-1] <= SD_MATTERS:
+        notes.append(sentences.steps_widen_draws(factor=known[-1]))
+    return notes
+
+
+def widening(chains: ChainStore) -> float:
+    """Largest factor by which the steps widen an SD, from the draws; infinite if they hardly contract."""
+    draws = chains.buffers.draws[:, : int(chains.kept)].double()
+    centred = (draws - draws.mean(1, keepdim=True)).cpu().numpy()
+    least = least_autocorrelation(centred)
+    left = (1 + least) / 2
+    return math.inf if left <= 0 else left**-0.5
+
+
+def least_autocorrelation(centred: np.ndarray) -> float:
+    """The smallest lag-one autocorrelation of centred chains (M, n, D), in coordinates only if draws are few."""
+    chains, draws, dim = centred.shape
+    centred = centred / np.abs(centred).max()  # a chain that runs away is finite for long
+    here, ahead = (part.reshape(-1, dim) for part in (centred[:, :-1], centred[:, 1:]))
+    variance = (centred.reshape(-1, dim) ** 2).mean(0)
+    if chains * draws < DRAWS_FOR_ONE * dim:
+        return float(((here * ahead).mean(0) / variance).min())
+    whole = centred.reshape(-1, dim)
+    values, vectors = np.linalg.eigh(whole.T @ whole / len(whole))
+    white = vectors / np.sqrt(values.clip(np.finfo(float).tiny))
+    lagged = white.T @ (here.T @ ahead / len(here)) @ white
+    return float(np.linalg.eigvalsh((lagged + lagged.T) / 2).min())

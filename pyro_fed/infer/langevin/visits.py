@@ -3,38 +3,185 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import vjp
 
 from pyro_fed.algorithm.capabilities import LocalRounds
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData, Minibatch, with_batches
-from pyro_fed.infer.langevin.client_state import Arrival, ClientState, Visit
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, Minibatch, batch_of, with_batches
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.gradients import Memory, Score
-from pyro_fed.infer.langevin.integrator import Client, Integrator, LangevinState, StepInput, Trace
-from pyro_fed.infer.langevin.minibatches import minibatches_at
-from pyro_fed.infer.langevin.step_sizes import StepSizes
+from pyro_fed.infer.langevin.states import Arrival, ClientState, Visit
+from pyro_fed.infer.sites.power_iteration import power_iteration
+from pyro_fed.ops.langevin import STABLE, drifted, injected, pulled
+from pyro_fed.ops.matrices import times, times_transposed
+from pyro_fed.ops.step_sizes import polynomial_step
+
+
+@lru_cache(maxsize=8)
+def no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Empty minibatches of a client that takes all its rows: `minibatches_at` fills them if others have some."""
+    return {
+        "position": torch.zeros(0, batch_size, dtype=torch.int64),
+        "weight": torch.zeros(0, batch_size, dtype=dtype),
+    }
+
+
+def minibatches_at(position: Tensor, weight: Tensor, num_rows: Tensor, steps: int) -> Minibatch:
+    """Minibatches (T, C, m), T `steps`, with all rows for the clients that have at most m, which drew none.
+
+    `position` has the rows drawn, (T, C, m), or (0, C, m) if no client has drawn any; `weight` has the same shape, and
+    `num_rows` (C,).
+    """
+    slot = torch.arange(position.shape[-1], device=num_rows.device)
+    rows = num_rows.unsqueeze(-1)
+    if not len(position):  # no client drew any
+        position, weight = (part.new_zeros(steps, *part.shape[1:]) for part in (position, weight))
+    whole, has = rows <= len(slot), slot < rows
+    position = torch.where(whole, slot % rows.clamp_min(1), position)
+    return Minibatch(position, torch.where(whole, has.to(weight.dtype), weight))
+
+
+class LangevinState(NamedTuple):
+    """A chain between two steps: its position θ, (D,), and the memory of the score's estimate."""
+
+    position: Tensor
+    memory: Memory = ()
+
+
+class Client(NamedTuple):
+    """Constants of the steps of a visit."""
+
+    score: Score  # estimates v
+    factor: Tensor  # A, (D, D) or its diagonal (D,)
+    rows: Batch | ClientData  # all rows of the client, or those to pick minibatches from
+
+
+class StepInput(NamedTuple):
+    """Inputs of one step."""
+
+    normal: Tensor  # ξ, (D,)
+    step_size: Tensor  # h
+    picks: Any = ()  # the minibatch; () if all rows are taken
+
+
+class Trace(NamedTuple):
+    """Output of a step: the draw (D,) that is judged and kept, and the norm |A' v| of the preconditioned score."""
+
+    draw: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class Integrator:
+    """A step of Eq. (1), or of the midpoint rule."""
+
+    midpoint: bool
+
+    def step(self, problem: Problem, state: LangevinState, client: Client, x: StepInput) -> tuple[LangevinState, Trace]:
+        """The chain after a step, and the step's output."""
+        noise = injected(x.step_size, x.normal, client.factor)
+        where = state.position + 0.5 * noise if self.midpoint else state.position
+        batch = batch_of(client.rows, x.picks)
+        score, memory = client.score.estimate(problem, where, batch, x.picks, state.memory)
+        pull = pulled(score, client.factor)
+        after = drifted(state.position, pull, x.step_size, noise, client.factor)
+        return LangevinState(after, memory), Trace(where if self.midpoint else after, pull.norm())
+
+
+#: Shares of the chains' step that are one up to rounding, in any dtype: a client that needs a shorter step has at most
+#: `STABLE_STEP_SHARE` of it.
+SAME_STEP = 0.999
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """The steps of a visit."""
+
+    local_steps: int  # T
+    decay: float  # γ; 0 keeps the step constant
+    decay_offset: float  # b
+
+    def of_visit(self, done: Tensor, step_size: Tensor) -> Tensor:
+        """h of each step of a visit, (T, ...), from h_0 (...) and the number of earlier steps, of that shape or ()."""
+        if not self.decay:
+            return step_size.expand(self.local_steps, *step_size.shape)
+        steps = done + torch.arange(self.local_steps, device=done.device).reshape(-1, *[1] * done.dim())
+        scale = step_size * self.decay_offset**self.decay
+        decay = polynomial_step(steps.to(scale.dtype), 1.0, self.decay_offset, self.decay)
+        found: Tensor = scale * decay
+        return found
+
+    def shortest_share(self, done: Tensor, step_size: Tensor, stride: int, used: Tensor) -> float:
+        """The smallest share of its full length that a step had at a client; 1 if all steps were of full length.
+
+        `done` is the number of steps before the first of R rounds, `stride` the steps between those compared, and
+        `used` h of the steps that were made, (R, C, T / stride).
+        """
+        each = done + self.local_steps * torch.arange(len(used))
+        whole = self.of_visit(each, step_size.expand(len(used)))[stride - 1 :: stride]
+        share = float((used / whole.T.unsqueeze(1)).amin())
+        return share if 0 < share < SAME_STEP else 1.0
+
+
+#: A derived step that is unstable becomes this share of the largest stable one.
+STABLE_STEP_SHARE = 0.25
+
+
+def largest_curvature(problem: Problem, position: Tensor, score: Score, factor: Tensor, batch: Batch) -> Tensor:
+    """λ (C,) of each client's score at its chain's position (C, D); negative if the dominant curvature is outward."""
+    product = problem.mapped(_curve, (0, 0, 0, 0, BATCHES), calls=0)
+    return power_iteration(lambda v: product(position, v, score, factor, batch), position)
+
+
+def _curve(problem: Problem, z: Tensor, direction: Tensor, score: Score, factor: Tensor, batch: Batch) -> Tensor:
+    """A'HA v of one client."""
+    pull_back = vjp(lambda z: score.estimate(problem, z, batch)[0], z)[1]
+    # The Jacobian of a score is symmetric, so that v'J is (J v)'.
+    return -times_transposed(factor, pull_back(times(factor, direction))[0])
+
+
+def longest_steps(step_size: Tensor, curvature: Tensor) -> Tensor:
+    """Longest derived steps at clients where a step h (C,) was unstable, from λ (C,); infinite elsewhere.
+
+    A derived step fits the curvature where that was measured. A density that is steeper where a chain is, such as
+    exp(θ) where a Gaussian reaches far to the right, needs shorter ones.
+    """
+    beyond = step_size * curvature >= STABLE
+    return torch.where(beyond, STABLE_STEP_SHARE * STABLE / curvature, torch.inf)
+
+
+def check_step(name: str, step_size: Tensor, curvature: Tensor, clients: Tensor) -> None:
+    """Refuse steps h (C,) that are unstable at curvature λ (C,), before they are made; `name` is the algorithm's.
+
+    Raises:
+        SettingError: names the client, h λ and the largest stable step.
+    """
+    product = step_size * curvature
+    worst = int(torch.where(torch.isfinite(product), product, -torch.inf).argmax())
+    if bool(product[worst] >= STABLE):
+        limit = STABLE / float(curvature[worst])
+        raise SettingError(
+            f"{name}, client {int(clients[worst])}: step_size {float(step_size[worst]):.3g} times the largest "
+            f"curvature {float(curvature[worst]):.3g} is {float(product[worst]):.3g}, and from {STABLE:g} on Langevin "
+            f"steps diverge; the visit was not made. The largest stable step is {limit:.3g}; a tenth of it is accurate"
+        )
 
 
 @dataclass(frozen=True)
 class Visits:
-    """The steps of chains at clients.
+    """The steps of chains at clients."""
 
-    Args:
-        integrator: a step.
-        step_sizes: T and h.
-        stride: steps between positions that are sent.
-        batch_size: m; None takes all rows.
-    """
-
-    integrator: Integrator
-    step_sizes: StepSizes
-    stride: int
-    batch_size: int | None
+    integrator: Integrator  # a step
+    step_sizes: StepSizes  # T and h
+    stride: int  # steps between positions that are sent
+    batch_size: int | None  # m; None takes all rows
 
     def one_round(
         self,

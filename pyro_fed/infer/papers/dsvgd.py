@@ -83,21 +83,16 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SiteParticles(ParticleAlgorithm, Indicators):
-    """Global particles at a server and one site for each client, in turn: the base of DSVGD and U-DSVGD.
-
-    Args:
-        kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
-        kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
-        draws: draws of the result: "particles", or draws of the KDE q around them, whose average is the predictive of
-            Eq. (22) to (24).
-    """
+    """Global particles at a server and one site for each client, in turn: the base of DSVGD and U-DSVGD."""
 
     fewest_particles: ClassVar[int] = 1
     #: The kind of a client's site, a record of entries of its state.
     site_kind: ClassVar[type[Any]] = Site
 
-    kde_bandwidth: float = 0.55
-    kde_floor: float = 1e-9
+    kde_bandwidth: float = 0.55  # λ, standard deviation of the KDE's Gaussian kernel
+    kde_floor: float = 1e-9  # constant under the KDE, in units of a kernel's peak; 0 is the paper's
+    # draws of the result: "particles", or draws of the KDE q around them, whose average is the predictive of Eq. (22)
+    # to (24).
     draws: Literal["particles", "kde"] = "particles"
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.states import Line, Server
-from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
+from pyro_fed.infer.peers.p2p_fedavg import PeerBurnIn
 from pyro_fed.infer.sites.gaussian_sites import add_batch_axis, as_state, flat_site, gaussian
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.entries import with_trailing_axes
@@ -51,23 +51,14 @@ NOTHING_YET = -1.0
 
 
 class Sums(NamedTuple):
-    """The sums over all agents that each agent knows, (A, ...), and in a message its part of them.
+    """The sums over all agents that each agent knows, (A, ...), and in a message its part of them."""
 
-    Args:
-        values: log-likelihoods on the line, (A, L).
-        unusable: number of agents whose site cannot be used, (A,).
-        precision: Σ_i P_i.
-        eta: Σ_i g_i, (A, D).
-        aim: ā, (A, D).
-        decrement: length of the next Newton step, in SDs, (A,).
-    """
-
-    values: Tensor
-    unusable: Tensor
-    precision: Tensor
-    eta: Tensor
-    aim: Tensor
-    decrement: Tensor
+    values: Tensor  # log-likelihoods on the line, (A, L)
+    unusable: Tensor  # number of agents whose site cannot be used, (A,)
+    precision: Tensor  # Σ_i P_i
+    eta: Tensor  # Σ_i g_i, (A, D)
+    aim: Tensor  # ā, (A, D)
+    decrement: Tensor  # length of the next Newton step, in SDs, (A,)
 
     def product(self) -> Gaussian:
         """The product of the sites, from the sum of their scores at the points' mean."""
@@ -77,12 +68,7 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ConsensusLaplace(Algorithm, OnGraph):
-    """Federated Newton's method over a graph.
-
-    Args:
-        newton: settings of Newton's method.
-        gossip_tolerance: disagreement that is left in the sums of a round, relative to what it was.
-    """
+    """Federated Newton's method over a graph."""
 
     remedy: ClassVar[str] = cures.OF_LAPLACE
 
@@ -91,8 +77,8 @@ class ConsensusLaplace(Algorithm, OnGraph):
     symmetric: ClassVar[frozenset[str]] = frozenset({"precision"})
     coarse: ClassVar[frozenset[str]] = frozenset({"precision"})
 
-    newton: FedLaplace = field(default_factory=FedLaplace)
-    gossip_tolerance: float = 1e-10
+    newton: FedLaplace = field(default_factory=FedLaplace)  # settings of Newton's method
+    gossip_tolerance: float = 1e-10  # disagreement that is left in the sums of a round, relative to what it was
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
         """As many steps as make the sums agree."""

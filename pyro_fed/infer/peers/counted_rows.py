@@ -18,15 +18,10 @@ from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 
 @dataclass(frozen=True, kw_only=True)
 class CountedRows(PeerGaussian):
-    """Beliefs to which each row contributes a known number of times.
+    """Beliefs to which each row contributes a known number of times."""
 
-    Args:
-        weighting: "exact" or "paper".
-        batch_size: rows a round, each used once, in order; None takes all rows in every round.
-    """
-
-    weighting: Literal["exact", "paper"] = "exact"
-    batch_size: int | None = None
+    weighting: Literal["exact", "paper"] = "exact"  # "exact" or "paper"
+    batch_size: int | None = None  # rows a round, each used once, in order; None takes all rows in every round
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,8 +23,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.tilted import IVON, Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
-from pyro_fed.infer.peers.peer_sites import public_belief
-from pyro_fed.infer.peers.states import NetworkAgent
+from pyro_fed.infer.peers.peer_sites import NetworkAgent, public_belief
 from pyro_fed.infer.sites.gaussian_sites import (
     POINT_NUMBERS,
     SpreadGaussian,

@@ -62,9 +62,16 @@ from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers import networks
 from pyro_fed.infer.peers.contributions import PeerContributions
 from pyro_fed.infer.peers.counted_rows import CountedRows
-from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
-from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole, without_distribution
-from pyro_fed.infer.peers.states import Agent, History, Turn
+from pyro_fed.infer.peers.p2p_fedavg import PeerBurnIn
+from pyro_fed.infer.peers.peer_sites import (
+    Agent,
+    History,
+    Turn,
+    new_site,
+    public_belief,
+    seen_whole,
+    without_distribution,
+)
 from pyro_fed.infer.peers.update import Newton, Update, check_update
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, is_finite, where
 from pyro_fed.infer.sites.records import as_entries, entries_as

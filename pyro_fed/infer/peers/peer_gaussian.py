@@ -44,7 +44,7 @@ from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
 from pyro_fed.infer.peers.local_laplace import gaussian_prior, or_infinity, range_over_agents, repeated
-from pyro_fed.infer.peers.states import Agent
+from pyro_fed.infer.peers.peer_sites import Agent
 from pyro_fed.infer.sites.gaussian_sites import (
     SpreadGaussian,
     absolute,
@@ -72,31 +72,24 @@ START_DRAWS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class PeerGaussian(SpreadGaussian, OnGraph):
-    """Gaussian beliefs that are mixed over a graph.
-
-    Args:
-        damping: share of a site's change that is made in a round.
-        gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
-            `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each
-            round).
-        gossip_tolerance: see `gossip_steps`; None is 0.01.
-        start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph (see
-            `peers.consensus_laplace`); "local": each agent's own, with nothing exchanged, which needs more rows than
-            parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation;
-            "draw": with the prior's SDs about one draw from it, common to all (a neural network's prior mean is a
-            saddle); "auto": "consensus", or "local" if groups of agents are awake in turn.
-        trace: keep every agent's belief of every round (means and SDs) in the record, for
-            `pf.plots.plot_consensus`.
-    """
+    """Gaussian beliefs that are mixed over a graph."""
 
     draws_are: ClassVar[str] = "agents"
     symmetric: ClassVar[frozenset[str]] = frozenset({"precision"})
 
     tolerance: float = 1e-4
-    damping: float = 1.0
+    damping: float = 1.0  # share of a site's change that is made in a round
+    # consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
+    # `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each round)
     gossip_steps: int | None = None
-    gossip_tolerance: float | None = None
+    gossip_tolerance: float | None = None  # see `gossip_steps`; None is 0.01
+    # "consensus": a Laplace approximation of all data first, by Newton's method over the graph (see
+    # `peers.consensus_laplace`); "local": each agent's own, with nothing exchanged, which needs more rows than
+    # parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation; "draw": with
+    # the prior's SDs about one draw from it, common to all (a neural network's prior mean is a saddle); "auto":
+    # "consensus", or "local" if groups of agents are awake in turn
     start: Literal["auto", "consensus", "local", "prior", "draw", "fedavg"] = "auto"
+    # keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`
     trace: bool = False
 
     def __post_init__(self) -> None:

@@ -39,8 +39,7 @@ from pyro_fed.graph.analysis import second_eigenvalue
 from pyro_fed.infer.ep.tilted import Newton, Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
-from pyro_fed.infer.peers.peer_sites import new_site, public_belief, without_distribution
-from pyro_fed.infer.peers.states import Agent
+from pyro_fed.infer.peers.peer_sites import Agent, new_site, public_belief, without_distribution
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian

@@ -79,17 +79,11 @@ class Received(NamedTuple):
 
 
 class TiltedTarget(NamedTuple):
-    """The target p̃_k of a client, without its likelihood; leading axes are clients.
+    """The target p̃_k of a client, without its likelihood; leading axes are clients."""
 
-    Args:
-        coordinates: of z.
-        others: Π_{j≠k} t_j.
-        own_weight: w (...).
-    """
-
-    coordinates: Coordinates
-    others: Site
-    own_weight: Tensor
+    coordinates: Coordinates  # of z
+    others: Site  # Π_{j≠k} t_j
+    own_weight: Tensor  # w (...)
 
     @classmethod
     def of(cls, received: Received, own: Site, all_by_own: Tensor) -> TiltedTarget:
@@ -112,19 +106,12 @@ class TiltedTarget(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """The data of a turn when the particles reach a client; leading axes are clients.
+    """The data of a turn when the particles reach a client; leading axes are clients."""
 
-    Args:
-        received: what the client received.
-        target: p̃_k.
-        own: scores of its likelihood at the particles, (C, N, D).
-        site: t_k, which is exact at the particles.
-    """
-
-    received: Received
-    target: TiltedTarget
-    own: Tensor
-    site: Site
+    received: Received  # what the client received
+    target: TiltedTarget  # p̃_k
+    own: Tensor  # scores of its likelihood at the particles, (C, N, D)
+    site: Site  # t_k, which is exact at the particles
 
     @classmethod
     def of(cls, problem: Problem, shared: State, local: State, data: ClientData, temperature: float) -> Arrival:

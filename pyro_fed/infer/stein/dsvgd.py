@@ -83,9 +83,8 @@ from pyro_fed.infer.stein.corrected_sites import (
     client_scores,
     scores_by_sites,
 )
-from pyro_fed.infer.stein.dsvgd_start import TURN_DIVISOR, first_states, with_pace
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
-from pyro_fed.infer.stein.states import Server
+from pyro_fed.infer.stein.states import TURN_DIVISOR, Server, first_states, with_pace
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey
 from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel

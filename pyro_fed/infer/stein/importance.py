@@ -69,31 +69,18 @@ PREFIX = "census_"
 
 
 class WeightedPoints(NamedTuple):
-    """The server's state, besides the results of the search for modes; its entries begin with `PREFIX`.
+    """The server's state, besides the results of the search for modes; its entries begin with `PREFIX`."""
 
-    Args:
-        trial: points whose log-likelihoods the clients are asked for, (T, D).
-        points: z, those before, (S, D).
-        value: log p there, (S,).
-        proposals: the components of q, with the number of points of each.
-        weights: w of the points, (S,), with sum one.
-        seed: of the next points, ().
-        worth: the points' effective number, ().
-        k: Pareto's k of their weights, ().
-        fits: the mass that the modes' approximations share with the posterior, ().
-        beyond: the posterior's mass that is far from all modes, ().
-    """
-
-    trial: Tensor
-    points: Tensor
-    value: Tensor
-    proposals: Mixture
-    weights: Tensor
-    seed: Tensor
-    worth: Tensor
-    k: Tensor
-    fits: Tensor
-    beyond: Tensor
+    trial: Tensor  # points whose log-likelihoods the clients are asked for, (T, D)
+    points: Tensor  # z, those before, (S, D)
+    value: Tensor  # log p there, (S,)
+    proposals: Mixture  # the components of q, with the number of points of each
+    weights: Tensor  # w of the points, (S,), with sum one
+    seed: Tensor  # of the next points, ()
+    worth: Tensor  # the points' effective number, ()
+    k: Tensor  # Pareto's k of their weights, ()
+    fits: Tensor  # the mass that the modes' approximations share with the posterior, ()
+    beyond: Tensor  # the posterior's mass that is far from all modes, ()
 
     @property
     def sampler(self) -> AdaptiveImportanceSampler:
@@ -113,20 +100,16 @@ def weighted_points(shared: State) -> WeightedPoints:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveImportance(Algorithm):
-    """Weighted points of the posterior.
-
-    Args:
-        first_points: number of points of the first round; None takes a quarter of `POINTS` if rows are many.
-        temperature: the likelihood is raised to 1/temperature.
-    """
+    """Weighted points of the posterior."""
 
     draws_are: ClassVar[str] = "particles"
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = frozenset({"census_value"})  # points where the data cannot be
 
+    # number of points of the first round; None takes a quarter of `POINTS` if rows are many
     first_points: int | None = None
-    temperature: float = 1.0
+    temperature: float = 1.0  # the likelihood is raised to 1/temperature
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "first_points", allow_none=True)

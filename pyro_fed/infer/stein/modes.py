@@ -30,9 +30,11 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.derivatives import (
+    count_tangents_below,
     first_row_count,
     look_at_likelihood,
     look_at_prior,
@@ -41,39 +43,93 @@ from pyro_fed.density.derivatives import (
 )
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.stein.concave import OneMode, is_only
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, largest_move, moments_of
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, with_trailing_axes
 from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Modes(Algorithm):
-    """Damped Newton steps from several starts at once.
+class OneMode(Algorithm):
+    """One check by the clients, between the search for one mode and that for others."""
 
-    Args:
-        num_starts: number of draws of the prior as starts, chosen among `CANDIDATES` times as many.
-        max_rounds: largest number of rounds; starts that have not settled by then are dropped.
-        tolerance: a start has settled when its next undamped step is shorter than this many posterior SDs.
-        same_mode: points closer than this many SDs are one mode.
-        first_damping: λ at the start.
-        growth: λ grows by this factor after a fall, and shrinks by it after a rise.
-        by_few_rows: search by few rows of each client; the earlier phase, if rows are many.
-        after: the earlier phase: "few_rows" (climbs by few rows) or "one_mode" (the search for one).
-    """
+    draws_are: ClassVar[str] = "point"
+    needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
+
+    newton: Algorithm  # the search for one mode
+    by_few_rows: bool | None = None  # whether few rows of each client are checked; None checks few if rows are many
+
+    def default_rounds(self, num_clients: int) -> int:
+        """One round."""
+        return 1
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """The search for one mode."""
+        return self.newton
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Start from the points at which tangents are compared."""
+        start = required_start(start, self)
+        mode, spread = start.shared["point"], cast_checked(points_for_tangents(problem), Tensor)
+        return start.shared | {
+            "pairs": torch.cat([spread.to(mode), mode[None]]),
+            "bent": mode.new_zeros(()),
+        }, start.local
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The points, which clients receive."""
+        return super().download({"pairs": shared["pairs"]}, clients)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Count the tangents that lie below; if rows are many, of the few rows by which modes are searched."""
+        rows = pick_rows(problem, data, first_row_count(problem.dim))[0] if self.by_few_rows else data
+        return {"bent": count_tangents_below(problem, shared["pairs"], rows)}, local, {}
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Sum the clients' counts."""
+        return {**shared, "bent": messages["bent"].sum(0)}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """The number of tangents that lie below."""
+        return {"bent": float(after["bent"])}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """True after the one round."""
+        return True
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """The known mode, (1, 1, D)."""
+        return shared["point"][None, None]
+
+
+def is_only(found: State) -> bool:
+    """Whether the known mode is the only one, by the clients' counts; false if they were not asked."""
+    return "bent" in found and not bool(found["bent"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modes(Algorithm):
+    """Damped Newton steps from several starts at once."""
 
     draws_are: ClassVar[str] = "particles"
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
 
-    num_starts: int = 15
-    max_rounds: int = 30
-    tolerance: float = 1e-2
-    same_mode: float = 0.5
-    first_damping: float = 1.0
-    growth: float = 5.0
-    by_few_rows: bool = False
+    num_starts: int = 15  # number of draws of the prior as starts, chosen among `CANDIDATES` times as many
+    max_rounds: int = 30  # largest number of rounds; starts that have not settled by then are dropped
+    tolerance: float = 1e-2  # a start has settled when its next undamped step is shorter than this many posterior SDs
+    same_mode: float = 0.5  # points closer than this many SDs are one mode
+    first_damping: float = 1.0  # λ at the start
+    growth: float = 5.0  # λ grows by this factor after a fall, and shrinks by it after a rise
+    by_few_rows: bool = False  # search by few rows of each client; the earlier phase, if rows are many
+    # the earlier phase: "few_rows" (climbs by few rows) or "one_mode" (the search for one)
     after: Literal["auto", "few_rows", "one_mode"] = "auto"
 
     def __post_init__(self) -> None:
@@ -187,3 +243,78 @@ def modes_of(shared: State, tolerance: float, same_mode: float) -> tuple[Tensor,
 def _of_prior(look: Look) -> State:
     """The prior's values under their names in the state."""
     return {f"prior_look_{name}": value for name, value in look._asdict().items()}
+
+
+#: A posterior near a Gaussian needs four to eight rounds; one that needs more than these is not near a Gaussian.
+ROUNDS = 12
+#: Results of the mode search that the particles' start needs.
+OF_MODES = ("points", "value", "curvature", "length", "point", "back")
+#: Entries of Laplace's approximation, by these names.
+LAPLACE = "laplace_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nearest(FedEP):
+    """`FedEP` from the one mode that was found, as accurate as a start needs."""
+
+    may_be_infinite: ClassVar[frozenset[str]] = FedEP.may_be_infinite | set(OF_MODES)
+
+    # q has converged when no mean moves by more than this many SDs in a round, and no SD by more than this share
+    tolerance: float = 0.02
+
+    def default_rounds(self, num_clients: int) -> int:
+        """The rounds that a posterior near a Gaussian needs."""
+        return ROUNDS
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """The search for modes."""
+        return self.modes()
+
+    def modes(self) -> Algorithm:
+        """The search for modes of the clients' posterior."""
+        return Modes()
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Start from Laplace's sites, and keep these and the results of the search."""
+        start = required_start(start, self)
+        whole = Start(start.shared | {"fall": torch.zeros(())}, start.local)  # no end of a climb ends the run
+        shared, local = super().init(problem, num_clients, generator, whole)
+        found = {name: start.shared[name] for name in OF_MODES}
+        count = float(len(modes_of(start.shared, Modes.tolerance, Modes.same_mode)[0]))
+        q, prior = gaussian(start.shared), gaussian(start.shared, "prior_")
+        before = as_state(q, LAPLACE) | as_state(prior, f"{LAPLACE}prior_")
+        figures = {"modes": torch.tensor(count), "moved": shared["eta"].new_tensor(torch.inf)}
+        return shared | found | before | figures, local | as_state(gaussian(start.local), LAPLACE)
+
+    def combine(self, shared: State, messages: State, weights: torch.Tensor) -> State:
+        """Combine as `FedEP`, and record the move of q."""
+        after = super().combine(shared, messages, weights)
+        return after | {"moved": largest_move(moments_of(gaussian(shared)), moments_of(gaussian(after)))}
+
+    def settle(self, told: State, local: State) -> State:
+        """Settle the clients' states as `FedEP`, and keep Laplace's sites."""
+        return super().settle(told, local) | {name: local[name] for name in local if name.startswith(LAPLACE)}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """The figures of `FedEP`, and the number of modes."""
+        return super().monitor(before, after) | {"modes": float(after["modes"])}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether q has converged, or there are several modes, which no Gaussian approximates."""
+        return figures[-1]["modes"] != 1 or super().converged(figures)
+
+
+def nearest_of(start: Start) -> Start:
+    """The particles' start: the Gaussian if it has converged at the one mode, or else Laplace's approximation."""
+    found = start.shared
+    if f"{LAPLACE}eta" not in found or is_at_rest(found):
+        return start
+    before = as_state(gaussian(found, LAPLACE)) | as_state(gaussian(found, f"{LAPLACE}prior_"), "prior_")
+    return Start(found | before, as_state(gaussian(start.local, LAPLACE)))
+
+
+def is_at_rest(found: State) -> bool:
+    """Whether the Gaussian has converged at the one mode."""
+    return "moved" in found and bool(found["modes"] == 1) and bool(found["moved"] < Nearest.tolerance)

@@ -39,6 +39,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch.quasirandom import SobolEngine
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.contributions import Contributions
@@ -55,7 +56,6 @@ from pyro_fed.infer.ep.settings import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.contributions import SurveyContributions
 from pyro_fed.infer.stein.importance import (
     LEAST_EFFECTIVE_POINTS,
@@ -63,19 +63,100 @@ from pyro_fed.infer.stein.importance import (
     weighted_points,
     weighted_points_of,
 )
-from pyro_fed.infer.stein.modes import Modes, modes_of
-from pyro_fed.infer.stein.nearest import Nearest, is_at_rest, nearest_of
-from pyro_fed.infer.stein.starting_points import (
-    equal_sites,
-    gaussian_points,
-    lowest_curvature,
-    mixture_points,
-    unit_coordinates,
-    whitened_resample,
-)
+from pyro_fed.infer.stein.modes import Modes, Nearest, OneMode, is_at_rest, modes_of, nearest_of
 from pyro_fed.ops.gaussian import Gaussian, ImproperGaussianError
-from pyro_fed.ops.importance import flattened
+from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.importance import flattened, systematic
+from pyro_fed.ops.points import MOST_SOBOL_DIMS, SOBOL_HALF_CELL
 from pyro_fed.ops.whitening import Coordinates, site_scores
+
+#: Share of the way between two other points by which draws of a weighted sample are moved, because coinciding particles
+#: would never separate.
+JITTER = 0.1
+#: Number of sets of draws from which one is chosen.
+SETS = 200
+
+
+def lowest_curvature(points: Tensor, scores: Tensor) -> float:
+    """Smallest eigenvalue of H on the span of the points (N, D), from the scores -H z there; -inf if not finite."""
+    left, sizes, right = torch.linalg.svd(points, full_matrices=False)
+    rank = min(len(points) - 1, points.shape[1])  # the points have mean zero
+    curvature = -(left.mT @ scores @ right.mT)[:rank, :rank] / sizes[:rank, None]
+    if not bool(curvature.isfinite().all()):
+        return -torch.inf
+    return float(torch.linalg.eigvalsh(0.5 * (curvature + curvature.mT))[0])
+
+
+def unit_coordinates(like: Coordinates, draws: Tensor) -> Coordinates:
+    """Coordinates in which draws of the prior have SD one: means zero, no correlation, shapes as those of `like`."""
+    factor = draws.std(0)
+    full = like.factor.dim() > like.mean.dim()
+    return Coordinates(torch.zeros_like(like.mean), torch.diag(factor) if full else factor)
+
+
+def gaussian_points(count: int, dim: int, seed: int) -> Tensor:
+    """`count` standard normal points (count, dim): scrambled Sobol with mean zero and covariance one.
+
+    In more dimensions than Sobol's sequence has they are pseudo-random before that.
+
+    Fewer points than `dim` + 1 have covariance one on the space that they span, which SVGD with a linear
+    kernel cannot leave; hence no antithetic pairs, which would span half of it.
+    """
+    if dim > MOST_SOBOL_DIMS:
+        points = torch.randn(count, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    else:
+        uniform = SobolEngine(dim, scramble=True, seed=seed).draw(count, dtype=torch.float64)
+        points = torch.special.ndtri(uniform + SOBOL_HALF_CELL)
+    left, _, right = torch.linalg.svd(points - points.mean(0), full_matrices=False)
+    rank = min(count - 1, dim)
+    spread: Tensor = count**0.5 * left[:, :rank] @ right[:rank]
+    return spread
+
+
+def mixture_points(modes: Tensor, precisions: Tensor, shares: Tensor, count: int, seed: int) -> Tensor:
+    """`count` points under Laplace approximations at modes (C, D), divided by the modes' shares: (count, D)."""
+    edges = torch.cat([shares.new_zeros(1), shares.cumsum(0)]).mul(count).round().long()
+    edges[-1] = count
+    parts = []
+    for mode, precision, number in zip(modes, precisions, edges.diff().tolist(), strict=True):
+        if number:
+            local = Coordinates.of(FullGaussian(precision, precision @ mode))._replace(mean=mode)
+            parts.append(local.model(gaussian_points(number, len(mode), seed).to(mode)))
+    return torch.cat(parts)
+
+
+def whitened_resample(
+    points: Tensor, weights: Tensor, count: int, generator: torch.Generator
+) -> tuple[Coordinates, Tensor]:
+    """Coordinates in which weighted points (S, D) have mean zero and covariance one, and `count` draws of them.
+
+    A draw is moved slightly along the line between two other draws, ter Braak's (2006) jump of differential evolution.
+    Of `SETS` sets of such draws, that with mean and covariance nearest to the weighted points' is taken.
+    """
+    mean = weights @ points
+    offset = points - mean
+    scale = (weights @ offset.square()).sqrt()
+    x = offset / scale
+    factor = scale.unsqueeze(1) * torch.linalg.cholesky(torch.einsum("s,sd,se->de", weights, x, x))
+    coordinates = Coordinates(mean, factor)
+    white = coordinates.white(points)
+    eye = torch.eye(points.shape[1], dtype=points.dtype)
+    best, least = white[:count], torch.inf
+    for _ in range(SETS):
+        drawn, one, other = (white[systematic(weights, count, generator)] for _ in range(3))
+        drawn = drawn + JITTER * torch.randn((count, 1), generator=generator, dtype=points.dtype) * (one - other)
+        away = drawn.mean(0).square().sum() + 0.5 * (drawn.T @ drawn / count - eye).square().sum()
+        if float(away) < least:
+            best, least = drawn, float(away)
+    return coordinates, coordinates.model(best)
+
+
+def equal_sites(num_clients: int, coordinates: Coordinates) -> FullGaussian:
+    """An equal share of N(0, I) for each client, in whitened coordinates."""
+    dim = len(coordinates.mean)
+    precision = torch.eye(dim, dtype=coordinates.mean.dtype, device=coordinates.mean.device) / num_clients
+    return FullGaussian(precision.expand(num_clients, -1, -1).clone(), precision.new_zeros(num_clients, dim))
+
 
 #: Largest ratio of a Gaussian's width to the prior's; a wider Gaussian is not used.
 WIDEST_SD_RATIO = 10.0
@@ -109,35 +190,20 @@ class Received(NamedTuple):
 
 
 class SurveyState(NamedTuple):
-    """The server's state, which becomes the particles' start.
+    """The server's state, which becomes the particles' start."""
 
-    Args:
-        white: the points z, (N, D).
-        coordinates: of z.
-        product: Π_k t_k there.
-        scores: the sum of the clients' at the points, (N, D).
-        draws: of the prior, that the points are, or become if the check fails; (0, D) for other starts.
-        shares: of the points at each mode, (M,).
-        steep: number of points that are moved for the next round, or all of them after a check, ().
-        checking: whether this round checks that m is a maximum, ().
-        apart: 1 if the points are draws of the prior without surrogates.
-        census: whether they are weighted points, resampled.
-        near: whether they are under the Gaussian nearest to a posterior of one mode.
-        settled: whether weighted points are where the posterior is, so that none is moved.
-    """
-
-    white: Tensor
-    coordinates: Coordinates
-    product: Annotated[Gaussian, ""]
-    scores: Tensor
-    draws: Tensor
-    shares: Tensor
-    steep: Tensor
-    checking: Tensor
-    apart: Tensor
-    census: Tensor
-    near: Tensor
-    settled: Tensor
+    white: Tensor  # the points z, (N, D)
+    coordinates: Coordinates  # of z
+    product: Annotated[Gaussian, ""]  # Π_k t_k there
+    scores: Tensor  # the sum of the clients' at the points, (N, D)
+    draws: Tensor  # of the prior, that the points are, or become if the check fails; (0, D) for other starts
+    shares: Tensor  # of the points at each mode, (M,)
+    steep: Tensor  # number of points that are moved for the next round, or all of them after a check, ()
+    checking: Tensor  # whether this round checks that m is a maximum, ()
+    apart: Tensor  # 1 if the points are draws of the prior without surrogates
+    census: Tensor  # whether they are weighted points, resampled
+    near: Tensor  # whether they are under the Gaussian nearest to a posterior of one mode
+    settled: Tensor  # whether weighted points are where the posterior is, so that none is moved
 
 
 Begin = Literal["gaussian", "modes", "prior", "apart", "checked"]
@@ -146,28 +212,20 @@ BEGINNINGS = get_args(Begin)
 
 @dataclass(frozen=True, kw_only=True)
 class Survey(Algorithm):
-    """Starting points, and all clients' scores there.
-
-    Args:
-        num_particles: N.
-        begin: "gaussian", "modes", "prior", "apart" or "checked".
-        source: of the points: "ep", "laplace" (Gaussians), "points" (sites at the point of an averaging), "nearest" or
-            "importance" (of modes).
-        temperature: the likelihood is raised to 1/temperature.
-        probe: distance of the check's points, in SDs of q.
-        saddle: upward curvature, in units of q's, that makes a point no maximum.
-    """
+    """Starting points, and all clients' scores there."""
 
     draws_are: ClassVar[str] = "particles"
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
 
-    num_particles: int = 100
-    begin: Begin = "gaussian"
+    num_particles: int = 100  # N
+    begin: Begin = "gaussian"  # "gaussian", "modes", "prior", "apart" or "checked"
+    # of the points: "ep", "laplace" (Gaussians), "points" (sites at the point of an averaging), "nearest" or
+    # "importance" (of modes)
     source: Literal["auto", "ep", "points", "laplace", "nearest", "importance"] = "auto"
-    temperature: float = 1.0
-    probe: float = 0.1
-    saddle: float = 0.5
+    temperature: float = 1.0  # the likelihood is raised to 1/temperature
+    probe: float = 0.1  # distance of the check's points, in SDs of q
+    saddle: float = 0.5  # upward curvature, in units of q's, that makes a point no maximum
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_particles")

@@ -54,7 +54,6 @@ from pyro_fed.errors import DivergenceError
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.surrogates.contributions import HELD, LogLikContributions
-from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.proposals import (
     AnnealedProposals,
     Proposals,
@@ -62,7 +61,14 @@ from pyro_fed.infer.surrogates.proposals import (
     log_likelihoods_beyond_rounding,
     with_few_impossible,
 )
-from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, one_each
+from pyro_fed.infer.surrogates.surrogates import (
+    Given,
+    Name,
+    check_surrogates,
+    fitted_surrogates,
+    one_each,
+    surrogate_phase,
+)
 from pyro_fed.infer.surrogates.weighted_draws import WeightedDraws, weight_findings
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import flattened, systematic

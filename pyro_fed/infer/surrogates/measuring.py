@@ -12,30 +12,29 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State, concatenate, select
+from pyro_fed.conventions import seeding
 from pyro_fed.conventions.setting_checks import check_at_least
+from pyro_fed.density.derivatives import clients_likelihood_curves, clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.sites.gaussian_sites import POINT_NUMBERS, as_state, gaussian
-from pyro_fed.infer.surrogates.contributions import MeasuredContributions
+from pyro_fed.infer.sites.gaussian_sites import POINT_NUMBERS, as_state, gaussian, spread_points
+from pyro_fed.infer.sites.power_iteration import power_iteration
+from pyro_fed.infer.surrogates.contributions import MeasuredContributions, SquareContributions
 from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, one_each, shares
+from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.matrices import times
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measuring(Algorithm):
-    """One round of all clients at points under q = p Π_s q_s; it does not change the surrogates.
-
-    Args:
-        surrogates: where they come from, an algorithm that leaves Gaussian sites, or `Given`.
-        probabilities: f_s; uniform by default.
-        num_points: Sobol points; even.
-    """
+    """One round of all clients at points under q = p Π_s q_s; it does not change the surrogates."""
 
     needs_all: ClassVar[bool] = True
 
-    surrogates: Algorithm | Given
-    probabilities: tuple[float, ...] | None = None
-    num_points: int = 128
+    surrogates: Algorithm | Given  # where they come from, an algorithm that leaves Gaussian sites, or `Given`
+    probabilities: tuple[float, ...] | None = None  # f_s; uniform by default
+    num_points: int = 128  # Sobol points; even
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_points")
@@ -108,3 +107,113 @@ def pulls(q: Gaussian, scores: Tensor) -> Tensor:
         return spread.sqrt() * scores
     moved = (spread @ scores.unsqueeze(-1)).squeeze(-1)
     return moved / spread.diagonal(dim1=-2, dim2=-1).sqrt()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mismatch(Measuring):
+    """The round that measures the surrogates' errors."""
+
+    alpha: float = 1.0  # weight of the conducive gradient
+    curved_points: int = 4  # of the points, evenly spaced, at which the curvature is measured
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "curved_points")
+
+    def unknown(self, q: Gaussian) -> State:
+        """Errors of zero, and the curvature of q."""
+        return {"mismatch": torch.zeros_like(q.eta), "curvature": q.eta.new_ones(())}
+
+    def measured(
+        self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int
+    ) -> tuple[State, State, State]:
+        """f_s times the mean squares of the pulls, (C, D), and the largest curvature, (C,)."""
+        q, sites, share = gaussian(shared), gaussian(local), local["share"].reshape(-1, 1)
+        points = spread_points(q, num_points)
+        at = points.transpose(0, 1).to(problem.dtype)
+        scores = clients_likelihood_scores(problem, at, data)
+        errors = (scores.double().transpose(0, 1) - self.alpha * sites.score(points)) / share
+        if self.alpha != 1:
+            prior = problem.mapped(prior_scores, (0,), calls=0)(at).double().transpose(0, 1)
+            errors = errors - (1 - self.alpha) * (q.score(points) - prior)
+        squares = pulls(q, errors).square().mean(0)
+        curved = at[:, evenly(at.shape[1], self.curved_points)]
+        curvature = self._curvature(problem, q, sites, share, curved, data)
+        measured = {"mismatch": squares.amax(-1), "curvature": curvature}
+        return {"mismatch": share * squares, "curvature": curvature}, {}, measured
+
+    def _curvature(
+        self, problem: Problem, q: Gaussian, sites: Gaussian, share: Tensor, points: Tensor, data: ClientData
+    ) -> Tensor:
+        """λ_s, (C,), the largest at the points (C, S, D)."""
+        root = q.root()[:, None]
+        precision = sites.precision[:, None]
+
+        def whitened(directions: Tensor) -> Tensor:
+            moved = times(root, directions)
+            curves = clients_likelihood_curves(problem, points, moved.to(points.dtype), data).double()
+            own = (-curves - self.alpha * times(precision, moved)) / share[:, None]
+            return directions + times(root.mT if q.dense else root, own)
+
+        return power_iteration(whitened, points.double()).abs().amax(-1)
+
+    def contributions(self) -> Contributions:
+        """Squares and curvatures of the clients."""
+        return SquareContributions(self)
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Sum the squares, and take the largest curvature."""
+        return shared | {"mismatch": messages["mismatch"].sum(0), "curvature": messages["curvature"].amax(0)}
+
+
+#: Distance of the scores of the second difference, in SDs of q: small enough for curvature, and large enough for the
+#: rounding of scores in single precision, of some hundred SDs each, to be below a hundredth of it.
+SCORE_STEP_SDS = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnNoise(Measuring):
+    """The round that measures the bias by the clients' own noise. Arguments are those of `Measuring`."""
+
+    def unknown(self, q: Gaussian) -> State:
+        """Shifts and widenings of zero."""
+        return {"shift": torch.zeros_like(q.eta), "widening": torch.zeros_like(q.eta)}
+
+    def measured(
+        self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int
+    ) -> tuple[State, State, State]:
+        """The clients' parts of shift and widening, (C, D) each."""
+        q, share = gaussian(shared), local["share"].reshape(-1, 1)
+        points = spread_points(q, num_points)
+        generator = torch.Generator().manual_seed(seeding.COMMON)
+        signs = (2 * torch.randint(2, points.shape[::2], generator=generator) - 1).to(points)
+        mean, spread = q.moments()
+        moved = SCORE_STEP_SDS * (q.transform(signs.unsqueeze(1).expand_as(points)) - mean)
+        three = torch.stack([points - moved, points, points + moved]).flatten(0, 1).transpose(0, 1).to(problem.dtype)
+        likelihoods = clients_likelihood_scores(problem, three, data).double().transpose(0, 1)
+        prior = problem.mapped(prior_scores, (0,), calls=0)(three).double().transpose(0, 1)
+        below, here, above = (prior + likelihoods / share).unflatten(0, (3, -1)).unbind()
+        bend = pulls(q, (below - 2 * here + above) / (2 * SCORE_STEP_SDS**2))
+        variance = spread if spread.dim() == mean.dim() else spread.diagonal(dim1=-2, dim2=-1)
+        away = (points - mean) / variance.sqrt()
+        own = 1 - share  # p_c (1/p_c - 1)
+        found = {"shift": own * bend.mean(0), "widening": own * (bend * away).mean(0)}
+        return found, {}, {name: value.abs().amax(-1) for name, value in found.items()}
+
+
+def noise_time(local_steps: int, midpoint: bool) -> float:
+    """The mean over a visit's scores of the time of noise before each, as a share of the visit.
+
+    With `midpoint` a score is taken half of the next noise further on, which has a quarter of its variance.
+    """
+    return ((local_steps - 1) / 2 + 0.25 * midpoint) / local_steps
+
+
+def longest_parallel_visit(error: float, shared: State, local_steps: int, midpoint: bool, limit: float) -> float:
+    """The longest visit t, at most `limit`, that shifts no mean by over `error` SDs, and widens no variance by more.
+
+    `shared` is the server's state of `OwnNoise`; `error` is relative for variances, and `midpoint` as in `noise_time`.
+    """
+    worst = max(float(shared[name].abs().amax()) for name in ("shift", "widening"))
+    rate = worst * noise_time(local_steps, midpoint)
+    return limit if rate * limit <= error else error / rate

@@ -84,25 +84,15 @@ class Proposals(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AnnealedProposals:
-    """Settings of the annealing of draws to prior times sites.
+    """Settings of the annealing of draws to prior times sites."""
 
-    Args:
-        number: S.
-        freedom: ν of t's tails; None leaves t a Gaussian, and no part of the draws wide.
-        levels: J, the most temperatures.
-        flat: there is no annealing if log p_0 t - log q varies by less than this over draws, an SD.
-        spread: variance of log weights that all J temperatures are to leave.
-        leapfrog_steps: of a transition.
-        step_size: of the leapfrog steps, in SDs of q.
-    """
-
-    number: int
-    freedom: float | None
-    levels: int
-    flat: float
-    spread: float
-    leapfrog_steps: int
-    step_size: float
+    number: int  # S
+    freedom: float | None  # ν of t's tails; None leaves t a Gaussian, and no part of the draws wide
+    levels: int  # J, the most temperatures
+    flat: float  # there is no annealing if log p_0 t - log q varies by less than this over draws, an SD
+    spread: float  # variance of log weights that all J temperatures are to leave
+    leapfrog_steps: int  # of a transition
+    step_size: float  # of the leapfrog steps, in SDs of q
 
     def draw(self, problem: Problem, product: Gaussian, q: Gaussian, generator: torch.Generator) -> Proposals:
         """Draws z_s with u_s = a_s / t(z_s); `product` is Π_k t_k, and q is near p_0 Π_k t_k."""

@@ -16,20 +16,25 @@ They are kept in float64.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.func import grad, jacrev, vjp
 from torch.nn.functional import one_hot
 
-from pyro_fed.algorithm.contract import Start
+from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import Checked
+from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
+from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.prior_site import ROUNDING_SHARE
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import MAX_NEWTON_STEPS, POINT_NUMBERS, gaussian
+from pyro_fed.infer.surrogates.local_sgld import LocalSGLD
 from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.batched import quiet
 from pyro_fed.ops.gaussian import Gaussian
@@ -221,3 +226,42 @@ def _diagonal(problem: Problem, z: Tensor) -> Tensor:
         problem.vmap(lambda v: pull(v)[0])(one_hot(block, len(z)).to(z)).gather(1, block[:, None]) for block in blocks
     ]
     return torch.cat(rows).squeeze(1)
+
+
+Name = Literal["auto", "laplace", "fedep", "local_sgld"]
+
+BY_NAME: dict[str, Algorithm] = {"laplace": FedLaplace(), "fedep": FedEP(), "local_sgld": LocalSGLD()}
+NAMES = ("auto", *BY_NAME)
+
+
+#: Allowed values of a setting `surrogates`.
+Surrogates = Algorithm | Given | Name | None
+
+
+def check_surrogates(owner: Any, *, allow_none: bool = False) -> None:
+    """Refuse a setting `surrogates` of `owner` other than an algorithm, `Given`, a name, or None if that is allowed.
+
+    Raises:
+        SettingError: it is none of these.
+    """
+    value = owner.surrogates
+    if isinstance(value, str):
+        check_choice(owner, "surrogates", NAMES)
+    elif not isinstance(value, Algorithm | Given) and not (allow_none and value is None):
+        raise SettingError(
+            f"{type(owner).__name__}: surrogates must be an algorithm that leaves Gaussian sites, such as "
+            f"FedLaplace(), Given(precision, eta), or one of {list(NAMES)}, received {value!r}"
+        )
+
+
+def surrogate_phase(surrogates: Surrogates, temperature: float = 1.0) -> Algorithm | None:
+    """The algorithm that fits the surrogates, if they have to be fitted.
+
+    In `surrogates` "auto" has been resolved for the model; the algorithm of a name takes the likelihood's temperature
+    if it can.
+    """
+    if isinstance(surrogates, str):
+        named: Any = BY_NAME[surrogates]
+        chosen: Algorithm = replace(named, temperature=temperature) if temperature != 1 else named
+        return chosen
+    return surrogates if isinstance(surrogates, Algorithm) else None

@@ -28,23 +28,14 @@ FEWEST_A_PART = 50
 
 
 class WeightedDraws(NamedTuple):
-    """The server's state of importance sampling.
+    """The server's state of importance sampling."""
 
-    Attributes:
-        draws: z_s, (S, D).
-        log_weights: log w_s from the clients that have answered, (S,).
-        accepted: share of the annealing's transitions that were accepted, ().
-        answered: number of clients that have answered, ().
-        num_clients: K, ().
-        proper: whether no prior is improper, ().
-    """
-
-    draws: Tensor
-    log_weights: Tensor
-    accepted: Tensor
-    answered: Tensor
-    num_clients: Tensor
-    proper: Tensor
+    draws: Tensor  # z_s, (S, D)
+    log_weights: Tensor  # log w_s from the clients that have answered, (S,)
+    accepted: Tensor  # share of the annealing's transitions that were accepted, ()
+    answered: Tensor  # number of clients that have answered, ()
+    num_clients: Tensor  # K, ()
+    proper: Tensor  # whether no prior is improper, ()
 
     @classmethod
     def begin(cls, proposals: Proposals, num_clients: int, proper: bool) -> WeightedDraws:

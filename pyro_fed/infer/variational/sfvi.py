@@ -64,8 +64,7 @@ from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program
 from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.optim import OPTIM, Adam
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
-from pyro_fed.infer.surrogates.surrogates import fitted_surrogates
+from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, fitted_surrogates, surrogate_phase
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Adam's β₂: steep gradients of a distant start are forgotten within the rounds of a run.
@@ -73,19 +72,12 @@ ADAM = Adam(betas=(0.9, 0.99), eps=1e-8)
 
 
 class Fit(NamedTuple):
-    """A guide on its way to the largest ELBO, at the server or at a client that moves it.
+    """A guide on its way to the largest ELBO, at the server or at a client that moves it."""
 
-    Args:
-        params: φ.
-        step: steps of Adam so far, ().
-        seed: of the run's ε, ().
-        adam: Adam's state by name.
-    """
-
-    params: Tensor
-    step: Tensor
-    seed: Tensor
-    adam: Annotated[State, f"{OPTIM}."]
+    params: Tensor  # φ
+    step: Tensor  # steps of Adam so far, ()
+    seed: Tensor  # of the run's ε, ()
+    adam: Annotated[State, f"{OPTIM}."]  # Adam's state by name
 
     @property
     def noise_seed(self) -> int:

@@ -1,0 +1,369 @@
+"""Chains at the server: their positions, the steps that were kept, and convergence diagnostics.
+
+The draws are in buffers (chain, capacity, ...) that only grow at their end: the state of an earlier round shares the
+buffer, and its own `kept` is the length of its part.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.capabilities import Chains
+from pyro_fed.algorithm.contract import Tempered
+from pyro_fed.algorithm.record import NONCENTRED, Record
+from pyro_fed.algorithm.schedule import Schedule, Shuffled
+from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.setting_checks import check_at_least
+from pyro_fed.density.problem import Problem
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.langevin.chain_diagnostics import chains_converged, fewest_effective, r_hat_limit, rhat_and_ess
+from pyro_fed.infer.langevin.states import Arrival, Visit
+from pyro_fed.infer.sites.records import as_entries, entries_as
+from pyro_fed.infer.surrogates.local_sgld import tempered_clients
+from pyro_fed.ops.entries import evenly
+
+#: Largest number of coordinates that are judged; of more, evenly spaced ones are.
+JUDGED_COORDINATES = 2000
+#: R-hat and ESS are computed again when the number of draws has grown by this share,
+GROWTH = 1.25
+#: or, if the run ends at a number of effective draws, when the present rate predicts that number, within these limits:
+#: the rate is not known well from few effective draws.
+FORECAST = (1.05, 1.5)
+#: While the predicted draws are more than this multiple of the present ones, they grow by this share.
+DISTANT_END_FACTOR, FAR_GROWTH = 4.0, 2.0
+#: Largest number of draws of all chains that are judged; of more, evenly spaced ones are. The slowest coordinate, which
+#: decides, has far fewer effective draws.
+JUDGED_DRAWS = 8_000
+#: Smallest number of judged draws for each effective draw at which the run ends.
+JUDGED_FOR_ONE = 4
+#: Number of draws of a chain below which R-hat and ESS are not computed.
+FEWEST_JUDGED_DRAWS = 8
+
+
+class Draws(NamedTuple):
+    """Draws of M chains, with the client, gradient norm and step size of each."""
+
+    draws: Tensor  # (M, n, D)
+    client: Tensor  # the client that the chain was at; -1 if it was at all of them, (M, n)
+    gradient_norm: Tensor  # of the preconditioned score, (M, n)
+    step_size: Tensor  # h, (M, n)
+
+
+class ChainStore(NamedTuple):
+    """The server's record of M chains."""
+
+    position: Tensor  # where the chains are, (M, D)
+    steps: Tensor  # number of steps of each chain, ()
+    kept: Tensor  # number of draws of each that are kept, ()
+    buffers: Annotated[Draws, "kept_"]  # kept draws at their beginning, and room for more
+    r_hat: Tensor  # the largest of all coordinates when the chains were last judged; NaN before
+    ess: Tensor  # the smallest at that time, of all chains together; NaN before
+    judged: Tensor  # draws of a chain that were kept at that time, ()
+
+    @classmethod
+    def begin(cls, position: Tensor) -> ChainStore:
+        """Chains at positions (M, D), with empty buffers."""
+        column = position.new_zeros(len(position), 1)
+        buffers = Draws(torch.zeros_like(position)[:, None], *(column.clone() for _ in range(3)))
+        none, unknown = torch.zeros((), dtype=torch.int64), torch.tensor(float("nan"))
+        return cls(position, none, none.clone(), buffers, unknown, unknown.clone(), none.clone())
+
+    def append(self, more: Draws, wanted: int | None = None) -> ChainStore:
+        """The chains with more draws (M, n, ...) at the end.
+
+        `wanted` is the number of effective draws of all chains at which the run ends; enough draws are judged to show
+        it.
+        """
+        count = more.draws.shape[1]
+        if count == 0:
+            return self
+        buffers = (_append_to_buffer(*both, int(self.kept)) for both in zip(self.buffers, more, strict=True))
+        return self._replace(buffers=Draws(*buffers), kept=self.kept + count)._judge(wanted)
+
+    def store(self, visits: Visit, local_steps: int, burn_in: int, thin: int, wanted: int | None) -> list[ChainStore]:
+        """The chains after each of R rounds, whose `visits` have the shapes (R, M, ...).
+
+        Of steps t > `burn_in`, those that are multiples of `thin` are kept; T is `local_steps`, and `wanted` is as for
+        `append`.
+        """
+        rounds, _, sent = visits.draws.shape[:3]
+        taken = self.steps + local_steps // sent * torch.arange(1, rounds * sent + 1)
+        keep = (taken > burn_in) & (taken % thin == 0)
+
+        def in_order(value: Tensor) -> Tensor:
+            """The kept steps of (R, M, n, ...) as (M, R n, ...)."""
+            return value.transpose(0, 1).flatten(1, 2)[:, keep]
+
+        client = visits.client.T.repeat_interleave(sent, 1)[:, keep]
+        columns = in_order(visits.draws), client, in_order(visits.gradient_norm), in_order(visits.step_size)
+        last = self.append(Draws(*columns), wanted)
+        kept = self.kept + keep.reshape(rounds, sent).sum(1).cumsum(0)
+        steps = self.steps + local_steps * torch.arange(1, rounds + 1)
+        each = zip(visits.position, steps, kept, strict=True)
+        states = [self._replace(buffers=last.buffers, position=at, steps=done, kept=had) for at, done, had in each]
+        return [*states[:-1], states[-1]._replace(r_hat=last.r_hat, ess=last.ess, judged=last.judged)]
+
+    def next_look(self, wanted: int | None) -> int:
+        """Number of draws in a chain, an even number, at which the chains are judged again."""
+        from_last = _growth(float(self.ess), wanted) * int(self.judged)
+        return 2 * math.ceil(max(FEWEST_JUDGED_DRAWS, from_last) / 2)
+
+    def sample(self, num_draws: int) -> Tensor:
+        """At most `num_draws` kept draws of each chain, evenly spaced, (M, n, D); the positions if none is kept."""
+        return self.thinned(self.buffers.draws, num_draws) if int(self.kept) else self.position[:, None]
+
+    def thinned(self, buffer: Tensor, num_draws: int) -> Tensor:
+        """The entries of a buffer for the draws of `sample`, (M, n, ...)."""
+        kept = int(self.kept)
+        if kept == 0:
+            return buffer[:, :1]
+        at = torch.linspace(0, kept - 1, min(num_draws, kept)).round().long()
+        return buffer[:, at]
+
+    def figures(self) -> dict[str, float]:
+        """The largest R-hat and the smallest ESS of the coordinates, and the number of kept draws of a chain."""
+        return {"r_hat": float(self.r_hat), "ess": float(self.ess), "kept": float(self.kept)}
+
+    def _judge(self, wanted: int | None) -> ChainStore:
+        """Compute R-hat (largest) and ESS (smallest) over the coordinates, if there are enough new draws."""
+        kept = int(self.kept)
+        if kept < self.next_look(wanted):
+            return self
+        most = max(FEWEST_JUDGED_DRAWS, max(JUDGED_DRAWS, JUDGED_FOR_ONE * (wanted or 0)) // len(self.position))
+        stride = -(-kept // most)
+        number = kept // stride // 2 * 2
+        draws = self.buffers.draws
+        draws = draws[:, kept - number * stride : kept : stride, evenly(draws.shape[-1], JUDGED_COORDINATES)].double()
+        moving = draws.var(1).sum(0) > 0
+        if not bool(moving.all()):
+            return self
+        values = draws.cpu().numpy()
+        r_hat, ess = rhat_and_ess(values)
+        largest = float(r_hat.max()) if len(values) > 1 else math.nan
+        return self._replace(r_hat=torch.tensor(largest), ess=torch.tensor(float(ess.min())), judged=self.kept)
+
+
+def _append_to_buffer(buffer: Tensor, value: Tensor, kept: int) -> Tensor:
+    """The buffer with values after those that are kept, with its capacity doubled if it is full."""
+    more = value.shape[1]
+    if kept + more > buffer.shape[1]:
+        room = buffer.new_zeros(len(buffer), max(buffer.shape[1], more), *buffer.shape[2:])
+        buffer = torch.cat([buffer, room], dim=1)
+    buffer[:, kept : kept + more] = value.to(buffer.dtype)
+    return buffer
+
+
+def _growth(ess: float, wanted: int | None) -> float:
+    """The share by which the draws grow until they are judged again."""
+    if wanted is None or not ess > 0:
+        return GROWTH
+    least, most = FORECAST
+    times = wanted / ess
+    return FAR_GROWTH if times > DISTANT_END_FACTOR else min(max(times, least), most)
+
+
+class ServerState(NamedTuple):
+    """The server's state that all samplers share."""
+
+    chains: ChainStore  # the chains' positions and draws
+    burn_in: Tensor  # first steps of each that are not kept, ()
+    step_size: Tensor  # h of their steps, before they fall or are shortened, ()
+    share: Tensor  # f_s, the share of a chain's visits to each client, (K,)
+    visited: Tensor | None = None  # which clients have had a visit, (K,); None if it is not used
+
+    def arrivals(self, clients: Tensor) -> Arrival:
+        """The chains, each for the client in its place, (M,), or for as many in a row, (M K,)."""
+        steps, step_size = (value.expand(len(clients)) for value in (self.chains.steps, self.step_size))
+        position = self.chains.position
+        return Arrival(position.repeat_interleave(len(clients) // len(position), 0), clients, steps, step_size)
+
+
+#: Why chains whose steps are derived have no R-hat.
+TOO_NARROW = (
+    "steps are scaled by the Gaussian's SDs, which are narrower there than the dtype can tell, as in "
+    "the neck of a funnel, where a Gaussian says nothing of the rest. float64 and more rounds do not help: give "
+    "parameters whose scale is itself unknown a form in which it is not (fed.noncentred)"
+)
+
+
+def chain_findings(
+    record: Record, problem: Problem, num_chains: int, burn_in: int, step_size: float | None
+) -> list[Finding]:
+    """Warnings about chains that disagree, too few effective draws, and poor surrogates; a derived step is None."""
+    tempered, last = tempered_clients(record), record.latest
+    if last.get("kept", 0) == 0:
+        end = f"the run ended within burn_in={burn_in} steps of full length"
+        return [sentences.no_draw_kept(end=end), *tempered]
+    if math.isnan(last["ess"]):
+        why = TOO_NARROW if step_size is None else f"a step of size={step_size:.3g} is too small for its numbers"
+        still = last["kept"] >= FEWEST_JUDGED_DRAWS
+        few = sentences.too_few_draws_of_a_chain
+        none = sentences.chains_stood_still(why=why) if still else few(draws=round(last["kept"]))
+        return [none, *_hint(record, problem), *tempered]
+    notes = list[Finding]()
+    limit = r_hat_limit(num_chains)
+    if num_chains > 1 and not last["r_hat"] <= limit:
+        notes.append(sentences.chains_disagree(chains=num_chains, r_hat=last["r_hat"], limit=f"{limit:.3g}"))
+        notes += _hint(record, problem)
+    fewest = fewest_effective(num_chains)
+    if not last["ess"] >= fewest:
+        notes.append(
+            sentences.too_few_effective_draws(
+                effective=last["ess"], needed=fewest, chain_is_short=False, cures=["run more rounds"]
+            )
+        )
+    return notes + tempered
+
+
+def _hint(record: Record, problem: Problem) -> list[Finding]:
+    """Advice to use the non-centred form for a funnel, unless a plan tries it."""
+    hints = [] if NONCENTRED in record.planned else problem.traits.funnel_hint
+    return [sentences.funnel_is_likely(hint=hint) for hint in hints]
+
+
+#: Largest number of random numbers of rounds that are computed at once: 40 MB in single precision, and several times
+#: that while visits are replayed.
+NOISE_AHEAD = 10_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TravellingChains(Tempered, Chains):
+    """Chains that each visit one client in a round.
+
+    `temperature`: α of generalised Bayes; the likelihood is raised to 1/α.
+    """
+
+    draws_are: ClassVar[str] = "chains"
+
+    num_chains: int = 4  # M, chains that run at once
+    local_steps: int = 40  # T, steps a visit
+    burn_in: int = 400  # first steps of each chain, which are not kept
+    thin: int = 10  # one step in this many is kept
+    # the run ends when the slowest coordinate has this many effective draws (all chains together) and R-hat is small;
+    # None runs all rounds
+    target_ess: int | None = 2000
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_chains", "local_steps", "thin")
+        check_at_least(self, 0, "burn_in")
+        check_at_least(self, 1, "target_ess", allow_none=True)
+
+    def default_schedule(self) -> Schedule:
+        """One client for each chain, in random sweeps."""
+        return Shuffled()
+
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 10,000 visits of each chain; the run ends at `target_ess` effective draws."""
+        return 10_000
+
+    @property
+    def num_slots(self) -> int:
+        """The number of chains: the schedule is asked once for each."""
+        return self.num_chains
+
+    @property
+    def stride(self) -> int:
+        """Steps between positions that are sent: all that `thin` may ask for."""
+        return math.gcd(self.thin, self.local_steps)
+
+    def visits_a_round(self, shared: State) -> int:
+        """The number of visits in a round: one for each chain."""
+        return self.num_chains
+
+    # -- a round --------------------------------------------------------------------------------------------
+    def download(self, shared: State, clients: Tensor) -> State:
+        """Slot i receives the end of chain i; kept draws stay at the server."""
+        if len(clients) != self.num_chains:
+            raise SettingError(
+                f"{type(self).__name__}: each of the {self.num_chains} chains visits one client a round, but the "
+                f"schedule named {len(clients)} in all: use a schedule of one client, such as schedule.Categorical()"
+            )
+        return entries_as(ServerState, shared).arrivals(clients)._asdict()
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Objections to ends, or draws on the way, that have grown far beyond where the chain was."""
+        start = {**received, "draws": received["position"].unsqueeze(1)}
+        return message_limits.grown(start, messages)
+
+    def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
+        """A visit that failed: the chain stays where it was, and its draws are its position, with a norm of zero."""
+        filled = {
+            name: value.new_zeros(len(asked), *value.shape[1:]).index_copy(0, slots, value)
+            for name, value in messages.items()
+        }
+        lost = torch.ones(len(asked), dtype=torch.bool).index_fill(0, slots, False)
+        server = entries_as(ServerState, shared)
+        position = server.chains.position
+        start = position.repeat_interleave(len(asked) // len(position), 0)  # several clients a chain
+        filled["client"][lost] = asked[lost]
+        filled["position"][lost] = start[lost]
+        filled["draws"][lost] = start[lost].unsqueeze(1)
+        filled["step_size"][lost] = server.step_size
+        return filled
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Store the received chains."""
+        return self.combine_rounds(shared, {name: value.unsqueeze(0) for name, value in messages.items()})[-1]
+
+    def combine_rounds(self, shared: State, messages: State) -> list[State]:
+        """Store the chains of R rounds, (R, C, ...)."""
+        visits = entries_as(Visit, messages)
+        return self.states_after(shared, visits, visits)
+
+    def states_after(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
+        """The server's state after each of R rounds, with kept chains (R, M, ...) and received visits (R, C, ...)."""
+        server = entries_as(ServerState, shared)
+        after = shared | as_entries(self.adapt_steps(server, visits))
+        burn_in = int(server.burn_in)
+        stores = server.chains.store(chains, self.local_steps, burn_in, self.thin, self.target_ess)
+        return [after | as_entries(one) for one in stores]
+
+    def adapt_steps(self, server: ServerState, visits: Visit) -> ServerState:
+        """The server's state after further changes by visits (R, C, ...); unchanged by default."""
+        return server
+
+    # -- several rounds at once -----------------------------------------------------------------------------
+    def rounds_ahead(self, shared: State) -> int:
+        """Rounds until the chains are judged, or as many as the memory for their noise allows."""
+        server = entries_as(ServerState, shared)
+        chains, steps = server.chains, int(server.chains.steps)
+        wanted = chains.next_look(self.target_ess) - int(chains.kept)
+        first = max(steps, int(server.burn_in)) // self.thin
+        ahead = -(-((first + wanted) * self.thin - steps) // self.local_steps)
+        numbers = self.local_steps * self.visits_a_round(shared) * chains.position.shape[-1]
+        return max(1, min(ahead, NOISE_AHEAD // numbers))
+
+    def onward(self, received: State, messages: State, clients: Tensor) -> State:
+        """The next visits of the chains, from their present positions."""
+        steps = entries_as(Arrival, received).steps + self.local_steps
+        return {**received, "position": messages["position"], "client": clients, "steps": steps}
+
+    # -- the draws ------------------------------------------------------------------------------------------
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """R-hat, the largest of all coordinates, and ESS, the smallest."""
+        return entries_as(ChainStore, after).figures()
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether the chains agree and have as many effective draws as wanted."""
+        last = figures[-1]
+        return self.target_ess is not None and chains_converged(
+            self.num_chains, last["r_hat"], last["ess"], self.target_ess
+        )
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """At most `num_draws` kept draws of each chain, evenly spaced: (M, n, D)."""
+        return entries_as(ChainStore, shared).sample(num_draws)
+
+    def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
+        """Client visited, gradient norm (in preconditioned coordinates) and step size of each draw."""
+        chains = entries_as(ChainStore, shared)
+        columns = {name: value for name, value in chains.buffers._asdict().items() if name != "draws"}
+        return {name: chains.thinned(value, draws.shape[1]) for name, value in columns.items()}
