@@ -15,8 +15,8 @@ from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.stein.importance import POINTS, AdaptiveImportance
 from pyro_fed.infer.stein.modes import Modes, Nearest, OneMode
 from pyro_fed.infer.stein.parallel_dsvgd import ParallelDSVGD
-from pyro_fed.infer.stein.survey import PooledEP, Survey
-from pyro_fed.infer.stein.svgd import SVGD
+from pyro_fed.infer.stein.survey import Survey
+from pyro_fed.infer.stein.svgd import SVGD, PooledEP
 from pyro_fed.ops.balanced import Marginal
 from pyro_fed.policy import ep
 from pyro_fed.policy.choice import Case, Decision, Row, Table

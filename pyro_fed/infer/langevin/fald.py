@@ -144,8 +144,8 @@ class FALD(ConduciveVisits):
             if notes and visit < SHORT_VISIT_SHARE * self.visit_time:
                 why = (
                     f"Visits last {visit:.2g} in place of step.visit_time={self.visit_time:g}, as long as the noise "
-                    f"that clients have of their own moves nothing by more than step.visit_error={self.step.visit_error:g}: "
-                    f"{cure}"
+                    "that clients have of their own moves nothing by more than "
+                    f"step.visit_error={self.step.visit_error:g}: {cure}"
                 )
                 notes[0] = notes[0].with_cure(why)
         elif isinstance(self.step, ForVisits) and noise_time(self.local_steps, self.step.midpoint):

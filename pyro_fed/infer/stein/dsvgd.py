@@ -146,6 +146,9 @@ class DSVGD(ParticleAlgorithm, Indicators):
     #: Scores at the particles are less informative than exact chains if the particles are in modes far apart.
     provisional: ClassVar[frozenset[str]] = frozenset({sentences.particles_are_off.code})
 
+    #: The phase before.
+    survey: ClassVar[type[Survey]] = Survey
+
     local_steps: int = 20
     decay: float = 0.6
     kernel: Kernel = field(default=BALANCED)
@@ -186,11 +189,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The Gaussian or the search for modes, with the scores at the particles' starting points."""
         begin: Begin = chosen_setting(self, "start")
-        return self.survey()(num_particles=self.num_particles, begin=begin, temperature=self.temperature)
-
-    def survey(self) -> type[Survey]:
-        """The algorithm of the phase before."""
-        return Survey
+        return self.survey(num_particles=self.num_particles, begin=begin, temperature=self.temperature)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

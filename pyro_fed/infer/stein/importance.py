@@ -108,6 +108,8 @@ class AdaptiveImportance(Algorithm):
     may_be_infinite: ClassVar[frozenset[str]] = frozenset({"census_value"})  # points where the data cannot be
 
     # number of points of the first round; None takes a quarter of `POINTS` if rows are many
+    search: ClassVar[type[Modes]] = Modes
+
     first_points: int | None = None
     temperature: float = 1.0  # the likelihood is raised to 1/temperature
 
@@ -121,7 +123,7 @@ class AdaptiveImportance(Algorithm):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The search for modes."""
-        return Modes()
+        return self.search()
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

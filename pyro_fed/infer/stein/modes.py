@@ -122,6 +122,10 @@ class Modes(Algorithm):
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
 
+    #: The search for one mode, and the check that it is the only one.
+    newton: ClassVar[type[FedLaplace]] = FedLaplace
+    one_mode: ClassVar[type[OneMode]] = OneMode
+
     num_starts: int = 15  # number of draws of the prior as starts, chosen among `CANDIDATES` times as many
     max_rounds: int = 30  # largest number of rounds; starts that have not settled by then are dropped
     tolerance: float = 1e-2  # a start has settled when its next undamped step is shorter than this many posterior SDs
@@ -144,15 +148,8 @@ class Modes(Algorithm):
         """With many rows the search by few rows; else the search for one mode, or the check that it is the only one."""
         if chosen_setting(self, "after") == "few_rows":
             return replace(self, by_few_rows=True, after="one_mode")
-        return self.newton() if points_for_tangents(problem) is None else self.question()
-
-    def newton(self) -> Algorithm:
-        """The search for one mode."""
-        return FedLaplace()
-
-    def question(self) -> Algorithm:
-        """The phase that finds one mode and checks whether it is the only one."""
-        return OneMode(newton=self.newton())
+        newton = self.newton()
+        return newton if points_for_tangents(problem) is None else self.one_mode(newton=newton)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -260,6 +257,8 @@ class Nearest(FedEP):
     may_be_infinite: ClassVar[frozenset[str]] = FedEP.may_be_infinite | set(OF_MODES)
 
     # q has converged when no mean moves by more than this many SDs in a round, and no SD by more than this share
+    search: ClassVar[type[Modes]] = Modes
+
     tolerance: float = 0.02
 
     def default_rounds(self, num_clients: int) -> int:
@@ -268,11 +267,7 @@ class Nearest(FedEP):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The search for modes."""
-        return self.modes()
-
-    def modes(self) -> Algorithm:
-        """The search for modes of the clients' posterior."""
-        return Modes()
+        return self.search()
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

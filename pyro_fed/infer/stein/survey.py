@@ -33,7 +33,7 @@ Letters: z `white`, m and A as in `coordinates`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
 
@@ -63,7 +63,7 @@ from pyro_fed.infer.stein.importance import (
     weighted_points,
     weighted_points_of,
 )
-from pyro_fed.infer.stein.modes import Modes, Nearest, OneMode, is_at_rest, modes_of, nearest_of
+from pyro_fed.infer.stein.modes import Modes, Nearest, is_at_rest, modes_of, nearest_of
 from pyro_fed.ops.gaussian import Gaussian, ImproperGaussianError
 from pyro_fed.ops.gaussian_structures import FullGaussian
 from pyro_fed.ops.importance import flattened, systematic
@@ -218,6 +218,15 @@ class Survey(Algorithm):
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
 
+    #: The phases before by the setting `source`; weighted points are `importance`.
+    gaussians: ClassVar[Mapping[str, type[Algorithm]]] = {
+        "ep": FedEP,
+        "points": PointSites,
+        "laplace": FedLaplace,
+        "nearest": Nearest,
+    }
+    importance: ClassVar[type[AdaptiveImportance]] = AdaptiveImportance
+
     num_particles: int = 100  # N
     begin: Begin = "gaussian"  # "gaussian", "modes", "prior", "apart" or "checked"
     # of the points: "ep", "laplace" (Gaussians), "points" (sites at the point of an averaging), "nearest" or
@@ -246,34 +255,8 @@ class Survey(Algorithm):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The Gaussian, or the search for modes, by the setting `source`."""
-        made: dict[str, Callable[[], Algorithm]] = {
-            "ep": self.ep,
-            "points": self.point_sites,
-            "laplace": self.laplace,
-            "nearest": self.nearest,
-            "importance": self.importance,
-        }
-        return made[chosen_setting(self, "source")]()
-
-    def point_sites(self) -> Algorithm:
-        """Diagonal sites at the point that averaging finds, for a large model."""
-        return PointSites()
-
-    def laplace(self) -> Algorithm:
-        """Laplace's approximation at one mode."""
-        return FedLaplace()
-
-    def nearest(self) -> Algorithm:
-        """The search for modes, each with its Laplace approximation, and the Gaussian nearest to a single one."""
-        return Nearest()
-
-    def importance(self) -> Algorithm:
-        """Weighted points, after the search for modes."""
-        return AdaptiveImportance(temperature=self.temperature)
-
-    def ep(self) -> Algorithm:
-        """The Gaussian nearest to the posterior."""
-        return FedEP()
+        source = chosen_setting(self, "source")
+        return self.importance(temperature=self.temperature) if source == "importance" else self.gaussians[source]()
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -427,105 +410,3 @@ def residuals_at(scores: Tensor, sites: Gaussian, white: Tensor, dtype: torch.dt
         into.copy_(one)
         total += one
     return kept, total
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledLaplace(FedLaplace):
-    """Newton's method on the pooled data."""
-
-    pooled: ClassVar[bool] = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledPointSites(PointSites):
-    """A diagonal site of the pooled data at the point of an averaging."""
-
-    pooled: ClassVar[bool] = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledEP(FedEP):
-    """`FedEP` with a single client, which holds all rows."""
-
-    pooled: ClassVar[bool] = True
-
-    def warm_start(self, problem: Problem) -> Algorithm | None:
-        """Newton's method on the pooled data, or if the model is large the point that averaging finds."""
-        if self.start == "fedavg":
-            return self.point_sites()
-        return PooledLaplace()
-
-    def point_sites(self) -> Algorithm:
-        """A diagonal site of the pooled data at the point that averaging finds."""
-        return PooledPointSites()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledOneMode(OneMode):
-    """Whether the pooled data's posterior has one mode."""
-
-    pooled: ClassVar[bool] = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledModes(Modes):
-    """Modes of the pooled data's posterior."""
-
-    pooled: ClassVar[bool] = True
-
-    def newton(self) -> Algorithm:
-        """The search for one mode of the pooled data."""
-        return PooledLaplace()
-
-    def question(self) -> Algorithm:
-        """The check whether the pooled data's posterior has one mode."""
-        return PooledOneMode(newton=self.newton())
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledNearest(Nearest):
-    """The Gaussian nearest to the pooled data's posterior."""
-
-    pooled: ClassVar[bool] = True
-
-    def modes(self) -> Algorithm:
-        """The search for modes of the pooled data's posterior."""
-        return PooledModes()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledAdaptiveImportance(AdaptiveImportance):
-    """Weighted points of the pooled data's posterior."""
-
-    pooled: ClassVar[bool] = True
-
-    def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The search for modes of the pooled data's posterior."""
-        return PooledModes()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledSurvey(Survey):
-    """The survey of the pooled data."""
-
-    pooled: ClassVar[bool] = True
-
-    def laplace(self) -> Algorithm:
-        """Laplace's approximation of the pooled data."""
-        return PooledLaplace()
-
-    def point_sites(self) -> Algorithm:
-        """A diagonal site of the pooled data at the point that averaging finds."""
-        return PooledPointSites()
-
-    def ep(self) -> Algorithm:
-        """The Gaussian nearest to the pooled data's posterior."""
-        return PooledEP()
-
-    def nearest(self) -> Algorithm:
-        """Modes of the pooled data's posterior, and the Gaussian nearest to one."""
-        return PooledNearest()
-
-    def importance(self) -> Algorithm:
-        """Weighted points of the pooled data's posterior."""
-        return PooledAdaptiveImportance(temperature=self.temperature)

@@ -31,9 +31,10 @@ Letters: z `draws`, logarithm of w `log_weights`, t_k `held_` sites, S `num_prop
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -53,12 +54,12 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import DivergenceError
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.records import entries_as
-from pyro_fed.infer.surrogates.contributions import HELD, LogLikContributions
 from pyro_fed.infer.surrogates.proposals import (
-    AnnealedProposals,
+    Defence,
     Proposals,
     around_points,
     log_likelihoods_beyond_rounding,
+    log_ratio_of_prior_and_sites,
     with_few_impossible,
 )
 from pyro_fed.infer.surrogates.surrogates import (
@@ -69,9 +70,14 @@ from pyro_fed.infer.surrogates.surrogates import (
     one_each,
     surrogate_phase,
 )
-from pyro_fed.infer.surrogates.weighted_draws import WeightedDraws, weight_findings
+from pyro_fed.infer.surrogates.weighted_draws import HELD, LogLikContributions, WeightedDraws, weight_findings
+from pyro_fed.ops.annealing import Annealed, Difference, anneal_sparingly, from_normal, levels_for
 from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import flattened, systematic
+from pyro_fed.ops.points import even_normals
+from pyro_fed.ops.student import Tails
+from pyro_fed.ops.whitening import Coordinates, diagonal_coordinates
 
 #: Largest number of particles, or draws, around which draws are proposed.
 MOST_POINTS = 400
@@ -157,23 +163,49 @@ class FedAIS(Tempered):
             surrogates = self.surrogates if isinstance(self.surrogates, Given) else self.warm_start(problem)
             each, q = fitted_surrogates(problem, surrogates, start)
             product = one_each(each, num_clients).product_over(0)
-            proposals, sites = self.annealing.draw(problem, product, q, generator), as_state(each, HELD)
+            proposals, sites = self._annealed_proposals(problem, product, q, generator), as_state(each, HELD)
         _check_known(proposals)
         drawn = WeightedDraws.begin(proposals, num_clients, proper=not problem.traits.improper)
         return drawn._asdict(), {"answered": drawn.answered.new_zeros(num_clients)} | sites
 
-    @property
-    def annealing(self) -> AnnealedProposals:
-        """The settings of proposals by sites."""
-        return AnnealedProposals(
-            number=self.num_proposals,
-            freedom=self.freedom,
-            levels=self.levels,
-            flat=self.flat,
-            spread=self.spread,
-            leapfrog_steps=self.leapfrog_steps,
-            step_size=self.step_size,
+    def _annealed_proposals(
+        self, problem: Problem, product: Gaussian, q: Gaussian, generator: torch.Generator
+    ) -> Proposals:
+        """Draws z_s with u_s = a_s / t(z_s); `product` is Π_k t_k, and q is near p_0 Π_k t_k."""
+        whitened = Coordinates.of(q)
+        coordinates, site, turn = diagonal_coordinates(whitened, whitened.site(product.to(torch.float64)))
+        tails = Tails.of(site, self.freedom)
+        constant = product.log_factor(coordinates.mean) - q.log_prob(coordinates.mean)
+        found = self._annealed(
+            log_ratio_of_prior_and_sites(problem, coordinates, site, constant, tails), q, turn, generator
         )
+        draws = coordinates.model(found.white).to(problem.dtype)
+        log_t = product.log_factor(draws.double()) + tails.log_ratio(found.white)[0]
+        return Proposals(draws, found.log_weights - log_t, found.accepted)
+
+    def _annealed(
+        self, difference: Difference, q: Gaussian, turn: Tensor | None, generator: torch.Generator
+    ) -> Annealed:
+        """Whitened draws of p_0 t, with log a_s.
+
+        `difference` is log p_0 t - log q and its gradient; `turn`, if any, is the rotation of the whitened coordinates,
+        and q gives the dimension, dtype and device.
+        """
+        white = even_normals(self.num_proposals, q.dim, generator).to(q.eta.device)
+        white = white if turn is None else white @ turn
+        value = difference(white)[0]
+        if float(value.std()) < self.flat:
+            return Annealed(white, value, value.new_ones(()))
+        levels = min(self.levels, levels_for(value[value > -torch.inf], self.spread))
+        how: Any = {"levels": levels, "leapfrog_steps": self.leapfrog_steps, "step_size": self.step_size, "axes": turn}
+        usual = float(value.logsumexp(0)) - math.log(len(value))
+        if self.freedom is None or not math.isfinite(usual):
+            return anneal_sparingly(from_normal(difference), white, generator, **how)
+        defence = Defence(usual)
+        ends = defence.ends(difference)
+        found = anneal_sparingly(ends, defence.draws(white, generator), generator, **how)
+        narrow = difference(found.white)[0] - ends(found.white)[0][0]
+        return found._replace(log_weights=found.log_weights + narrow)
 
     @property
     def _of_points(self) -> bool:

@@ -9,8 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.bounding import within_cohort
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
-from pyro_fed.algorithm.contributions import Contributions
+from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.setting_checks import check_at_least
@@ -19,11 +21,38 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.sites.gaussian_sites import POINT_NUMBERS, as_state, gaussian, spread_points
 from pyro_fed.infer.sites.power_iteration import power_iteration
-from pyro_fed.infer.surrogates.contributions import MeasuredContributions, SquareContributions
 from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, one_each, shares
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times
+
+
+@dataclass(frozen=True)
+class MeasuredContributions(Contributions):
+    """Contributions to `Measuring`: each client's measurement of its surrogate."""
+
+    def bounding_obstacle(self) -> str | None:
+        """An empty string: contributions can be bounded."""
+        return ""
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """Measurements within the cohort's range."""
+        held = {name: within_cohort(value, limits.pull)[0] for name, value in sent.messages.items()}
+        return BoundedMessages(shared, held, {}, torch.zeros(len(sent.clients), dtype=torch.float64))
+
+    def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
+        """The median client's measurement."""
+        return {name: value.quantile(0.5, 0).expand(len(clients), *value.shape[1:]) for name, value in messages.items()}
+
+
+@dataclass(frozen=True)
+class SquareContributions(MeasuredContributions):
+    """Contributions to `Mismatch`: squares and curvatures, which are not negative."""
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """Squares and curvatures within the cohort's range."""
+        held = super().bounded_messages(limits, shared, ledger, sent)
+        return held._replace(messages={name: value.clamp_min(0) for name, value in held.messages.items()})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,7 @@ At distant draws a log density may be NaN, or dominated by rounding: such draws 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,15 +28,93 @@ from torch import Tensor
 from pyro_fed.density.derivatives import log_likelihoods_at, prior_scores_and_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
-from pyro_fed.infer.surrogates.defence import Defence
-from pyro_fed.infer.surrogates.neighbourhoods import around
 from pyro_fed.ops.adaptive_importance import FREEDOM
-from pyro_fed.ops.annealing import Annealed, Difference, anneal_sparingly, from_normal, levels_for
-from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.annealing import Difference, Ends, Slope
 from pyro_fed.ops.gaussian_structures import DiagGaussian
-from pyro_fed.ops.points import even_normals
 from pyro_fed.ops.student import Tails
-from pyro_fed.ops.whitening import Coordinates, diagonal_coordinates
+from pyro_fed.ops.student_mixtures import Mixture
+from pyro_fed.ops.whitening import Coordinates
+
+#: Share of the proposals: as many as those of prior times sites, whose effective number at most halves.
+DEFENCE_SHARE = 0.5
+#: Their scale in SDs of q, which covers a variance that is too small by half; and degrees of freedom: the smallest
+#: whole number for which t has a variance, for a posterior that has one.
+DEFENCE_WIDTH, DEFENCE_FREEDOM = 1.5, 3.0
+
+
+class Defence(NamedTuple):
+    """The mixtures with the wide part, which `level`, the logarithm of Z, determines."""
+
+    level: float
+
+    def draws(self, white: Tensor, generator: torch.Generator) -> Tensor:
+        """Draws of π_0 from as many of N(0, I), (S, D): the last share of them is widened."""
+        count = int(DEFENCE_SHARE * len(white))
+        shape = torch.full((count, 1), DEFENCE_FREEDOM / 2, dtype=torch.float64)
+        chi = 2 * torch._standard_gamma(shape, generator=generator).to(white)
+        wide = DEFENCE_WIDTH * white[len(white) - count :] * (DEFENCE_FREEDOM / chi).sqrt()
+        return torch.cat([white[: len(white) - count], wide])
+
+    def ends(self, difference: Difference) -> Ends:
+        """d' and b with their gradients, from d and its gradient."""
+
+        def mixed(white: Tensor) -> tuple[Slope, Slope]:
+            (value, slope), (wide, along) = difference(white), _wider(white)
+            over, near, far = _log_mixture(value, wide, self.level)
+            under, _, at_base = _log_mixture(torch.zeros_like(value), wide, 0.0)
+            along = along.unsqueeze(-1)
+            return (over, near * slope + far * along * white), (under, at_base * along * white)
+
+        return mixed
+
+
+def _wider(white: Tensor) -> tuple[Tensor, Tensor]:
+    """s, and the factor of its gradient to z, each (S,)."""
+    dim, squared = white.shape[1], white.square().sum(-1)
+    weight, reach = DEFENCE_FREEDOM + dim, DEFENCE_FREEDOM * DEFENCE_WIDTH**2
+    constant = math.lgamma(weight / 2) - math.lgamma(DEFENCE_FREEDOM / 2) - dim / 2 * math.log(reach / 2)
+    value = constant - weight / 2 * torch.log1p(squared / reach) + squared / 2
+    return value, 1 - weight / (reach + squared)
+
+
+def _log_mixture(narrow: Tensor, wide: Tensor, level: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Logarithm of (1 - ε) exp d + ε Z exp s, (S,), and the shares of d and s in it, (S, 1)."""
+    logs = torch.stack([narrow + math.log(1 - DEFENCE_SHARE), wide + level + math.log(DEFENCE_SHARE)])
+    near, far = logs.softmax(0).unsqueeze(-1)
+    return logs.logsumexp(0), near, far
+
+
+#: w, and the wide component's covariance in units of that of all points.
+WIDE_SHARE, WIDE_VARIANCE = 0.1, 2.0
+#: k: this many for each dimension, and the smallest k.
+NEIGHBOURS_A_DIMENSION, FEWEST_NEIGHBOURS = 3, 10
+#: Largest distance of a neighbour, in units of the median one.
+FARTHEST_NEIGHBOUR = 6.0
+#: Share of a spherical covariance in a neighbourhood's: of its mean variance, and of that of all points.
+ROUND, LEAST_VARIANCE_SHARE = 1e-2, 1e-6
+
+
+def around(points: Tensor) -> Mixture:
+    """The mixture around points (N, D), float64, with counts as shares; two points differ in every coordinate."""
+    points = points.double()
+    count, dim = points.shape
+    scale = points.std(0)
+    white = (points - points.mean(0)) / scale
+    nearest = min(count - 1, max(FEWEST_NEIGHBOURS, NEIGHBOURS_A_DIMENSION * dim))
+    found = torch.cdist(white, white).topk(nearest + 1, largest=False)
+    distance, neighbours = found.values[:, 1:], found.indices[:, 1:]
+    near = (distance <= FARTHEST_NEIGHBOUR * distance.median(1, keepdim=True).values).to(white)
+    away = (white[neighbours] - white.unsqueeze(1)) * near.unsqueeze(-1)
+    local = away.mT @ away / near.sum(1)[:, None, None]
+    spread = local.diagonal(dim1=-2, dim2=-1).mean(-1)
+    eye = torch.eye(dim, dtype=torch.float64, device=points.device)
+    local = local + (ROUND * spread + LEAST_VARIANCE_SHARE)[:, None, None] * eye
+    wide = WIDE_VARIANCE * (white.T @ white / count + ROUND * eye)
+    factors = torch.linalg.cholesky(torch.cat([local, wide[None]])) * scale[:, None]
+    shares = torch.full((count + 1,), (1 - WIDE_SHARE) / count, dtype=torch.float64, device=points.device)
+    shares[-1] = WIDE_SHARE
+    return Mixture(shares, torch.cat([points, points.mean(0)[None]]), factors)
+
 
 #: Share of the draws at which the prior, or a client's log-likelihood, may be NaN, because the proposals' tails exceed
 #: its floating-point range: these draws are impossible. With more the model or the client has failed.
@@ -82,55 +159,7 @@ class Proposals(NamedTuple):
     accepted: Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnnealedProposals:
-    """Settings of the annealing of draws to prior times sites."""
-
-    number: int  # S
-    freedom: float | None  # ν of t's tails; None leaves t a Gaussian, and no part of the draws wide
-    levels: int  # J, the most temperatures
-    flat: float  # there is no annealing if log p_0 t - log q varies by less than this over draws, an SD
-    spread: float  # variance of log weights that all J temperatures are to leave
-    leapfrog_steps: int  # of a transition
-    step_size: float  # of the leapfrog steps, in SDs of q
-
-    def draw(self, problem: Problem, product: Gaussian, q: Gaussian, generator: torch.Generator) -> Proposals:
-        """Draws z_s with u_s = a_s / t(z_s); `product` is Π_k t_k, and q is near p_0 Π_k t_k."""
-        whitened = Coordinates.of(q)
-        coordinates, site, turn = diagonal_coordinates(whitened, whitened.site(product.to(torch.float64)))
-        tails = Tails.of(site, self.freedom)
-        constant = product.log_factor(coordinates.mean) - q.log_prob(coordinates.mean)
-        found = self._annealed(_difference(problem, coordinates, site, constant, tails), q, turn, generator)
-        draws = coordinates.model(found.white).to(problem.dtype)
-        log_t = product.log_factor(draws.double()) + tails.log_ratio(found.white)[0]
-        return Proposals(draws, found.log_weights - log_t, found.accepted)
-
-    def _annealed(
-        self, difference: Difference, q: Gaussian, turn: Tensor | None, generator: torch.Generator
-    ) -> Annealed:
-        """Whitened draws of p_0 t, with log a_s.
-
-        `difference` is log p_0 t - log q and its gradient; `turn`, if any, is the rotation of the whitened coordinates,
-        and q gives the dimension, dtype and device.
-        """
-        white = even_normals(self.number, q.dim, generator).to(q.eta.device)
-        white = white if turn is None else white @ turn
-        value = difference(white)[0]
-        if float(value.std()) < self.flat:
-            return Annealed(white, value, value.new_ones(()))
-        levels = min(self.levels, levels_for(value[value > -torch.inf], self.spread))
-        how: Any = {"levels": levels, "leapfrog_steps": self.leapfrog_steps, "step_size": self.step_size, "axes": turn}
-        usual = float(value.logsumexp(0)) - math.log(len(value))
-        if self.freedom is None or not math.isfinite(usual):
-            return anneal_sparingly(from_normal(difference), white, generator, **how)
-        defence = Defence(usual)
-        ends = defence.ends(difference)
-        found = anneal_sparingly(ends, defence.draws(white, generator), generator, **how)
-        narrow = difference(found.white)[0] - ends(found.white)[0][0]
-        return found._replace(log_weights=found.log_weights + narrow)
-
-
-def _difference(
+def log_ratio_of_prior_and_sites(
     problem: Problem, coordinates: Coordinates, site: DiagGaussian, constant: Tensor, tails: Tails
 ) -> Difference:
     """log p_0 + log t - log q of whitened points, with its gradient.
