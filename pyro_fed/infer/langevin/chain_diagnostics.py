@@ -33,10 +33,9 @@ def fewest_effective(num_chains: int) -> int:
 def r_hat_limit(num_chains: int) -> float:
     """R-hat above which `num_chains` chains disagree: 1.01 for up to four chains, more for more.
 
-    The means of m halves of n draws each, equivalent to e independent draws in all, have m / e times the variance of
-    the draws: R-hat² is about 1 + m / e. The limit is that of the smallest e without a warning, whatever the number of
-    chains: the error of their common mean, and by the folded draws of their SD, is then e^(-1/2), 0.05 SDs. With more
-    chains each is shorter and knows its own mean less well, but their common mean is as accurate.
+    Means of m halves, equivalent to e independent draws in all, have m / e times the variance of the draws, so that
+    R-hat² is about 1 + m / e. The limit is that of the smallest e without a warning: the error of the chains' common
+    mean is then 0.05 SDs, whatever their number.
     """
     return math.sqrt(1 + 2 * num_chains / fewest_effective(num_chains))
 

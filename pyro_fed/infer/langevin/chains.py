@@ -1,8 +1,11 @@
-"""Chains at the server: their positions, the steps that were kept, and convergence diagnostics.
+"""Chains at the server: they are sent to clients, come back, are stored, and are judged.
 
-The draws are in buffers (chain, capacity, ...) that only grow at their end: the state of an earlier round shares the
-buffer, and its own `kept` is the length of its part.
-"""
+    download    each chain goes to one client (`Reassign_chain` of el Mekkaoui et al., Algorithm 1)
+    combine     where it ended, and those of its steps t > burn_in that are multiples of `thin`
+    converged   R-hat is small, and there are `target_ess` effective draws of the slowest coordinate
+
+`visits` has the steps of a chain at a client. The draws are in buffers (chain, capacity, ...) that only grow at their
+end: the state of an earlier round shares the buffer, and its own `kept` is the length of its part."""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged, fewest_effective, r_hat_limit, rhat_and_ess
 from pyro_fed.infer.langevin.states import Arrival, Visit
@@ -77,11 +81,7 @@ class ChainStore(NamedTuple):
         return cls(position, none, none.clone(), buffers, unknown, unknown.clone(), none.clone())
 
     def append(self, more: Draws, wanted: int | None = None) -> ChainStore:
-        """The chains with more draws (M, n, ...) at the end.
-
-        `wanted` is the number of effective draws of all chains at which the run ends; enough draws are judged to show
-        it.
-        """
+        """The chains with more draws (M, n, ...) at the end; the run ends at `wanted` effective draws of all chains."""
         count = more.draws.shape[1]
         if count == 0:
             return self
@@ -89,11 +89,7 @@ class ChainStore(NamedTuple):
         return self._replace(buffers=Draws(*buffers), kept=self.kept + count)._judge(wanted)
 
     def store(self, visits: Visit, local_steps: int, burn_in: int, thin: int, wanted: int | None) -> list[ChainStore]:
-        """The chains after each of R rounds, whose `visits` have the shapes (R, M, ...).
-
-        Of steps t > `burn_in`, those that are multiples of `thin` are kept; T is `local_steps`, and `wanted` is as for
-        `append`.
-        """
+        """The chains after each of R rounds of visits (R, M, ...), of whose steps one in `thin` is kept."""
         rounds, _, sent = visits.draws.shape[:3]
         taken = self.steps + local_steps // sent * torch.arange(1, rounds * sent + 1)
         keep = (taken > burn_in) & (taken % thin == 0)
@@ -229,17 +225,9 @@ def _hint(record: Record, problem: Problem) -> list[Finding]:
     return [sentences.funnel_is_likely(hint=hint) for hint in hints]
 
 
-#: Largest number of random numbers of rounds that are computed at once: 40 MB in single precision, and several times
-#: that while visits are replayed.
-NOISE_AHEAD = 10_000_000
-
-
 @dataclass(frozen=True, kw_only=True)
 class TravellingChains(Tempered, Chains):
-    """Chains that each visit one client in a round.
-
-    `temperature`: α of generalised Bayes; the likelihood is raised to 1/α.
-    """
+    """Chains that each visit one client in a round."""
 
     draws_are: ClassVar[str] = "chains"
 
@@ -339,7 +327,7 @@ class TravellingChains(Tempered, Chains):
         first = max(steps, int(server.burn_in)) // self.thin
         ahead = -(-((first + wanted) * self.thin - steps) // self.local_steps)
         numbers = self.local_steps * self.visits_a_round(shared) * chains.position.shape[-1]
-        return max(1, min(ahead, NOISE_AHEAD // numbers))
+        return max(1, min(ahead, NUMBERS_IN_MEMORY // numbers))
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
         """The next visits of the chains, from their present positions."""

@@ -1,10 +1,18 @@
-"""Visits by conducive gradients: what `FSGLD` and `FALD` share.
+"""Visits by conducive gradients, v_s(θ) + α g_s(θ), Eq. (7) of el Mekkaoui et al.: what `FSGLD` and `FALD` share.
 
-    v_s(θ) + α g_s(θ)                                        Eq. (7) of el Mekkaoui et al.
+A client's effect on the chains that visit it is limited by the surrogates and the cohort's departures from them. A
+visit's randomness follows from the run's seed, the round and the client, so that the server can make the same visit to
+the Gaussian q = p Π_s q_s that it knows: p_t are that chain's positions. At a client whose score differs from q's by e,
+in SDs of a parameter, the true positions are
 
-The server replays such a visit to the Gaussian of all sites, with the client's own random numbers. The comparison shows
-how far the visit moved the result, and is the basis of the limits of `Bounded`. The equations are in `held_visits`.
-"""
+    z_t = p_t + O(t h / 2) e        h the step, in preconditioned time
+
+and the positions sent are cut back to |z_t - p_t|_i ≤ R_i t h / 2 in SDs of θ_i, with
+
+    R_i = max(b m_i, `ACCEPTED_SHIFT_SDS` K)   m_i the cohort's own departures, root mean square (`Mismatch`)
+
+A chain spends 1/K of its time at each of K clients: a malicious one moves the mean by at most R_i / K SDs in the long
+run. Honest visits within R_i are unchanged, to the bit."""
 
 from __future__ import annotations
 
@@ -59,105 +67,6 @@ class Conducive(Settings):
         check_positive(self, "trust", allow_none=True)
 
 
-def reference(mean: Tensor, root: Tensor, mismatch: Tensor | None) -> State:
-    """The entries about q in the server's state: its mean (D,), a root of its covariance, and the cohort's departures.
-
-    `root` is A of the covariance A A', (D, D) or (D,); `mismatch` are mean square departures in SDs, (D,), None if they
-    are not measured.
-    """
-    known = torch.zeros_like(mean) if mismatch is None else mismatch.clamp_min(0).sqrt().to(mean.dtype)
-    return {"held_mean": mean, "held_root": root, "held_departure": known}
-
-
-def held_visits(
-    shared: State, messages: State, steps: Tensor, noise: Tensor, stride: int, midpoint: bool, pull: float
-) -> tuple[State, Tensor]:
-    """Visits cut back to the reach, and by how many SDs each was beyond it, (C,).
-
-    Args:
-        shared: the server's state, with `reference`.
-        messages: the visits, of C chains.
-        steps: h of each step, (T,), in preconditioned coordinates.
-        noise: of each chain's steps, (C, T, D).
-        stride: steps between positions that were sent.
-        midpoint: whether a step's score and its draw are taken half of the noise further on.
-        pull: b.
-    """
-    mean, root = shared["held_mean"], shared["held_root"]
-    dense = root.dim() == 2
-    spread = root.square().sum(-1).sqrt() if dense else root
-    start = shared["position"].repeat_interleave(len(noise) // len(shared["position"]), 0)  # several clients a chain
-    away = start - mean
-    white = torch.linalg.solve_triangular(root, away.T, upper=True).T if dense else away / root
-    kept = []
-    for h, normal in zip(steps, noise.unbind(1), strict=True):
-        where = white + 0.5 * h.sqrt() * normal if midpoint else white
-        white = white - 0.5 * h * where + h.sqrt() * normal
-        kept.append(where if midpoint else white)
-    path = torch.stack([*kept[stride - 1 :: stride], white], 1)
-    expected = mean + (path @ root.T if dense else root * path)
-    sent = torch.cat([messages["draws"], messages["position"].unsqueeze(1)], 1)
-    clients = len(shared["share"])
-    rate = torch.maximum(pull * shared["held_departure"], torch.full_like(spread, ACCEPTED_SHIFT_SDS * clients))
-    time = 0.5 * steps.cumsum(0)
-    reach = torch.cat([time[stride - 1 :: stride], time[-1:]]).unsqueeze(-1) * rate * spread
-    departure = sent - expected
-    over = (departure.abs() - reach).clamp_min(0) / spread
-    still = (messages["position"] == start).all(-1)  # a visit that failed, or might as well have
-    beyond = torch.where(still, 0.0, over.flatten(1).amax(1))
-    held = expected + torch.minimum(torch.maximum(departure, -reach), reach)
-    found = torch.where((beyond > 0).reshape(-1, 1, 1), held, sent)
-    return {**messages, "draws": found[:, :-1], "position": found[:, -1]}, beyond.double()
-
-
-def departures(shared: State, start: Tensor, ends: Tensor, steps: Tensor, noise: Tensor, midpoint: bool) -> Tensor:
-    """Distances (R, C) in SDs of visits' ends from those of the same visits to the surrogates; zero if one failed.
-
-    A visit to a Gaussian is linear in its noise, z_T = Π_t (1 - h_t / 2) z_0 + Σ_t c_t ξ_t, so that its end has a
-    closed form.
-
-    Args:
-        shared: the server's state, with `reference`.
-        start: where the C visits of R rounds began, (R, C, D).
-        ends: where they ended, (R, C, D).
-        steps: h of each step, (R, T).
-        noise: of each visit's steps, (R, C, T, D).
-        midpoint: whether a step's score is taken half of the noise further on.
-    """
-    mean, root = shared["held_mean"], shared["held_root"]
-    dense = root.dim() == 2
-    away = start - mean
-    shrunk = 1 - 0.5 * steps
-    left = torch.cat([shrunk.flip(1).cumprod(1).flip(1)[:, 1:], shrunk.new_ones(len(steps), 1)], 1)
-    each = left * steps.sqrt() * (1 - 0.25 * steps if midpoint else torch.ones_like(steps))
-    moved = (each.to(noise)[:, None, :, None] * noise).sum(2)
-    kept = shrunk.prod(1)
-    white = kept[:, None, None] * (_each(away, _inverse(root)) if dense else away) + moved
-    away = _each(white, root) if dense else root * white
-    spread = root.square().sum(-1).sqrt() if dense else root
-    expected = mean + away
-    distance = ((ends - expected).abs() / spread).amax(-1)
-    return torch.where((ends == start).all(-1), 0.0, distance).double()
-
-
-def _each(values: Tensor, matrix: Tensor) -> Tensor:
-    """A x of (R, C, D), as one product for each round: a product of another shape may differ in its last bits."""
-    return torch.bmm(values, matrix.T.expand(len(values), *matrix.shape))
-
-
-def _inverse(root: Tensor) -> Tensor:
-    """The inverse of an upper triangular matrix."""
-    unit = torch.eye(len(root), dtype=root.dtype, device=root.device)
-    found: Tensor = torch.linalg.solve_triangular(root, unit, upper=True)
-    return found
-
-
-def visit_noise(seed: int, round: int, clients: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """The normal numbers of visits, as the clients draw them first, (C, T, D); `shape` is (T, D)."""
-    generators = seeding.torch_generators(seed, seeding.client_keys(round, clients.tolist()))
-    return torch.stack([torch.randn(shape, generator=generator, dtype=dtype) for generator in generators])
-
-
 @dataclass(frozen=True)
 class VisitContributions(Contributions):
     """Contributions to `FSGLD`: visits, which are compared with the same visits to the surrogates."""
@@ -174,12 +83,42 @@ class VisitContributions(Contributions):
         return why
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Limit visits to the reach of the same visits to the surrogates."""
-        stride, midpoint = self.algorithm.stride, self.algorithm.rule.midpoint
+        """Visits cut back to the reach around p_t; their steps are those that the server knows."""
+        messages, stride, midpoint = sent.messages, self.algorithm.stride, self.algorithm.rule.midpoint
         steps, noise, _ = self._replay(shared, sent)
-        held, cut = held_visits(shared, sent.messages, steps, noise, stride, midpoint, limits.pull)
-        own = steps[stride - 1 :: stride].to(held["step_size"])  # no client shortens the others' steps
-        return BoundedMessages(shared, held | {"step_size": own.expand_as(held["step_size"])}, {}, cut)
+        mean, root = shared["held_mean"], shared["held_root"]
+        dense = root.dim() == 2
+        spread = root.square().sum(-1).sqrt() if dense else root
+        start = shared["position"].repeat_interleave(
+            len(noise) // len(shared["position"]), 0
+        )  # several clients a chain
+        away = start - mean
+        white = torch.linalg.solve_triangular(root, away.T, upper=True).T if dense else away / root
+        kept = []
+        for h, normal in zip(steps, noise.unbind(1), strict=True):
+            where = white + 0.5 * h.sqrt() * normal if midpoint else white
+            white = white - 0.5 * h * where + h.sqrt() * normal
+            kept.append(where if midpoint else white)
+        path = torch.stack([*kept[stride - 1 :: stride], white], 1)
+        expected = mean + (path @ root.T if dense else root * path)
+        positions = torch.cat([messages["draws"], messages["position"].unsqueeze(1)], 1)
+        shortest = torch.full_like(spread, ACCEPTED_SHIFT_SDS * len(shared["share"]))
+        rate = torch.maximum(limits.pull * shared["held_departure"], shortest)
+        time = 0.5 * steps.cumsum(0)
+        reach = torch.cat([time[stride - 1 :: stride], time[-1:]]).unsqueeze(-1) * rate * spread
+        departure = positions - expected
+        over = (departure.abs() - reach).clamp_min(0) / spread
+        still = (messages["position"] == start).all(-1)  # a visit that failed, or might as well have
+        beyond = torch.where(still, 0.0, over.flatten(1).amax(1))
+        within = expected + torch.minimum(torch.maximum(departure, -reach), reach)
+        positions = torch.where((beyond > 0).reshape(-1, 1, 1), within, positions)
+        own = steps[stride - 1 :: stride].to(messages["step_size"])  # no client shortens the others' steps
+        held = {
+            "draws": positions[:, :-1],
+            "position": positions[:, -1],
+            "step_size": own.expand_as(messages["step_size"]),
+        }
+        return BoundedMessages(shared, messages | held, {}, beyond.double())
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
         """Distances between the ends of visits and of the same visits to the surrogates; zero without surrogates."""
@@ -199,51 +138,46 @@ class VisitContributions(Contributions):
         return self._shifts(before, sent.messages["position"], steps, noise, weight)
 
     def _shifts(self, before: Sequence[State], ends: Tensor, steps: Tensor, noise: Tensor, weight: Tensor) -> Tensor:
-        """`departures` of R rounds, (R, C), each times its part of its chain."""
+        """Distances (R, C) in SDs of visits' ends from those to q, times their parts of chains; zero if one failed.
+
+        A visit to a Gaussian is linear in its noise, z_T = Π_t (1 - h_t / 2) z_0 + Σ_t c_t ξ_t.
+        """
         chains = before[0]["position"].shape[0]
         start = torch.stack([shared["position"] for shared in before]).repeat_interleave(ends.shape[1] // chains, 1)
-        return departures(before[0], start, ends, steps, noise, self.algorithm.rule.midpoint) * weight
+        mean, root = before[0]["held_mean"], before[0]["held_root"]
+        dense = root.dim() == 2
+        away = start - mean
+        shrunk = 1 - 0.5 * steps
+        left = torch.cat([shrunk.flip(1).cumprod(1).flip(1)[:, 1:], shrunk.new_ones(len(steps), 1)], 1)
+        midpoint = self.algorithm.rule.midpoint
+        each = left * steps.sqrt() * (1 - 0.25 * steps if midpoint else torch.ones_like(steps))
+        moved = (each.to(noise)[:, None, :, None] * noise).sum(2)
+        if dense:
+            unit = torch.eye(len(root), dtype=root.dtype, device=root.device)
+            away = _times_each(away, torch.linalg.solve_triangular(root, unit, upper=True))
+        white = shrunk.prod(1)[:, None, None] * away + moved
+        expected = mean + (_times_each(white, root) if dense else root * white)
+        spread = root.square().sum(-1).sqrt() if dense else root
+        distance = ((ends - expected).abs() / spread).amax(-1)
+        return torch.where((ends == start).all(-1), 0.0, distance).double() * weight
 
     def _replay(self, shared: State, sent: SentMessages) -> tuple[Tensor, Tensor, Tensor]:
-        """h of the steps (T,), the noise (C, T, D) and the parts (C,) of the visits, by the clients that were asked.
-
-        The client's number and the part that a message claims are not used.
-        """
+        """h of the steps (T,), noise (C, T, D) and part of its chain (C,) of each visit, whatever messages claim."""
         weight = self.visit_weights(shared, sent.clients)
-        shape, dtype = (self.algorithm.local_steps, shared["position"].shape[-1]), shared["position"].dtype
+        position = shared["position"]
         if sent.noise is None:
-            noise = visit_noise(sent.seed, sent.round, sent.clients, shape, dtype)
+            shape = self.algorithm.local_steps, position.shape[-1]
+            generators = seeding.torch_generators(sent.seed, seeding.client_keys(sent.round, sent.clients.tolist()))
+            noise = torch.stack([torch.randn(shape, generator=own, dtype=position.dtype) for own in generators])
         else:
             noise = sent.noise["normal"].transpose(0, 1)
         steps: Tensor = self.algorithm.step_sizes.of_visit(shared["steps"], shared["step_size"])
         return steps, noise * weight.rsqrt().reshape(-1, 1, 1), weight
 
 
-@dataclass(frozen=True)
-class AveragedVisitContributions(VisitContributions):
-    """Contributions to `FALD`, whose chains average the visits to all clients."""
-
-    def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
-        """p_c, the client's share among the clients of its chain."""
-        weight: Tensor = self.algorithm.visit_weights(shared, clients)
-        return weight
-
-    def bounding_obstacle(self) -> str | None:
-        """The reason why a visit cannot be compared with one to the surrogates; "" if it can."""
-        return super().bounding_obstacle() or (
-            ""
-            if self.algorithm.conducive
-            else "without conducive gradients visits differ as lies do: conducive=pf.infer.Conducive()"
-        )
-
-    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Limit visits to the reach of the same visits to the surrogates, with the weights that the server gave."""
-        held = super().bounded_messages(limits, shared, ledger, sent)
-        return held._replace(messages={**held.messages, "weight": self.visit_weights(shared, sent.clients)})
-
-    def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """An empty dictionary: with `stand_in` visits end where they began, and a round is shorter by their share."""
-        return {}
+def _times_each(values: Tensor, matrix: Tensor) -> Tensor:
+    """A x of (R, C, D), as one product for each round: a product of another shape may differ in its last bits."""
+    return torch.bmm(values, matrix.T.expand(len(values), *matrix.shape))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,8 +223,10 @@ class ConduciveVisits(VisitingLangevin):
         shared, local = super().init(problem, num_clients, generator, start)
         if self.contributions().bounding_obstacle():
             return shared, local
+        mean, root = local["anchor"][0], local["factor"][0]
         mismatch = None if start is None else start.shared.get("mismatch")
-        return shared | reference(local["anchor"][0], local["factor"][0], mismatch), local
+        departure = torch.zeros_like(mean) if mismatch is None else mismatch.clamp_min(0).sqrt().to(mean.dtype)
+        return shared | {"held_mean": mean, "held_root": root, "held_departure": departure}, local
 
     def incomparable(self) -> str:
         """The reason why a visit cannot be compared with one to the surrogates, and the cure; "" if it can."""

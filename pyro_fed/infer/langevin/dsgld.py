@@ -3,10 +3,9 @@
     θ_{t+1} = θ_t + h_t/2 v_s(θ_t) + η_t                                                              (3)
     v_s(θ) = ∇ log p(θ) + N_s/(f_s m) ∇ log p(x_s^(m) | θ)                                       (4)
 
-FSGLD without conducive gradients. A chain that stays at a client for more than a few steps drifts towards the
-posterior of that client's data counted 1/f_s times, so that many local steps sample a mixture of those.
-Letters and deviations as in `langevin.langevin`.
-"""
+FSGLD without conducive gradients. A chain that stays at a client for more than a few steps drifts towards the posterior
+of that client's data counted 1/f_s times, so that visits must be short (`VisitingLangevin`), and many local steps
+sample a mixture of those posteriors. Letters and deviations as in `langevin.langevin`."""
 
 from __future__ import annotations
 

@@ -29,8 +29,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
-from pyro_fed.algorithm.contributions import Contributions
+from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State
@@ -41,7 +42,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chains import ServerState
-from pyro_fed.infer.langevin.conducive_visits import AveragedVisitContributions, ConduciveVisits
+from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits, VisitContributions
 from pyro_fed.infer.langevin.states import Visit
 from pyro_fed.infer.langevin.step import Fixed, ForVisits, Measured, Step
 from pyro_fed.infer.sites.records import entries_as
@@ -51,6 +52,33 @@ from pyro_fed.ops.entries import with_trailing_axes
 
 #: Share of the longest visit below which warnings about chains name the clients' own noise as the reason.
 SHORT_VISIT_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class AveragedVisitContributions(VisitContributions):
+    """Contributions to `FALD`, whose chains average the visits to all clients."""
+
+    def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
+        """p_c, the client's share among the clients of its chain."""
+        weight: Tensor = self.algorithm.visit_weights(shared, clients)
+        return weight
+
+    def bounding_obstacle(self) -> str | None:
+        """The reason why a visit cannot be compared with one to the surrogates; "" if it can."""
+        return super().bounding_obstacle() or (
+            ""
+            if self.algorithm.conducive
+            else "without conducive gradients visits differ as lies do: conducive=pf.infer.Conducive()"
+        )
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """Limit visits to the reach of the same visits to the surrogates, with the weights that the server gave."""
+        held = super().bounded_messages(limits, shared, ledger, sent)
+        return held._replace(messages={**held.messages, "weight": self.visit_weights(shared, sent.clients)})
+
+    def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
+        """An empty dictionary: with `stand_in` visits end where they began, and a round is shorter by their share."""
+        return {}
 
 
 @explains_unknown

@@ -197,10 +197,7 @@ class FedHMC(Tempered):
         return moved._replace(trajectory=moved.trajectory.launched(momentum, steps, count, moved.factor))
 
     def _with_figures(self, state: HmcState, gain: Tensor) -> HmcState:
-        """The state with the figures of trajectories; ε and A change at the end of a window, in the first ε at once.
-
-        Ends where the density is zero do not count: no shorter step would reach less of them.
-        """
+        """The state with the figures of trajectories; ε and A change at the end of a window, in the first ε at once."""
         if not int(state.chains.steps) > 1:
             return state  # the first round only finds the density where the chains begin
         inside = gain[gain > -torch.inf]

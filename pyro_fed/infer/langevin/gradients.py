@@ -49,11 +49,7 @@ class Score(Protocol):
     def estimate(
         self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
     ) -> tuple[Tensor, Memory]:
-        """The estimate at θ, (D,), and the memory after it.
-
-        `batch` has the rows of the step, with their weights; `picks` are their places among the client's rows, () if
-        they are all.
-        """
+        """The estimate at θ, (D,), from a step's rows, those at `picks` or all; and the memory after it."""
 
 
 class MinibatchScore(NamedTuple):
@@ -165,10 +161,7 @@ class ConduciveScore(NamedTuple):
 
 
 def conducive_gradients(sites: Gaussian, shares: Tensor, anchor: Tensor, weight: float) -> ConduciveGradient:
-    """α g_s of all clients, everywhere linear, in the anchor's dtype.
-
-    `sites` are q_s (K,), `shares` f_s (K,), `anchor` θ* (D,) and `weight` α.
-    """
+    """α g_s of all clients, of sites q_s (K,), shares f_s (K,), θ* (D,) and the weight α; everywhere linear."""
     own = sites.power(1 / shares.to(sites.eta.dtype))
     product = sites.product_over()
     at = anchor.to(sites.eta.dtype)

@@ -4,21 +4,13 @@ Source: el Mekkaoui et al., *Federated stochastic gradient Langevin dynamics*, A
 
     θ_{t+1} = θ_t + h_t/2 v(θ_t) + η_t,    η_t ~ N(0, h_t I)                                          (1), (3), (5)
 
-A sampler is composed of
-
-    the estimate v of the score       `gradients`: Eq. (4), a control variate, SAGA's table, conducive gradients (7)
-    the step                          `integrator`: Eq. (1), its preconditioner, the midpoint rule
-    the step sizes h_t                `step_sizes`, and `curvature` for the longest stable one
-    T steps of a visit                `visits`
-    the chains at the server          `travelling`, with `chain_store`
-    where chains begin                `start`: the surrogates' Gaussian, its mode θ* and a root A of its covariance
-
-`Langevin` joins them: `build_gradient` returns the sampler's estimate, `local_step` makes T steps with it.
+`Langevin` joins the estimate v of the score (`gradients`), T steps of a visit (`visits`), the chains at the server
+(`chains`), and where these begin (`states`).
 
 Letters: θ `position`, h `step_size`, v `score`, f_s `probabilities`, m `batch_size`, T `local_steps`, q_s
 `surrogates`, S clients. Several chains run at once, each at its own client.
 
-Deviations, all settings, all off in the papers' recipes, and those of `gradients` and `integrator`:
+Deviations, all settings, all off in the papers' recipes, and those of `gradients` and `visits`:
 
 * `step.precondition`: G = A A' in place of I, the covariance of the Gaussian p(θ) Π_s q_s(θ), so that one step size
   serves posteriors of any scale: in the coordinates A⁻¹θ the posterior is about N(0, I).
@@ -125,10 +117,7 @@ class Langevin(TravellingChains):
         return False
 
     def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
-        """v: that of Eq. (4), unless a sampler overrides it.
-
-        `client` are the clients' states; `anchor` is θ*, where a control variate is taken, None for none.
-        """
+        """v, that of Eq. (4) unless a sampler overrides it; a control variate is taken at the `anchor`, if any."""
         return MinibatchScore(client.inverse_f)
 
     @abstractmethod
@@ -219,11 +208,7 @@ class Langevin(TravellingChains):
     def after_first_visit(
         self, problem: Problem, arrival: Arrival, client: ClientState, data: ClientData
     ) -> tuple[ClientState, State]:
-        """The clients' states after their first visits, which find the longest step, and the new entries.
-
-        Raises:
-            SettingError: a given step is beyond stability.
-        """
+        """The clients' states after first visits, which find the longest step or check it, and new entries."""
         if bool(client.ready.all()):
             return client, {}
         batch = data.full_batch()

@@ -1,4 +1,7 @@
-"""The state of a Langevin sampler's client between visits, what it receives, and what it sends."""
+"""States of Langevin samplers: where chains begin, and what a client keeps between visits, receives and sends.
+
+Chains begin at draws of p(θ) Π_s q_s(θ), or of the prior. The covariance A A' of that Gaussian is the preconditioner,
+and its mode θ* is where control variates and conducive gradients are taken."""
 
 from __future__ import annotations
 
@@ -38,10 +41,7 @@ class ClientState(NamedTuple):
         return ConduciveGradient(self.anchor, self.pull, self.pull_slope, TrustRegion(self.metric, self.trust_radius))
 
     def limit_step(self, step_size: Tensor, at: Tensor | slice = slice(None)) -> Tensor:
-        """h of visits, no longer than each client allows.
-
-        `at` gives the client of each chain, of the shape of `step_size`; by default chain c is at client c.
-        """
+        """h of visits, no longer than each client allows; `at` has the chains' clients, by default each its own."""
         return step_size if self.longest_step is None else torch.minimum(step_size, self.longest_step[at])
 
 
@@ -87,11 +87,7 @@ def at_surrogates(
     precondition: bool,
     generator: torch.Generator,
 ) -> Beginning:
-    """Starts at draws of p(θ) Π_s q_s(θ).
-
-    `surrogates` is `Given`, or the algorithm whose final states are `start`; `precondition` says whether the Gaussian's
-    covariance is the preconditioner.
-    """
+    """Starts at draws of p(θ) Π_s q_s(θ), from `Given`, or from the final states of the algorithm that fits q_s."""
     gaussians = fitted_surrogates(problem, surrogates, start)
     target = gaussians[1]
     position = target.sample(num_chains, generator).to(problem.dtype)

@@ -82,10 +82,7 @@ class SummedState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SummedChains(Algorithm):
-    """Langevin chains of the server, which is told the clients' scores at their positions.
-
-    The settings are those of `SummedLangevin`.
-    """
+    """Langevin chains of the server, which is told the clients' scores at their positions."""
 
     draws_are: ClassVar[str] = "chains"
 
@@ -110,11 +107,7 @@ class SummedChains(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start chains at draws of the prior.
-
-        Raises:
-            SettingError: there is nothing that would give a step its size.
-        """
+        """Start chains at draws of the prior."""
         position = problem.init(self.num_chains, generator)
         state = SummedState(
             chains=ChainStore.begin(position),
@@ -126,11 +119,7 @@ class SummedChains(Algorithm):
         return as_entries(state), {}
 
     def first_step_size(self, problem: Problem, otherwise: str = "") -> float:
-        """h.
-
-        Raises:
-            SettingError: it is not given; `otherwise` is said to a user.
-        """
+        """h; SettingError if it is not given, with `otherwise` at the end of the message."""
         if self.step_size is None:
             raise SettingError(
                 f"{type(self).__name__}: give step_size, about a quarter of the narrowest posterior variance, such as "
@@ -205,12 +194,7 @@ class SummedContributions(Contributions):
     noise_in_draws: ClassVar[bool] = True
 
     def form_for(self, combination: Combination | None) -> Any:
-        """The algorithm with the noise of a private release in place of as much of the chain's own.
-
-        Raises:
-            SettingError: the step is longer than this noise allows, rows are not shortened as the combination says, or
-                there is no noise and `released_noise` says so.
-        """
+        """The algorithm with the noise of a private release in place of as much of the chain's own."""
         algorithm, name = self.algorithm, type(self.algorithm).__name__
         if combination is None or not combination.private:
             if algorithm.released_noise:

@@ -17,7 +17,7 @@ about the variance 2 μ. The mean acceptance is then
 by which ε follows from a wanted acceptance: before the first trajectory by D, and later, as √μ grows with ε², by the
 acceptance that was observed.
 
-Letters: f `value`, s `score`, r `momentum`, ε `step`, A `factor`.
+Letters: f `value`, s `score`, r `momentum`, ε `step`, A `factor`. `HmcState` is the server's state of `FedHMC`.
 """
 
 from __future__ import annotations

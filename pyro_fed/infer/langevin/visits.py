@@ -1,4 +1,18 @@
-"""T steps of chains at clients: in one round, or in several rounds one after the other."""
+"""Visits of chains to clients: a step, its size, its minibatch, and T steps in one round or in several.
+
+    η = √h A ξ,    ξ ~ N(0, I)
+    θ' = θ + h/2 A A' v(θ) + η                        (1) of el Mekkaoui et al., in coordinates A⁻¹ θ
+    θ' = θ + h/2 A A' v(θ + η/2) + η                  midpoint, draws at θ + η/2
+    h_t = h_0 (1 + t / b)^-γ                          t steps of the chain before, b `decay_offset`, γ `decay`
+
+G = A A' is the preconditioner, A = I in the papers. The midpoint rule takes the score and the draw half a noise further
+(Leimkuhler & Matthews, 2013, in the form of Vilmart, 2015). With exact scores the variance at a Gaussian target is then
+exact for every stable h, while that of Eq. (1) is too large by a factor of 1/(1 - hλ/4).
+
+A derived step is as short as the steepest client needs (`longest_steps`): h λ < 4, λ the largest eigenvalue of A'HA, H
+= -∇v, by power iteration (`ops.langevin` has the derivation). One product A'HA v costs two gradients, so λ costs about
+forty. All clients have the same steps from the next round on: chains whose steps depend on the client that they are at
+have another stationary law."""
 
 from __future__ import annotations
 
@@ -34,11 +48,7 @@ def no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def minibatches_at(position: Tensor, weight: Tensor, num_rows: Tensor, steps: int) -> Minibatch:
-    """Minibatches (T, C, m), T `steps`, with all rows for the clients that have at most m, which drew none.
-
-    `position` has the rows drawn, (T, C, m), or (0, C, m) if no client has drawn any; `weight` has the same shape, and
-    `num_rows` (C,).
-    """
+    """Minibatches (T, C, m), from those of clients that drew some; a client with at most m rows takes all of them."""
     slot = torch.arange(position.shape[-1], device=num_rows.device)
     rows = num_rows.unsqueeze(-1)
     if not len(position):  # no client drew any
@@ -119,11 +129,7 @@ class StepSizes:
         return found
 
     def shortest_share(self, done: Tensor, step_size: Tensor, stride: int, used: Tensor) -> float:
-        """The smallest share of its full length that a step had at a client; 1 if all steps were of full length.
-
-        `done` is the number of steps before the first of R rounds, `stride` the steps between those compared, and
-        `used` h of the steps that were made, (R, C, T / stride).
-        """
+        """The smallest share of its full length of a step `used` in R rounds (R, C, T / stride), or 1."""
         each = done + self.local_steps * torch.arange(len(used))
         whole = self.of_visit(each, step_size.expand(len(used)))[stride - 1 :: stride]
         share = float((used / whole.T.unsqueeze(1)).amin())
@@ -148,21 +154,13 @@ def _curve(problem: Problem, z: Tensor, direction: Tensor, score: Score, factor:
 
 
 def longest_steps(step_size: Tensor, curvature: Tensor) -> Tensor:
-    """Longest derived steps at clients where a step h (C,) was unstable, from λ (C,); infinite elsewhere.
-
-    A derived step fits the curvature where that was measured. A density that is steeper where a chain is, such as
-    exp(θ) where a Gaussian reaches far to the right, needs shorter ones.
-    """
+    """Longest derived steps at clients where a step h (C,) was unstable, from λ (C,); infinite elsewhere."""
     beyond = step_size * curvature >= STABLE
     return torch.where(beyond, STABLE_STEP_SHARE * STABLE / curvature, torch.inf)
 
 
 def check_step(name: str, step_size: Tensor, curvature: Tensor, clients: Tensor) -> None:
-    """Refuse steps h (C,) that are unstable at curvature λ (C,), before they are made; `name` is the algorithm's.
-
-    Raises:
-        SettingError: names the client, h λ and the largest stable step.
-    """
+    """Refuse steps h (C,) that are unstable at curvature λ (C,), before they are made."""
     product = step_size * curvature
     worst = int(torch.where(torch.isfinite(product), product, -torch.inf).argmax())
     if bool(product[worst] >= STABLE):
@@ -193,11 +191,7 @@ class Visits:
         noise: Noise,
         memory: Memory = (),
     ) -> tuple[LangevinState, Visit, State]:
-        """Make T steps of C chains at C clients: the chains' ends, the visits that are sent, and diagnostics.
-
-        `noise` of all steps is (T, C, ...); `score` is the clients' estimate of the score, and `memory` is the
-        estimate's.
-        """
+        """Make T steps of C chains at C clients: the chains' ends, the visits that are sent, and diagnostics."""
         steps = self.step_sizes.of_visit(arrival.steps, client.limit_step(arrival.step_size))
         rows, axes = with_batches(data, self.batch_size)
         end, trace = problem.scan(
@@ -257,14 +251,7 @@ class Visits:
         return minibatches_at(noise["position"], noise["weight"], num_rows, self.step_sizes.local_steps)
 
     def _sent(self, client: Tensor, position: Tensor, trace: Trace, steps: Tensor) -> Visit:
-        """The visits that are sent.
-
-        Args:
-            client: the clients' numbers, (C,), or of several rounds (R, C), and so on.
-            position: where the chains end, (C, D).
-            trace: of every `stride`-th step (T / stride, C, D), and the norms of all (T, C).
-            steps: h, (T, C).
-        """
+        """The visits that are sent, from the chains' ends, every `stride`-th draw, and the norms and h of all steps."""
         each = slice(self.stride - 1, None, self.stride)
         norms, steps = (value[each].movedim(0, -1) for value in (trace.norm, steps))
         return Visit(position, client, trace.draw.movedim(0, -2), norms, steps)

@@ -29,21 +29,7 @@ def screened_changes(
     beliefs: Gaussian,
     rows: Tensor | None,
 ) -> tuple[Gaussian, Tensor]:
-    """Changes of sites within the limits of each agent's surroundings, (C,), and by how much each was beyond, (C,).
-
-    Args:
-        limits: the combination.
-        graph: who hears whom, the same in every round.
-        q: the beliefs before the round, (K,).
-        sites: what the agents have put in so far, (K,).
-        agents: (C,) that sent something.
-        deltas: changes of their sites as sent, (C,).
-        beliefs: as sent, (C,).
-        rows: of all agents, (K,); None: as many each.
-
-    Raises:
-        SettingError: an agent has fewer than two others within two links.
-    """
+    """Changes of sites (C,) within the limits of each agent's surroundings, and by how much each was beyond, (C,)."""
     around = two_links(graph)
     precision, eta = torch.zeros_like(deltas.precision), torch.zeros_like(deltas.eta)
     beyond = torch.zeros(len(agents), dtype=torch.float64)
@@ -129,11 +115,7 @@ class PeerContributions(SiteContributions):
         return (gaussian(sent.messages) / mine) ** (1.0 / len(shared["eta"]))
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Beliefs whose changes of the agents' sites are within the limits.
-
-        If all hear all, every agent knows from the beliefs that were sent what each has contributed so far: it acts as
-        its own server, and all reach the same verdict. Otherwise `peers.screening` decides who judges whom.
-        """
+        """Beliefs whose changes of the agents' sites are within the limits."""
         q, count = gaussian(shared), len(shared["eta"])
         mine = gaussian({name: shared[name][sent.clients] for name in ("precision", "eta")})
         sites, told = gaussian(ledger), gaussian(sent.messages)
@@ -156,11 +138,7 @@ class PeerContributions(SiteContributions):
         return {name: shared[name][clients] for name in messages}
 
     def form_for(self, combination: Combination | None) -> Any:
-        """The algorithm without acceleration, if its contributions are bounded.
-
-        Anderson's rule takes the steps of the last rounds for those of one map, and extrapolates them. Noise that is
-        new in every round violates this: it would be extrapolated up to five times as far as the limits allow.
-        """
+        """The algorithm without acceleration, if its contributions are bounded."""
         return self.algorithm.unaccelerated() if isinstance(combination, Bounded) else self.algorithm
 
     def bounding_obstacle(self) -> str | None:

@@ -15,6 +15,8 @@ Letters: v_i `centrality`, Λ_0 the prior's precision, δ `damping`; those of an
 
 from __future__ import annotations
 
+from typing import Annotated, NamedTuple
+
 import torch
 
 from pyro_fed.algorithm.contract import Noise, Start, required_start
@@ -23,7 +25,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.tilted import IVON, Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
-from pyro_fed.infer.peers.peer_sites import NetworkAgent, public_belief
+from pyro_fed.infer.peers.peer_sites import public_belief
 from pyro_fed.infer.sites.gaussian_sites import (
     POINT_NUMBERS,
     SpreadGaussian,
@@ -45,6 +47,16 @@ NARROW = 1e-4
 #: half-Cauchy scale's logarithm is concentrated at one place, which eight points miss under an SD of five: that widened
 #: it further, until it overflowed (a horseshoe in units of its scales).
 PRIOR_POINTS = 32
+
+
+class NetworkAgent(NamedTuple):
+    """An agent that refines its belief by gradients, see `networks`."""
+
+    site: Annotated[Gaussian, ""]  # t_i = l_i p_0^(c_i)
+    likelihood: Annotated[Gaussian, "lik_"]  # l_i
+    prior: Gaussian  # p_0^(c_i), the prior's part
+    prior_share: torch.Tensor  # c_i, (A,); zero before the first round
+    start: torch.Tensor  # m_i, the point (A, D) that averaging has found
 
 
 def first_states(

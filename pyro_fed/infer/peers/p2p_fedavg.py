@@ -118,11 +118,7 @@ class P2PFedAvg(LocalSGD, OnGraph):
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class PeerBurnIn(P2PFedAvg, BurnIn):
-    """`P2PFedAvg` on minibatches by Adam, for the rounds with which another algorithm begins.
-
-    The others are those of `P2PFedAvg` and of `BurnIn`. The first two are declared again: a dataclass of two bases has
-    the first one's defaults, and `P2PFedAvg`'s are for SGD.
-    """
+    """`P2PFedAvg` on minibatches by Adam, for the rounds with which another algorithm begins."""
 
     step_size: float = BurnIn.step_size  # Adam's rate, from round `rising` on
     batch_size: int | None = BurnIn.batch_size  # rows a step; None takes all

@@ -40,7 +40,7 @@ updates of a round (it does here), how a minibatch's likelihood is scaled there 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self, cast
+from typing import Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
+from pyro_fed.conventions.setting_checks import check_at_least, check_choice
 from pyro_fed.density.derivatives import Kind, of_some_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -61,8 +62,8 @@ from pyro_fed.infer.ep.tilted import IVON, Received, TiltedInference
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers import networks
 from pyro_fed.infer.peers.contributions import PeerContributions
-from pyro_fed.infer.peers.counted_rows import CountedRows
 from pyro_fed.infer.peers.p2p_fedavg import PeerBurnIn
+from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import (
     Agent,
     History,
@@ -72,7 +73,7 @@ from pyro_fed.infer.peers.peer_sites import (
     seen_whole,
     without_distribution,
 )
-from pyro_fed.infer.peers.update import Newton, Update, check_update
+from pyro_fed.infer.peers.update import Newton, Update
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, is_finite, where
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
@@ -85,7 +86,7 @@ STILL = 1e-9
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class P2PVI(CountedRows):
+class P2PVI(PeerGaussian):
     """Peer-to-peer variational inference over an arbitrary graph, exact by default.
 
     Args:
@@ -131,13 +132,17 @@ class P2PVI(CountedRows):
         >>> published = pf.P2PVI(weighting="paper", update=pf.infer.update.SVI(steps=47), gossip_steps=1)
     """
 
+    weighting: Literal["exact", "paper"] = "exact"
+    batch_size: int | None = None
     update: Update | TiltedInference | str = Newton()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice(self, "weighting", ("exact", "paper"))
+        check_at_least(self, 1, "batch_size", allow_none=True)
         resolve(self, "update", Update)
         self._check_start()
-        check_update(self, self.solver, self.accelerates)
+        self._check_update()
         if not self._ends:
             refuse_unused(
                 self,
@@ -164,6 +169,34 @@ class P2PVI(CountedRows):
                 f"start={self.start!r} use weighting='exact'"
             )
 
+    def _check_update(self) -> None:
+        """Refuse settings that have no effect with the update, or contradict it."""
+        solver = self.solver
+        remembers = solver.newton_steps and solver.memory not in (1, Newton.memory)
+        if remembers and not (self.accelerates and self.gossip_steps is None):
+            raise SettingError(
+                f"P2PVI: memory={solver.memory} has no effect: acceleration is of single, undamped steps with "
+                "weighting='exact', all rows in every round and complete consensus (steps=1, damping=1, "
+                "batch_size=None, gossip_steps=None)"
+            )
+        if solver.newton_steps:
+            return
+        if self.start in ("consensus", "local"):
+            raise SettingError(
+                f"P2PVI: update={solver.kind()!r} works around a proper belief: it needs start='prior', which is also "
+                f"what 'auto' takes; received {self.start!r}"
+            )
+        unused = ("num_points",) if solver.takes_curvature else ("num_points", "curvature")
+        refuse_unused(self, "it is a setting of Newton steps; use update='newton'", *unused)
+        refuse_unused(
+            self, "minibatches of this update are a setting of its own, as pf.infer.update.SVI's", "batch_size"
+        )
+        if solver.needs_diagonal and self.covariance != "diag":
+            raise SettingError(
+                f"P2PVI: {solver!r} moves each parameter of a diagonal belief by itself: it needs covariance='diag'; "
+                f"received {self.covariance!r}"
+            )
+
     @property
     def solver(self) -> TiltedInference:
         """The tilted inference that solves Eq. (3): the setting `update` as an instance."""
@@ -178,6 +211,20 @@ class P2PVI(CountedRows):
     def kind(self) -> Kind:
         """The setting `curvature` of Newton steps; other updates take no curvature of likelihoods."""
         return super().kind if self.solver.takes_curvature else "hessian"
+
+    @property
+    def keeps_site(self) -> bool:
+        """Whether an agent replaces its site instead of adding to its belief."""
+        return self.weighting == "exact" and self.batch_size is None
+
+    def weight(self, v: Tensor) -> Tensor:
+        """1 / v_i, or 1 as published: (C,)."""
+        return 1.0 / v if self.weighting == "exact" else torch.ones_like(v)
+
+    @property
+    def needs_centrality(self) -> bool:
+        """Whether the answer depends on the centrality: that of the exact weighting does."""
+        return self.weighting == "exact"
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 100 rounds, until the agents agree and have converged; for "ivon", its own setting."""
@@ -230,6 +277,15 @@ class P2PVI(CountedRows):
         if self.solver.memory == 1:
             return self
         return replace(self, update=replace(cast(Newton, self.update), memory=1))
+
+    def rows_of_round(self, data: ClientData, next_row: Tensor) -> tuple[ClientData, Tensor]:
+        """This round's rows, and the row (C,) where the next round begins."""
+        if self.batch_size is None:
+            return data, next_row
+        position = next_row[:, None] + torch.arange(self.batch_size, device=next_row.device)
+        index = data.row_index.gather(1, position.clamp_max(data.row_index.shape[1] - 1))
+        last = torch.minimum(position[:, -1] + 1, data.num_rows)
+        return data._replace(row_index=index, num_rows=last - next_row), last
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """The noise of the update."""

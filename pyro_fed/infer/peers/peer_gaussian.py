@@ -117,11 +117,7 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         )
 
     def on_graph(self, graph: Graph) -> Self:
-        """This algorithm on a graph.
-
-        Raises:
-            GraphError: it starts from sums over all agents, and groups of them take turns.
-        """
+        """This algorithm on a graph."""
         if graph.active(0) is not None and self.start == "consensus":
             raise GraphError(
                 f"{type(self).__name__}: start='consensus' needs sums over all agents, which take many rounds where "
@@ -233,10 +229,7 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         return max(figures[-1]["change"], figures[-1]["disagreement"]) < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of each agent's belief, (A, num_draws, D), spread evenly: agents are the chains.
-
-        R-hat over these chains measures disagreement between agents, not convergence of a sampler.
-        """
+        """Draws of each agent's belief, (A, num_draws, D), spread evenly: agents are the chains."""
         return gaussian(shared).require_proper("the agents' beliefs").even_sample(num_draws, generator).transpose(0, 1)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:

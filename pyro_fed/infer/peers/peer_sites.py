@@ -68,16 +68,6 @@ class Turn(NamedTuple):
     pace: Tensor | None = None  # factor of the rate of its stochastic steps, (A,); None is one
 
 
-class NetworkAgent(NamedTuple):
-    """An agent that refines its belief by gradients, see `networks`."""
-
-    site: Annotated[Gaussian, ""]  # t_i = l_i p_0^(c_i)
-    likelihood: Annotated[Gaussian, "lik_"]  # l_i
-    prior: Gaussian  # p_0^(c_i), the prior's part
-    prior_share: Tensor  # c_i, (A,); zero before the first round
-    start: Tensor  # m_i, the point (A, D) that averaging has found
-
-
 class History(NamedTuple):
     """An agent's last rounds; leading axes are agents."""
 
@@ -121,22 +111,7 @@ def new_site(
     weight: Tensor,
     lost: Tensor,
 ) -> tuple[Tilted, Tensor]:
-    """Sites under the beliefs, or else the anchors; an agent's own Laplace approximation if both are improper.
-
-    Args:
-        solver: how a site is found under a belief; only one by Newton steps under one that is improper.
-        problem: the model.
-        numerics: how derivatives are computed; with the prior's share of each agent.
-        received: beliefs, (C,), proper or not, and these without the agents' own sites.
-        data: the agents' rows.
-        noise: the solver's.
-        agent: the agents, of whom `anchor` and `start` are used.
-        weight: 1 / v_i, (C,).
-        lost: (C,) `without_distribution`.
-
-    Returns:
-        sites, and (C,) whether the belief was proper.
-    """
+    """Sites under beliefs or anchors, or an agent's own Laplace approximation; and (C,) whether beliefs are proper."""
     q = received.q
     known = q.is_proper()
     if bool(known.all()) or not solver.newton_steps:
@@ -179,11 +154,7 @@ def _proper_first_sites(anchor: Gaussian, site: Gaussian, base: Gaussian, weight
 
 
 def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -> tuple[Gaussian, Tensor]:
-    """b = q δ^s, with the largest share s up to `damping` that leaves a proper belief proper; and s (C,).
-
-    `known` (C,) says which beliefs q are proper. s is one for a belief that was flat, and zero if the change would undo
-    the belief.
-    """
+    """b = q δ^s, with the largest share s up to `damping` that leaves a proper belief proper; and s (C,)."""
     safe = where(known, q, type(q).from_moments(q.eta, unit_spread(q)))
     taken = backtrack(safe, delta, max_fraction=damping)
     fraction = torch.where(known, taken, 1.0)
@@ -193,24 +164,7 @@ def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -
 def seen_whole(
     q: Gaussian, old: Gaussian, site: Gaussian, weight: Tensor, known: Tensor, strict: Tensor
 ) -> tuple[Gaussian, Tensor]:
-    """b = q (t_new / t_old)^(s / v), if agents use not b itself but the consensus of all.
-
-    That consensus is q Π_j (t_j,new / t_j,old)^s_j, which a change enters once, and not 1 / v times as in b. If an
-    agent's sites, new and old, have no negative precision, s is the largest that leaves q (t_new / t_old)^s proper: if
-    this holds for all agents, the product of the sites with the prior is proper. For other sites b has to be proper;
-    and for all of them once their product was not, which every agent sees.
-
-    Args:
-        q: beliefs, (C,).
-        old: sites t_old, (C,).
-        site: t_new, (C,).
-        weight: 1 / v, (C,).
-        known: (C,) whether the belief is proper.
-        strict: (C,) whether b has to be proper all the same.
-
-    Returns:
-        b, which need not be proper, and s (C,).
-    """
+    """b = q (t_new / t_old)^(s / v), if agents use not b itself but the consensus of all, and s (C,)."""
     change = site / old
     belief, fraction = public_belief(q, change**weight, known, 1.0)
     if bool((fraction == 1).all()):

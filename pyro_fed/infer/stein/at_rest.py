@@ -43,10 +43,7 @@ Figures = dict[str, float]
 
 
 def stein_figures(white: Tensor, scores: Tensor, kernel: Kernel) -> State:
-    """The particles' discrepancy, that of as many exact draws, and the errors of their moments.
-
-    `white` are whitened particles (N, D), `scores` those of the posterior there, (N, D).
-    """
+    """Discrepancy of whitened particles (N, D) with scores (N, D), that of exact draws, and errors of moments."""
     found, noise = ksd_and_noise(white, scores, kernel)
     mean_off, sd_off = moments_off(white, scores)
     return {"ksd": found, "noise": noise, "mean_off": mean_off, "sd_off": sd_off}

@@ -42,11 +42,7 @@ class HeldResiduals(NamedTuple):
 
 
 def held_residuals(known: Tensor, clients: Tensor, sent: Tensor, rows: Tensor | None, pull: float) -> HeldResiduals:
-    """Residuals (C, N, D) that clients sent, limited by the cohort's.
-
-    `known` are the residuals of all clients that were last accepted, (K, N, D); `rows` (K,) are the clients' numbers of
-    rows, None if they are equal, and `pull` is b.
-    """
+    """Residuals (C, N, D) that clients sent, limited by the cohort's, of which `known` (K, N, D) were accepted last."""
     everyone = known.clone()
     everyone[clients] = sent.to(known)
     share = relative_rows(known.new_ones(len(known)) if rows is None else rows.to(known))
@@ -80,11 +76,7 @@ class TurnContributions(Contributions):
         return "turns are compared with those towards Gaussian sites: start='gaussian'"
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Limit the client's residual by the cohort's, and its particles to the reach of the server's own turn.
-
-        A client's message about its residual builds on its earlier messages: the server keeps these (`claimed`) beside
-        the accepted part (`taken`).
-        """
+        """Limit the client's residual by the cohort's, and its particles to the reach of the server's own turn."""
         algorithm = self.algorithm
         algorithm.require_one(sent.clients)
         state, message = _with_account(shared, ledger), sent.messages

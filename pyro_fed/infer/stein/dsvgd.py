@@ -256,12 +256,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return -(-self.local_steps // TURN_DIVISOR) if near else self.local_steps
 
     def _straight(self, problem: Problem, received: Received, site: Site, data: ClientData) -> bool:
-        """Whether the site of the client of this turn, with the residuals, can replace its rows while particles move.
-
-        It can if the residuals of a client with the share s of all rows vary over the particles by less than
-        `NEGLIGIBLE` s in any coordinate: over a whole SD the error is at most this share of the posterior's score at
-        one SD, and the next turn removes it.
-        """
+        """Whether residuals vary so little over the particles that the client's site can replace its rows in a turn."""
         if self.batch_size is not None or bool(received.apart.any()):
             return False
         varies = site.residual.std(-2).amax(-1)

@@ -154,11 +154,7 @@ class Modes(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from the points of the mode search.
-
-        They are the known mode; and, unless it is the only one, the modes of few rows if there are any, else draws of
-        the prior and the known mode's images.
-        """
+        """Start from the known mode; unless it is the only one, also from modes of few rows, or draws of the prior."""
         start = required_start(start, self)
         found = start.shared
         if is_only(found):

@@ -23,11 +23,7 @@ from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState
 
 
 def entropy_gain(particles: Tensor, scores: Tensor, kernel: Kernel, rates: Tensor | float) -> Tensor:
-    """Mean over the particles (N, D), before the step, of log |det(I + ε ∇φ)|, (), in nats.
-
-    `scores` (N, D) are gradients of the target's log density at the particles, `kernel` is fitted here as in
-    `svgd_direction`, and `rates` is ε, (N, D) or a number.
-    """
+    """Mean over the particles (N, D), before the step, of log |det(I + ε ∇φ)|, in nats, with ε `rates`."""
     field = kernel.fit(particles, scores)
     axes = torch.eye(particles.shape[-1], dtype=particles.dtype, device=particles.device)
 
@@ -79,11 +75,7 @@ class ParticleAlgorithm(Algorithm):
         return draw_minibatches(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Adopt the particles that the client sent.
-
-        Raises:
-            SettingError: more than one client sent particles.
-        """
+        """Adopt the particles that the client sent."""
         self.require_one(weights)
         return {**shared, "particles": messages["particles"][0]}
 

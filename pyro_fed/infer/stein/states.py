@@ -84,11 +84,7 @@ def first_pace(problem: Problem, found: SurveyState) -> float:
 
 
 def _narrower(problem: Problem, found: SurveyState) -> float:
-    """Ratio, at least one, of the scale of all particles together to that of the density around them.
-
-    The score of N(0, 1) has the median `NORMAL_MEDIAN_DEVIATION` in size, that of modes a tenth as wide ten times that.
-    Steps in proportion to the whole's SD would carry particles from one mode to the next.
-    """
+    """Ratio, at least one, of the scale of all particles together to that of the density around them."""
     prior = prior_scores(problem, found.coordinates.model(found.white).to(problem.dtype)).double()
     size = (found.scores + found.coordinates.pull(prior)).abs().nan_to_num(nan=0.0)
     return max(1.0, float(size.median(0).values.max()) / NORMAL_MEDIAN_DEVIATION)

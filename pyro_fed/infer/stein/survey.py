@@ -95,13 +95,7 @@ def unit_coordinates(like: Coordinates, draws: Tensor) -> Coordinates:
 
 
 def gaussian_points(count: int, dim: int, seed: int) -> Tensor:
-    """`count` standard normal points (count, dim): scrambled Sobol with mean zero and covariance one.
-
-    In more dimensions than Sobol's sequence has they are pseudo-random before that.
-
-    Fewer points than `dim` + 1 have covariance one on the space that they span, which SVGD with a linear
-    kernel cannot leave; hence no antithetic pairs, which would span half of it.
-    """
+    """`count` standard normal points (count, dim): scrambled Sobol with mean zero and covariance one."""
     if dim > MOST_SOBOL_DIMS:
         points = torch.randn(count, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     else:
@@ -128,11 +122,7 @@ def mixture_points(modes: Tensor, precisions: Tensor, shares: Tensor, count: int
 def whitened_resample(
     points: Tensor, weights: Tensor, count: int, generator: torch.Generator
 ) -> tuple[Coordinates, Tensor]:
-    """Coordinates in which weighted points (S, D) have mean zero and covariance one, and `count` draws of them.
-
-    A draw is moved slightly along the line between two other draws, ter Braak's (2006) jump of differential evolution.
-    Of `SETS` sets of such draws, that with mean and covariance nearest to the weighted points' is taken.
-    """
+    """Coordinates in which weighted points (S, D) have mean zero and covariance one, and `count` draws of them."""
     mean = weights @ points
     offset = points - mean
     scale = (weights @ offset.square()).sqrt()
@@ -305,11 +295,7 @@ class Survey(Algorithm):
     def _weighted_points(
         self, problem: Problem, coordinates: Coordinates, found: State, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
-        """Weighted points for a start in place of the modes' Gaussians; None if these are good enough.
-
-        A Gaussian far wider than the prior is not: a mode search in a funnel ends where the density is flat. Points
-        between prior and posterior are then better, even with a small effective number.
-        """
+        """Weighted points for a start in place of the modes' Gaussians; None if these are good enough."""
         if self.begin != "modes":
             return None
         better = weighted_points_of(found)

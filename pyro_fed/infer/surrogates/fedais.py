@@ -186,11 +186,7 @@ class FedAIS(Tempered):
     def _annealed(
         self, difference: Difference, q: Gaussian, turn: Tensor | None, generator: torch.Generator
     ) -> Annealed:
-        """Whitened draws of p_0 t, with log a_s.
-
-        `difference` is log p_0 t - log q and its gradient; `turn`, if any, is the rotation of the whitened coordinates,
-        and q gives the dimension, dtype and device.
-        """
+        """Whitened draws of p_0 t, with log a_s; `turn` is the rotation of the whitened coordinates, if any."""
         white = even_normals(self.num_proposals, q.dim, generator).to(q.eta.device)
         white = white if turn is None else white @ turn
         value = difference(white)[0]
@@ -274,11 +270,7 @@ class FedAIS(Tempered):
 
 
 def _check_known(proposals: Proposals) -> None:
-    """Refuse a prior that is NaN at more than a few of the draws.
-
-    Raises:
-        DivergenceError: names how many, and the cures.
-    """
+    """Refuse a prior that is NaN at more than a few of the draws."""
     if unknown := int(proposals.log_weights.isnan().sum()):
         raise DivergenceError(
             f"FedAIS: the prior's density is no number at {unknown} of {len(proposals.draws)} draws around its "

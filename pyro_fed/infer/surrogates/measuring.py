@@ -231,18 +231,12 @@ class OwnNoise(Measuring):
 
 
 def noise_time(local_steps: int, midpoint: bool) -> float:
-    """The mean over a visit's scores of the time of noise before each, as a share of the visit.
-
-    With `midpoint` a score is taken half of the next noise further on, which has a quarter of its variance.
-    """
+    """The mean over a visit's scores of the time of noise before each, as a share of the visit."""
     return ((local_steps - 1) / 2 + 0.25 * midpoint) / local_steps
 
 
 def longest_parallel_visit(error: float, shared: State, local_steps: int, midpoint: bool, limit: float) -> float:
-    """The longest visit t, at most `limit`, that shifts no mean by over `error` SDs, and widens no variance by more.
-
-    `shared` is the server's state of `OwnNoise`; `error` is relative for variances, and `midpoint` as in `noise_time`.
-    """
+    """The longest visit t, at most `limit`, that shifts no mean by over `error` SDs, and widens no variance by more."""
     worst = max(float(shared[name].abs().amax()) for name in ("shift", "widening"))
     rate = worst * noise_time(local_steps, midpoint)
     return limit if rate * limit <= error else error / rate

@@ -128,11 +128,7 @@ ROUNDINGS = (16, -16, 5, -11)
 
 
 def log_likelihoods_beyond_rounding(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
-    """The clients' log-likelihoods (C, S) at draws (S, D), NaN where they are dominated by rounding.
-
-    Far away a likelihood may be the difference of large numbers with the same leading digits, such as lgamma(a + n) -
-    lgamma(a) at a = e^50, and be thousands of nats above all others. There it has another value next to the same draw.
-    """
+    """The clients' log-likelihoods (C, S) at draws (S, D), NaN where they are dominated by rounding."""
     values = log_likelihoods_at(problem, draws, data)
     highest = values.nan_to_num(nan=-torch.inf).topk(min(HIGHEST_DRAWS, values.shape[1]), 1).values
     if not bool((highest[:, 0] - highest[:, -1] > ABOVE).any()):
@@ -162,10 +158,7 @@ class Proposals(NamedTuple):
 def log_ratio_of_prior_and_sites(
     problem: Problem, coordinates: Coordinates, site: DiagGaussian, constant: Tensor, tails: Tails
 ) -> Difference:
-    """log p_0 + log t - log q of whitened points, with its gradient.
-
-    In `coordinates` q is N(0, I) and t, `site`, is diagonal with `tails`; `constant` is log t - log q at q's mean.
-    """
+    """log p_0 + log t - log q of whitened points, with its gradient; `constant` is log t - log q at q's mean."""
     # log t - log q is a quadratic form
     prior, curvature = problem.mapped(prior_scores_and_values, (0,)), site.precision - 1
 

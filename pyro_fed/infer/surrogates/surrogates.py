@@ -106,14 +106,7 @@ class Given(metaclass=Checked):
 
 
 def fitted_surrogates(problem: Problem, surrogates: object, start: Start | None) -> tuple[Gaussian, Gaussian]:
-    """The clients' surrogates, batch (K,), and the Gaussian p(θ) Π q_s(θ).
-
-    `surrogates` is `Given`, or the algorithm whose final states are `start`.
-
-    Raises:
-        SettingError: the phase left no Gaussian sites.
-        ModelError: see `posterior_gaussian`.
-    """
+    """The clients' surrogates, batch (K,), and p(θ) Π q_s(θ), from `Given` or from a phase's final states `start`."""
     if isinstance(surrogates, Given):
         sites = surrogates.sites(problem)
         return sites, posterior_gaussian(problem, sites)
@@ -128,11 +121,7 @@ def fitted_surrogates(problem: Problem, surrogates: object, start: Start | None)
 
 
 def shares(probabilities: tuple[float, ...] | None, num_clients: int) -> Tensor:
-    """f_s, (K,), float64; uniform by default.
-
-    Raises:
-        SettingError: not one a client.
-    """
+    """f_s, (K,), float64; uniform by default."""
     if probabilities is None:
         return torch.full((num_clients,), 1 / num_clients, dtype=torch.float64)
     if len(probabilities) != num_clients:
@@ -141,24 +130,14 @@ def shares(probabilities: tuple[float, ...] | None, num_clients: int) -> Tensor:
 
 
 def one_each(sites: Gaussian, num_clients: int) -> Gaussian:
-    """The surrogates, of which there must be one for each client.
-
-    Raises:
-        SettingError: there is not.
-    """
+    """The surrogates, of which there must be one for each client."""
     if len(sites.eta) != num_clients:
         raise SettingError(f"surrogates: received {len(sites.eta)} surrogates for {num_clients} clients")
     return sites
 
 
 def posterior_gaussian(problem: Problem, sites: Gaussian) -> Gaussian:
-    """The Gaussian at the mode of p(θ) Π_s q_s(θ), with its curvature, by Newton's method.
-
-    If the log prior is not concave, the positive part of its second derivatives is left out.
-
-    Raises:
-        ModelError: there is no proper one; the posterior may be improper.
-    """
+    """The Gaussian at the mode of p(θ) Π_s q_s(θ), by Newton's method; ModelError if there is no proper one."""
     product = sites.product_over()
     z = _finite_mean(product)
     for _ in range(MAX_NEWTON_STEPS):
@@ -208,11 +187,7 @@ def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:
 
 
 def _diagonal(problem: Problem, z: Tensor) -> Tensor:
-    """The diagonal of ∇² log p(z), (D,), without the D² numbers of the whole matrix.
-
-    For independent latents the matrix is diagonal, and signs s give it in one product, as s ∇²(log p) s; two s that
-    agree show that. If they do not, rows are computed in blocks.
-    """
+    """The diagonal of ∇² log p(z), (D,), without the D² numbers of the whole matrix."""
     pull = vjp(grad(problem.log_prior), z)[1]
     generator = torch.Generator().manual_seed(seeding.COMMON)
     signs = [(torch.randint(0, 2, z.shape, generator=generator) * 2 - 1).to(z) for _ in range(2)]
@@ -239,11 +214,7 @@ Surrogates = Algorithm | Given | Name | None
 
 
 def check_surrogates(owner: Any, *, allow_none: bool = False) -> None:
-    """Refuse a setting `surrogates` of `owner` other than an algorithm, `Given`, a name, or None if that is allowed.
-
-    Raises:
-        SettingError: it is none of these.
-    """
+    """Refuse `owner.surrogates` if it is not an algorithm, `Given`, a name, or None where that is allowed."""
     value = owner.surrogates
     if isinstance(value, str):
         check_choice(owner, "surrogates", NAMES)
@@ -255,11 +226,7 @@ def check_surrogates(owner: Any, *, allow_none: bool = False) -> None:
 
 
 def surrogate_phase(surrogates: Surrogates, temperature: float = 1.0) -> Algorithm | None:
-    """The algorithm that fits the surrogates, if they have to be fitted.
-
-    In `surrogates` "auto" has been resolved for the model; the algorithm of a name takes the likelihood's temperature
-    if it can.
-    """
+    """The algorithm that fits the surrogates, if they have to be fitted; one that is named takes the temperature."""
     if isinstance(surrogates, str):
         named: Any = BY_NAME[surrogates]
         chosen: Algorithm = replace(named, temperature=temperature) if temperature != 1 else named

@@ -59,18 +59,11 @@ class WeightedDraws(NamedTuple):
         return cls(draws, log_weights, accepted, accepted.new_zeros(()), number, is_proper)
 
     def with_answers(self, log_lik: Tensor, answered: Tensor) -> WeightedDraws:
-        """The state with the log-likelihoods of more clients: log w_s + Σ_k log p_k(z_s).
-
-        `log_lik` (C, S) is zero for clients that have answered before; `answered` (C,) is 1 for those that answer now,
-        else 0.
-        """
+        """The state with more clients' log-likelihoods (C, S), zero of clients that have `answered` (C,) before."""
         return self._replace(log_weights=self.log_weights + log_lik.sum(0), answered=self.answered + answered.sum())
 
     def figures(self) -> dict[str, float]:
-        """The tail shape, effective number, errors and mean of the weights, once all clients have answered.
-
-        If draws are few the errors are not known, and an improper prior has no evidence.
-        """
+        """The tail shape, effective number, errors and mean of the weights, once all clients have answered."""
         work = {"answered": float(self.answered / self.num_clients), "accepted": float(self.accepted)}
         if work["answered"] < 1:
             return work
@@ -89,11 +82,7 @@ class WeightedDraws(NamedTuple):
 
 
 def weight_findings(record: Record, num_proposals: int, min_effective: int) -> list[Finding]:
-    """Warnings about clients that have not answered, and weights with too long a tail or too few effective draws.
-
-    A long tail is reported only if parts of the draws also disagree about a mean or an SD, because it may belong to a
-    quantity that no mean depends on.
-    """
+    """Warnings about clients that have not answered, weights with a long tail, and too few effective draws."""
     latest, answered = record.latest, record.latest.get("answered", 0.0)
     if answered < 1:
         return [sentences.clients_have_not_answered(share=answered)]
@@ -114,10 +103,7 @@ HELD = "held_"
 
 @dataclass(frozen=True)
 class LogLikContributions(Contributions):
-    """Contributions to `FedAIS`: log-likelihoods at its draws, beside the logarithms of the clients' sites.
-
-    `sites_known` says whether clients have sites to compare with.
-    """
+    """Contributions to `FedAIS`: log-likelihoods at its draws, beside the logarithms of the clients' sites."""
 
     messages_alike: ClassVar[bool] = False
 
@@ -134,10 +120,7 @@ class LogLikContributions(Contributions):
         return "particles, chains and draws have no sites to compare log-likelihoods with: surrogates='auto'"
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Log-likelihoods no further from the clients' sites, draw by draw, than the cohort's are.
-
-        A client's level, the median difference over draws, moves only the evidence; it is limited by the cohort's too.
-        """
+        """Log-likelihoods no further from the clients' sites, draw by draw, than the cohort's are."""
         values = sent.messages["log_lik"]
         expected = _of_sites(shared, ledger, sent.clients)
         rows = sent.own_rows
@@ -162,11 +145,7 @@ class LogLikContributions(Contributions):
         return {"log_lik": values, "answered": values.new_ones(len(clients))}
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """Shifts by the client's log-likelihoods in place of its site; NaN if no site is known.
-
-        Without both, the weights are those of another posterior, however honest the client, so that a comparison would
-        show nothing.
-        """
+        """Shifts by the client's log-likelihoods in place of its site; NaN if no site is known."""
         values, draws = sent.messages["log_lik"], shared["draws"].double()
         if not ledger:
             return values.new_full((len(values),), torch.nan)
