@@ -5,7 +5,8 @@
     converged   R-hat is small, and there are `target_ess` effective draws of the slowest coordinate
 
 `visits` has the steps of a chain at a client. The draws are in buffers (chain, capacity, ...) that only grow at their
-end: the state of an earlier round shares the buffer, and its own `kept` is the length of its part."""
+end: the state of an earlier round shares the buffer, and its own `kept` is the length of its part.
+"""
 
 from __future__ import annotations
 

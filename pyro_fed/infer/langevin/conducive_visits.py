@@ -12,7 +12,8 @@ and the positions sent are cut back to |z_t - p_t|_i â‰¤ R_i t h / 2 in SDs of Î
     R_i = max(b m_i, `ACCEPTED_SHIFT_SDS` K)   m_i the cohort's own departures, root mean square (`Mismatch`)
 
 A chain spends 1/K of its time at each of K clients: a malicious one moves the mean by at most R_i / K SDs in the long
-run. Honest visits within R_i are unchanged, to the bit."""
+run. Honest visits within R_i are unchanged, to the bit.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@
 
 FSGLD without conducive gradients. A chain that stays at a client for more than a few steps drifts towards the posterior
 of that client's data counted 1/f_s times, so that visits must be short (`VisitingLangevin`), and many local steps
-sample a mixture of those posteriors. Letters and deviations as in `langevin.langevin`."""
+sample a mixture of those posteriors. Letters and deviations as in `langevin.langevin`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """States of Langevin samplers: where chains begin, and what a client keeps between visits, receives and sends.
 
 Chains begin at draws of p(θ) Π_s q_s(θ), or of the prior. The covariance A A' of that Gaussian is the preconditioner,
-and its mode θ* is where control variates and conducive gradients are taken."""
+and its mode θ* is where control variates and conducive gradients are taken.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ exact for every stable h, while that of Eq. (1) is too large by a factor of 1/(1
 A derived step is as short as the steepest client needs (`longest_steps`): h λ < 4, λ the largest eigenvalue of A'HA, H
 = -∇v, by power iteration (`ops.langevin` has the derivation). One product A'HA v costs two gradients, so λ costs about
 forty. All clients have the same steps from the next round on: chains whose steps depend on the client that they are at
-have another stationary law."""
+have another stationary law.
+"""
 
 from __future__ import annotations
 

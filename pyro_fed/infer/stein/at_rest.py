@@ -54,11 +54,6 @@ def moments_at_rest(figures: Figures) -> bool:
     return figures["mean_off"] <= MATTERS and figures["sd_off"] <= SD_MATTERS
 
 
-def unlike_draws(figures: Figures) -> bool:
-    """Whether the discrepancy is larger than that of draws of the posterior, by more than chance."""
-    return not figures["ksd"] <= BY_CHANCE * figures["ksd_of_draws"]
-
-
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class EndOfRun(Settings):
@@ -107,7 +102,8 @@ class EndOfRun(Settings):
             return False
         if figures[-1]["ksd"] <= self.noise * figures[-1]["ksd_of_draws"]:
             return True
-        if len(figures) <= self.patience * width or any(unlike_draws(each) for each in last):
+        like_draws = all(each["ksd"] <= BY_CHANCE * each["ksd_of_draws"] for each in last)
+        if len(figures) <= self.patience * width or not like_draws:
             return False
         if len(figures) >= self.max_passes * width:
             return True
@@ -139,15 +135,11 @@ def particle_findings(record: Record, num_particles: int, dim: int, usual_rounds
         # Few particles satisfy the identities that judge them, whatever the posterior.
         enough = num_particles >= min(FEWEST_PARTICLES, PARTICLES_PER_COORDINATE * dim)
         return [] if enough else [sentences.too_few_particles(particles=num_particles, needed=FEWEST_PARTICLES)]
+    cure = "Give them more rounds (num_rounds)"
+    if rounds >= usual_rounds:
+        cure = (
+            "Take the default step_size, kernel and start where they were changed; else more passes (end.max_passes), "
+            f"more particles, or an algorithm that samples: {record.untried('FSGLD', 'NUTS')}"
+        )
     off = {name: latest[name] for name in ("mean_off", "sd_off")}
-    return [sentences.particles_are_off(rounds=rounds, **off, cures=[_cure(record, rounds < usual_rounds)])]
-
-
-def _cure(record: Record, had_few_rounds: bool) -> str:
-    """The cure of particles that have not converged."""
-    if had_few_rounds:
-        return "Give them more rounds (num_rounds)"
-    return (
-        "Take the default step_size, kernel and start where they were changed; else more passes (end.max_passes), more "
-        f"particles, or an algorithm that samples: {record.untried('FSGLD', 'NUTS')}"
-    )
+    return [sentences.particles_are_off(rounds=rounds, **off, cures=[cure])]

@@ -29,17 +29,11 @@ SENT = ("white", "residuals", *AdaGradState._fields, "mean", "factor", "precisio
 
 
 class Site(NamedTuple):
-    """A client's site t_k, or the product of several; leading axes are clients.
+    """A client's site t_k, or the product of several; leading axes are clients."""
 
-    Args:
-        precision: Λ (..., D, D) or (..., D).
-        eta: η (..., D).
-        residual: r (..., N, D).
-    """
-
-    precision: Tensor
-    eta: Tensor
-    residual: Tensor
+    precision: Tensor  # Λ (..., D, D) or (..., D)
+    eta: Tensor  # η (..., D)
+    residual: Tensor  # r (..., N, D)
 
     def surrogate_scores(self, white: Tensor) -> Tensor:
         """η - Λ z, without the correction, at particles (..., N, D)."""
@@ -51,23 +45,14 @@ class Site(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What a client receives, without AdaGrad's state; leading axes are clients.
+    """What a client receives, without AdaGrad's state; leading axes are clients."""
 
-    Args:
-        white: particles z (..., N, D).
-        coordinates: of z.
-        sites: Π_j t_j.
-        pace: factor of a step, (...).
-        apart: one if particles started apart, and have no sites, (...).
-        near: one if particles started under the Gaussian nearest to a posterior of one mode, (...).
-    """
-
-    white: Tensor
-    coordinates: Coordinates
-    sites: Site
-    pace: Tensor
-    apart: Tensor
-    near: Tensor
+    white: Tensor  # particles z (..., N, D)
+    coordinates: Coordinates  # of z
+    sites: Site  # Π_j t_j
+    pace: Tensor  # factor of a step, (...)
+    apart: Tensor  # one if particles started apart, and have no sites, (...)
+    near: Tensor  # one if particles started under the Gaussian nearest to a posterior of one mode, (...)
 
     @classmethod
     def of(cls, shared: State) -> Received:

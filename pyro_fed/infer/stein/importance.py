@@ -42,7 +42,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.modes import Modes, modes_of
-from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
+from pyro_fed.ops.adaptive_importance import FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K
 from pyro_fed.ops.student_mixtures import Mixture, fitted
@@ -58,8 +58,8 @@ A_DIMENSION = 10.0
 #: The modes' approximations are enough if they share at least this much of their mass with the posterior, and at most
 #: this much of the posterior's mass is far from all modes.
 FITS, LARGEST_FAR_MASS = 0.75, 0.01
-#: Draws of the prior, each of which runs the model, and their number for each component that is fitted to them.
-PRIOR_DRAWS, A_COMPONENT = 48, 12
+#: Draws of the prior, each of which runs the model, and components that are fitted to them.
+PRIOR_DRAWS, PRIOR_COMPONENTS = 48, 4
 #: A point is too far from a mode for particles to reach it if it is more than √D plus this many of its SDs away.
 FAR_SDS = 4.0
 #: Figures of a round, entries of the server's state.
@@ -135,7 +135,7 @@ class AdaptiveImportance(Algorithm):
         draws = problem.init(PRIOR_DRAWS, generator).double()
         even = torch.full((PRIOR_DRAWS,), 1 / PRIOR_DRAWS, dtype=torch.float64)
         modes = modes_as_mixture(start.shared)
-        wide = fitted(draws, even, min(COMPONENTS, PRIOR_DRAWS // A_COMPONENT), FIT_STEPS, generator)
+        wide = fitted(draws, even, PRIOR_COMPONENTS, FIT_STEPS, generator)
         mixture = wide.shared_out(half)
         if len(modes.counts):
             spread = modes._replace(counts=0.5 * (modes.counts + 1 / len(modes.counts)))  # a small mode is seen too

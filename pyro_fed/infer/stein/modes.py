@@ -1,4 +1,4 @@
-"""Modes of a federated posterior: Newton's method from many points at once.
+"""Modes of a federated posterior: Newton's method from many points at once, and the Gaussian nearest to a single mode.
 
 Particles that start around one mode never reach another. So all modes are searched for first: M points θ climb the log
 density f = log p_0 + Σ_k log p_k. They start at the mode that `FedLaplace` has found, at its `images`, and at draws of
@@ -9,13 +9,19 @@ each. For each point the server keeps the new position if f has risen, else the 
 damped Newton step (`ops.newton_ascent`, with its letters).
 
 **Many rows.** An earlier phase climbs with few rows of each client that represent all (`sites.few_rows`), because far
-from a mode only the direction matters. Climbs with all rows then start at the modes that these few rows have, and at
-the known mode.
+from a mode only the direction matters. Climbs with all rows then start at these modes, and at the known one.
 
-**One mode.** If the model's structure shows that the posterior has one mode (`concave`), no other point climbs.
+**One mode** (`OneMode`). With a Gaussian prior and rows that are concave in their linear predictors there is one mode,
+and no other point climbs. The clients compare tangents of their rows' log-likelihoods with these at points spread over
+the prior and at the known mode (`density.derivatives.concavity`); one row of one client that is not concave is enough
+to search modes as usual.
 
 **The result.** Points that settle within `same_mode` SDs of each other are one mode. A mode's share of the posterior is
 its mass by Laplace's approximation, exp(f(θ)) |H|^(-1/2), normalised over the modes.
+
+**Then** (`Nearest`) `FedEP` finds the Gaussian q nearest to a posterior of one mode in KL(q ‖ p), in a few rounds, and
+with it the mean and SDs to which turns would have to carry particles. If there are several modes, or q has not
+converged in these rounds, Laplace's approximation is used.
 
 Letters: M the number of points; others as in `ops.newton_ascent`.
 """
@@ -240,7 +246,7 @@ def _of_prior(look: Look) -> State:
 
 #: A posterior near a Gaussian needs four to eight rounds; one that needs more than these is not near a Gaussian.
 ROUNDS = 12
-#: Results of the mode search that the particles' start needs.
+#: Entries of the mode search's result that the particles' start needs.
 OF_MODES = ("points", "value", "curvature", "length", "point", "back")
 #: Entries of Laplace's approximation, by these names.
 LAPLACE = "laplace_"
@@ -252,10 +258,11 @@ class Nearest(FedEP):
 
     may_be_infinite: ClassVar[frozenset[str]] = FedEP.may_be_infinite | set(OF_MODES)
 
-    # q has converged when no mean moves by more than this many SDs in a round, and no SD by more than this share
     search: ClassVar[type[Modes]] = Modes
 
-    tolerance: float = 0.02
+    tolerance: float = (
+        0.02  # q has converged when no mean moves by more SDs in a round, and no SD by more than this share
+    )
 
     def default_rounds(self, num_clients: int) -> int:
         """The rounds that a posterior near a Gaussian needs."""

@@ -1,4 +1,16 @@
-"""Settings, particles at a server, and diagnostics that SVGD and its distributed forms share."""
+"""Settings, particles at a server, and diagnostics that SVGD and its distributed forms share.
+
+With `entropy` a run keeps by how much its steps change the entropy of the particles' density. Source: Liu & Wang
+(2016), Lemma 1 and Theorem 3.1; Kassab & Simeone, Theorem 2; Yang, Liu & Kassab, Lemmas 1 and 2.
+
+    T(θ) = θ + ε φ(θ),    H[T q] = H[q] + E_q log |det(I + ε ∇φ(θ))|
+    F(q) = E_q[-log p̃] - H[q],    d/dε F(T q) = -S(q, p̃) at ε = 0
+
+A step is a map of the whole space, so that the change needs no estimate of the density: a mean over the particles is
+enough. With AdaGrad ε is a number for each particle and coordinate, and taken as constant around the particle.
+
+Letters: ε `rates`, φ as in `ops.stein`, S the squared KSD (V-statistic).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The server's state of DSVGD and its relatives between rounds, with names and types."""
+"""The server's state of DSVGD and its relatives: its beginning after the survey, and the pace, the factor of steps.
+
+AdaGrad's first steps have one size, however near the target is. Particles that start under the Gaussian nearest to a
+posterior of one mode only have to find its shape. Those that start at weighted points of the posterior are draws of it:
+they only settle, and their factor halves after each pass that does not lower their discrepancy.
+"""
 
 from __future__ import annotations
 
@@ -78,16 +83,13 @@ NEAREST_STEP_SHARE, TURN_DIVISOR = 0.4, 2
 
 def first_pace(problem: Problem, found: SurveyState) -> float:
     """The factor of the particles' first steps, by the survey's last state."""
-    if bool(found.census):
-        return SETTLING / _narrower(problem, found)
-    return NEAREST_STEP_SHARE if bool(found.near) else 1.0
-
-
-def _narrower(problem: Problem, found: SurveyState) -> float:
-    """Ratio, at least one, of the scale of all particles together to that of the density around them."""
+    if not bool(found.census):
+        return NEAREST_STEP_SHARE if bool(found.near) else 1.0
+    # Steps in proportion to the whole's SD would carry particles from one mode to the next. The score of N(0, 1) has
+    # the median `NORMAL_MEDIAN_DEVIATION` in size, that of modes a tenth as wide ten times that.
     prior = prior_scores(problem, found.coordinates.model(found.white).to(problem.dtype)).double()
     size = (found.scores + found.coordinates.pull(prior)).abs().nan_to_num(nan=0.0)
-    return max(1.0, float(size.median(0).values.max()) / NORMAL_MEDIAN_DEVIATION)
+    return SETTLING / max(1.0, float(size.median(0).values.max()) / NORMAL_MEDIAN_DEVIATION)
 
 
 def with_pace(server: Server) -> Server:
@@ -109,8 +111,7 @@ def first_states(problem: Problem, num_clients: int, start: Start, num_particles
     white, scores = found.white, start.shared.get("held_scores", start.local["scores"])
     residual, residuals = residuals_at(scores, sites, white, problem.dtype)
     tensors = {
-        "white": white,
-        "averaged": white,
+        **dict.fromkeys(("white", "averaged"), white),
         "residuals": residuals,
         "history": torch.zeros_like(white),
         "steps": white.new_zeros(()),
@@ -118,10 +119,7 @@ def first_states(problem: Problem, num_clients: int, start: Start, num_particles
         **as_state(found.product),
     }
     figures = {
-        "ksd": torch.nan,
-        "noise": torch.nan,
-        "mean_off": torch.nan,
-        "sd_off": torch.nan,
+        **dict.fromkeys(("ksd", "noise", "mean_off", "sd_off"), torch.nan),
         "modes": float((found.shares > 0.5 / num_particles).sum()),  # those that got a particle, rounded
         "apart": float(found.apart),
         "pass": 0.0,

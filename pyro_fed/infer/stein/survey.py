@@ -49,7 +49,7 @@ from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.derivatives import clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, ClientData
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.settings import warm_sites
@@ -75,6 +75,18 @@ from pyro_fed.ops.whitening import Coordinates, site_scores
 JITTER = 0.1
 #: Number of sets of draws from which one is chosen.
 SETS = 200
+#: Largest ratio of a Gaussian's width to the prior's; a wider Gaussian is not used.
+WIDEST_SD_RATIO = 10.0
+#: A whitened score is too steep if it is longer than `STEEP` times √D, which is the Gaussian's own where most of its
+#: mass is. `MOST_APPROACH_ROUNDS`: largest number of rounds in which such points are moved towards the centre.
+STEEP, MOST_APPROACH_ROUNDS = 100.0, 10
+#: The error if the phase before has found no Gaussian for the start.
+NOWHERE = (
+    "particles have nowhere to begin: the Gaussian of the phase before, whose coordinates they move in, is no "
+    "distribution. Its precision is not positive definite or not a number, as happens if no mode was found. To see "
+    "where the search went, call pf.run with FedLaplace on the same federation. A flat prior may be the cause, or a "
+    "density that is not a number in parts of its support"
+)
 
 
 def lowest_curvature(points: Tensor, scores: Tensor) -> float:
@@ -96,6 +108,8 @@ def unit_coordinates(like: Coordinates, draws: Tensor) -> Coordinates:
 
 def gaussian_points(count: int, dim: int, seed: int) -> Tensor:
     """`count` standard normal points (count, dim): scrambled Sobol with mean zero and covariance one."""
+    # Fewer than `dim` + 1 points have covariance one on the space that they span, which SVGD with a linear kernel
+    # cannot leave: hence no antithetic pairs, which would span half of it.
     if dim > MOST_SOBOL_DIMS:
         points = torch.randn(count, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     else:
@@ -132,7 +146,7 @@ def whitened_resample(
     white = coordinates.white(points)
     eye = torch.eye(points.shape[1], dtype=points.dtype)
     best, least = white[:count], torch.inf
-    for _ in range(SETS):
+    for _ in range(SETS):  # draws are moved along the line between two others, ter Braak's (2006) jump
         drawn, one, other = (white[systematic(weights, count, generator)] for _ in range(3))
         drawn = drawn + JITTER * torch.randn((count, 1), generator=generator, dtype=points.dtype) * (one - other)
         away = drawn.mean(0).square().sum() + 0.5 * (drawn.T @ drawn / count - eye).square().sum()
@@ -146,24 +160,6 @@ def equal_sites(num_clients: int, coordinates: Coordinates) -> FullGaussian:
     dim = len(coordinates.mean)
     precision = torch.eye(dim, dtype=coordinates.mean.dtype, device=coordinates.mean.device) / num_clients
     return FullGaussian(precision.expand(num_clients, -1, -1).clone(), precision.new_zeros(num_clients, dim))
-
-
-#: Largest ratio of a Gaussian's width to the prior's; a wider Gaussian is not used.
-WIDEST_SD_RATIO = 10.0
-#: A whitened score is too steep if it is longer than `STEEP` times √D, which is the Gaussian's own where most of its
-#: mass is. `MOST_APPROACH_ROUNDS`: largest number of rounds in which such points are moved towards the centre.
-STEEP, MOST_APPROACH_ROUNDS = 100.0, 10
-#: If all clients' scores are more than this many numbers (40 MB in double precision), they are computed client by
-#: client.
-AT_ONCE = 5_000_000
-
-#: The error if the phase before has found no Gaussian for the start.
-NOWHERE = (
-    "particles have nowhere to begin: the Gaussian of the phase before, whose coordinates they move in, is no "
-    "distribution. Its precision is not positive definite or not a number, as happens if no mode was found. To see "
-    "where the search went, call pf.run with FedLaplace on the same federation. A flat prior may be the cause, or a "
-    "density that is not a number in parts of its support"
-)
 
 
 class Received(NamedTuple):
@@ -288,7 +284,7 @@ class Survey(Algorithm):
             settled=torch.tensor(self.begin == "modes" and weighted_points_of(start.shared) is not None),
         )
         # A large model's scores are many: no room is taken for them before they are known.
-        count = len(points) if num_clients * points.numel() <= AT_ONCE else 0
+        count = len(points) if num_clients * points.numel() <= NUMBERS_IN_MEMORY else 0
         unknown = points.new_zeros(num_clients, count, problem.dim, dtype=problem.traits.scores_dtype)
         return as_entries(found), as_state(white) | {"scores": unknown}
 
@@ -333,7 +329,7 @@ class Survey(Algorithm):
     ) -> tuple[State, State, State]:
         """Compute likelihood scores in whitened coordinates, at all points; client by client if they are many."""
         received = entries_as(Received, shared)
-        if received.white.numel() <= AT_ONCE:
+        if received.white.numel() <= NUMBERS_IN_MEMORY:
             scores = self._white_scores(problem, received, data)
         else:
             scores = received.white.new_empty(received.white.shape, dtype=problem.traits.scores_dtype)
@@ -387,7 +383,7 @@ class Survey(Algorithm):
 
 def residuals_at(scores: Tensor, sites: Gaussian, white: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Clients' scores (C, N, D) less their sites' at the particles, in `dtype`, and their sum in double precision."""
-    if scores.numel() <= AT_ONCE:
+    if scores.numel() <= NUMBERS_IN_MEMORY:
         residual = scores - site_scores(sites.precision, sites.eta, white)
         return residual.to(dtype), residual.sum(0)
     kept, total = scores.new_empty(scores.shape, dtype=dtype), torch.zeros_like(white)
