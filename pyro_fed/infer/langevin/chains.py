@@ -299,7 +299,6 @@ class TravellingChains(Tempered, Chains):
         return filled
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Store the received chains."""
         return self.combine_rounds(shared, {name: value.unsqueeze(0) for name, value in messages.items()})[-1]
 
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
@@ -348,7 +347,6 @@ class TravellingChains(Tempered, Chains):
         )
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """At most `num_draws` kept draws of each chain, evenly spaced: (M, n, D)."""
         return entries_as(ChainStore, shared).sample(num_draws)
 
     def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:

@@ -238,5 +238,4 @@ class ConduciveVisits(VisitingLangevin):
         return ""
 
     def contributions(self) -> Contributions:
-        """The visits, which are compared with the same visits to the surrogates."""
         return VisitContributions(self)

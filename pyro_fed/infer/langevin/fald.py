@@ -161,7 +161,6 @@ class FALD(ConduciveVisits):
         return longest_parallel_visit(error, known, self.local_steps, midpoint, self.visit_time)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The diagnostics of all chains, and h T of a visit."""
         return {**super().monitor(before, after), "visit_time": self.local_steps * float(after["step_size"])}
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
@@ -199,7 +198,6 @@ class FALD(ConduciveVisits):
         return message | {"weight": shared["weight"]}, news, info
 
     def contributions(self) -> Contributions:
-        """The visits, which are compared with the same visits to the surrogates."""
         return AveragedVisitContributions(self)
 
     def visit_weights(self, shared: State, clients: Tensor) -> Tensor:

@@ -121,7 +121,6 @@ class FedHMC(Tempered):
 
     # -- start ----------------------------------------------------------------------------------------------
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The algorithm that fits the surrogates, if they have to be fitted."""
         return surrogate_phase(self.surrogates, self.temperature)
 
     def init(
@@ -143,7 +142,6 @@ class FedHMC(Tempered):
         return {**shared, "prior_value": value, "prior_score": score}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The trajectories' points, which clients receive."""
         return super().download({"point": entries_as(HmcState, shared).points()}, clients)
 
     def local_step(
@@ -156,15 +154,10 @@ class FedHMC(Tempered):
         return message | {"outside": (~inside).double()}, {}, {}
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to scores far above the others'."""
         return message_limits.outlying_clients(message_limits.sizes(messages["score"]), "score")
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Make a leapfrog step with the clients' sum; at a trajectory's end accept it or not, and begin the next.
-
-        Raises:
-            SettingError: the messages are not those of all clients.
-        """
+        """Make a leapfrog step with the clients' sum; at a trajectory's end accept it or not, and begin the next."""
         state = entries_as(HmcState, shared)
         if len(messages["value"]) != int(state.num_clients):
             raise SettingError(
@@ -235,11 +228,9 @@ class FedHMC(Tempered):
         return last["window"] > 0 and agree
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """At most `num_draws` kept draws of each chain, evenly spaced: (M, n, D)."""
         return entries_as(ChainStore, shared).sample(num_draws)
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of a chain that became non-finite."""
         return "raise target_accept, which makes steps shorter"
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:

@@ -51,9 +51,6 @@ from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.langevin import STABLE
 from pyro_fed.ops.visits import longest_visit
 
-#: Visits of all chains together if no effective draws are asked for.
-VISITS = 1_200
-
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +115,7 @@ class FSGLD(ConduciveVisits):
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 10,000 visits of each chain if `target_ess` ends the run; else 1,200 of all chains together."""
-        return -(-VISITS // self.num_chains) if self.target_ess is None else super().default_rounds(num_clients)
+        return -(-1_200 // self.num_chains) if self.target_ess is None else super().default_rounds(num_clients)
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The fit of the surrogates, with a measurement of their errors if the step depends on it."""

@@ -154,7 +154,6 @@ class Langevin(TravellingChains):
 
     # -- start ----------------------------------------------------------------------------------------------
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The algorithm that fits the surrogates, if they have to be fitted."""
         return surrogate_phase(self.surrogates, self.temperature)
 
     def client_shares(self, num_clients: int) -> Tensor:
@@ -282,5 +281,4 @@ class Langevin(TravellingChains):
         return f"give a step=pf.infer.step.Fixed(size=...) below the {present} {step}, or raise batch_size"
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about chains that disagree, too few effective draws, and clients whose surrogates are poor."""
         return chain_findings(record, problem, self.num_chains, self.burn_in, self.rule.given_size)

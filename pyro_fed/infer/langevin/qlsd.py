@@ -112,7 +112,6 @@ class QLSD(SummedChains):
         return sent._asdict(), {"memory": local["memory"] + self.rate(problem.dim) * self.restored(sent)}, {}
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to scores far above the others'."""
         return message_limits.outlying_clients(message_limits.sizes(self._scores_of(messages)), "score")
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:

@@ -129,19 +129,15 @@ class SummedChains(Algorithm):
 
     # -- a round --------------------------------------------------------------------------------------------
     def prepare(self, problem: Problem, shared: State) -> State:
-        """Compute the prior's score at the chains' positions."""
         return {**shared, "prior_score": prior_scores(problem, shared["position"])}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The chains' positions, which clients receive."""
         return super().download({"position": shared["position"]}, clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """Nothing: a client's answer has no randomness."""
         return ()
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to scores far above the others'."""
         return message_limits.outlying_clients(message_limits.sizes(messages["score"]), "score")
 
     def after_step(self, state: SummedState, score: Tensor, h: float, noise: Tensor) -> SummedState:
@@ -175,15 +171,12 @@ class SummedChains(Algorithm):
         return chains_converged(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """At most `num_draws` kept draws of each chain, evenly spaced: (M, n, D)."""
         return entries_as(ChainStore, shared).sample(num_draws)
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of a chain that became non-finite: a shorter step."""
         return f"reduce step_size below its present {float(before['step_size']):.3g}"
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about too few effective draws, chains that disagree, and steps too long for the posterior."""
         return summed_chain_findings(record, self.num_chains, self.burn_in, is_private=False)
 
 
@@ -219,7 +212,6 @@ class SummedContributions(Contributions):
         return replace(algorithm, released_noise=noise)
 
     def form_for_clients(self) -> Any:
-        """The algorithm without the noise, which only the server knows."""
         return replace(self.algorithm, released_noise=0.0)
 
 
@@ -268,7 +260,6 @@ class SummedLangevin(SummedChains):
 
     # -- privacy --------------------------------------------------------------------------------------------
     def contributions(self) -> Contributions:
-        """Contributions whose noise of privacy is a part of the chain's own."""
         return SummedContributions(self)
 
     def first_step_size(self, problem: Problem, otherwise: str = "") -> float:
@@ -324,7 +315,6 @@ class SummedLangevin(SummedChains):
         )
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about too few effective draws, chains that disagree, and steps too long for the posterior."""
         return summed_chain_findings(record, self.num_chains, self.burn_in, bool(self.released_noise))
 
 

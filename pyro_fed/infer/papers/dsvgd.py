@@ -106,11 +106,9 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         return kde_draws(shared["particles"], num_draws, self.kde_bandwidth, generator)[None]
 
     def default_rounds(self, num_clients: int) -> int:
-        """Two passes over the clients, and at least 20 rounds."""
         return max(20, 2 * num_clients)
 
     def default_schedule(self) -> Schedule:
-        """One client in each round, in turn (Appendix C.1)."""
         return RoundRobin()
 
     @abstractmethod
@@ -123,7 +121,6 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         return Approximation(particles, torch.tensor(True, device=particles.device))._asdict()
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Adopt the particles; q is no longer the prior."""
         return super().combine(shared, messages, weights) | {"is_prior": torch.zeros_like(shared["is_prior"])}
 
     def global_score(self, problem: Problem, particles: Tensor, q: Approximation) -> Tensor:

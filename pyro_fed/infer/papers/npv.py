@@ -107,7 +107,6 @@ class NPV(Algorithm):
         return Mixture(means, torch.full_like(means[:, 0], 2 * math.log(self.start_sd)))._asdict(), {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """Nothing: a round has no randomness."""
         return ()
 
     def local_step(
@@ -160,7 +159,6 @@ class NPV(Algorithm):
         return height, trace
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Take the mixture from the one client with all rows."""
         return {name: value[0] for name, value in messages.items()}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
@@ -171,7 +169,6 @@ class NPV(Algorithm):
         return {"change": float(torch.maximum(moved, wider))}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the mixture has converged."""
         return figures[-1]["change"] < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:

@@ -99,7 +99,6 @@ class PaperParallelDSVGD(PaperDSVGD):
         return _Share(self.share)
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The particles, and whether they are still draws of the prior."""
         return super().download(entries_as(Approximation, shared)._asdict(), clients)
 
     def local_step(
@@ -143,9 +142,4 @@ class _Share(Schedule):
 
     def select(self, round: int, num_clients: int, rng: Any) -> list[int]:
         """The selected clients, at least one."""
-        return UniformRandom(max(1, round_half_up(self.share * num_clients))).select(round, num_clients, rng)
-
-
-def round_half_up(value: float) -> int:
-    """The nearest whole number."""
-    return int(value + 0.5)
+        return UniformRandom(max(1, int(self.share * num_clients + 0.5))).select(round, num_clients, rng)

@@ -81,7 +81,6 @@ class ConsensusLaplace(Algorithm, OnGraph):
     gossip_tolerance: float = 1e-10  # disagreement that is left in the sums of a round, relative to what it was
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """As many steps as make the sums agree."""
         return self.consensus(graph, sleepers).steps
 
     def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
@@ -89,7 +88,6 @@ class ConsensusLaplace(Algorithm, OnGraph):
         return graph.consensus(self.gossip_tolerance) if sleepers else graph.sums(self.gossip_tolerance)
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most as many rounds as Newton's method at a server."""
         return self.newton.default_rounds(num_clients)
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -148,31 +146,24 @@ class ConsensusLaplace(Algorithm, OnGraph):
         return as_entries(self.newton.next_server(entries_as(Server, server), total))
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to messages far above the other agents'."""
         return message_limits.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """Mix all entries, Σ_j W_ij m_j."""
         return {name: mix(weights, value) for name, value in messages.items()}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Length of the Newton step, in posterior SDs."""
         return self.figures_of_witness(self.witness(before, after))
 
     def witness(self, before: State, after: State) -> State:
-        """The length of the Newton step that each agent knows."""
         return {"decrement": entries_as(Sums, after).decrement}
 
     def figures_of_witness(self, told: State) -> dict[str, float]:
-        """The largest of the agents' step lengths."""
         return {"change": float(told["decrement"].max())}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the Newton step is negligible, as for Newton's method at a server."""
         return self.newton.converged(figures)
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of each agent's sum of sites, without the prior, (A, num_draws, D)."""
         return entries_as(Sums, shared).product().even_sample(num_draws, generator).transpose(0, 1)
 
 

@@ -80,11 +80,7 @@ def step(
     data: ClientData,
     noise: Noise,
 ) -> tuple[Gaussian, State, torch.Tensor]:
-    """Public beliefs of C agents, changes of their states, and the fractions of their changes that were made.
-
-    `shared` holds the agents' beliefs and `centrality`, `share` (C,) that of the prior in each agent's site; `damping`
-    is δ.
-    """
+    """Public beliefs of C agents, changes of their states, and the fractions of their changes that were made."""
     q, agent, v = gaussian(shared), entries_as(NetworkAgent, local), shared["centrality"].to(torch.float64)
     known, likelihood = q.is_proper(), agent.likelihood
     narrow = DiagGaussian.from_moments(agent.start, torch.full_like(agent.start, NARROW))

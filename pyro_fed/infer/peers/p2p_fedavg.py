@@ -95,11 +95,9 @@ class P2PFedAvg(LocalSGD, OnGraph):
         return {"point": shared["point"] + message["delta"]}, local, info
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to points far from where the agents were, as for `FedAvg`."""
         return super().objections(received, {"delta": messages["point"] - received["point"]})
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """Mix the points: θ_i = Σ_j W_ij θ_j."""
         return {"point": mix(weights, messages["point"])}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
@@ -111,7 +109,6 @@ class P2PFedAvg(LocalSGD, OnGraph):
         }
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Each agent's point, (A, 1, D)."""
         return shared["point"].unsqueeze(1)
 
 
@@ -127,7 +124,6 @@ class PeerBurnIn(P2PFedAvg, BurnIn):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start every agent at the same point, with its number of rounds."""
         shared, local = super().init(problem, num_clients, generator, start)
         return shared, {**local, "rounds_before": torch.zeros(num_clients, dtype=torch.int64)}
 

@@ -223,7 +223,6 @@ class P2PVI(PeerGaussian):
 
     @property
     def needs_centrality(self) -> bool:
-        """Whether the answer depends on the centrality: that of the exact weighting does."""
         return self.weighting == "exact"
 
     def default_rounds(self, num_clients: int) -> int:
@@ -239,11 +238,7 @@ class P2PVI(PeerGaussian):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from flat beliefs, or from the prior at every agent; no row is used.
-
-        Raises:
-            SettingError: the beliefs have a full covariance, and "ivon" refines diagonal ones.
-        """
+        """Start from flat beliefs, or from the prior at every agent; no row is used."""
         if self.start == "fedavg":
             if self.structure == "full":
                 raise SettingError("P2PVI: the beliefs of update='ivon' are diagonal: take covariance='diag'")
@@ -288,7 +283,6 @@ class P2PVI(PeerGaussian):
         return data._replace(row_index=index, num_rows=last - next_row), last
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """The noise of the update."""
         return self.solver.draw_noise(problem, num_rows, generator)
 
     def local_step(
@@ -345,15 +339,10 @@ class P2PVI(PeerGaussian):
         return self.solver.deterministic and (self.weighting == "exact" or self.batch_size is not None)
 
     def contributions(self) -> Contributions:
-        """The agents' sites, which all agents can compute."""
         return PeerContributions(self)
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether agents agree and have converged; where data stream in, whether they do not move at all.
-
-        There is no criterion for the published weighting, if data are used again and count again, nor for stochastic
-        steps.
-        """
+        """Whether agents agree and have converged; where data stream in, whether they do not move at all."""
         if not self._ends:
             return None
         settled = super().converged(figures)

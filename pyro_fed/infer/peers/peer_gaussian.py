@@ -187,7 +187,6 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         return self.start in ("prior", "draw")
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to messages far above the other agents'."""
         return message_limits.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
@@ -225,11 +224,9 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         return {"change": or_infinity(told["moved"].amax()), "disagreement": or_infinity(apart)}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether all agents have converged, and agree."""
         return max(figures[-1]["change"], figures[-1]["disagreement"]) < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of each agent's belief, (A, num_draws, D), spread evenly: agents are the chains."""
         return gaussian(shared).require_proper("the agents' beliefs").even_sample(num_draws, generator).transpose(0, 1)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:

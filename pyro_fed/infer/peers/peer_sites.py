@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise
+from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.step_control import ACCELERATION, StepControl
@@ -43,19 +44,13 @@ from pyro_fed.ops.gaussian import Gaussian
 
 
 class Agent(NamedTuple):
-    """An agent of `PeerGaussian` and its kin.
+    """An agent of `PeerGaussian` and its kin."""
 
-    Args:
-        site: t_i.
-        prior_share: c_i, the prior's share in it, (A,); zero before the first round.
-        anchor: Laplace's approximation of all data, under which the first site is taken; improper where it has none.
-        start: the point (A, D) at which its search for one of its own data begins.
-    """
-
-    site: Annotated[Gaussian, ""]
-    prior_share: Tensor
+    site: Annotated[Gaussian, ""]  # t_i
+    prior_share: Tensor  # c_i, the prior's share in it, (A,); zero before the first round
+    # Laplace's approximation of all data, under which the first site is taken; improper where it has none
     anchor: Gaussian
-    start: Tensor
+    start: Tensor  # the point (A, D) at which its search for one of its own data begins
 
 
 class Turn(NamedTuple):
@@ -94,10 +89,6 @@ class History(NamedTuple):
 def _swap_leading_axes(past: Gaussian) -> Gaussian:
     """(A, M, ...) to (M, A, ...), or back."""
     return type(past)(past.precision.transpose(0, 1), past.eta.transpose(0, 1))
-
-
-#: Negative precision of a site, as a part of the belief's, that is due to rounding.
-CONCAVE = 1e-9
 
 
 def new_site(
@@ -170,7 +161,9 @@ def seen_whole(
     if bool((fraction == 1).all()):
         return belief, fraction
     safe = where(known, q, type(q).from_moments(q.eta, unit_spread(q)))
-    concave = torch.stack([safe.relative_change(one).amin(-1) for one in (site, old)]).amin(0) > -CONCAVE
+    concave = (
+        torch.stack([safe.relative_change(one).amin(-1) for one in (site, old)]).amin(0) > -SAME_SHARE
+    )  # but for rounding
     alone = backtrack(safe, change, max_fraction=1.0)
     further = torch.where(known & concave & ~strict, torch.maximum(alone, fraction), fraction)
     return where(further == fraction, belief, q * change ** (weight * further)), further

@@ -94,7 +94,6 @@ class P2PPushSum(PeerGaussian):
 
     @property
     def needs_centrality(self) -> bool:
-        """False: the answer does not depend on the centrality."""
         return False
 
     def default_rounds(self, num_clients: int) -> int:
@@ -140,11 +139,7 @@ class P2PPushSum(PeerGaussian):
         return {**found, "a mass that is not positive": messages["mass"] <= 0}
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """Add up the shares that each agent has received: P s and P w.
-
-        Raises:
-            SettingError: weights of one agent alone, which do not show how many hear the others.
-        """
+        """Add up the shares that each agent has received: P s and P w."""
         if weights.shape[0] != weights.shape[1]:
             raise SettingError(
                 "P2PPushSum: an agent's own row does not say how many hear its neighbours: agents in processes of "
@@ -154,15 +149,12 @@ class P2PPushSum(PeerGaussian):
         return {name: mix(shares, value) for name, value in messages.items()}
 
     def witness(self, before: State, after: State) -> State:
-        """Each agent's own move, and the means and SDs of its ratio."""
         return super().witness(as_state(_ratio(before)), as_state(_ratio(after)))
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of each agent's belief, (A, num_draws, D), spread evenly: agents are the chains."""
         return super().sample(as_state(_ratio(shared)), num_draws, generator)
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
-        """The log density of each agent's belief."""
         return super().log_density(as_state(_ratio(shared)), draws)
 
 

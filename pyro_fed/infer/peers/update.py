@@ -134,7 +134,6 @@ class SVI(Update):
         )
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """Draws of the guide, and minibatches."""
         return self.guide_fit.draw_noise(problem, num_rows, generator)
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:

@@ -86,10 +86,7 @@ class EndOfRun(Settings):
         check_at_least(self, 1, "patience", "max_passes")
 
     def reached(self, figures: list[Figures]) -> bool | None:
-        """Whether the rounds so far are enough; None for particles that started apart, which have no criterion.
-
-        Between basins the discrepancy rises and falls.
-        """
+        """Whether the rounds so far are enough; None for particles that started apart, which have no criterion."""
         if figures[-1]["apart"]:
             return None
         if len(figures) < 2:

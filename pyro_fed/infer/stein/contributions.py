@@ -54,7 +54,6 @@ class TurnContributions(Contributions):
     """Contributions to `DSVGD`, whose clients take turns with the particles."""
 
     def account_for_bounds(self, shared: State, local: State) -> State:
-        """The residuals at the beginning of the phase."""
         return {"residual": local["residual"]}
 
     def bounding_obstacle(self) -> str | None:
@@ -87,7 +86,6 @@ class TurnContributions(Contributions):
         return BoundedMessages(after, held, {}, cut + beyond)
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """Shifts of the particles' mean by the turn, in SDs of the Gaussian that whitens them."""
         return (sent.messages["white"].mean(-2) - shared["white"].mean(-2)).abs().amax(-1).double()
 
 
@@ -105,7 +103,6 @@ class ResidualContributions(TurnContributions):
         return BoundedMessages(after, {"change": change}, {}, cut)
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """Shifts by the changes of the residuals: one of e on average moves the mean by e."""
         return sent.messages["change"].mean(-2).abs().amax(-1).double()
 
 
@@ -128,7 +125,6 @@ class SurveyContributions(Contributions):
     """Contributions to `Survey`: the clients' scores at its points, which are compared with their sites'."""
 
     def account_for_bounds(self, shared: State, local: State) -> State:
-        """The clients' sites in whitened coordinates."""
         return {name: local[name] for name in ("precision", "eta")}
 
     def bounding_obstacle(self) -> str | None:
@@ -149,5 +145,4 @@ class SurveyContributions(Contributions):
         return BoundedMessages({**shared, "held_scores": scores}, {"scores": scores[sent.clients]}, {}, cut)
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """The scores of the clients' sites."""
         return {"scores": site_scores(ledger["precision"], ledger["eta"], shared["white"])[clients]}

@@ -198,7 +198,6 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return first_states(problem, num_clients, required_start(start, self), self.num_particles)
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The server's state without its figures, which clients receive."""
         return super().download({name: shared[name] for name in SENT}, clients)
 
     # -- a turn ---------------------------------------------------------------------------------------------
@@ -301,7 +300,6 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     # -- a turn that is not trusted ---------------------------------------------------------------------------
     def contributions(self) -> Contributions:
-        """The clients' turns and residuals."""
         return TurnContributions(self)
 
     def server_turn(self, problem: Problem, shared: State) -> tuple[State, State]:
@@ -334,7 +332,6 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return entries_as(Server, after).figures(entries_as(Server, before))
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the discrepancy is that of exact draws or no longer falls, and the moments have converged."""
         return self.end.reached(figures)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:

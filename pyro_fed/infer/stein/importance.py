@@ -47,8 +47,8 @@ from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K
 from pyro_fed.ops.student_mixtures import Mixture, fitted
 
-#: Points of a round, and the largest number of rounds.
-POINTS, ROUNDS = 1024, 10
+#: Points of a round.
+POINTS = 1024
 #: Effective number of points that is enough: means are then known to 0.07 SD.
 SETTINGS = AdaptiveSettings(enough=200, longest_tail=LARGEST_PARETO_K)
 #: Effective number of points below which they are too uninformative for a start.
@@ -87,11 +87,6 @@ class WeightedPoints(NamedTuple):
         """The sampler that the points are those of."""
         return AdaptiveImportanceSampler(SETTINGS, self.proposals, self.trial, self.points, self.value)
 
-    def with_points(self, sampler: AdaptiveImportanceSampler) -> WeightedPoints:
-        """The state with a sampler's points."""
-        trial, points, value, proposals = sampler.trial, sampler.points, sampler.log_density, sampler.proposals
-        return self._replace(trial=trial, points=points, value=value, proposals=proposals)
-
 
 def weighted_points(shared: State) -> WeightedPoints:
     """The points in the server's state."""
@@ -118,11 +113,9 @@ class AdaptiveImportance(Algorithm):
         check_positive(self, "temperature")
 
     def default_rounds(self, num_clients: int) -> int:
-        """`ROUNDS` rounds; the run ends when there are enough effective points."""
-        return ROUNDS
+        return 10
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The search for modes."""
         return self.search()
 
     def init(
@@ -149,18 +142,15 @@ class AdaptiveImportance(Algorithm):
         return start.shared | as_entries(points, PREFIX), start.local
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The points, which clients receive."""
         return super().download({f"{PREFIX}trial": weighted_points(shared).trial}, clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Compute the log-likelihood at the points."""
         found = clients_log_likelihoods(problem, shared["census_trial"].to(problem.dtype), data)
         return {"value": found.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE, posinf=IMPOSSIBLE)}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Sum the clients' values."""
         return {**shared, "census_new": messages["value"].sum(0) / self.temperature}
 
     def refine(self, problem: Problem, shared: State) -> State:
@@ -181,18 +171,19 @@ class AdaptiveImportance(Algorithm):
             fit = sampler.refit(wanted, generator).shared_out(POINTS)
             seed = torch.randint(2**31, (), generator=generator)
             sampler = sampler.draw(fit.wider(widening(problem.dim)), _generator(seed))
-        return shared | as_entries(after.with_points(sampler), PREFIX)
+        after = after._replace(
+            trial=sampler.trial, points=sampler.points, value=sampler.log_density, proposals=sampler.proposals
+        )
+        return shared | as_entries(after, PREFIX)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The effective number of points, the shape of the weights' tail, and the fit of the modes by two measures."""
         return {name: float(getattr(weighted_points(after), name)) for name in FIGURES}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the modes fit, or there are enough effective points."""
         return are_enough(*(figures[-1][name] for name in FIGURES))
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The points, (1, S, D)."""
         return weighted_points(shared).points[None]
 
 
@@ -200,15 +191,6 @@ def modes_as_mixture(found: State) -> Mixture:
     """The mixture of Laplace's approximations at the modes that `Modes` found, with the shares as counts."""
     modes, precisions, shares = modes_of(found, Modes.tolerance, Modes.same_mode)
     return Mixture(shares, modes, torch.linalg.cholesky(equilibrated_cholesky(precisions).inverse()))
-
-
-def far_from(modes: Mixture, points: Tensor) -> Tensor:
-    """Whether points (S, D) are more than √D + `FAR_SDS` SDs from each mode: (S,)."""
-    near = torch.zeros(len(points), dtype=torch.bool)
-    for centre, factor in zip(modes.centres, modes.factors, strict=True):
-        away = torch.linalg.solve_triangular(factor, (points - centre).mT, upper=False)
-        near |= away.norm(dim=0) <= points.shape[1] ** 0.5 + FAR_SDS
-    return ~near
 
 
 def are_enough(worth: float, k: float, fits: float, beyond: float) -> bool:
@@ -225,7 +207,11 @@ def _fit(sampler: AdaptiveImportanceSampler, shared: State) -> tuple[float, floa
     if not bool(expected.isfinite().any()):  # a climb into a funnel's neck ended so narrow that no point is near
         return 0.0, 1.0
     fits = torch.minimum(weights, torch.softmax(expected, 0)).sum()
-    return float(fits), float(weights[far_from(modes, sampler.points)].sum())
+    near = torch.zeros(len(weights), dtype=torch.bool)
+    for centre, factor in zip(modes.centres, modes.factors, strict=True):
+        away = torch.linalg.solve_triangular(factor, (sampler.points - centre).mT, upper=False)
+        near |= away.norm(dim=0) <= sampler.points.shape[1] ** 0.5 + FAR_SDS
+    return float(fits), float(weights[~near].sum())
 
 
 def _modes_fit(fits: float, beyond: float) -> bool:

@@ -69,11 +69,9 @@ class OneMode(Algorithm):
     by_few_rows: bool | None = None  # whether few rows of each client are checked; None checks few if rows are many
 
     def default_rounds(self, num_clients: int) -> int:
-        """One round."""
         return 1
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The search for one mode."""
         return self.newton
 
     def init(
@@ -88,36 +86,25 @@ class OneMode(Algorithm):
         }, start.local
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The points, which clients receive."""
         return super().download({"pairs": shared["pairs"]}, clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Count the tangents that lie below; if rows are many, of the few rows by which modes are searched."""
         rows = pick_rows(problem, data, first_row_count(problem.dim))[0] if self.by_few_rows else data
         return {"bent": count_tangents_below(problem, shared["pairs"], rows)}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Sum the clients' counts."""
         return {**shared, "bent": messages["bent"].sum(0)}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The number of tangents that lie below."""
         return {"bent": float(after["bent"])}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """True after the one round."""
         return True
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The known mode, (1, 1, D)."""
         return shared["point"][None, None]
-
-
-def is_only(found: State) -> bool:
-    """Whether the known mode is the only one, by the clients' counts; false if they were not asked."""
-    return "bent" in found and not bool(found["bent"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +134,6 @@ class Modes(Algorithm):
         check_positive(self, "tolerance", "same_mode", "first_damping", "growth")
 
     def default_rounds(self, num_clients: int) -> int:
-        """`max_rounds` rounds; the run ends when all starts have settled."""
         return self.max_rounds
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -163,7 +149,7 @@ class Modes(Algorithm):
         """Start from the known mode; unless it is the only one, also from modes of few rows, or draws of the prior."""
         start = required_start(start, self)
         found = start.shared
-        if is_only(found):
+        if "bent" in found and not bool(found["bent"]):  # by the clients' counts the known mode is the only one
             others = found["point"].new_zeros(0, problem.dim)
         elif "points" in found:
             others = modes_of(found, self.tolerance, self.same_mode)[0]
@@ -185,7 +171,6 @@ class Modes(Algorithm):
         return shared | _of_prior(kept) | {"prior_usable": usable}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The trial points, which clients receive."""
         return super().download({"trial": shared["trial"]}, clients)
 
     def local_step(
@@ -215,11 +200,9 @@ class Modes(Algorithm):
         return {"change": float(after["length"].amax()), "settled": settled}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether all starts have settled."""
         return figures[-1]["settled"] == 1.0
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The modes' points, (1, M, D)."""
         return shared["points"][None]
 
 
@@ -244,8 +227,6 @@ def _of_prior(look: Look) -> State:
     return {f"prior_look_{name}": value for name, value in look._asdict().items()}
 
 
-#: A posterior near a Gaussian needs four to eight rounds; one that needs more than these is not near a Gaussian.
-ROUNDS = 12
 #: Entries of the mode search's result that the particles' start needs.
 OF_MODES = ("points", "value", "curvature", "length", "point", "back")
 #: Entries of Laplace's approximation, by these names.
@@ -265,11 +246,9 @@ class Nearest(FedEP):
     )
 
     def default_rounds(self, num_clients: int) -> int:
-        """The rounds that a posterior near a Gaussian needs."""
-        return ROUNDS
+        return 12  # a posterior near a Gaussian needs four to eight
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The search for modes."""
         return self.search()
 
     def init(
@@ -292,11 +271,9 @@ class Nearest(FedEP):
         return after | {"moved": largest_move(moments_of(gaussian(shared)), moments_of(gaussian(after)))}
 
     def settle(self, told: State, local: State) -> State:
-        """Settle the clients' states as `FedEP`, and keep Laplace's sites."""
         return super().settle(told, local) | {name: local[name] for name in local if name.startswith(LAPLACE)}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The figures of `FedEP`, and the number of modes."""
         return super().monitor(before, after) | {"modes": float(after["modes"])}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:

@@ -95,11 +95,7 @@ class ParallelDSVGD(DSVGD):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start as `DSVGD` with surrogates.
-
-        Raises:
-            SettingError: the Gaussian phase ended at no maximum, so that there are none.
-        """
+        """Start as `DSVGD` with surrogates."""
         if bool(required_start(start, self).shared["apart"]):
             raise SettingError(
                 f"ParallelDSVGD: the Gaussian phase ended at a saddle of the log posterior: {NO_SURROGATES}"
@@ -135,7 +131,6 @@ class ParallelDSVGD(DSVGD):
         return as_entries(replace(server, residuals=server.residuals + messages["change"].sum(0), passed=passed))
 
     def contributions(self) -> Contributions:
-        """The clients' residuals."""
         return ResidualContributions(self)
 
     def refine(self, problem: Problem, shared: State) -> State:

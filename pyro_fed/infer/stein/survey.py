@@ -228,15 +228,12 @@ class Survey(Algorithm):
         check_positive(self, "temperature", "probe", "saddle")
 
     def default_rounds(self, num_clients: int) -> int:
-        """One round, one more for the check, and those in which points are moved; the run ends when none is steep."""
         return (2 if self.begin == "checked" else 1) + MOST_APPROACH_ROUNDS
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The number of points that are moved closer for the next round, or all of them after a check."""
         return {"steep": float(entries_as(SurveyState, after).steep)}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether no point is steep, or all rounds for moving them are over."""
         return figures[-1]["steep"] == 0 or len(figures) > MOST_APPROACH_ROUNDS
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -321,7 +318,6 @@ class Survey(Algorithm):
         return (self.probe * points if self.begin == "checked" else points), whole
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The points and the coordinates, which clients receive."""
         return super().download(entries_as(Received, shared)._asdict(), clients)
 
     def local_step(
@@ -344,11 +340,9 @@ class Survey(Algorithm):
         return (coordinates.pull(scores.double()) / self.temperature).to(problem.traits.scores_dtype)
 
     def contributions(self) -> Contributions:
-        """The clients' scores, which are compared with their sites'."""
         return SurveyContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Sum the clients' scores."""
         return {**shared, "scores": messages["scores"].sum(0)}
 
     def refine(self, problem: Problem, shared: State) -> State:
@@ -376,7 +370,6 @@ class Survey(Algorithm):
         return found._replace(white=torch.where(steep[:, None], found.white / 2, found.white), steep=steep.sum())
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The points, (1, N, D)."""
         points = entries_as(Received, shared)
         return points.coordinates.model(points.white)[None]
 

@@ -43,7 +43,6 @@ class PooledEP(FedEP):
     pooled: ClassVar[bool] = True
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """Newton's method on the pooled data, or the point that averaging finds if the model is large."""
         return PooledPointSites() if self.start == "fedavg" else PooledLaplace()
 
 

@@ -149,7 +149,6 @@ class FedAIS(Tempered):
         return num_clients
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The algorithm that fits the sites."""
         return surrogate_phase(self.surrogates, self.temperature)
 
     def init(
@@ -164,7 +163,11 @@ class FedAIS(Tempered):
             each, q = fitted_surrogates(problem, surrogates, start)
             product = one_each(each, num_clients).product_over(0)
             proposals, sites = self._annealed_proposals(problem, product, q, generator), as_state(each, HELD)
-        _check_known(proposals)
+        if unknown := int(proposals.log_weights.isnan().sum()):
+            raise DivergenceError(
+                f"FedAIS: the prior's density is no number at {unknown} of {len(proposals.draws)} draws around its "
+                "surrogates. Compute it in float64 (dtype=torch.float64 of the federation), or give other surrogates"
+            )
         drawn = WeightedDraws.begin(proposals, num_clients, proper=not problem.traits.improper)
         return drawn._asdict(), {"answered": drawn.answered.new_zeros(num_clients)} | sites
 
@@ -221,7 +224,6 @@ class FedAIS(Tempered):
         return points[evenly(len(points), MOST_POINTS)]
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The proposals, for which every client sends its log-likelihoods."""
         return super().download({"draws": shared["draws"]}, clients)
 
     def local_step(
@@ -235,19 +237,15 @@ class FedAIS(Tempered):
         return message, {"answered": torch.ones_like(new)}, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Update the weights (step 3)."""
         return entries_as(WeightedDraws, shared).with_answers(messages["log_lik"], messages["answered"])._asdict()
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The tail shape, effective number and mean of the weights, once all clients have answered."""
         return entries_as(WeightedDraws, after).figures()
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether all clients have answered."""
         return figures[-1]["answered"] >= 1
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Proposals by their weights, (1, num_draws, D); those with large weights occur several times."""
         return entries_as(WeightedDraws, shared).sample(num_draws, generator)[None]
 
     # -- warnings about the draws ---------------------------------------------------------------------------
@@ -256,23 +254,11 @@ class FedAIS(Tempered):
         return figures.get("mean_error", 0.0), figures.get("sd_error", 0.0)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about clients that have not answered, weights with too long a tail, and too few effective draws."""
         return weight_findings(record, self.num_proposals, self.min_effective)
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of log-likelihoods that are NaN: other sites."""
         return "a log-likelihood is not a number at draws of the sites' Gaussian: give other surrogates"
 
     # -- what one client can do -----------------------------------------------------------------------------
     def contributions(self) -> Contributions:
-        """The clients' log-likelihoods, which are compared with their sites."""
         return LogLikContributions(self, sites_known=not self._of_points)
-
-
-def _check_known(proposals: Proposals) -> None:
-    """Refuse a prior that is NaN at more than a few of the draws."""
-    if unknown := int(proposals.log_weights.isnan().sum()):
-        raise DivergenceError(
-            f"FedAIS: the prior's density is no number at {unknown} of {len(proposals.draws)} draws around its "
-            "surrogates. Compute it in float64 (dtype=torch.float64 of the federation), or give other surrogates"
-        )

@@ -32,7 +32,6 @@ class MeasuredContributions(Contributions):
     """Contributions to `Measuring`: each client's measurement of its surrogate."""
 
     def bounding_obstacle(self) -> str | None:
-        """An empty string: contributions can be bounded."""
         return ""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
@@ -41,7 +40,6 @@ class MeasuredContributions(Contributions):
         return BoundedMessages(shared, held, {}, torch.zeros(len(sent.clients), dtype=torch.float64))
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """The median client's measurement."""
         return {name: value.quantile(0.5, 0).expand(len(clients), *value.shape[1:]) for name, value in messages.items()}
 
 
@@ -79,11 +77,9 @@ class Measuring(Algorithm):
         """Measure some clients' surrogates at `num_points` points; other arguments and results as of `local_step`."""
 
     def default_rounds(self, num_clients: int) -> int:
-        """One round, with all clients."""
         return 1
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The algorithm that fits the surrogates."""
         return self.surrogates if isinstance(self.surrogates, Algorithm) else None
 
     def init(
@@ -96,7 +92,6 @@ class Measuring(Algorithm):
         return as_state(target) | self.unknown(target), local
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The Gaussian q, under which the clients measure."""
         return super().download({name: shared[name] for name in ("precision", "eta")}, clients)
 
     def local_step(
@@ -113,19 +108,15 @@ class Measuring(Algorithm):
         return messages, new, figures
 
     def contributions(self) -> Contributions:
-        """Each client's measurement."""
         return MeasuredContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Sum the measurements over the clients."""
         return shared | {name: value.sum(0) for name, value in messages.items()}
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of a measurement that is NaN: other surrogates, or no measurement."""
         return "the surrogates do not fit: give others (surrogates=), or a step_size, which need not measure them"
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of q, (1, num_draws, D)."""
         return gaussian(shared).even_sample(num_draws, generator)[None]
 
 
@@ -187,11 +178,9 @@ class Mismatch(Measuring):
         return power_iteration(whitened, points.double()).abs().amax(-1)
 
     def contributions(self) -> Contributions:
-        """Squares and curvatures of the clients."""
         return SquareContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Sum the squares, and take the largest curvature."""
         return shared | {"mismatch": messages["mismatch"].sum(0), "curvature": messages["curvature"].amax(0)}
 
 

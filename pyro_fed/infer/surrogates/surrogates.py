@@ -93,11 +93,7 @@ class Given(metaclass=Checked):
         return cls(sites.precision, sites.eta)
 
     def sites(self, problem: Problem) -> Gaussian:
-        """One factor a client, batch (K,), float64.
-
-        Raises:
-            SettingError: of another dimension than the model's.
-        """
+        """One factor a client, batch (K,), float64."""
         if self.eta.shape[-1] != problem.dim:
             raise SettingError(
                 f"Given: the surrogates have dimension {self.eta.shape[-1]}, the model's vector {problem.dim}"
@@ -139,7 +135,9 @@ def one_each(sites: Gaussian, num_clients: int) -> Gaussian:
 def posterior_gaussian(problem: Problem, sites: Gaussian) -> Gaussian:
     """The Gaussian at the mode of p(θ) Π_s q_s(θ), by Newton's method; ModelError if there is no proper one."""
     product = sites.product_over()
-    z = _finite_mean(product)
+    z = product.mean()
+    if not bool(torch.isfinite(z).all()):
+        z = torch.zeros_like(z)
     for _ in range(MAX_NEWTON_STEPS):
         curvature = _prior_curvature(problem, z, product)
         prior_score = grad(problem.log_prior)(z.to(problem.dtype)).double()
@@ -169,12 +167,6 @@ def _uphill(problem: Problem, product: Gaussian, z: Tensor, move: Tensor) -> Ten
             return move
         move = move / 2
     return torch.zeros_like(move)
-
-
-def _finite_mean(product: Gaussian) -> Tensor:
-    """The product's mean, or zero if it has none."""
-    mean = product.mean()
-    return mean if bool(torch.isfinite(mean).all()) else torch.zeros_like(mean)
 
 
 def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:

@@ -110,7 +110,6 @@ class LogLikContributions(Contributions):
     sites_known: bool
 
     def account_for_bounds(self, shared: State, local: State) -> State:
-        """The clients' sites."""
         return {name: value for name, value in local.items() if name.startswith(HELD)}
 
     def bounding_obstacle(self) -> str | None:

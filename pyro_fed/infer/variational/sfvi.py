@@ -174,11 +174,7 @@ class SFVI(KeptDraws, Tempered):
         return surrogate_phase(self.surrogates, self.temperature) if self.steps_without_rounds else None
 
     def program(self, problem: Problem) -> GuideProgram:
-        """The guide as a function of its parameters.
-
-        Raises:
-            SettingError: a guide that cannot be fitted, or not by several local steps.
-        """
+        """The guide as a function of its parameters."""
         program = guide_program(self.guide, problem)
         for setting in ("local_steps", "bound"):
             value, default = getattr(self, setting), getattr(SFVI, setting)
@@ -220,7 +216,6 @@ class SFVI(KeptDraws, Tempered):
         return fit
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """A seed for draws of the client's own latents, if the guide has these."""
         return torch.randint(2**31, (1,), generator=generator) if self.program(problem).amortised else ()
 
     def prepare(self, problem: Problem, shared: State) -> State:
@@ -274,7 +269,6 @@ class SFVI(KeptDraws, Tempered):
         return scores, {"params": own + move["params"], **prefixed(OPTIM, after)}
 
     def contributions(self) -> Contributions:
-        """The clients' steps."""
         return StepContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
@@ -299,11 +293,9 @@ class SFVI(KeptDraws, Tempered):
         return {**shared, "draws": self.program(problem).points(shared["average"], self.kept_draw_count, seed)}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Length of the step of the guide's parameters."""
         return {"change": float((after["params"] - before["params"]).norm())}
 
     def advice(self, problem: Problem, before: State) -> str:
-        """Advise shorter steps."""
         return f"take a shorter step_size ({self.step_size:g} was taken), or a guide that begins nearer"
 
     def _adam_at(self, params: Tensor) -> State:
@@ -350,10 +342,7 @@ def _is_kind(guide: Any, kind: type) -> bool:
 
 
 def elbo(problem: Problem, scores: Tensor, draws: GuideDraws, values: Tensor | None = None) -> Tensor:
-    """A scalar whose gradient in the guide's parameters is the ELBO's: the likelihood enters by its scores (S, D).
-
-    With its `values` (S, 1) too, the gradient is that of the IWAE bound.
-    """
+    """A scalar whose gradient in the guide's parameters is the ELBO's: the likelihood enters by its scores (S, D)."""
     log_ratio: Tensor = problem.vmap(partial(_log_prior, problem))(draws.z).double() - draws.log_density.double()
     log_lik = (draws.z * scores.to(draws.z)).sum(-1).double()
     if values is None:
