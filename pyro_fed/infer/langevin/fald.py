@@ -17,7 +17,7 @@ place of Plassier's stochastic control variates. Those of `langevin.langevin` ho
 
 A client's own noise, h T / p_c in posterior variances, is 1/p_c times the average's: there the average of scores that
 are not linear is biased, and the bias grows with h T and the number of clients. If no step size is given, a round
-before the first (`surrogates.own_noise`) measures the bias, and visits are so short that it is at most
+before the first (`surrogates.measuring`) measures the bias, and visits are so short that it is at most
 `step.visit_error`. One step for each visit, `local_steps=1` with `step.midpoint=False`, has no bias.
 """
 

@@ -1,4 +1,15 @@
-"""Contributions of agents without a server: changes of their sites, which follow from the beliefs that are sent."""
+"""Contributions of agents without a server: changes of their sites, which follow from the beliefs that are sent.
+
+On graphs where not all hear all, changes are limited by what the neighbours' neighbours send. An agent's neighbours
+receive its belief before it is mixed with others, and with it the change of its site. They forward it to each other, so
+that each change is judged beside those of the agents at most two links away, among the sites that these have
+contributed so far, and what all others have contributed,
+
+    q / Π_j t_j      j the agents at most two links away, q the mean of their beliefs
+
+as `algorithm.bounding` does. Changes beyond its limits are cut back before they are mixed. This does not detect an
+agent that passes on other mixtures than it has received: links between honest neighbours must be their own.
+"""
 
 from __future__ import annotations
 

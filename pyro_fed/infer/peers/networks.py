@@ -1,6 +1,6 @@
 """P2PVI on networks: beliefs that agents refine by gradients alone, from the point that averaging over the graph finds.
 
-    1. averaging over the graph (`peers.peer_burn_in`); agent i is at m_i
+    1. averaging over the graph (`PeerBurnIn`); agent i is at m_i
     2. its first site t_i has precision S_i + v_i Λ_0, S_i its curvature there, and mean m_i: beliefs b_i = t_i^(1/v_i)
        are those of a posterior whose agents are all like i, and consensus makes of them  q = Π t_i
     3. then  t_i = l_i p_0^(v_i)  and  l_i ← l_i (l̂_i / l_i)^(δ v_i),  with l̂_i the site by `sites.online_newton`
@@ -10,7 +10,7 @@ As in all peer algorithms, Σ_i v_i q_i = Σ_i t_i holds (`peers.peer_gaussian`)
 its own change, and consensus takes the mean of all changes: that of the agents' tilted Gaussians, as in `FedEP` with δ
 = 1 / K, so that their noise does not compound.
 
-Letters: v_i `centrality`, Λ_0 the prior's precision, δ `damping`; those of an agent in `states.NetworkAgent`.
+Letters: v_i `centrality`, Λ_0 the prior's precision, δ `damping`; those of an agent in `NetworkAgent`.
 """
 
 from __future__ import annotations

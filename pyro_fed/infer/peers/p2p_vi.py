@@ -22,7 +22,7 @@ Data. `batch_size=None`: all of an agent's rows in every round. With a batch siz
 agent's next rows, in order, each once; its belief then waits for the others.
 
 Acceleration. After the consensus an agent sees what the step from the last point was, x → G(x) = q_i, and takes its
-next site not at q_i but at the point that Anderson's rule extrapolates from there (`peers.acceleration`). The sum of
+next site not at q_i but at the point that Anderson's rule extrapolates from there (`peer_sites.History`). The sum of
 the sites, and so the posterior to which all converge, does not depend on where sites were taken on the way.
 Acceleration needs agents that agree: when a hundredth of their disagreement was left over (changes go into beliefs 1 /
 v_i times), steps differed from agent to agent, and README's model took 58 rounds on a random graph of ten instead of

@@ -5,7 +5,7 @@ Kia et al., *Tutorial on dynamic average consensus* (2019), for tracking.
 
     q_i ← Σ_j W_ij b_j        on natural parameters, Eq. (8)
 
-with q_i the agents' beliefs (`shared`), b_i the public ones (messages), and t_i the agents' sites (`states.Agent`).
+with q_i the agents' beliefs (`shared`), b_i the public ones (messages), and t_i the agents' sites (`peer_sites.Agent`).
 
 **Every change counts once.** With v(t) = v(t+1) W(t), consensus keeps Σ_i v_i q_i, so a change that agent i adds to its
 belief enters every belief with weight v_i(t). An agent whose site changes by δ_i therefore adds δ_i / v_i(t):
@@ -16,7 +16,7 @@ which is dynamic average consensus. Beliefs start flat (zero), so that the sum i
 and the prior is shared out: agent i's site is that of  log p(D_i | θ) + c_i log p(θ)  with c_i = v_i at the
 agent's first round, Σ_i c_i = 1. No agent needs to know more than its own centrality.
 
-Sites and the beliefs that follow from them are in `infer.peer_sites`.
+Sites and the beliefs that follow from them are in `peer_sites`.
 """
 
 from __future__ import annotations

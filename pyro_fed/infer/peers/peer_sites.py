@@ -5,7 +5,7 @@
                                                or its part of the consensus, see `seen_whole`
 
 An agent whose belief is not yet proper cannot take expectations under it: its first site is taken under the
-Laplace approximation of `infer.consensus_laplace`, its anchor, or is its own (`infer.local_laplace`).
+Laplace approximation of `consensus_laplace`, its anchor, or is its own (`local_laplace`).
 
 The product of the first sites need not be a distribution: expected Hessians of a network are negative in some
 directions. That of the sites l_i of the curvature at the anchor's mean is one: Π_i l_i is the anchor. So a first site
@@ -20,7 +20,9 @@ after the consensus. From then on, until beliefs are proper, all agents' first s
 a_i, the agent's part anchor^(v_i) of the anchor in place of l_i: their product is the anchor, even if Newton's method
 has not converged, and the product of the l_i, curvatures at a point that is not a mode, is no distribution.
 
-Letters: c_i `share`, as in `infer.peer_gaussian`.
+Letters: c_i `share`, as in `peer_gaussian`. What agents keep between rounds is here too: `History` is Anderson
+acceleration (`ops.anderson`) seen from one agent. Histories agree as far as beliefs do; where they differ, only the
+points differ at which sites are taken.
 """
 
 from __future__ import annotations

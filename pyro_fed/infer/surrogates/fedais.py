@@ -97,7 +97,7 @@ class FedAIS(Tempered):
             or chains, such as `DSVGD()`, or another `FedAIS()`, gives the points around which draws are proposed.
         num_proposals: S, draws at which every client sends its log-likelihood.
         freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian, and no part of
-            the proposals wide (`defence`). Where the product fits, log weights get a variance of (D / (ν + D))² / 2
+            the proposals wide (`proposals`). Where the product fits, log weights get a variance of (D / (ν + D))² / 2
             from it, less than 1/2 in any dimension.
         levels: J, the most temperatures of the annealing. It takes as many as leave its log weights the variance
             `spread`, or a fifth of them if that is enough.

@@ -1,4 +1,39 @@
-"""One round that measures the clients' surrogates, before the run that depends on it."""
+"""One round that measures the clients' surrogates, before the run whose visits depend on it.
+
+With C the covariance of the Gaussian q = p Π_s q_s, (C e)_i / √C_ii is the pull of a score e at parameter i, in its
+SDs. Each client sends means over standardised Sobol points under q, a few times D numbers; the server adds them up.
+
+**Mismatch** bounds FSGLD's visits (`ops.visits`) by the mean squares of the pulls of
+
+    e_s(θ) = 1/f_s [∇ log p(x_s | θ) - α ∇ log q_s(θ)] - (1 - α) Σ_r ∇ log q_r(θ)
+
+the part of a chain's score that is specific to client s: the f-weighted mean over clients is that of the posterior. The
+squares are about zero, and so include the part that all clients' errors share, which is harmless: they are an upper
+bound, close for more than a few clients. The record has each client's worst. The longest step depends on the largest
+curvature λ_s of a chain's score at a client, in coordinates in which q is N(0, I), A A' = C: by power iteration, at a
+few of the points, of
+
+    I - 1/f_s A' [∇² log p(x_s | θ) + α P_s] A          prior and α ≠ 1 are left out of the brackets
+
+**OwnNoise** bounds FALD's visits by the bias of their average. Clients that step in parallel from one point have noise
+of their own, with 1/p_c times the variance of their average's. A visit of time t has client c at θ + √(u/p_c) C^½ ξ
+after the time u, and the average at θ + √u C^½ ξ. The average of scores that are not linear differs there:
+
+    δ(θ) = Σ_c p_c E[score_c(θ + √(u/p_c) C^½ ξ) - score_c(θ + √u C^½ ξ)]
+         = u Σ_c p_c (1/p_c - 1) D_c(θ) + O(u²),        D_c = ½ (C : ∇²) score_c
+
+The chain dθ = (-(θ - m) + C δ(θ))/2 dt + C^½ dW about q has a shift of parameter i, in SDs, and a relative increase of
+its variance, of
+
+    E[(C δ)_i] / √C_ii        and        E[(C δ)_i (θ - m)_i] / C_ii
+
+to first order in δ, whose mean over a visit has the mean of u, `noise_time` t. Beyond the first order scores that grow
+steeply pull their clients back, so that these are usually upper bounds. E over ξ is the mean over random signs, D_c a
+second difference. Conducive gradients are linear, and do not contribute; the prior is in every client's score.
+
+Letters: f_s and p_c `share`, e_s `errors`, λ `curvature`, A `root`, P_s `precision`; over u, the shift is `shift`, the
+increase `widening`.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +76,6 @@ class MeasuredContributions(Contributions):
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
         return {name: value.quantile(0.5, 0).expand(len(clients), *value.shape[1:]) for name, value in messages.items()}
-
-
-@dataclass(frozen=True)
-class SquareContributions(MeasuredContributions):
-    """Contributions to `Mismatch`: squares and curvatures, which are not negative."""
-
-    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Squares and curvatures within the cohort's range."""
-        held = super().bounded_messages(limits, shared, ledger, sent)
-        return held._replace(messages={name: value.clamp_min(0) for name, value in held.messages.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,11 +202,11 @@ class Mismatch(Measuring):
 
         return power_iteration(whitened, points.double()).abs().amax(-1)
 
-    def contributions(self) -> Contributions:
-        return SquareContributions(self)
-
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        return shared | {"mismatch": messages["mismatch"].sum(0), "curvature": messages["curvature"].amax(0)}
+        squares, curvature = (
+            messages[name].clamp_min(0) for name in ("mismatch", "curvature")
+        )  # also if bounded
+        return shared | {"mismatch": squares.sum(0), "curvature": curvature.amax(0)}
 
 
 #: Distance of the scores of the second difference, in SDs of q: small enough for curvature, and large enough for the
@@ -191,7 +216,7 @@ SCORE_STEP_SDS = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class OwnNoise(Measuring):
-    """The round that measures the bias by the clients' own noise. Arguments are those of `Measuring`."""
+    """The round that measures the bias by the clients' own noise."""
 
     def unknown(self, q: Gaussian) -> State:
         """Shifts and widenings of zero."""

@@ -1,20 +1,39 @@
-"""Draws that a server proposes from the clients' sites or from points, with the part of their weights that it knows.
+"""Draws that a server proposes from the clients' sites or from points, with the part u_s of their weights that it has.
 
-Of sites t_k and the Gaussian q, draws of N(0, I) in the coordinates that whiten q are taken to p_0 t by annealed
-importance sampling (`ops.annealing`), of weights a_s. t is Π_k t_k with the tails of Student's t (`ops.student`): where
-a likelihood falls more slowly than its Gaussian site, weights would have no variance. Half of the draws are wider than
-q, also after annealing (`defence`): if the likelihood does not fall at all, like a ridge's, prior times sites is
-narrower than the posterior. With clients' likelihoods p_k the weights are w_s = u_s Π_k p_k(z_s),
+With clients' likelihoods p_k the weights are w_s = u_s Π_k p_k(z_s). Of **sites** t_k and the Gaussian q, draws of N(0,
+I) in the coordinates that whiten q are taken to p_0 t by annealed importance sampling (`ops.annealing`), of weights
+a_s, and
 
     u_s = a_s / t(z_s)
 
-Around points that represent a posterior they are draws of a mixture q (`surrogates.neighbourhoods`), without annealing:
+t is Π_k t_k with the tails of Student's t (`ops.student`): where a likelihood falls more slowly than its Gaussian site,
+weights would have no variance. A likelihood that is flat in a direction has no site there, nor one with such tails: a
+count's overdispersion on the logarithm's scale, a ridge. The draws of prior times sites are then narrower than the
+posterior. So a share ε of proposals is wider than q (`Defence`; Hesterberg 1995, *Weighted average importance sampling
+and defensive mixture distributions*; Owen & Zhou 2000, *Safe and effective importance sampling*):
 
+    t(z) = Student's t of ν degrees of freedom and scale σ,     s = log t - log N(0, I),
+    π_0 = N(0, I) exp b,   b = log((1 - ε) + ε exp s),
+    π_1 = N(0, I) exp d',  d' = log((1 - ε) exp d + ε Z exp s),    Z = E_N exp d,
+
+so that weights of the posterior p against π_1 are at most p / (ε t): bounded if p falls faster than a power. If p_0 t
+is right the share multiplies the cost of an effective draw by 1 / (1 - ε).
+
+Around **points** θ_i that represent a posterior they are draws of a mixture, without annealing (`around`),
+
+    q(θ) = (1 - w) 1/N Σ_i t_ν(θ; θ_i, S_i) + w t_ν(θ; m, 2 S),    S_i = 1/k Σ_j∈N(i) (θ_j - θ_i)(θ_j - θ_i)'
     u_s = p_0(z_s) / q(z_s)
 
-Letters: z `draws`, logarithm of u `log_weights`.
+N(i) the k nearest points to θ_i, less those that are more than `FARTHEST_NEIGHBOUR` times as far as the median of them
+(a mode with fewer points than k has neighbours in another one), m and S the mean and covariance of all of them. A
+neighbourhood's own covariance follows bent, narrow and separate parts; the heavy tails, and the wide component, bound
+the weights beyond the points. Distances are in SDs of all points. S_i includes a share of a spherical covariance, so
+that q is a density even if points lie on a line.
 
 At distant draws a log density may be NaN, or dominated by rounding: such draws are impossible, if they are few.
+
+Letters: z `draws`, logarithm of u `log_weights`; ε `DEFENCE_SHARE`, σ `DEFENCE_WIDTH`, ν `DEFENCE_FREEDOM`, logarithm
+of Z `level`; w `WIDE_SHARE`.
 """
 
 from __future__ import annotations
@@ -129,6 +148,8 @@ ROUNDINGS = (16, -16, 5, -11)
 
 def log_likelihoods_beyond_rounding(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
     """The clients' log-likelihoods (C, S) at draws (S, D), NaN where they are dominated by rounding."""
+    # Far away a likelihood may be the difference of large numbers with the same leading digits, such as lgamma(a + n) -
+    # lgamma(a) at a = e^50, and be thousands of nats above all others. Next to the same draw it has another value.
     values = log_likelihoods_at(problem, draws, data)
     highest = values.nan_to_num(nan=-torch.inf).topk(min(HIGHEST_DRAWS, values.shape[1]), 1).values
     if not bool((highest[:, 0] - highest[:, -1] > ABOVE).any()):
