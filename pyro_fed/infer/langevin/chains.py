@@ -19,10 +19,9 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import Chains
-from pyro_fed.algorithm.contract import Tempered
+from pyro_fed.algorithm.contract import State, Tempered
 from pyro_fed.algorithm.record import NONCENTRED, Record
 from pyro_fed.algorithm.schedule import Schedule, Shuffled
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.setting_checks import check_at_least

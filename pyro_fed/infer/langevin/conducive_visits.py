@@ -27,9 +27,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm.bounding import ACCEPTED_SHIFT_SDS
 from pyro_fed.algorithm.combination import Bounded
-from pyro_fed.algorithm.contract import Start
+from pyro_fed.algorithm.contract import Start, State
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
-from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.nested_settings import Settings, explains_unknown
 from pyro_fed.conventions.setting_checks import check_positive

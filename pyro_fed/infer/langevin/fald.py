@@ -30,11 +30,10 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.combination import Bounded
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import All, Schedule
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown

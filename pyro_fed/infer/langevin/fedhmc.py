@@ -37,9 +37,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Algorithm, Start, Tempered
+from pyro_fed.algorithm.contract import Algorithm, Start, State, Tempered
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown

@@ -36,9 +36,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import LocalRounds
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive

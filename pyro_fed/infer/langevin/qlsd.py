@@ -30,8 +30,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Noise, Start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_between
 from pyro_fed.density.derivatives import likelihood_scores

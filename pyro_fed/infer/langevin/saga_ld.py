@@ -26,8 +26,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData, Minibatch, draw_anew

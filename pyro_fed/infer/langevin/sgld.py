@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import LocalRounds
-from pyro_fed.algorithm.contract import Noise
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Noise, State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.density.problem import Problem

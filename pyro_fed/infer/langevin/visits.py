@@ -26,8 +26,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from pyro_fed.algorithm.capabilities import LocalRounds
-from pyro_fed.algorithm.contract import Noise
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Noise, State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, Minibatch, batch_of, with_batches
 from pyro_fed.errors import SettingError

@@ -30,9 +30,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown

@@ -9,9 +9,8 @@ with t_k the KDE of client k's last local particles, and 1 before its first turn
 
 Letters: φ `particles`, θ_k `sites` (K, N, D), L_s `server_steps`; the others as in `papers.dsvgd`.
 
-The limits are those of `papers.dsvgd`, and one more: a KDE in place of each of K sites has the bandwidth's
-variance in place of the site's own, so q^(i) is too narrow where many clients with little data each have wide
-sites.
+The limits are those of `papers.dsvgd`, and one more: a KDE in place of each of K sites has the bandwidth's variance in
+place of the site's own, so q^(i) is too narrow where many clients with little data each have wide sites.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.algorithm.schedule import Schedule, UniformRandom
-from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.derivatives import prior_scores

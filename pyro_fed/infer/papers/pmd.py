@@ -31,9 +31,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused

@@ -17,8 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.derivatives import prior_scores
 from pyro_fed.density.problem import Problem

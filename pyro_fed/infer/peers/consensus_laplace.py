@@ -1,9 +1,8 @@
 """Laplace's approximation without a server: Newton's method whose sums are taken by consensus.
 
-Every agent runs the server's part of `FedLaplace` by itself, on the sums over all agents that it finds by
-average consensus: agent i puts in its message divided by its centrality v_i, and after enough steps every
-agent holds Σ_i v_i (m_i / v_i) = Σ_i m_i, up to `gossip_tolerance` of the largest. All then take the same
-decision.
+Every agent runs the server's part of `FedLaplace` by itself, on the sums over all agents that it finds by average
+consensus: agent i puts in its message divided by its centrality v_i, and after enough steps every agent holds Σ_i v_i
+(m_i / v_i) = Σ_i m_i, up to `gossip_tolerance` of the largest. All then take the same decision.
 
 Curvatures are sent in single precision after a round's first step. So that their rounding affects only the direction of
 Newton's step, and not where it is zero, agents send the scores g_i = η_i - P_i a_i at the points a_i of their sites,
@@ -27,8 +26,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.codes import cures
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.density.problem import Problem
@@ -116,8 +114,10 @@ class ConsensusLaplace(Algorithm, OnGraph):
     ) -> tuple[State, State, State]:
         """Decide at each agent from the sums it knows, then evaluate at the point it chose."""
         sums = entries_as(Sums, shared)
-        agents = range(len(data.num_rows))
-        states = [self._decide(Sums(*(part[i] for part in sums)), _entry(local, i)) for i in agents]
+        states = []
+        for i in range(len(data.num_rows)):
+            own = {name: value[i] for name, value in local.items()}
+            states.append(self._decide(Sums(*(part[i] for part in sums)), own))
         server = {name: torch.stack([state[name] for state in states]) for name in local}
         line = entries_as(Line, server)
         server |= self.newton.of_the_prior(problem, line)
@@ -165,7 +165,3 @@ class ConsensusLaplace(Algorithm, OnGraph):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         return entries_as(Sums, shared).product().even_sample(num_draws, generator).transpose(0, 1)
-
-
-def _entry(state: State, i: int) -> State:
-    return {name: value[i] for name, value in state.items()}

@@ -41,15 +41,29 @@ def screened_changes(
     rows: Tensor | None,
 ) -> tuple[Gaussian, Tensor]:
     """Changes of sites (C,) within the limits of each agent's surroundings, and by how much each was beyond, (C,)."""
-    around = two_links(graph)
+    around, kind, places = two_links(graph), type(sites), list(enumerate(agents.tolist()))
     precision, eta = torch.zeros_like(deltas.precision), torch.zeros_like(deltas.eta)
     beyond = torch.zeros(len(agents), dtype=torch.float64)
-    found: dict[tuple[int, ...], tuple[list[int], Gaussian, Tensor]] = {}
-    for place, agent in enumerate(agents.tolist()):
+    judged: dict[tuple[int, ...], tuple[list[int], Gaussian, Tensor]] = {}
+    for place, agent in places:
         near = tuple(around[agent].nonzero().flatten().tolist())
-        if near not in found:
-            found[near] = _held_neighbour_changes(limits, near, q, sites, agents, deltas, beliefs, rows)
-        there, held, cut = found[near]
+        if len(near) < MIN_COHORT:
+            raise SettingError(
+                f"Bounded: agents {list(near)} hear nobody else, and two cannot outvote one of them; give a graph with "
+                "at least three agents within two links"
+            )
+        if near not in judged:
+            index, there = torch.tensor(near), [place for place, agent in places if agent in near]
+            own = kind(sites.precision[index], sites.eta[index])
+            common = kind(q.precision[index], q.eta[index]).product_over(0) ** (1.0 / len(near))
+            clients = torch.tensor([near.index(int(agents[place])) for place in there])
+            changes = kind(deltas.precision[there], deltas.eta[there])
+            centre = centre_of(common, kind(beliefs.precision[there], beliefs.eta[there]))
+            base = common / own.product_over(0)
+            near_rows = None if rows is None else rows[index]
+            held, cut, _ = held_changes(limits, base, own, clients, changes, centre, near_rows)
+            judged[near] = there, held, cut
+        there, held, cut = judged[near]
         at = there.index(place)
         precision[place], eta[place], beyond[place] = held.precision[at], held.eta[at], cut[at]
     return type(deltas)(precision, eta), beyond
@@ -65,36 +79,6 @@ def two_links(graph: Graph) -> Tensor:
 def centre_of(common: Gaussian, beliefs: Gaussian) -> Tensor:
     """The mean of a belief, or the median of the means that were sent if it has none yet, (D,)."""
     return common.mean() if bool(common.is_proper()) else beliefs.mean().nan_to_num().quantile(0.5, 0)
-
-
-def _held_neighbour_changes(
-    limits: Bounded,
-    near: tuple[int, ...],
-    q: Gaussian,
-    sites: Gaussian,
-    agents: Tensor,
-    deltas: Gaussian,
-    beliefs: Gaussian,
-    rows: Tensor | None,
-) -> tuple[list[int], Gaussian, Tensor]:
-    """The agents in a neighbourhood that sent something, their held changes, and by how much each was cut."""
-    if len(near) < MIN_COHORT:
-        raise SettingError(
-            f"Bounded: agents {list(near)} hear nobody else, and two cannot outvote one of them; give a graph with at "
-            "least three agents within two links"
-        )
-    index = torch.tensor(near)
-    kind = type(sites)
-    own = kind(sites.precision[index], sites.eta[index])
-    common = kind(q.precision[index], q.eta[index]).product_over(0) ** (1.0 / len(near))
-    there = [place for place, agent in enumerate(agents.tolist()) if agent in near]
-    clients = torch.tensor([near.index(int(agents[place])) for place in there])
-    changes = kind(deltas.precision[there], deltas.eta[there])
-    centre = centre_of(common, kind(beliefs.precision[there], beliefs.eta[there]))
-    base = common / own.product_over(0)
-    near_rows = None if rows is None else rows[index]
-    held, cut, _ = held_changes(limits, base, own, clients, changes, centre, near_rows)
-    return there, held, cut
 
 
 @dataclass(frozen=True)

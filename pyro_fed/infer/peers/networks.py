@@ -19,8 +19,7 @@ from typing import Annotated, NamedTuple
 
 import torch
 
-from pyro_fed.algorithm.contract import Noise, Start, required_start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Noise, Start, State, required_start
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.tilted import IVON, Received

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.algorithm.contributions import Contributions
-from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem

@@ -24,9 +24,8 @@ agent's next rows, in order, each once; its belief then waits for the others.
 Acceleration. After the consensus an agent sees what the step from the last point was, x → G(x) = q_i, and takes its
 next site not at q_i but at the point that Anderson's rule extrapolates from there (`peer_sites.History`). The sum of
 the sites, and so the posterior to which all converge, does not depend on where sites were taken on the way.
-Acceleration needs agents that agree: when a hundredth of their disagreement was left over (changes go into beliefs 1 /
-v_i times), steps differed from agent to agent, and README's model took 58 rounds on a random graph of ten instead of
-23.
+Acceleration needs agents that agree: with a hundredth of their disagreement left over (changes go into beliefs 1 / v_i
+times) steps differ from agent to agent, and rounds are twice as many.
 
 Scores that jump, as those of a median regression's rows, have no curvature at a point, so there is no Laplace
 approximation, and the expected curvature changes over the SDs of the belief. Agents then begin at the prior, if that is
@@ -45,10 +44,9 @@ from typing import Literal, Self, cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve

@@ -29,9 +29,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Algorithm, Start
+from pyro_fed.algorithm.contract import Algorithm, Start, State
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEGLIGIBLE

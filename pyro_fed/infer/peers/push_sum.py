@@ -27,8 +27,7 @@ from scipy import sparse
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Noise, Start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData

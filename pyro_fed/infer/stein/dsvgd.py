@@ -58,11 +58,10 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import Indicators
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEGLIGIBLE

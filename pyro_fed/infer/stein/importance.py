@@ -31,9 +31,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, required_start
 from pyro_fed.algorithm.message_limits import IMPOSSIBLE
-from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive

@@ -34,8 +34,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, required_start
 from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive

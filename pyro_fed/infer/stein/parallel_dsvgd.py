@@ -20,10 +20,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start, required_start
+from pyro_fed.algorithm.contract import Noise, Start, State, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.schedule import All, Schedule
-from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.contract import Algorithm, Noise
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Algorithm, Noise, State
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import draw_minibatches

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.bounding import NORMAL_MEDIAN_DEVIATION
-from pyro_fed.algorithm.contract import Start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Start, State
 from pyro_fed.density.derivatives import prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian

@@ -41,9 +41,8 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, required_start
 from pyro_fed.algorithm.contributions import Contributions
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive

@@ -39,11 +39,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, Tempered, required_start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, Tempered, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.message_limits import IMPOSSIBLE
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.kinds import cast_checked

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.contract import Noise, Start, Tempered
+from pyro_fed.algorithm.contract import Noise, Start, State, Tempered
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown

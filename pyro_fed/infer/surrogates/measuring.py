@@ -203,9 +203,7 @@ class Mismatch(Measuring):
         return power_iteration(whitened, points.double()).abs().amax(-1)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        squares, curvature = (
-            messages[name].clamp_min(0) for name in ("mismatch", "curvature")
-        )  # also if bounded
+        squares, curvature = (messages[name].clamp_min(0) for name in ("mismatch", "curvature"))  # also if bounded
         return shared | {"mismatch": squares.sum(0), "curvature": curvature.amax(0)}
 
 
