@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 #: Numbers that are processed at once: an amount that stays in a processor's cache and needs no new memory.
-PIECE = 16_384
+NUMBERS_A_PIECE = 16_384
 #: Effective draws below which a run warns: this many for each chain, as is usual, up to four chains.
 FEWEST_EFFECTIVE_A_CHAIN, USUAL_CHAINS = 100, 4
 
@@ -47,7 +47,7 @@ def chains_converged(num_chains: int, r_hat: float, ess: float, wanted: int) -> 
 
 def rhat_and_ess(draws: Array) -> tuple[Array, Array]:
     """R-hat (D,) and bulk ESS (D,), float64, of finite draws (chain, draw ≥ 8, D), constant in no coordinate."""
-    size = max(1, PIECE // (draws.shape[0] * draws.shape[1]))
+    size = max(1, NUMBERS_A_PIECE // (draws.shape[0] * draws.shape[1]))
     pieces = [_of_few(draws[..., first : first + size]) for first in range(0, draws.shape[2], size)]
     r_hat, ess = (np.concatenate(part) for part in zip(*pieces, strict=True))
     return r_hat, ess

@@ -37,10 +37,10 @@ from pyro_fed.ops.entries import evenly
 #: Largest number of coordinates that are judged; of more, evenly spaced ones are.
 JUDGED_COORDINATES = 2000
 #: R-hat and ESS are computed again when the number of draws has grown by this share,
-GROWTH = 1.25
+JUDGING_GROWTH = 1.25
 #: or, if the run ends at a number of effective draws, when the present rate predicts that number, within these limits:
 #: the rate is not known well from few effective draws.
-FORECAST = (1.05, 1.5)
+FORECAST_GROWTH = (1.05, 1.5)
 #: While the predicted draws are more than this multiple of the present ones, they grow by this share.
 DISTANT_END_FACTOR, FAR_GROWTH = 4.0, 2.0
 #: Largest number of draws of all chains that are judged; of more, evenly spaced ones are. The slowest coordinate, which
@@ -160,8 +160,8 @@ def _append_to_buffer(buffer: Tensor, value: Tensor, kept: int) -> Tensor:
 def _growth(ess: float, wanted: int | None) -> float:
     """The share by which the draws grow until they are judged again."""
     if wanted is None or not ess > 0:
-        return GROWTH
-    least, most = FORECAST
+        return JUDGING_GROWTH
+    least, most = FORECAST_GROWTH
     times = wanted / ess
     return FAR_GROWTH if times > DISTANT_END_FACTOR else min(max(times, least), most)
 

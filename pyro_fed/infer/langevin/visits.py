@@ -107,7 +107,7 @@ class Integrator:
 
 #: Shares of the chains' step that are one up to rounding, in any dtype: a client that needs a shorter step has at most
 #: `STABLE_STEP_SHARE` of it.
-SAME_STEP = 0.999
+SAME_STEP_SHARE = 0.999
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class StepSizes:
         each = done + self.local_steps * torch.arange(len(used))
         whole = self.of_visit(each, step_size.expand(len(used)))[stride - 1 :: stride]
         share = float((used / whole.T.unsqueeze(1)).amin())
-        return share if 0 < share < SAME_STEP else 1.0
+        return share if 0 < share < SAME_STEP_SHARE else 1.0
 
 
 #: A derived step that is unstable becomes this share of the largest stable one.

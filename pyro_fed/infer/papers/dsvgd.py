@@ -63,7 +63,7 @@ from pyro_fed.ops.stein import ksd, largest_off, linear_identities, spread
 #: A KDE with fewer effective neighbours than this has no more information than the particle's own old position.
 FEWEST_NEIGHBOURS = 2.0
 #: The KDE has degenerated if this holds for more than the rest of the particles.
-ALIVE = 0.5
+LEAST_ALIVE_SHARE = 0.5
 
 
 class Approximation(NamedTuple):
@@ -192,7 +192,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about a density estimate whose particles have no neighbours, and particles that are elsewhere."""
         alive = record.last("kde_alive")
-        if self.num_particles > 1 and len(alive) > 0 and np.mean(alive) < ALIVE:
+        if self.num_particles > 1 and len(alive) > 0 and np.mean(alive) < LEAST_ALIVE_SHARE:
             dead = 1 - float(np.mean(alive))
             return [
                 sentences.density_estimate_is_empty(

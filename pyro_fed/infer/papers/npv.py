@@ -42,7 +42,7 @@ from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.pairwise import squared_distances
 
 #: Number of steps whose gradients L-BFGS keeps.
-MEMORY = 10
+LBFGS_MEMORY = 10
 
 
 class Mixture(NamedTuple):
@@ -214,7 +214,7 @@ def _climb(slope_and_value: Callable[[Tensor], tuple[Tensor, Tensor]], start: Te
     """The point that L-BFGS with strong Wolfe line searches reaches."""
     at = start.clone().detach()
     optimiser = torch.optim.LBFGS(
-        [at], max_iter=steps, history_size=MEMORY, line_search_fn="strong_wolfe", tolerance_change=0.0
+        [at], max_iter=steps, history_size=LBFGS_MEMORY, line_search_fn="strong_wolfe", tolerance_change=0.0
     )
 
     def closure() -> Tensor:

@@ -43,7 +43,7 @@ from pyro_fed.ops.mixing import mix
 
 #: Stands for a step length that is not known yet, and for a log-likelihood of minus infinity, which cannot be mixed: so
 #: far below all others that the least share of it tells in a mean.
-UNKNOWN, LOWEST_LOG_LIK = 1e6, -1e200
+UNKNOWN_LENGTH, LOWEST_LOG_LIK = 1e6, -1e200
 #: Stands for the number of agents whose site cannot be used, before any is known.
 NOTHING_YET = -1.0
 
@@ -107,7 +107,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
         none = site.eta.new_zeros(num_clients)
         values = none[:, None].expand(-1, len(self.newton.fractions)).clone()
         aim = torch.zeros_like(site.eta)
-        return Sums(values, none + NOTHING_YET, site.precision, site.eta, aim, none + UNKNOWN)._asdict(), local
+        return Sums(values, none + NOTHING_YET, site.precision, site.eta, aim, none + UNKNOWN_LENGTH)._asdict(), local
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -133,7 +133,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
             precision=put_in(site["precision"]),
             eta=put_in(gaussian(site).score(line.end)),
             aim=line.end.double(),
-            decrement=server["decrement"].clamp_max(UNKNOWN),
+            decrement=server["decrement"].clamp_max(UNKNOWN_LENGTH),
         )
         return message._asdict(), server, info
 

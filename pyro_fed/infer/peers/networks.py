@@ -41,7 +41,7 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
 #: Variance about an agent's first point at which the prior is evaluated.
-NARROW = 1e-4
+NARROW_VARIANCE = 1e-4
 #: Points of the prior's expectations. A prior that is Gaussian on the unconstrained scale needs two. The curvature of a
 #: half-Cauchy scale's logarithm is concentrated at one place, which eight points miss under an SD of five: that widened
 #: it further, until it overflowed (a horseshoe in units of its scales).
@@ -82,7 +82,7 @@ def step(
     """Public beliefs of C agents, changes of their states, and the fractions of their changes that were made."""
     q, agent, v = gaussian(shared), entries_as(NetworkAgent, local), shared["centrality"].to(torch.float64)
     known, likelihood = q.is_proper(), agent.likelihood
-    narrow = DiagGaussian.from_moments(agent.start, torch.full_like(agent.start, NARROW))
+    narrow = DiagGaussian.from_moments(agent.start, torch.full_like(agent.start, NARROW_VARIANCE))
     under = where(known, q, narrow)
     prior = _prior(algorithm, problem, under)
     new = likelihood

@@ -79,7 +79,7 @@ from pyro_fed.ops.gaussian import Gaussian
 #: Share of their disagreement that agents have after a round's consensus if rounds are accelerated and none is set.
 SEEN_WHOLE = 1e-4
 #: Beliefs that move by less than this, in SDs, expect no more data.
-STILL = 1e-9
+STILL_SDS = 1e-9
 
 
 @explains_unknown
@@ -344,7 +344,7 @@ class P2PVI(PeerGaussian):
         if not self._ends:
             return None
         settled = super().converged(figures)
-        return settled if self.batch_size is None else settled and figures[-1]["change"] < STILL
+        return settled if self.batch_size is None else settled and figures[-1]["change"] < STILL_SDS
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about a target other than the posterior, and about rows that no round has reached."""

@@ -33,7 +33,7 @@ from pyro_fed.ops.stein import PARTICLES_PER_COORDINATE, ksd_and_noise, moments_
 
 #: Factor on its mean that the squared discrepancy of exact draws exceeds in at most 5 % of cases. It is a weighted sum
 #: of squared normal numbers, whose tail is longest if it is a single one (Székely & Bakirov 2003), χ² with one degree.
-BY_CHANCE = 3.84
+KSD_BY_CHANCE = 3.84
 #: Smallest total number of steps of particles that start under the nearest Gaussian: the discrepancy hardly shows the
 #: remaining error of a skewed parameter.
 LEAST_STEPS = 100
@@ -99,7 +99,7 @@ class EndOfRun(Settings):
             return False
         if figures[-1]["ksd"] <= self.noise * figures[-1]["ksd_of_draws"]:
             return True
-        like_draws = all(each["ksd"] <= BY_CHANCE * each["ksd_of_draws"] for each in last)
+        like_draws = all(each["ksd"] <= KSD_BY_CHANCE * each["ksd_of_draws"] for each in last)
         if len(figures) <= self.patience * width or not like_draws:
             return False
         if len(figures) >= self.max_passes * width:

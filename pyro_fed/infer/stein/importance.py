@@ -9,12 +9,12 @@ there. With q = Σ_j n_j t_j, the density of all points drawn so far, the weight
 
 **The modes' approximations are enough** if they share most of their mass with the posterior. With l for their density,
 and w and l / q normalised over the points, the mass shared is ∫ min(p, l), about Σ_s min(w_s, l_s / q_s). If it is at
-least `FITS`, particles start from the modes' Gaussians. There is one exception: a part of the mass larger than
-`LARGEST_FAR_MASS` is so far from all modes that particles would not reach it, such as a slab's beside its spike, or
-that of a mode which the search has missed.
+least `LEAST_SHARED_MASS`, particles start from the modes' Gaussians. There is one exception: a part of the mass larger
+than `LARGEST_FAR_MASS` is so far from all modes that particles would not reach it, such as a slab's beside its spike,
+or that of a mode which the search has missed.
 
 **Otherwise** this is adaptive multiple importance sampling (`ops.adaptive_importance`), driven by rounds, until the
-points are enough (`SETTINGS`). While few points carry all the weight, a fit uses `A_DIMENSION` points for each
+points are enough (`SETTINGS`). While few points carry all the weight, a fit uses `POINTS_A_DIMENSION` points for each
 dimension.
 
 Only values are needed, no derivatives: a client sends one number for each point in each round.
@@ -53,10 +53,10 @@ SETTINGS = AdaptiveSettings(enough=200, longest_tail=LARGEST_PARETO_K)
 #: Effective number of points below which they are too uninformative for a start.
 LEAST_EFFECTIVE_POINTS = 50
 #: Points for each dimension that a fit uses.
-A_DIMENSION = 10.0
+POINTS_A_DIMENSION = 10.0
 #: The modes' approximations are enough if they share at least this much of their mass with the posterior, and at most
 #: this much of the posterior's mass is far from all modes.
-FITS, LARGEST_FAR_MASS = 0.75, 0.01
+LEAST_SHARED_MASS, LARGEST_FAR_MASS = 0.75, 0.01
 #: Draws of the prior, each of which runs the model, and components that are fitted to them.
 PRIOR_DRAWS, PRIOR_COMPONENTS = 48, 4
 #: A point is too far from a mode for particles to reach it if it is more than √D plus this many of its SDs away.
@@ -166,7 +166,7 @@ class AdaptiveImportance(Algorithm):
         after = before._replace(weights=weights, worth=worth, k=k, fits=fits, beyond=beyond)
         if not are_enough(*figures):
             generator = seeding.torch_generator(int(before.seed), seeding.SERVER, len(sampler.points))
-            wanted = min(A_DIMENSION * problem.dim, 0.5 * len(sampler.trial))
+            wanted = min(POINTS_A_DIMENSION * problem.dim, 0.5 * len(sampler.trial))
             fit = sampler.refit(wanted, generator).shared_out(POINTS)
             seed = torch.randint(2**31, (), generator=generator)
             sampler = sampler.draw(fit.wider(widening(problem.dim)), _generator(seed))
@@ -214,7 +214,7 @@ def _fit(sampler: AdaptiveImportanceSampler, shared: State) -> tuple[float, floa
 
 
 def _modes_fit(fits: float, beyond: float) -> bool:
-    return fits >= FITS and beyond <= LARGEST_FAR_MASS
+    return fits >= LEAST_SHARED_MASS and beyond <= LARGEST_FAR_MASS
 
 
 def weighted_points_of(found: State) -> tuple[Tensor, Tensor] | None:

@@ -75,7 +75,7 @@ class Server:
 
 
 #: Factor of the steps of draws of the posterior.
-SETTLING = 0.25
+SETTLING_STEP_SHARE = 0.25
 #: Factor of the steps of particles that start under the nearest Gaussian; their turns have half as many steps.
 NEAREST_STEP_SHARE, TURN_DIVISOR = 0.4, 2
 
@@ -88,7 +88,7 @@ def first_pace(problem: Problem, found: SurveyState) -> float:
     # the median `NORMAL_MEDIAN_DEVIATION` in size, that of modes a tenth as wide ten times that.
     prior = prior_scores(problem, found.coordinates.model(found.white).to(problem.dtype)).double()
     size = (found.scores + found.coordinates.pull(prior)).abs().nan_to_num(nan=0.0)
-    return SETTLING / max(1.0, float(size.median(0).values.max()) / NORMAL_MEDIAN_DEVIATION)
+    return SETTLING_STEP_SHARE / max(1.0, float(size.median(0).values.max()) / NORMAL_MEDIAN_DEVIATION)
 
 
 def with_pace(server: Server) -> Server:

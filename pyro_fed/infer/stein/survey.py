@@ -71,14 +71,14 @@ from pyro_fed.ops.whitening import Coordinates, site_scores
 
 #: Share of the way between two other points by which draws of a weighted sample are moved, because coinciding particles
 #: would never separate.
-JITTER = 0.1
+DRAW_JITTER = 0.1
 #: Number of sets of draws from which one is chosen.
-SETS = 200
+CANDIDATE_SETS = 200
 #: Largest ratio of a Gaussian's width to the prior's; a wider Gaussian is not used.
 WIDEST_SD_RATIO = 10.0
-#: A whitened score is too steep if it is longer than `STEEP` times √D, which is the Gaussian's own where most of its
+#: A whitened score is too steep if it is longer than `STEEP_SCORE` times √D, the Gaussian's own where most of its
 #: mass is. `MOST_APPROACH_ROUNDS`: largest number of rounds in which such points are moved towards the centre.
-STEEP, MOST_APPROACH_ROUNDS = 100.0, 10
+STEEP_SCORE, MOST_APPROACH_ROUNDS = 100.0, 10
 #: The error if the phase before has found no Gaussian for the start.
 NOWHERE = (
     "particles have nowhere to begin: the Gaussian of the phase before, whose coordinates they move in, is no "
@@ -145,9 +145,9 @@ def whitened_resample(
     white = coordinates.white(points)
     eye = torch.eye(points.shape[1], dtype=points.dtype)
     best, least = white[:count], torch.inf
-    for _ in range(SETS):  # draws are moved along the line between two others, ter Braak's (2006) jump
+    for _ in range(CANDIDATE_SETS):  # draws are moved along the line between two others, ter Braak's (2006) jump
         drawn, one, other = (white[systematic(weights, count, generator)] for _ in range(3))
-        drawn = drawn + JITTER * torch.randn((count, 1), generator=generator, dtype=points.dtype) * (one - other)
+        drawn = drawn + DRAW_JITTER * torch.randn((count, 1), generator=generator, dtype=points.dtype) * (one - other)
         away = drawn.mean(0).square().sum() + 0.5 * (drawn.T @ drawn / count - eye).square().sum()
         if float(away) < least:
             best, least = drawn, float(away)
@@ -363,7 +363,7 @@ class Survey(Algorithm):
 
     def _less_steep(self, found: SurveyState, scores: Tensor) -> SurveyState:
         """Steep points moved half-way to the centre; draws of the prior and weighted points stay unchanged."""
-        steep = ~(scores.norm(dim=1) <= STEEP * scores.shape[1] ** 0.5)  # NaN counts as steep
+        steep = ~(scores.norm(dim=1) <= STEEP_SCORE * scores.shape[1] ** 0.5)  # NaN counts as steep
         if bool(found.apart) or self.begin == "prior" or bool(found.settled):
             steep = torch.zeros_like(steep)
         return found._replace(white=torch.where(steep[:, None], found.white / 2, found.white), steep=steep.sum())

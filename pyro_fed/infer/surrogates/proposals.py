@@ -110,7 +110,7 @@ NEIGHBOURS_A_DIMENSION, FEWEST_NEIGHBOURS = 3, 10
 #: Largest distance of a neighbour, in units of the median one.
 FARTHEST_NEIGHBOUR = 6.0
 #: Share of a spherical covariance in a neighbourhood's: of its mean variance, and of that of all points.
-ROUND, LEAST_VARIANCE_SHARE = 1e-2, 1e-6
+SPHERICAL_SHARE, LEAST_VARIANCE_SHARE = 1e-2, 1e-6
 
 
 def around(points: Tensor) -> Mixture:
@@ -127,8 +127,8 @@ def around(points: Tensor) -> Mixture:
     local = away.mT @ away / near.sum(1)[:, None, None]
     spread = local.diagonal(dim1=-2, dim2=-1).mean(-1)
     eye = torch.eye(dim, dtype=torch.float64, device=points.device)
-    local = local + (ROUND * spread + LEAST_VARIANCE_SHARE)[:, None, None] * eye
-    wide = WIDE_VARIANCE * (white.T @ white / count + ROUND * eye)
+    local = local + (SPHERICAL_SHARE * spread + LEAST_VARIANCE_SHARE)[:, None, None] * eye
+    wide = WIDE_VARIANCE * (white.T @ white / count + SPHERICAL_SHARE * eye)
     factors = torch.linalg.cholesky(torch.cat([local, wide[None]])) * scale[:, None]
     shares = torch.full((count + 1,), (1 - WIDE_SHARE) / count, dtype=torch.float64, device=points.device)
     shares[-1] = WIDE_SHARE
@@ -137,10 +137,10 @@ def around(points: Tensor) -> Mixture:
 
 #: Share of the draws at which the prior, or a client's log-likelihood, may be NaN, because the proposals' tails exceed
 #: its floating-point range: these draws are impossible. With more the model or the client has failed.
-MOST_UNKNOWN = 0.1
+UNKNOWN_SHARE = 0.1
 #: Difference in nats between the highest log-likelihood of all draws and the eighth above which it is checked for
 #: rounding; and its relative change beside the draw that shows rounding.
-ABOVE, HIGHEST_DRAWS, ROUGH = 5.0, 8, 1e-3
+SUSPICIOUS_NATS, HIGHEST_DRAWS, LARGEST_ROUNDING = 5.0, 8, 1e-3
 #: Distances of the check, in roundings of the draw: several, because rounding has few values, and they may agree by
 #: chance, most often at powers of two.
 ROUNDINGS = (16, -16, 5, -11)
@@ -152,9 +152,9 @@ def log_likelihoods_beyond_rounding(problem: Problem, draws: Tensor, data: Clien
     # lgamma(a) at a = e^50, and be thousands of nats above all others. Next to the same draw it has another value.
     values = log_likelihoods_at(problem, draws, data)
     highest = values.nan_to_num(nan=-torch.inf).topk(min(HIGHEST_DRAWS, values.shape[1]), 1).values
-    if not bool((highest[:, 0] - highest[:, -1] > ABOVE).any()):
+    if not bool((highest[:, 0] - highest[:, -1] > SUSPICIOUS_NATS).any()):
         return values
-    most = torch.maximum(torch.ones_like(values), ROUGH * values.abs())
+    most = torch.maximum(torch.ones_like(values), LARGEST_ROUNDING * values.abs())
     rounding = torch.zeros_like(values, dtype=torch.bool)
     for roundings in ROUNDINGS:
         beside = log_likelihoods_at(problem, draws * (1 + roundings * torch.finfo(draws.dtype).eps), data)
@@ -164,7 +164,7 @@ def log_likelihoods_beyond_rounding(problem: Problem, draws: Tensor, data: Clien
 
 def with_few_impossible(values: Tensor) -> Tensor:
     """Log densities at draws (..., S), with NaN replaced by an impossible value if there are few."""
-    few = values.isnan().double().mean(-1, keepdim=True) <= MOST_UNKNOWN
+    few = values.isnan().double().mean(-1, keepdim=True) <= UNKNOWN_SHARE
     return torch.where(values.isnan() & few, -torch.inf, values)
 
 
