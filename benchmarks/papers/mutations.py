@@ -348,7 +348,7 @@ EQUATIONS = (
                 "log_prior + self.inverse_f *",
                 "self.inverse_f * log_prior + self.inverse_f *",
             ),
-            ("infer/langevin/states.py:new_clients", "1 / share", "share"),
+            ("infer/langevin/visits.py:new_clients", "1 / share", "share"),
             ("infer/langevin/visits.py:StepSizes.of_visit", "done + torch", "0 * done + torch"),
         ),
     ),

@@ -29,7 +29,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged, fewest_effective, r_hat_limit, rhat_and_ess
-from pyro_fed.infer.langevin.states import Arrival, Visit
+from pyro_fed.infer.langevin.visits import Arrival, Visit
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.local_sgld import tempered_clients
 from pyro_fed.ops.entries import evenly

@@ -36,7 +36,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.dsgld import VisitingLangevin
 from pyro_fed.infer.langevin.gradients import ConduciveScore, Score, conducive_gradients
-from pyro_fed.infer.langevin.states import Beginning, ClientState
+from pyro_fed.infer.langevin.visits import Beginning, ClientState
 from pyro_fed.infer.surrogates.surrogates import one_each
 
 

@@ -42,8 +42,8 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chains import ServerState
 from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits, VisitContributions
-from pyro_fed.infer.langevin.states import Visit
 from pyro_fed.infer.langevin.step import Fixed, ForVisits, Measured, Step
+from pyro_fed.infer.langevin.visits import Visit
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.surrogates.measuring import OwnNoise, longest_parallel_visit, noise_time
 from pyro_fed.infer.surrogates.surrogates import Given

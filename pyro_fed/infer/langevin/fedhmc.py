@@ -49,8 +49,8 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chains import ChainStore, chain_findings
-from pyro_fed.infer.langevin.states import at_surrogates
 from pyro_fed.infer.langevin.trajectories import HmcState, first_step, retuned_factor, retuned_step, steps_of
+from pyro_fed.infer.langevin.visits import at_surrogates
 from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, surrogate_phase

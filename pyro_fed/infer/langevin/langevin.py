@@ -5,7 +5,7 @@ Source: el Mekkaoui et al., *Federated stochastic gradient Langevin dynamics*, A
     θ_{t+1} = θ_t + h_t/2 v(θ_t) + η_t,    η_t ~ N(0, h_t I)                                          (1), (3), (5)
 
 `Langevin` joins the estimate v of the score (`gradients`), T steps of a visit (`visits`), the chains at the server
-(`chains`), and where these begin (`states`).
+(`chains`), and where these begin.
 
 Letters: θ `position`, h `step_size`, v `score`, f_s `probabilities`, m `batch_size`, T `local_steps`, q_s
 `surrogates`, S clients. Several chains run at once, each at its own client.
@@ -46,23 +46,21 @@ from pyro_fed.density.rows.batches import Batch, ClientData, Minibatch
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chains import ChainStore, ServerState, TravellingChains, chain_findings
 from pyro_fed.infer.langevin.gradients import MinibatchScore, Score
-from pyro_fed.infer.langevin.states import (
+from pyro_fed.infer.langevin.step import Derived, Fixed, Step
+from pyro_fed.infer.langevin.visits import (
     Arrival,
     Beginning,
     ClientState,
-    Visit,
-    at_prior,
-    at_surrogates,
-    new_clients,
-)
-from pyro_fed.infer.langevin.step import Derived, Fixed, Step
-from pyro_fed.infer.langevin.visits import (
     Integrator,
     StepSizes,
+    Visit,
     Visits,
+    at_prior,
+    at_surrogates,
     check_step,
     largest_curvature,
     longest_steps,
+    new_clients,
     no_picks,
 )
 from pyro_fed.infer.sites.records import as_entries, entries_as

@@ -33,7 +33,7 @@ from pyro_fed.density.rows.batches import BATCHES, ClientData, Minibatch, draw_a
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.gradients import SagaScore, Table, row_scores
 from pyro_fed.infer.langevin.langevin import Langevin
-from pyro_fed.infer.langevin.states import Arrival, ClientState
+from pyro_fed.infer.langevin.visits import Arrival, ClientState
 from pyro_fed.infer.sites.records import entries_as
 
 

@@ -28,7 +28,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, Minibatch, draw_anew, draw_minibatches
 from pyro_fed.infer.langevin.gradients import ControlVariateScore, Score, likelihood_score
 from pyro_fed.infer.langevin.langevin import Langevin
-from pyro_fed.infer.langevin.states import Beginning, ClientState
+from pyro_fed.infer.langevin.visits import Beginning, ClientState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Visits of chains to clients: a step, its size, its minibatch, and T steps in one round or in several.
+"""Visits of chains to clients: where chains begin, a step, its size and minibatch, and T steps in one or several rounds.
 
     η = √h A ξ,    ξ ~ N(0, I)
     θ' = θ + h/2 A A' v(θ) + η                        (1) of el Mekkaoui et al., in coordinates A⁻¹ θ
@@ -13,6 +13,9 @@ A derived step is as short as the steepest client needs (`longest_steps`): h λ 
 = -∇v, by power iteration (`ops.langevin` has the derivation). One product A'HA v costs two gradients, so λ costs about
 forty. All clients have the same steps from the next round on: chains whose steps depend on the client that they are at
 have another stationary law.
+
+Chains begin at draws of p(θ) Π_s q_s(θ), or of the prior. That Gaussian's covariance is A A', and its mode θ* is where
+control variates and conducive gradients are taken.
 """
 
 from __future__ import annotations
@@ -26,16 +29,105 @@ from torch import Tensor
 from torch.func import vjp
 
 from pyro_fed.algorithm.capabilities import LocalRounds
-from pyro_fed.algorithm.contract import Noise, State
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, Minibatch, batch_of, with_batches
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.gradients import Memory, Score
-from pyro_fed.infer.langevin.states import Arrival, ClientState, Visit
+from pyro_fed.infer.langevin.gradients import ConduciveGradient, Memory, Score, TrustRegion
 from pyro_fed.infer.sites.power_iteration import power_iteration
+from pyro_fed.infer.surrogates.surrogates import fitted_surrogates
+from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.langevin import STABLE, drifted, injected, pulled
 from pyro_fed.ops.matrices import times, times_transposed
 from pyro_fed.ops.step_sizes import polynomial_step
+
+
+class ClientState(NamedTuple):
+    """A client's state, of several clients (C, ...); None if a sampler does not use an entry."""
+
+    inverse_f: Tensor  # 1/f_s
+    ready: Tensor  # whether the client has been visited
+    anchor: Tensor  # θ*, the mode of p(θ) Π q_s(θ), (D,)
+    factor: Tensor  # A of the preconditioner A A', (D, D) or its diagonal (D,)
+    anchor_score: Tensor | None = None  # gradient of all its rows' log-likelihood at θ*, (D,)
+    longest_step: Tensor | None = None  # the longest derived step at this client
+    pull: Tensor | None = None  # α g_s(θ*), (D,)
+    pull_slope: Tensor | None = None  # α (P - P_s/f_s), (D, D) or (D,)
+    metric: Tensor | None = None  # the posterior's precision, by which the distance from θ* is measured, (D, D) or (D,)
+    trust_radius: Tensor | None = None  # the distance at which g_s stops growing
+
+    @property
+    def conducive(self) -> ConduciveGradient | None:
+        """α g_s; None without conducive gradients."""
+        if self.pull is None or self.pull_slope is None:
+            return None
+        if self.metric is None or self.trust_radius is None:
+            return ConduciveGradient(self.anchor, self.pull, self.pull_slope)
+        return ConduciveGradient(self.anchor, self.pull, self.pull_slope, TrustRegion(self.metric, self.trust_radius))
+
+    def limit_step(self, step_size: Tensor, at: Tensor | slice = slice(None)) -> Tensor:
+        """h of visits, no longer than each client allows; `at` has the chains' clients, by default each its own."""
+        return step_size if self.longest_step is None else torch.minimum(step_size, self.longest_step[at])
+
+
+class Arrival(NamedTuple):
+    """What a client receives for each chain that visits it, (C, ...)."""
+
+    position: Tensor  # where the chain is, (C, D)
+    client: Tensor  # the client's number, (C,)
+    steps: Tensor  # number of steps of the chain so far, (C,)
+    step_size: Tensor  # h of its steps, before they fall or are shortened, (C,)
+
+
+class Visit(NamedTuple):
+    """What C visits send: the chains' positions, and every `stride`-th of their T steps; of R rounds (R, C, ...)."""
+
+    position: Tensor  # where the chain is, (C, D)
+    client: Tensor  # the client's number, (C,)
+    draws: Tensor  # positions that may be kept, (C, T / stride, D)
+    gradient_norm: Tensor  # of the preconditioned scores, (C, T / stride)
+    step_size: Tensor  # h, (C, T / stride)
+
+
+class Beginning(NamedTuple):
+    """The starts of chains."""
+
+    position: Tensor  # of the M chains, (M, D)
+    anchor: Tensor  # θ*, (D,)
+    factor: Tensor  # A, (D, D) or its diagonal (D,)
+    gaussians: tuple[Gaussian, Gaussian] | None = None  # the surrogates q_s, batch (K,), and p(θ) Π_s q_s(θ)
+
+
+def at_prior(problem: Problem, num_chains: int, generator: torch.Generator) -> Beginning:
+    """Starts at draws of the prior."""
+    zero = torch.zeros(problem.dim, dtype=problem.dtype)
+    return Beginning(problem.init(num_chains, generator), zero, torch.ones_like(zero))
+
+
+def at_surrogates(
+    problem: Problem,
+    surrogates: object,
+    start: Start | None,
+    num_chains: int,
+    precondition: bool,
+    generator: torch.Generator,
+) -> Beginning:
+    """Starts at draws of p(θ) Π_s q_s(θ), from `Given`, or from the final states of the algorithm that fits q_s."""
+    gaussians = fitted_surrogates(problem, surrogates, start)
+    target = gaussians[1]
+    position = target.sample(num_chains, generator).to(problem.dtype)
+    factor = target.root() if precondition else torch.ones_like(target.eta)
+    return Beginning(position, target.mean().to(problem.dtype), factor.to(problem.dtype), gaussians)
+
+
+def new_clients(begin: Beginning, share: Tensor) -> ClientState:
+    """The clients' states before their first visits; `share` is f_s, (K,)."""
+
+    def each(value: Tensor) -> Tensor:
+        """The value for each client."""
+        return value.expand(len(share), *value.shape)
+
+    return ClientState(1 / share, torch.zeros(len(share), dtype=torch.bool), each(begin.anchor), each(begin.factor))
 
 
 @lru_cache(maxsize=8)

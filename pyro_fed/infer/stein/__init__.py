@@ -1,9 +1,8 @@
 """Stein variational gradient descent: particles that visit the clients in turn, or use pooled data.
 
-dsvgd, parallel_dsvgd, svgd     the defaults of this package
-survey                          where particles start, after modes and importance
-states, corrected_sites, at_rest, contributions
-parts of dsvgd
+dsvgd, parallel_dsvgd, svgd          the defaults of this package
+survey                               where particles start, after modes and importance
+states, at_rest, contributions       parts of dsvgd
 """
 
 from pyro_fed.conventions.doors import door

@@ -73,17 +73,20 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.at_rest import EndOfRun, particle_findings, stein_figures
 from pyro_fed.infer.stein.contributions import TurnContributions
-from pyro_fed.infer.stein.corrected_sites import (
+from pyro_fed.infer.stein.particles import ParticleAlgorithm
+from pyro_fed.infer.stein.states import (
     SENT,
+    TURN_DIVISOR,
     Arrival,
     Received,
+    Server,
     Site,
     TiltedTarget,
     client_scores,
+    first_states,
     scores_by_sites,
+    with_pace,
 )
-from pyro_fed.infer.stein.particles import ParticleAlgorithm
-from pyro_fed.infer.stein.states import TURN_DIVISOR, Server, first_states, with_pace
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey
 from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel

@@ -29,9 +29,8 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.contributions import ResidualContributions
-from pyro_fed.infer.stein.corrected_sites import Arrival
 from pyro_fed.infer.stein.dsvgd import DSVGD
-from pyro_fed.infer.stein.states import Server, with_pace
+from pyro_fed.infer.stein.states import Arrival, Server, with_pace
 
 #: Why a start without surrogates is refused.
 NO_SURROGATES = (
