@@ -7,13 +7,11 @@ Radul & Sountsov, *An adaptive MCMC scheme for setting trajectory lengths in Ham
 
 In a round the server sends the M points at which trajectories are, θ (M, D). Every client answers with its
 log-likelihood log p_k and its score there, each a sum over its rows. The server adds them up, adds the prior's, and
-makes the step, or accepts a trajectory's end and begins the next (`trajectories` has the equations). Nothing else is
-sent, and only sums are needed. The draws are the posterior's own, without an approximation: the Gaussian of other
-algorithms is where chains begin, and the first A.
+makes the step, or accepts a trajectory's end and begins the next (`trajectories` has the equations). Only sums are
+needed, and the draws are the posterior's own: the Gaussian of other algorithms is where chains begin, and the first A.
 
-A round costs the clients M scores, whatever a trajectory needs, so that many chains are cheap and rounds are dear: with
-64 chains a few trajectories of each are enough. All chains have the same number of steps in a trajectory, and none
-waits for another's, as in trees of NUTS.
+A round costs the clients M scores, whatever a trajectory needs, so that many chains are cheap and rounds are dear. All
+chains have the same number of steps in a trajectory, and none waits for another's, as in trees of NUTS.
 
 Windows of 8, 16, 32, ... trajectories follow each other. In a window ε and A are constant, and the kernel is that of a
 Markov chain with the posterior as its stationary distribution. Between two windows A becomes the root of the draws'

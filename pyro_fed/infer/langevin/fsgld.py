@@ -23,13 +23,8 @@ prior, which Algorithm 1 has; it is included here.
 Deviation: if no step size is given, a round before the first (`surrogates.measuring`) measures how far the surrogates'
 scores are from the clients', and visits are so short that no parameter's variance grows by more than
 `step.visit_error` from it (`ops.visits` has the derivation). It also measures the largest curvature λ that a chain
-meets at a client, and steps are at most `STABLE_STEP_SHARE` of 4/λ, above which they diverge: a posterior may be
-steeper where the chains go than where it was measured.
-
-Such visits have few steps of many rows rather than many of a few: five of 800 rows for forty of 100, as many rows and
-as much noise of minibatches (it is proportional to h/m), and an eighth of the calls. As many chains run at once as
-there usually are clients to visit: more chains need fewer rounds for the same number of effective draws, and send as
-much. In sweeps each chain is at another client (`schedule.Shuffled`), so that no client has two.
+meets at a client; steps are at most `STABLE_STEP_SHARE` of 4/λ, as a posterior may be steeper elsewhere. Such visits
+have five steps of 800 rows rather than forty of 100, with as much noise of minibatches and an eighth of the calls.
 """
 
 from __future__ import annotations

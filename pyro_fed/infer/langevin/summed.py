@@ -7,9 +7,8 @@ the exact accountant of Gaussian noise (`algorithm.accountant`) in place of thei
 
 In a round every client sends its score at θ, and nothing else; the server knows the prior. With `pf.Private` the sum is
 released with noise of SD s = z r. Langevin steps need noise of variance h, and the release provides (h s / 2α)² of it:
-the steps are those of the posterior at temperature α as long as h ≤ 4 α²/s², where the release provides all noise that
-the chain needs. That is the default step. So the noise in the draws is exactly the posterior's spread, and nothing is
-added afterwards; the draws lack what clipping removes.
+the steps are those of the posterior at temperature α as long as h ≤ 4 α²/s², the default step, where it provides all.
+Nothing is added to the draws afterwards; they lack what clipping removes.
 
 What it costs: θ is all that is released, and R rounds are R Gaussian mechanisms of noise multiplier z, or zero-
 concentrated privacy of ρ = R / 2z². In R steps of the length 4 α²/s² = 4 α²/(z r)² a posterior of precision λ, at

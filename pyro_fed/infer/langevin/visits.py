@@ -1,4 +1,4 @@
-"""Visits of chains to clients: where chains begin, a step, its size and minibatch, and T steps in one or several rounds.
+"""Visits of chains to clients: where chains begin, a step, its size and minibatch, and T steps in some rounds.
 
     η = √h A ξ,    ξ ~ N(0, I)
     θ' = θ + h/2 A A' v(θ) + η                        (1) of el Mekkaoui et al., in coordinates A⁻¹ θ

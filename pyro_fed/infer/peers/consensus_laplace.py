@@ -7,13 +7,11 @@ consensus: agent i puts in its message divided by its centrality v_i, and after 
 Curvatures are sent in single precision after a round's first step. So that their rounding affects only the direction of
 Newton's step, and not where it is zero, agents send the scores g_i = η_i - P_i a_i at the points a_i of their sites,
 which are the same but for rounding, and those points. With ā their mean, Σ_i η_i = Σ_i g_i + P ā for the P that the
-agent has; rounding in it moves the step by its own share of it, and not at all where the scores cancel. (η itself, with
-condition number 1e5, moved the mode by 1e-3 SDs.)
+agent has; rounding in it moves the step by its own share of it, and not at all where the scores cancel.
 
-It is where `P2PVI` starts by default: expectations under a belief need a belief, and an agent's own
-likelihood may be unbounded (as many parameters as rows) where the pooled one is not.
-
-An agent knows the sums (`Sums`), and keeps the state of `FedLaplace`'s server (`local`).
+It is where `P2PVI` starts by default: expectations under a belief need a belief, and an agent's own likelihood may be
+unbounded (as many parameters as rows) where the pooled one is not. An agent knows the sums (`Sums`), and keeps the
+state of `FedLaplace`'s server (`local`).
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ Scores that jump, as those of a median regression's rows, have no curvature at a
 approximation, and the expected curvature changes over the SDs of the belief. Agents then begin at the prior, if that is
 proper, and make half of a change in a round. (Whole changes overshoot, each by more than the last.)
 
-Ambiguous in the paper, and how it is read here: whether in Section V q^(t-1) stands fixed during the u local
-updates of a round (it does here), how a minibatch's likelihood is scaled there against the KL of Eq. (3)
-(each row counts once a round), and whether an agent outside the current star trains (it sleeps).
+Ambiguous in the paper: whether in Section V q^(t-1) stands fixed during the u local updates of a round (here it does),
+how a minibatch's likelihood is scaled there against the KL of Eq. (3) (each row counts once a round), and whether an
+agent outside the current star trains (it sleeps).
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ stops falling at once. So a run goes on unless, in addition, the scores at the p
 `MATTERS` SDs and no SD by the factor `SD_MATTERS` (`ops.stein.moments_off`, in units that no particle can stretch), and
 the discrepancy is not larger than that of exact draws by chance. A run that meets these two conditions after its last
 pass has converged too, even if its discrepancy is still falling.
-
-Otherwise its user is warned: of collapse, of too few particles, and of moments that contradict the scores.
 """
 
 from __future__ import annotations

@@ -17,22 +17,17 @@ with the prior p_0, client k's likelihood p_k and site t_k, and particles z_n in
 **The sites here.** In the paper they are ratios of kernel density estimates, whose gradients vanish beyond a few
 dimensions, and which are improper in their tails (`papers.dsvgd`). Here `survey` gives a Gaussian approximation of each
 client's likelihood (its surrogate: Λ_k, η_k), and r_{k,n} corrects its gradient where client k left particle n after
-its last turn. p_0 and p_k are exact. Once the particles converge, all r_{j,n} are exact, and so is the score at
-every particle. So the fixed point is that of SVGD on the pooled data, whatever the surrogates are and whichever client
-came last. (With surrogates alone it depends on the last client. The argument is that of SAGA.) The surrogates only
-decide how fast particles get there, and how many local steps are safe.
+its last turn. p_0 and p_k are exact. Once the particles converge, so are all r_{j,n} and the score at every particle:
+the fixed point is that of SVGD on the pooled data, whatever the surrogates are and whichever client came last (the
+argument is that of SAGA). The surrogates only decide how fast particles get there, and how many local steps are safe.
 
 **Likelihoods that are nearly their surrogates**, as of many rows or of linear models. If a client's residuals hardly
 vary over the particles (`_straight`), it uses its own site, too, during the steps (`_steps_by_sites`). Its residuals
-are exact before and after these: the fixed point is the same, and a turn takes two scores of its rows in place of
-L + 2.
+are exact before and after: the fixed point is the same, and a turn takes two scores of its rows in place of L + 2.
 
-**Kernel, start and steps.** The kernel `Balanced` keeps two moments and the marginals right. Particles start as
-standardised points of the Gaussian of `survey`, or, where it finds several modes or mass elsewhere, at these. The step
-decays. Steps and turns are shorter where the start is the Gaussian nearest to a posterior of one mode
-(`NEAREST_STEP_SHARE`).
-
-**When a run ends**, and what counts as converged, is in `at_rest`.
+**Kernel, start and end.** The kernel `Balanced` keeps two moments and the marginals right. Particles start as
+standardised points of the Gaussian of `survey`, or, where it finds several modes or mass elsewhere, at these. Steps and
+turns are shorter where the start is the Gaussian nearest to a posterior of one mode. `at_rest` has a run's end.
 
 **Without a maximum.** Where the Gaussian phase finds no maximum (`survey`, "apart"), as of neural networks, surrogates
 would be wrong, and residuals out of date once particles have left a basin. Then particles start as draws of the prior,

@@ -14,17 +14,16 @@ evidence, for Bayes factors.
 
 The result is asymptotically exact for any sites, while FedEP's error stays. The weights themselves show how far it is
 from that limit: a run warns if parts of the draws disagree about a mean or an SD by a relevant amount. Mostly it is the
-prior that a Gaussian cannot follow (a precision that is shared by many weights), so that step 1 does most of the work
-without a message; likelihoods of many rows are near their sites. Weights cannot detect a mode that the sites do not
-reach.
+prior that a Gaussian cannot follow, so that step 1 does most of the work without a message. Weights cannot detect a
+mode that the sites do not reach.
 
 Particles and chains have no sites: if they are the surrogates, z_s are draws of a mixture around them, which in few
 dimensions follows any shape, and several modes. If the surrogates are `FedAIS` itself, the mixture is around its draws,
 chosen by their weights, which are raised to the power that leaves enough of them (adaptive importance sampling, as
 Cappé et al. 2004). A mode that the first round misses is missed by the second too.
 
-None of the papers has this. Neal (2001) has the annealing, Yao et al. (2018) the use of k for an approximation, Cappé,
-Guillin, Marin & Robert (2004), *Population Monte Carlo*, proposals around weighted draws.
+Neal (2001) has the annealing, Yao et al. (2018) the use of k for an approximation, Cappé, Guillin, Marin & Robert
+(2004), *Population Monte Carlo*, proposals around weighted draws.
 
 Letters: z `draws`, logarithm of w `log_weights`, t_k `held_` sites, S `num_proposals`.
 """

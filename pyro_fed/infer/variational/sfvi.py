@@ -19,15 +19,13 @@ The IWAE bound E[log 1/S Σ_s p(x_s) / q_φ(x_s)] does not split over clients, b
 weighted by w_s ∝ p(x_s) / q_φ(x_s): clients also send log p_k(z_s), and the server weights the sums. What moves at a
 client before the sums are known, as in several local steps or parameters of its own, would need others' weights.
 
-With several steps, clients run the guide, and send their change of φ. Where clients' rows are alike this needs fewer
-rounds. It ends elsewhere where they are not: the mean of the clients' best guides is not the best guide.
+With several steps, clients run the guide, and send their change of φ: fewer rounds where clients' rows are alike. Where
+they are not it ends elsewhere: the mean of the clients' best guides is not the best guide.
 
 The first half of the steps needs no rounds: a guide of any family approaches the Gaussian of `surrogates`, such as
-FedEP's, by the same steps at the server, with ∇_z log (q_EP / p_0) in place of Σ_k ∇_z log p_k. The rounds are those of
-the second half. Without surrogates there are twice as many, from the guide's own start.
-
-One φ carries the noise of the few draws behind Adam's last steps. φ̄ averages over S draws of half of all steps (Dhaka
-et al., 2020), and errs half as much as the φ at the end of a rate that falls a hundredfold.
+FedEP's, by the same steps at the server, with ∇_z log (q_EP / p_0) in place of Σ_k ∇_z log p_k. Without surrogates
+there are twice as many rounds, from the guide's own start. One φ carries the noise of the few draws behind Adam's last
+steps; φ̄ averages over S draws of half of all steps (Dhaka et al., 2020).
 
 Latents inside the plate are integrated out of log p_k, which is what the best of all local guides would give. Where the
 guide has these sites, and takes any rows, its local part is used in place: see `guides.amortised`.
