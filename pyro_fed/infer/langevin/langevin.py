@@ -113,6 +113,11 @@ class Langevin(TravellingChains):
         """Whether the estimate uses surrogates."""
         return False
 
+    @property
+    def scores_every_visit(self) -> bool:
+        """Whether a visit computes a gradient of its own before its steps."""
+        return False
+
     def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
         """v, that of Eq. (4) unless a sampler overrides it; a control variate is taken at the `anchor`, if any."""
         return MinibatchScore(client.inverse_f)
@@ -264,7 +269,7 @@ class Langevin(TravellingChains):
     ) -> LocalRounds | None:
         """R visits of each chain, if all clients have been visited before, so that only steps are left."""
         arrival, client = entries_as(Arrival, received), entries_as(ClientState, local)
-        if not bool(client.ready.all()):
+        if self.scores_every_visit or not bool(client.ready.all()):
             return None
         score = self.score_of_visit(problem, client, arrival.position, data)
         visits = self.visits(data)

@@ -20,8 +20,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import LocalRounds
-from pyro_fed.algorithm.contract import Noise, State
+from pyro_fed.algorithm.contract import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.density.problem import Problem
@@ -54,6 +53,11 @@ class CorrectedLangevin(Langevin):
     def needs_surrogates(self) -> bool:
         """Whether a control variate at the surrogates' mode is used."""
         return self.control_variate is True
+
+    @property
+    def scores_every_visit(self) -> bool:
+        """Whether a visit computes a gradient of its own before its steps."""
+        return self.control_variate == "visit"
 
     def draw_picks(self, num_rows: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype) -> Minibatch:
         """Pieces of permutations, or independent draws."""
@@ -88,21 +92,6 @@ class CorrectedLangevin(Langevin):
         return self.build_gradient(
             client, client.anchor.clone()
         )  # a compiled step distinguishes its inputs by identity
-
-    def local_rounds(
-        self,
-        problem: Problem,
-        received: State,
-        local: State,
-        data: ClientData,
-        clients: Tensor,
-        at: Tensor,
-        noise: Noise,
-    ) -> LocalRounds | None:
-        """R rounds of visits as for `Langevin`, if visits compute nothing of their own."""
-        if self.control_variate == "visit":
-            return None
-        return super().local_rounds(problem, received, local, data, clients, at, noise)
 
 
 @explains_unknown

@@ -90,7 +90,10 @@ def step(
         numerics = numerics_of(algorithm, problem)
         new = solver.infer(problem, numerics, Received(under, under / likelihood), data, noise).site
     if not bool(known.all()):
-        new = where(known, new, _first_site(solver, problem, prior, agent.start, v, data, noise))
+        precision = solver.curvature(problem, agent.start, prior.precision, 1 / v, data, noise)
+        pull = (prior.precision * agent.start - prior.eta) * v.unsqueeze(-1)
+        first = DiagGaussian(precision, precision * agent.start + pull)  # with the prior's share its mean is the point
+        new = where(known, new, first)
     new = where(is_finite(new), new, likelihood)
     each = share.unsqueeze(-1)
     mine = type(prior)(prior.precision * each, prior.eta * each)
@@ -114,18 +117,3 @@ def _prior(algorithm: SpreadGaussian, problem: Problem, q: Gaussian) -> Gaussian
         found.append(site_of(derivatives.of_prior(problem, points), belief.mean()))
     precision = torch.cat([site.precision for site in found])
     return type(found[0])(precision.abs(), torch.cat([site.eta for site in found]))
-
-
-def _first_site(
-    solver: IVON,
-    problem: Problem,
-    prior: Gaussian,
-    point: torch.Tensor,
-    v: torch.Tensor,
-    data: ClientData,
-    noise: Noise,
-) -> DiagGaussian:
-    """A site at an agent's own point (D,) whose mean, with the prior's share, is that point."""
-    precision = solver.curvature(problem, point, prior.precision, 1 / v, data, noise)
-    pull = (prior.precision * point - prior.eta) * v.unsqueeze(-1)
-    return DiagGaussian(precision, precision * point + pull)

@@ -121,17 +121,13 @@ def new_site(
     site = site_of(numerics.expected(problem, under, data), under.mean())
     held = anchored & ~known & ~lost & ~site.is_proper()
     if bool(held.any()):
-        site = where(held, _proper_first_sites(under, site, _at_mean(problem, numerics, under, data), weight), site)
+        point = under.mean()[None]
+        moments = numerics.derivatives.of_likelihood(problem, point, data.full_batch())
+        moments = with_prior(numerics.derivatives, problem, point, moments, numerics.prior_share)
+        site = where(held, _proper_first_sites(under, site, site_of(moments, under.mean()), weight), site)
     if bool((lost & anchored).any()):
         site = where(lost & anchored, _proper_first_sites(under, site, under ** (1.0 / weight), weight), site)
     return Tilted(site if own is None else where(found, site, own), usable, {}), known
-
-
-def _at_mean(problem: Problem, numerics: Numerics, q: Gaussian, data: ClientData) -> Gaussian:
-    """Sites of the scores and curvatures at the means alone, Laplace's, (C,)."""
-    point = q.mean()[None]
-    moments = numerics.derivatives.of_likelihood(problem, point, data.full_batch())
-    return site_of(with_prior(numerics.derivatives, problem, point, moments, numerics.prior_share), q.mean())
 
 
 def without_distribution(q: Gaussian, old: Gaussian) -> Tensor:
