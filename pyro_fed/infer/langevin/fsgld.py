@@ -10,12 +10,12 @@ They are sent once, before the first round (D + D² numbers, or 2 D for diagonal
 
 Algorithm 1, and where it stands here:
 
-    the chains go to their clients              `TravellingChains.download`
+    the chains go to their clients              `Langevin.download`
     Update: T steps of Eq. (5)                  `Langevin.local_step`; a step is `Integrator.step`
         v_s(θ), Eq. (4)                         `MinibatchScore`, or `ControlVariateScore`
         g_s(θ), Eq. (6)                         `ConduciveGradient.at`, by `conducive_gradients`
         v_s(θ) + α g_s(θ), Eq. (7)              `ConduciveScore`, which `ConduciveVisits.build_gradient` asks for
-    Reassign_chain: samples are stored          `TravellingChains.combine`, `ChainStore.store`
+    Reassign_chain: samples are stored          `Langevin.combine`, `ChainStore.store`
 
 Letters: α `conducive.alpha`; all others, and the deviations, as in `langevin.langevin`. Eq. (7) of the paper omits the
 prior, which Algorithm 1 has; it is included here.

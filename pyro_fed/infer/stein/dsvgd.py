@@ -10,7 +10,7 @@ with the prior p_0, client k's likelihood p_k and site t_k, and particles z_n in
 
     1. The server sends client k the particles and Π_j t_j.                                     `download`, `Received`
     2. The client divides by its own site, which gives the tilted target p̃_k, Eq. (11).         `TiltedTarget`
-    3. L steps of SVGD move the particles towards p̃_k, Eq. (13).                                `_steps_by_rows`
+    3. L steps of SVGD move the particles towards p̃_k, Eq. (13).                                `_step_by_rows`
     4. Its new site is exact where the particles are now, in place of Eq. (17).                 `Site.corrected`
     5. It sends particles and Π_j t_j back, and the server adopts them.                         `combine`
 
@@ -210,22 +210,15 @@ class DSVGD(ParticleAlgorithm, Indicators):
             residual = target.others.residual + site.residual
             (white, optimiser), gains = self._steps_by_sites(problem, received, residual, carry, steps)
         else:
-            (white, optimiser), gains = self._steps_by_rows(problem, arrival, carry, steps, data, noise)
+            rows, dims = with_batches(data, self.batch_size)
+            mover, const = self.mover(received), (target, received.pace, rows)
+            (white, optimiser), gains = problem.scan(mover._step_by_rows, carry, const, noise, steps, (0, 0, dims))
         own = client_scores(problem, received.coordinates, white, data, self.temperature)
         site = site.corrected(own, white)
         residuals = target.others.residual + site.residual
         message = {"white": white, "residuals": residuals, **optimiser._asdict(), **figures}
         info = {"client_ksd": figures["ksd"], **self.entropy_figures(gains)}
         return message, {**local, "residual": site.residual}, info
-
-    def _steps_by_rows(
-        self, problem: Problem, arrival: Arrival, carry: Carry, steps: int, data: ClientData, noise: Noise
-    ) -> tuple[Carry, Any]:
-        """Make steps of SVGD, Eq. (13), towards p̃_k, with the likelihood of the client's rows."""
-        rows, dims = with_batches(data, self.batch_size)
-        const, mover = (arrival.target, arrival.received.pace, rows), self.mover(arrival.received)
-        found: tuple[Carry, Any] = problem.scan(mover._step_by_rows, carry, const, noise, steps, (0, 0, dims))
-        return found
 
     def _step_by_rows(self, problem: Problem, carry: Carry, const: Any, picks: Any) -> tuple[Carry, Any]:
         white, optimiser = carry
