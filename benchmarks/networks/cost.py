@@ -26,7 +26,7 @@ import pyro_fed as pf
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.analysis.bench.processes import Died, run_in_processes
 from pyro_fed.density.problem import Problem
-from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
+from pyro_fed.infer.peers.p2p_fedavg import PeerBurnIn
 from pyro_fed.infer.stein.survey import Survey
 
 #: Rounds of each run; the first one is left out.

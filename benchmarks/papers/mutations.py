@@ -348,8 +348,8 @@ EQUATIONS = (
                 "log_prior + self.inverse_f *",
                 "self.inverse_f * log_prior + self.inverse_f *",
             ),
-            ("infer/langevin/start.py:new_clients", "1 / share", "share"),
-            ("infer/langevin/step_sizes.py:StepSizes.of_visit", "done + torch", "0 * done + torch"),
+            ("infer/langevin/visits.py:new_clients", "1 / share", "share"),
+            ("infer/langevin/visits.py:StepSizes.of_visit", "done + torch", "0 * done + torch"),
         ),
     ),
     Equation(
@@ -403,11 +403,11 @@ EQUATIONS = (
         (
             ("infer/peers/update.py:Newton.step", "change**weight, proper", "change ** (2 * weight), proper"),
             (
-                "infer/peers/counted_rows.py:CountedRows.weight",
+                "infer/peers/p2p_vi.py:P2PVI.weight",
                 'self.weighting == "exact"',
                 'self.weighting != "exact"',
             ),
-            ("infer/peers/counted_rows.py:CountedRows.rows_of_round", "position[:, -1] + 1", "position[:, -1]"),
+            ("infer/peers/p2p_vi.py:P2PVI.rows_of_round", "position[:, -1] + 1", "position[:, -1]"),
         ),
     ),
     Equation(

@@ -11,14 +11,12 @@ from __future__ import annotations
 from pyro_fed.density.derivatives.few_rows import have_few
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.density.traits import FULL_DIM
-from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.stein.importance import POINTS, AdaptiveImportance
-from pyro_fed.infer.stein.modes import Modes
-from pyro_fed.infer.stein.nearest import Nearest
+from pyro_fed.infer.stein.modes import Modes, Nearest, OneMode
 from pyro_fed.infer.stein.parallel_dsvgd import ParallelDSVGD
-from pyro_fed.infer.stein.survey import PooledEP, Survey
-from pyro_fed.infer.stein.svgd import SVGD
+from pyro_fed.infer.stein.survey import Survey
+from pyro_fed.infer.stein.svgd import SVGD, PooledEP
 from pyro_fed.ops.balanced import Marginal
 from pyro_fed.policy import ep
 from pyro_fed.policy.choice import Case, Decision, Row, Table

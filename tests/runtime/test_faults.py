@@ -11,7 +11,7 @@ from algorithms import line, line_data, unequal_lines
 import pyro_fed as pf
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Explicit
-from pyro_fed.infer.langevin.chain_store import ChainStore, ServerState
+from pyro_fed.infer.langevin.chains import ChainStore, ServerState
 from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.policy import resolve
 from pyro_fed.runtime.executors import Executor, Faulty, Sequential

@@ -1,5 +1,5 @@
 from . import step as step
-from .conducive import Conducive as Conducive
+from .conducive_visits import Conducive as Conducive
 from .dsgld import DSGLD as DSGLD
 from .fald import FALD as FALD
 from .fedhmc import FedHMC as FedHMC

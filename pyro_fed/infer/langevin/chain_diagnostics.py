@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 #: Numbers that are processed at once: an amount that stays in a processor's cache and needs no new memory.
-PIECE = 16_384
+NUMBERS_A_PIECE = 16_384
 #: Effective draws below which a run warns: this many for each chain, as is usual, up to four chains.
 FEWEST_EFFECTIVE_A_CHAIN, USUAL_CHAINS = 100, 4
 
@@ -33,10 +33,9 @@ def fewest_effective(num_chains: int) -> int:
 def r_hat_limit(num_chains: int) -> float:
     """R-hat above which `num_chains` chains disagree: 1.01 for up to four chains, more for more.
 
-    The means of m halves of n draws each, equivalent to e independent draws in all, have m / e times the variance of
-    the draws: R-hat² is about 1 + m / e. The limit is that of the smallest e without a warning, whatever the number of
-    chains: the error of their common mean, and by the folded draws of their SD, is then e^(-1/2), 0.05 SDs. With more
-    chains each is shorter and knows its own mean less well, but their common mean is as accurate.
+    Means of m halves, equivalent to e independent draws in all, have m / e times the variance of the draws, so that
+    R-hat² is about 1 + m / e. The limit is that of the smallest e without a warning: the error of the chains' common
+    mean is then 0.05 SDs, whatever their number.
     """
     return math.sqrt(1 + 2 * num_chains / fewest_effective(num_chains))
 
@@ -48,7 +47,7 @@ def chains_converged(num_chains: int, r_hat: float, ess: float, wanted: int) -> 
 
 def rhat_and_ess(draws: Array) -> tuple[Array, Array]:
     """R-hat (D,) and bulk ESS (D,), float64, of finite draws (chain, draw ≥ 8, D), constant in no coordinate."""
-    size = max(1, PIECE // (draws.shape[0] * draws.shape[1]))
+    size = max(1, NUMBERS_A_PIECE // (draws.shape[0] * draws.shape[1]))
     pieces = [_of_few(draws[..., first : first + size]) for first in range(0, draws.shape[2], size)]
     r_hat, ess = (np.concatenate(part) for part in zip(*pieces, strict=True))
     return r_hat, ess

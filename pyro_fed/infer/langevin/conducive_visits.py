@@ -1,43 +1,190 @@
-"""Visits by conducive gradients: what `FSGLD` and `FALD` share.
+"""Visits by conducive gradients, v_s(θ) + α g_s(θ), Eq. (7) of el Mekkaoui et al.: what `FSGLD` and `FALD` share.
 
-    v_s(θ) + α g_s(θ)                                        Eq. (7) of el Mekkaoui et al.
+A client's effect on the chains that visit it is limited by the surrogates and the cohort's departures from them. A
+visit's randomness follows from the run's seed, the round and the client, so that the server can make the same visit to
+the Gaussian q = p Π_s q_s that it knows: p_t are that chain's positions. At a client whose score differs from q's by e,
+in SDs of a parameter, the true positions are
 
-The server replays such a visit to the Gaussian of all sites, with the client's own random numbers. The comparison shows
-how far the visit moved the result, and is the basis of the limits of `Bounded`. The equations are in `held_visits`.
+    z_t = p_t + O(t h / 2) e        h the step, in preconditioned time
+
+and the positions sent are cut back to |z_t - p_t|_i ≤ R_i t h / 2 in SDs of θ_i, with
+
+    R_i = max(b m_i, `ACCEPTED_SHIFT_SDS` K)   m_i the cohort's own departures, root mean square (`Mismatch`)
+
+A chain spends 1/K of its time at each of K clients: a malicious one moves the mean by at most R_i / K SDs in the long
+run. Honest visits within R_i are unchanged, to the bit.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Start
-from pyro_fed.algorithm.contributions import Contributions
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.bounding import ACCEPTED_SHIFT_SDS
+from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.contract import Start, State
+from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
+from pyro_fed.conventions import seeding
+from pyro_fed.conventions.nested_settings import Settings, explains_unknown
+from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.client_state import ClientState
-from pyro_fed.infer.langevin.conducive import Conducive
-from pyro_fed.infer.langevin.contributions import VisitContributions
-from pyro_fed.infer.langevin.gradients import Score, plus_conducive
-from pyro_fed.infer.langevin.held_visits import reference
-from pyro_fed.infer.langevin.start import Beginning, give_conducive_gradients
-from pyro_fed.infer.langevin.visiting import VisitingLangevin
+from pyro_fed.infer.langevin.dsgld import VisitingLangevin
+from pyro_fed.infer.langevin.gradients import ConduciveScore, Score, conducive_gradients
+from pyro_fed.infer.langevin.visits import Beginning, ClientState
+from pyro_fed.infer.surrogates.surrogates import one_each
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class Conducive(Settings):
+    """The conducive gradient α g_s, which keeps a chain at a client unbiased.
+
+    Args:
+        alpha: exploration weight α, positive; of `FSGLD` every value is unbiased, and 1 is the paper's.
+        trust: the gradient stops growing at √D + trust posterior SDs from the mode; None: nowhere.
+
+    Raises:
+        SettingError: a setting out of its range, or unknown.
+
+    References:
+        El Mekkaoui et al. (2021), Eq. (6) and (7).
+
+    Example:
+        >>> idata = pf.run(pf.FSGLD(conducive=pf.infer.Conducive(trust=None)), fed)
+    """
+
+    alpha: float = 1.0
+    trust: float | None = 3.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "alpha")
+        check_positive(self, "trust", allow_none=True)
+
+
+@dataclass(frozen=True)
+class VisitContributions(Contributions):
+    """Contributions to `FSGLD`: visits, which are compared with the same visits to the surrogates."""
+
+    replayed_noise: ClassVar[frozenset[str]] = frozenset({"normal"})
+
+    def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
+        """p_c, the part of its chain that each visit has, (C,), or (R, C) for R rounds: all of it."""
+        return shared["position"].new_ones(clients.shape)
+
+    def bounding_obstacle(self) -> str | None:
+        """The reason why a visit cannot be compared with one to the surrogates, and the cure; "" if it can."""
+        why: str = self.algorithm.incomparable()
+        return why
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """Visits cut back to the reach around p_t; their steps are those that the server knows."""
+        messages, stride, midpoint = sent.messages, self.algorithm.stride, self.algorithm.rule.midpoint
+        steps, noise, _ = self._replay(shared, sent)
+        mean, root = shared["held_mean"], shared["held_root"]
+        dense = root.dim() == 2
+        spread = root.square().sum(-1).sqrt() if dense else root
+        start = shared["position"].repeat_interleave(
+            len(noise) // len(shared["position"]), 0
+        )  # several clients a chain
+        away = start - mean
+        white = torch.linalg.solve_triangular(root, away.T, upper=True).T if dense else away / root
+        kept = []
+        for h, normal in zip(steps, noise.unbind(1), strict=True):
+            where = white + 0.5 * h.sqrt() * normal if midpoint else white
+            white = white - 0.5 * h * where + h.sqrt() * normal
+            kept.append(where if midpoint else white)
+        path = torch.stack([*kept[stride - 1 :: stride], white], 1)
+        expected = mean + (path @ root.T if dense else root * path)
+        positions = torch.cat([messages["draws"], messages["position"].unsqueeze(1)], 1)
+        shortest = torch.full_like(spread, ACCEPTED_SHIFT_SDS * len(shared["share"]))
+        rate = torch.maximum(limits.pull * shared["held_departure"], shortest)
+        time = 0.5 * steps.cumsum(0)
+        reach = torch.cat([time[stride - 1 :: stride], time[-1:]]).unsqueeze(-1) * rate * spread
+        departure = positions - expected
+        over = (departure.abs() - reach).clamp_min(0) / spread
+        still = (messages["position"] == start).all(-1)  # a visit that failed, or might as well have
+        beyond = torch.where(still, 0.0, over.flatten(1).amax(1))
+        within = expected + torch.minimum(torch.maximum(departure, -reach), reach)
+        positions = torch.where((beyond > 0).reshape(-1, 1, 1), within, positions)
+        own = steps[stride - 1 :: stride].to(messages["step_size"])  # no client shortens the others' steps
+        held = {
+            "draws": positions[:, :-1],
+            "position": positions[:, -1],
+            "step_size": own.expand_as(messages["step_size"]),
+        }
+        return BoundedMessages(shared, messages | held, {}, beyond.double())
+
+    def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
+        """Distances between the ends of visits and of the same visits to the surrogates; zero without surrogates."""
+        if "held_mean" not in shared:
+            return torch.zeros(len(sent.clients), dtype=torch.float64)
+        steps, noise, weight = self._replay(shared, sent)
+        return self._shifts([shared], sent.messages["position"][None], steps[None], noise[None], weight[None])[0]
+
+    def client_shift_sds_of_rounds(self, before: Sequence[State], ledger: State, sent: SentMessages) -> Tensor | None:
+        """Distances of all visits of R rounds at once, if their steps are equal and the noise is known."""
+        if self.algorithm.rule.decay or sent.noise is None or "held_mean" not in before[0]:
+            return super().client_shift_sds_of_rounds(before, ledger, sent)
+        weight = self.visit_weights(before[0], sent.clients)
+        noise = sent.noise["normal"].transpose(0, 1).unflatten(0, weight.shape) * weight.rsqrt()[..., None, None]
+        steps = torch.stack([shared["step_size"] for shared in before]).unsqueeze(1)
+        steps = steps.expand(-1, self.algorithm.local_steps)
+        return self._shifts(before, sent.messages["position"], steps, noise, weight)
+
+    def _shifts(self, before: Sequence[State], ends: Tensor, steps: Tensor, noise: Tensor, weight: Tensor) -> Tensor:
+        """Distances (R, C) in SDs of visits' ends from those to q, times their parts of chains; zero if one failed.
+
+        A visit to a Gaussian is linear in its noise, z_T = Π_t (1 - h_t / 2) z_0 + Σ_t c_t ξ_t.
+        """
+        chains = before[0]["position"].shape[0]
+        start = torch.stack([shared["position"] for shared in before]).repeat_interleave(ends.shape[1] // chains, 1)
+        mean, root = before[0]["held_mean"], before[0]["held_root"]
+        dense = root.dim() == 2
+        away = start - mean
+        shrunk = 1 - 0.5 * steps
+        left = torch.cat([shrunk.flip(1).cumprod(1).flip(1)[:, 1:], shrunk.new_ones(len(steps), 1)], 1)
+        midpoint = self.algorithm.rule.midpoint
+        each = left * steps.sqrt() * (1 - 0.25 * steps if midpoint else torch.ones_like(steps))
+        moved = (each.to(noise)[:, None, :, None] * noise).sum(2)
+        if dense:
+            unit = torch.eye(len(root), dtype=root.dtype, device=root.device)
+            away = _times_each(away, torch.linalg.solve_triangular(root, unit, upper=True))
+        white = shrunk.prod(1)[:, None, None] * away + moved
+        expected = mean + (_times_each(white, root) if dense else root * white)
+        spread = root.square().sum(-1).sqrt() if dense else root
+        distance = ((ends - expected).abs() / spread).amax(-1)
+        return torch.where((ends == start).all(-1), 0.0, distance).double() * weight
+
+    def _replay(self, shared: State, sent: SentMessages) -> tuple[Tensor, Tensor, Tensor]:
+        """h of the steps (T,), noise (C, T, D) and part of its chain (C,) of each visit, whatever messages claim."""
+        weight = self.visit_weights(shared, sent.clients)
+        position = shared["position"]
+        if sent.noise is None:
+            shape = self.algorithm.local_steps, position.shape[-1]
+            generators = seeding.torch_generators(sent.seed, seeding.client_keys(sent.round, sent.clients.tolist()))
+            noise = torch.stack([torch.randn(shape, generator=own, dtype=position.dtype) for own in generators])
+        else:
+            noise = sent.noise["normal"].transpose(0, 1)
+        steps: Tensor = self.algorithm.step_sizes.of_visit(shared["steps"], shared["step_size"])
+        return steps, noise * weight.rsqrt().reshape(-1, 1, 1), weight
+
+
+def _times_each(values: Tensor, matrix: Tensor) -> Tensor:
+    """A x of (R, C, D), as one product for each round: a product of another shape may differ in its last bits."""
+    return torch.bmm(values, matrix.T.expand(len(values), *matrix.shape))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConduciveVisits(VisitingLangevin):
-    """Visits by conducive gradients, beside the same visits to the surrogates.
+    """Visits by conducive gradients, beside the same visits to the surrogates."""
 
-    Args:
-        conducive: the conducive gradient; None leaves it out.
-
-    The others are those of `VisitingLangevin`.
-    """
-
-    conducive: Conducive | None = Conducive()
+    conducive: Conducive | None = Conducive()  # the conducive gradient; None leaves it out
 
     def __post_init__(self) -> None:
         if self.conducive is not None and not isinstance(self.conducive, Conducive):
@@ -52,11 +199,22 @@ class ConduciveVisits(VisitingLangevin):
 
     def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
         """The clients' states with α g_s, Eq. (6)."""
-        return give_conducive_gradients(super().equip(clients, begin, share), begin, share, self.conducive)
+        clients = super().equip(clients, begin, share)
+        if begin.gaussians is None or self.conducive is None:
+            return clients
+        sites, target = begin.gaussians
+        pull = conducive_gradients(one_each(sites, len(share)), share, begin.anchor, self.conducive.alpha)
+        clients = clients._replace(pull=pull.value, pull_slope=pull.slope)
+        if self.conducive.trust is None:
+            return clients
+        metric = target.precision.to(begin.anchor.dtype)
+        radius = torch.full_like(share, math.sqrt(len(begin.anchor)) + self.conducive.trust)
+        return clients._replace(metric=metric.expand(len(share), *metric.shape), trust_radius=radius)
 
     def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
         """v_s + α g_s, Eq. (7), whose f-weighted mean is the posterior's score."""
-        return plus_conducive(super().build_gradient(client, anchor), client.conducive)
+        unbiased = super().build_gradient(client, anchor)
+        return unbiased if client.conducive is None else ConduciveScore(unbiased, client.conducive)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -65,8 +223,10 @@ class ConduciveVisits(VisitingLangevin):
         shared, local = super().init(problem, num_clients, generator, start)
         if self.contributions().bounding_obstacle():
             return shared, local
+        mean, root = local["anchor"][0], local["factor"][0]
         mismatch = None if start is None else start.shared.get("mismatch")
-        return shared | reference(local["anchor"][0], local["factor"][0], mismatch), local
+        departure = torch.zeros_like(mean) if mismatch is None else mismatch.clamp_min(0).sqrt().to(mean.dtype)
+        return shared | {"held_mean": mean, "held_root": root, "held_departure": departure}, local
 
     def incomparable(self) -> str:
         """The reason why a visit cannot be compared with one to the surrogates, and the cure; "" if it can."""
@@ -77,5 +237,4 @@ class ConduciveVisits(VisitingLangevin):
         return ""
 
     def contributions(self) -> Contributions:
-        """The visits, which are compared with the same visits to the surrogates."""
         return VisitContributions(self)

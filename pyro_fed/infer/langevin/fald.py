@@ -17,7 +17,7 @@ place of Plassier's stochastic control variates. Those of `langevin.langevin` ho
 
 A client's own noise, h T / p_c in posterior variances, is 1/p_c times the average's: there the average of scores that
 are not linear is biased, and the bias grows with h T and the number of clients. If no step size is given, a round
-before the first (`surrogates.own_noise`) measures the bias, and visits are so short that it is at most
+before the first (`surrogates.measuring`) measures the bias, and visits are so short that it is at most
 `step.visit_error`. One step for each visit, `local_steps=1` with `step.midpoint=False`, has no bias.
 """
 
@@ -29,26 +29,55 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
-from pyro_fed.algorithm.contributions import Contributions
+from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import All, Schedule
-from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin import findings
-from pyro_fed.infer.langevin.chain_store import ServerState
-from pyro_fed.infer.langevin.client_state import Visit
-from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits
-from pyro_fed.infer.langevin.contributions import AveragedVisitContributions
+from pyro_fed.infer.langevin.chains import ServerState
+from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits, VisitContributions
 from pyro_fed.infer.langevin.step import Fixed, ForVisits, Measured, Step
+from pyro_fed.infer.langevin.visits import Visit
 from pyro_fed.infer.sites.records import entries_as
-from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
+from pyro_fed.infer.surrogates.measuring import OwnNoise, longest_parallel_visit, noise_time
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.entries import with_trailing_axes
+
+#: Share of the longest visit below which warnings about chains name the clients' own noise as the reason.
+SHORT_VISIT_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class AveragedVisitContributions(VisitContributions):
+    """Contributions to `FALD`, whose chains average the visits to all clients."""
+
+    def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
+        """p_c, the client's share among the clients of its chain."""
+        weight: Tensor = self.algorithm.visit_weights(shared, clients)
+        return weight
+
+    def bounding_obstacle(self) -> str | None:
+        """The reason why a visit cannot be compared with one to the surrogates; "" if it can."""
+        return super().bounding_obstacle() or (
+            ""
+            if self.algorithm.conducive
+            else "without conducive gradients visits differ as lies do: conducive=pf.infer.Conducive()"
+        )
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """Limit visits to the reach of the same visits to the surrogates, with the weights that the server gave."""
+        held = super().bounded_messages(limits, shared, ledger, sent)
+        return held._replace(messages={**held.messages, "weight": self.visit_weights(shared, sent.clients)})
+
+    def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
+        """An empty dictionary: with `stand_in` visits end where they began, and a round is shorter by their share."""
+        return {}
 
 
 @explains_unknown
@@ -131,16 +160,22 @@ class FALD(ConduciveVisits):
         return longest_parallel_visit(error, known, self.local_steps, midpoint, self.visit_time)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The diagnostics of all chains, and h T of a visit."""
         return {**super().monitor(before, after), "visit_time": self.local_steps * float(after["step_size"])}
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """The warnings of all chains, the cure of short visits, and visits whose bias is not measured."""
         notes, visit = super().warnings(record, problem), record.latest["visit_time"]
+        cure = "use FSGLD(), or local_steps=1 with step.midpoint=False, which has none"
         if isinstance(self.step, Measured):
-            return findings.with_reason_of_short_visits(notes, visit, self.visit_time, self.step.visit_error)
-        if isinstance(self.step, ForVisits) and noise_time(self.local_steps, self.step.midpoint):
-            notes.append(findings.unmeasured_noise(problem))
+            if notes and visit < SHORT_VISIT_SHARE * self.visit_time:
+                why = (
+                    f"Visits last {visit:.2g} in place of step.visit_time={self.visit_time:g}, as long as the noise "
+                    "that clients have of their own moves nothing by more than "
+                    f"step.visit_error={self.step.visit_error:g}: {cure}"
+                )
+                notes[0] = notes[0].with_cure(why)
+        elif isinstance(self.step, ForVisits) and noise_time(self.local_steps, self.step.midpoint):
+            notes.append(sentences.noise_of_clients_unmeasured(parameters=problem.dim, cures=[cure]))
         return notes
 
     def download(self, shared: State, clients: Tensor) -> State:
@@ -162,7 +197,6 @@ class FALD(ConduciveVisits):
         return message | {"weight": shared["weight"]}, news, info
 
     def contributions(self) -> Contributions:
-        """The visits, which are compared with the same visits to the surrogates."""
         return AveragedVisitContributions(self)
 
     def visit_weights(self, shared: State, clients: Tensor) -> Tensor:

@@ -7,13 +7,11 @@ Radul & Sountsov, *An adaptive MCMC scheme for setting trajectory lengths in Ham
 
 In a round the server sends the M points at which trajectories are, θ (M, D). Every client answers with its
 log-likelihood log p_k and its score there, each a sum over its rows. The server adds them up, adds the prior's, and
-makes the step, or accepts a trajectory's end and begins the next (`trajectories` has the equations). Nothing else is
-sent, and only sums are needed. The draws are the posterior's own, without an approximation: the Gaussian of other
-algorithms is where chains begin, and the first A.
+makes the step, or accepts a trajectory's end and begins the next (`trajectories` has the equations). Only sums are
+needed, and the draws are the posterior's own: the Gaussian of other algorithms is where chains begin, and the first A.
 
-A round costs the clients M scores, whatever a trajectory needs, so that many chains are cheap and rounds are dear: with
-64 chains a few trajectories of each are enough. All chains have the same number of steps in a trajectory, and none
-waits for another's, as in trees of NUTS.
+A round costs the clients M scores, whatever a trajectory needs, so that many chains are cheap and rounds are dear. All
+chains have the same number of steps in a trajectory, and none waits for another's, as in trees of NUTS.
 
 Windows of 8, 16, 32, ... trajectories follow each other. In a window ε and A are constant, and the kernel is that of a
 Markov chain with the posterior as its stationary distribution. Between two windows A becomes the root of the draws'
@@ -37,9 +35,9 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Algorithm, Start, Tempered
+from pyro_fed.algorithm.contract import Algorithm, Start, State, Tempered
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
@@ -48,14 +46,12 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
-from pyro_fed.infer.langevin.chain_store import ChainStore
-from pyro_fed.infer.langevin.findings import trajectory_findings
-from pyro_fed.infer.langevin.hmc_state import HmcState
-from pyro_fed.infer.langevin.start import at_surrogates
-from pyro_fed.infer.langevin.trajectories import first_step, retuned_factor, retuned_step, steps_of
+from pyro_fed.infer.langevin.chains import ChainStore, chain_findings
+from pyro_fed.infer.langevin.trajectories import HmcState, first_step, retuned_factor, retuned_step, steps_of
+from pyro_fed.infer.langevin.visits import at_surrogates
 from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
+from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, surrogate_phase
 from pyro_fed.ops.entries import choose
 
 #: Trajectories of the first window; each window is twice as long as the one before.
@@ -122,7 +118,6 @@ class FedHMC(Tempered):
 
     # -- start ----------------------------------------------------------------------------------------------
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The algorithm that fits the surrogates, if they have to be fitted."""
         return surrogate_phase(self.surrogates, self.temperature)
 
     def init(
@@ -144,7 +139,6 @@ class FedHMC(Tempered):
         return {**shared, "prior_value": value, "prior_score": score}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The trajectories' points, which clients receive."""
         return super().download({"point": entries_as(HmcState, shared).points()}, clients)
 
     def local_step(
@@ -157,15 +151,10 @@ class FedHMC(Tempered):
         return message | {"outside": (~inside).double()}, {}, {}
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to scores far above the others'."""
         return message_limits.outlying_clients(message_limits.sizes(messages["score"]), "score")
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Make a leapfrog step with the clients' sum; at a trajectory's end accept it or not, and begin the next.
-
-        Raises:
-            SettingError: the messages are not those of all clients.
-        """
+        """Make a leapfrog step with the clients' sum; at a trajectory's end accept it or not, and begin the next."""
         state = entries_as(HmcState, shared)
         if len(messages["value"]) != int(state.num_clients):
             raise SettingError(
@@ -198,10 +187,7 @@ class FedHMC(Tempered):
         return moved._replace(trajectory=moved.trajectory.launched(momentum, steps, count, moved.factor))
 
     def _with_figures(self, state: HmcState, gain: Tensor) -> HmcState:
-        """The state with the figures of trajectories; ε and A change at the end of a window, in the first ε at once.
-
-        Ends where the density is zero do not count: no shorter step would reach less of them.
-        """
+        """The state with the figures of trajectories; ε and A change at the end of a window, in the first ε at once."""
         if not int(state.chains.steps) > 1:
             return state  # the first round only finds the density where the chains begin
         inside = gain[gain > -torch.inf]
@@ -239,13 +225,14 @@ class FedHMC(Tempered):
         return last["window"] > 0 and agree
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """At most `num_draws` kept draws of each chain, evenly spaced: (M, n, D)."""
         return entries_as(ChainStore, shared).sample(num_draws)
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of a chain that became non-finite."""
         return "raise target_accept, which makes steps shorter"
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about chains that disagree, too few effective draws, and trajectories that diverged."""
-        return trajectory_findings(record, problem, self.num_chains)
+        notes = chain_findings(record, problem, self.num_chains, 0, None)
+        if diverged := record.latest.get("divergences"):
+            notes = [sentences.trajectories_diverged(trajectories=diverged), *notes]
+        return notes

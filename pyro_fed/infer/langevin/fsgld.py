@@ -10,26 +10,21 @@ They are sent once, before the first round (D + D² numbers, or 2 D for diagonal
 
 Algorithm 1, and where it stands here:
 
-    the chains go to their clients              `TravellingChains.download`
+    the chains go to their clients              `Langevin.download`
     Update: T steps of Eq. (5)                  `Langevin.local_step`; a step is `Integrator.step`
         v_s(θ), Eq. (4)                         `MinibatchScore`, or `ControlVariateScore`
         g_s(θ), Eq. (6)                         `ConduciveGradient.at`, by `conducive_gradients`
         v_s(θ) + α g_s(θ), Eq. (7)              `ConduciveScore`, which `ConduciveVisits.build_gradient` asks for
-    Reassign_chain: samples are stored          `TravellingChains.combine`, `ChainStore.store`
+    Reassign_chain: samples are stored          `Langevin.combine`, `ChainStore.store`
 
 Letters: α `conducive.alpha`; all others, and the deviations, as in `langevin.langevin`. Eq. (7) of the paper omits the
 prior, which Algorithm 1 has; it is included here.
 
-Deviation: if no step size is given, a round before the first (`surrogates.mismatch`) measures how far the surrogates'
+Deviation: if no step size is given, a round before the first (`surrogates.measuring`) measures how far the surrogates'
 scores are from the clients', and visits are so short that no parameter's variance grows by more than
 `step.visit_error` from it (`ops.visits` has the derivation). It also measures the largest curvature λ that a chain
-meets at a client, and steps are at most `STABLE_STEP_SHARE` of 4/λ, above which they diverge: a posterior may be
-steeper where the chains go than where it was measured.
-
-Such visits have few steps of many rows rather than many of a few: five of 800 rows for forty of 100, as many rows and
-as much noise of minibatches (it is proportional to h/m), and an eighth of the calls. As many chains run at once as
-there usually are clients to visit: more chains need fewer rounds for the same number of effective draws, and send as
-much. In sweeps each chain is at another client (`schedule.Shuffled`), so that no client has two.
+meets at a client; steps are at most `STABLE_STEP_SHARE` of 4/λ, as a posterior may be steeper elsewhere. Such visits
+have five steps of 800 rows rather than forty of 100, with as much noise of minibatches and an eighth of the calls.
 """
 
 from __future__ import annotations
@@ -42,18 +37,14 @@ from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.conducive import Conducive
-from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits
+from pyro_fed.infer.langevin.conducive_visits import Conducive, ConduciveVisits
+from pyro_fed.infer.langevin.dsgld import one_client
 from pyro_fed.infer.langevin.step import Fixed, Measured, Step
-from pyro_fed.infer.langevin.step_sizes import STABLE_STEP_SHARE
-from pyro_fed.infer.langevin.visiting import one_client
-from pyro_fed.infer.surrogates.mismatch import Mismatch
+from pyro_fed.infer.langevin.visits import STABLE_STEP_SHARE
+from pyro_fed.infer.surrogates.measuring import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.langevin import STABLE
 from pyro_fed.ops.visits import longest_visit
-
-#: Visits of all chains together if no effective draws are asked for.
-VISITS = 1_200
 
 
 @explains_unknown
@@ -119,7 +110,7 @@ class FSGLD(ConduciveVisits):
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 10,000 visits of each chain if `target_ess` ends the run; else 1,200 of all chains together."""
-        return -(-VISITS // self.num_chains) if self.target_ess is None else super().default_rounds(num_clients)
+        return -(-1_200 // self.num_chains) if self.target_ess is None else super().default_rounds(num_clients)
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The fit of the surrogates, with a measurement of their errors if the step depends on it."""

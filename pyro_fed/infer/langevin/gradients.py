@@ -49,11 +49,7 @@ class Score(Protocol):
     def estimate(
         self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
     ) -> tuple[Tensor, Memory]:
-        """The estimate at θ, (D,), and the memory after it.
-
-        `batch` has the rows of the step, with their weights; `picks` are their places among the client's rows, () if
-        they are all.
-        """
+        """The estimate at θ, (D,), from a step's rows, those at `picks` or all; and the memory after it."""
 
 
 class MinibatchScore(NamedTuple):
@@ -74,17 +70,11 @@ class MinibatchScore(NamedTuple):
 
 
 class ControlVariateScore(NamedTuple):
-    """Eq. (4) with each row's gradient less the one at θ*, whose sum over all rows is known.
+    """Eq. (4) with each row's gradient less the one at θ*, whose sum over all rows is known."""
 
-    Attributes:
-        inverse_f: 1/f_s.
-        anchor: θ*, (D,).
-        anchor_score: Σ ∇ log p(x_i | θ*) over all rows of the client, (D,).
-    """
-
-    inverse_f: Tensor
-    anchor: Tensor
-    anchor_score: Tensor
+    inverse_f: Tensor  # 1/f_s
+    anchor: Tensor  # θ*, (D,)
+    anchor_score: Tensor  # Σ ∇ log p(x_i | θ*) over all rows of the client, (D,)
 
     def estimate(
         self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
@@ -139,19 +129,12 @@ class TrustRegion(NamedTuple):
 
 
 class ConduciveGradient(NamedTuple):
-    """α g_s of Eq. (6), which is linear.
+    """α g_s of Eq. (6), which is linear."""
 
-    Attributes:
-        anchor: θ*, (D,).
-        value: α g_s(θ*), (D,).
-        slope: α (P - P_s/f_s), (D, D) or (D,).
-        region: where it grows; () if it grows everywhere.
-    """
-
-    anchor: Tensor
-    value: Tensor
-    slope: Tensor
-    region: TrustRegion | tuple[()] = ()
+    anchor: Tensor  # θ*, (D,)
+    value: Tensor  # α g_s(θ*), (D,)
+    slope: Tensor  # α (P - P_s/f_s), (D, D) or (D,)
+    region: TrustRegion | tuple[()] = ()  # where it grows; () if it grows everywhere
 
     def at(self, z: Tensor) -> Tensor:
         """α g_s(θ), or at the nearest trusted point, (D,)."""
@@ -177,16 +160,8 @@ class ConduciveScore(NamedTuple):
         return score + self.conducive.at(z), memory
 
 
-def plus_conducive(unbiased: Score, conducive: ConduciveGradient | None) -> Score:
-    """Eq. (7), or the estimate alone if clients have no conducive gradient."""
-    return unbiased if conducive is None else ConduciveScore(unbiased, conducive)
-
-
 def conducive_gradients(sites: Gaussian, shares: Tensor, anchor: Tensor, weight: float) -> ConduciveGradient:
-    """α g_s of all clients, everywhere linear, in the anchor's dtype.
-
-    `sites` are q_s (K,), `shares` f_s (K,), `anchor` θ* (D,) and `weight` α.
-    """
+    """α g_s of all clients, of sites q_s (K,), shares f_s (K,), θ* (D,) and the weight α; everywhere linear."""
     own = sites.power(1 / shares.to(sites.eta.dtype))
     product = sites.product_over()
     at = anchor.to(sites.eta.dtype)

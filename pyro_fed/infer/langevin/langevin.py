@@ -4,21 +4,13 @@ Source: el Mekkaoui et al., *Federated stochastic gradient Langevin dynamics*, A
 
     θ_{t+1} = θ_t + h_t/2 v(θ_t) + η_t,    η_t ~ N(0, h_t I)                                          (1), (3), (5)
 
-A sampler is composed of
-
-    the estimate v of the score       `gradients`: Eq. (4), a control variate, SAGA's table, conducive gradients (7)
-    the step                          `integrator`: Eq. (1), its preconditioner, the midpoint rule
-    the step sizes h_t                `step_sizes`, and `curvature` for the longest stable one
-    T steps of a visit                `visits`
-    the chains at the server          `travelling`, with `chain_store`
-    where chains begin                `start`: the surrogates' Gaussian, its mode θ* and a root A of its covariance
-
-`Langevin` joins them: `build_gradient` returns the sampler's estimate, `local_step` makes T steps with it.
+`Langevin` joins the estimate v of the score (`gradients`), where chains begin and T steps of a visit (`visits`), and
+the store of the chains at the server (`chains`). In a round each chain goes to one client, comes back, and is stored.
 
 Letters: θ `position`, h `step_size`, v `score`, f_s `probabilities`, m `batch_size`, T `local_steps`, q_s
 `surrogates`, S clients. Several chains run at once, each at its own client.
 
-Deviations, all settings, all off in the papers' recipes, and those of `gradients` and `integrator`:
+Deviations, all settings, all off in the papers' recipes, and those of `gradients` and `visits`:
 
 * `step.precondition`: G = A A' in place of I, the covariance of the Gaussian p(θ) Π_s q_s(θ), so that one step size
   serves posteriors of any scale: in the coordinates A⁻¹θ the posterior is about N(0, I).
@@ -43,55 +35,67 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import LocalRounds
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.capabilities import Chains, LocalRounds
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, Tempered
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.schedule import Schedule, Shuffled
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, ClientData, Minibatch
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, Batch, ClientData, Minibatch
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin import findings
-from pyro_fed.infer.langevin.chain_store import ChainStore, ServerState
-from pyro_fed.infer.langevin.client_state import Arrival, ClientState, Visit
+from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
+from pyro_fed.infer.langevin.chains import ChainStore, ServerState, chain_findings
 from pyro_fed.infer.langevin.gradients import MinibatchScore, Score
-from pyro_fed.infer.langevin.integrator import Integrator
-from pyro_fed.infer.langevin.minibatches import no_picks
-from pyro_fed.infer.langevin.start import Beginning, at_prior, at_surrogates, new_clients
 from pyro_fed.infer.langevin.step import Derived, Fixed, Step
-from pyro_fed.infer.langevin.step_sizes import StepSizes, check_step, largest_curvature, longest_steps
-from pyro_fed.infer.langevin.travelling import TravellingChains
-from pyro_fed.infer.langevin.visits import Visits
+from pyro_fed.infer.langevin.visits import (
+    Arrival,
+    Beginning,
+    ClientState,
+    Integrator,
+    StepSizes,
+    Visit,
+    Visits,
+    at_prior,
+    at_surrogates,
+    check_step,
+    largest_curvature,
+    longest_steps,
+    new_clients,
+    no_picks,
+)
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
-from pyro_fed.infer.surrogates.surrogates import shares
+from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, shares, surrogate_phase
 
 
 @dataclass(frozen=True, kw_only=True)
-class Langevin(TravellingChains):
-    """Chains of Langevin steps: what all samplers of this family share.
+class Langevin(Tempered, Chains):
+    """Chains of Langevin steps: what all samplers of this family share."""
 
-    Args:
-        batch_size: m, rows a step; None takes all of a client's rows.
-        step: a `pf.infer.step`; a derived one makes burn-in longer where it is short, up to half a run by default.
-        surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites, "laplace", "fedep",
-            "local_sgld", "auto", or `Given`; None runs without.
-
-    The others are those of `TravellingChains`.
-    """
-
+    draws_are: ClassVar[str] = "chains"
     #: The kinds of steps that have an effect.
     steps: ClassVar[tuple[type[Step], ...]] = (Fixed, Derived)
 
-    batch_size: int | None = 100
+    num_chains: int = 4  # M, chains that run at once
+    local_steps: int = 40  # T, steps a visit
+    burn_in: int = 400  # first steps of each chain, which are not kept
+    thin: int = 10  # one step in this many is kept
+    # the run ends when the slowest coordinate has this many effective draws (all chains together) and R-hat is small;
+    # None runs all rounds
+    target_ess: int | None = 2000
+    batch_size: int | None = 100  # m, rows a step; None takes all of a client's rows
+    # a `pf.infer.step`; a derived one makes burn-in longer where it is short, up to half a run by default
     step: Step | str = Derived()
+    # the source of the Gaussians q_s: an algorithm that leaves Gaussian sites, "laplace", "fedep", "local_sgld",
+    # "auto", or `Given`; None runs without
     surrogates: Surrogates = "auto"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "batch_size", allow_none=True)
+        check_at_least(self, 1, "num_chains", "local_steps", "thin")
+        check_at_least(self, 0, "burn_in")
+        check_at_least(self, 1, "target_ess", "batch_size", allow_none=True)
         check_positive(self, "temperature")
         check_surrogates(self, allow_none=True)
         resolve(self, "step", Step)
@@ -115,17 +119,41 @@ class Langevin(TravellingChains):
         """The setting `step` as an instance."""
         return cast(Step, self.step)
 
+    def default_schedule(self) -> Schedule:
+        """One client for each chain, in random sweeps."""
+        return Shuffled()
+
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 10,000 visits of each chain; the run ends at `target_ess` effective draws."""
+        return 10_000
+
+    @property
+    def num_slots(self) -> int:
+        """The number of chains: the schedule is asked once for each."""
+        return self.num_chains
+
+    @property
+    def stride(self) -> int:
+        """Steps between positions that are sent: all that `thin` may ask for."""
+        return math.gcd(self.thin, self.local_steps)
+
+    def visits_a_round(self, shared: State) -> int:
+        """The number of visits in a round: one for each chain."""
+        return self.num_chains
+
     # -- the estimate of the score --------------------------------------------------------------------------
     @property
     def needs_surrogates(self) -> bool:
         """Whether the estimate uses surrogates."""
         return False
 
-    def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
-        """v: that of Eq. (4), unless a sampler overrides it.
+    @property
+    def scores_every_visit(self) -> bool:
+        """Whether a visit computes a gradient of its own before its steps."""
+        return False
 
-        `client` are the clients' states; `anchor` is θ*, where a control variate is taken, None for none.
-        """
+    def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
+        """v, that of Eq. (4) unless a sampler overrides it; a control variate is taken at the `anchor`, if any."""
         return MinibatchScore(client.inverse_f)
 
     @abstractmethod
@@ -162,7 +190,6 @@ class Langevin(TravellingChains):
 
     # -- start ----------------------------------------------------------------------------------------------
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The algorithm that fits the surrogates, if they have to be fitted."""
         return surrogate_phase(self.surrogates, self.temperature)
 
     def client_shares(self, num_clients: int) -> Tensor:
@@ -216,11 +243,7 @@ class Langevin(TravellingChains):
     def after_first_visit(
         self, problem: Problem, arrival: Arrival, client: ClientState, data: ClientData
     ) -> tuple[ClientState, State]:
-        """The clients' states after their first visits, which find the longest step, and the new entries.
-
-        Raises:
-            SettingError: a given step is beyond stability.
-        """
+        """The clients' states after first visits, which find the longest step or check it, and new entries."""
         if bool(client.ready.all()):
             return client, {}
         batch = data.full_batch()
@@ -250,11 +273,70 @@ class Langevin(TravellingChains):
         size = None if self.takes_all_rows(data) else self.batch_size
         return Visits(Integrator(self.rule.midpoint), self.step_sizes, self.stride, size)
 
+    # -- chains at the server -------------------------------------------------------------------------------
+    def download(self, shared: State, clients: Tensor) -> State:
+        """Slot i receives the end of chain i; kept draws stay at the server."""
+        if len(clients) != self.num_chains:
+            raise SettingError(
+                f"{type(self).__name__}: each of the {self.num_chains} chains visits one client a round, but the "
+                f"schedule named {len(clients)} in all: use a schedule of one client, such as schedule.Categorical()"
+            )
+        return entries_as(ServerState, shared).arrivals(clients)._asdict()
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Objections to ends, or draws on the way, that have grown far beyond where the chain was."""
+        start = {**received, "draws": received["position"].unsqueeze(1)}
+        return message_limits.grown(start, messages)
+
+    def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
+        """A visit that failed: the chain stays where it was, and its draws are its position, with a norm of zero."""
+        filled = {
+            name: value.new_zeros(len(asked), *value.shape[1:]).index_copy(0, slots, value)
+            for name, value in messages.items()
+        }
+        lost = torch.ones(len(asked), dtype=torch.bool).index_fill(0, slots, False)
+        server = entries_as(ServerState, shared)
+        position = server.chains.position
+        start = position.repeat_interleave(len(asked) // len(position), 0)  # several clients a chain
+        filled["client"][lost] = asked[lost]
+        filled["position"][lost] = start[lost]
+        filled["draws"][lost] = start[lost].unsqueeze(1)
+        filled["step_size"][lost] = server.step_size
+        return filled
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        return self.combine_rounds(shared, {name: value.unsqueeze(0) for name, value in messages.items()})[-1]
+
+    def combine_rounds(self, shared: State, messages: State) -> list[State]:
+        """Store the chains of R rounds, (R, C, ...)."""
+        visits = entries_as(Visit, messages)
+        return self.states_after(shared, visits, visits)
+
+    def states_after(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
+        """The server's state after each of R rounds, with kept chains (R, M, ...) and received visits (R, C, ...)."""
+        server = entries_as(ServerState, shared)
+        after = shared | as_entries(self.adapt_steps(server, visits))
+        burn_in = int(server.burn_in)
+        stores = server.chains.store(chains, self.local_steps, burn_in, self.thin, self.target_ess)
+        return [after | as_entries(one) for one in stores]
+
     # -- several rounds at once -----------------------------------------------------------------------------
     def rounds_ahead(self, shared: State) -> int:
-        """The rounds until the chains are judged; one as long as clients have not found their longest derived steps."""
-        visited = entries_as(ServerState, shared).visited
-        return 1 if visited is not None and not bool(visited.all()) else super().rounds_ahead(shared)
+        """Rounds until chains are judged, as memory allows; one until clients have found their longest steps."""
+        server = entries_as(ServerState, shared)
+        if server.visited is not None and not bool(server.visited.all()):
+            return 1
+        chains, steps = server.chains, int(server.chains.steps)
+        wanted = chains.next_look(self.target_ess) - int(chains.kept)
+        first = max(steps, int(server.burn_in)) // self.thin
+        ahead = -(-((first + wanted) * self.thin - steps) // self.local_steps)
+        numbers = self.local_steps * self.visits_a_round(shared) * chains.position.shape[-1]
+        return max(1, min(ahead, NUMBERS_IN_MEMORY // numbers))
+
+    def onward(self, received: State, messages: State, clients: Tensor) -> State:
+        """The next visits of the chains, from their present positions."""
+        steps = entries_as(Arrival, received).steps + self.local_steps
+        return {**received, "position": messages["position"], "client": clients, "steps": steps}
 
     def draw_noises(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
         """The draws of `draw_noise` for many visits, in one tensor, if clients take all of their rows."""
@@ -280,17 +362,38 @@ class Langevin(TravellingChains):
     ) -> LocalRounds | None:
         """R visits of each chain, if all clients have been visited before, so that only steps are left."""
         arrival, client = entries_as(Arrival, received), entries_as(ClientState, local)
-        if not bool(client.ready.all()):
+        if self.scores_every_visit or not bool(client.ready.all()):
             return None
         score = self.score_of_visit(problem, client, arrival.position, data)
         visits = self.visits(data)
         return visits.several_rounds(problem, arrival, client, score, data, noise, clients, at)
 
-    # -- warnings about the draws ---------------------------------------------------------------------------
+    # -- the draws ------------------------------------------------------------------------------------------
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """R-hat, the largest of all coordinates, and ESS, the smallest."""
+        return entries_as(ChainStore, after).figures()
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether the chains agree and have as many effective draws as wanted."""
+        last = figures[-1]
+        return self.target_ess is not None and chains_converged(
+            self.num_chains, last["r_hat"], last["ess"], self.target_ess
+        )
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        return entries_as(ChainStore, shared).sample(num_draws)
+
+    def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
+        """Client visited, gradient norm (in preconditioned coordinates) and step size of each draw."""
+        chains = entries_as(ChainStore, shared)
+        columns = {name: value for name, value in chains.buffers._asdict().items() if name != "draws"}
+        return {name: chains.thinned(value, draws.shape[1]) for name, value in columns.items()}
+
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of a chain that became non-finite: a smaller step, or less noise from minibatches."""
-        return findings.step_advice(float(before["step_size"]), self.rule.given_size is not None)
+        present = "derived" if self.rule.given_size is None else "present"
+        step = f"{float(before['step_size']):.3g}"
+        return f"give a step=pf.infer.step.Fixed(size=...) below the {present} {step}, or raise batch_size"
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about chains that disagree, too few effective draws, and clients whose surrogates are poor."""
-        return findings.chain_findings(record, problem, self.num_chains, self.burn_in, self.rule.given_size)
+        return chain_findings(record, problem, self.num_chains, self.burn_in, self.rule.given_size)

@@ -30,8 +30,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Noise, Start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_between
 from pyro_fed.density.derivatives import likelihood_scores
@@ -42,15 +41,10 @@ from pyro_fed.infer.sites.records import as_entries, entries_as
 
 
 class QuantisedState(NamedTuple):
-    """The server's state.
+    """The server's state."""
 
-    Attributes:
-        summed: the chains.
-        memory: M, (M, D), the sum of the clients'.
-    """
-
-    summed: SummedState
-    memory: Tensor
+    summed: SummedState  # the chains
+    memory: Tensor  # M, (M, D), the sum of the clients'
 
 
 class Quantised(NamedTuple):
@@ -117,7 +111,6 @@ class QLSD(SummedChains):
         return sent._asdict(), {"memory": local["memory"] + self.rate(problem.dim) * self.restored(sent)}, {}
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to scores far above the others'."""
         return message_limits.outlying_clients(message_limits.sizes(self._scores_of(messages)), "score")
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:

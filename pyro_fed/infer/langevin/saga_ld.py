@@ -26,15 +26,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData, Minibatch, draw_anew
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.client_state import Arrival, ClientState
 from pyro_fed.infer.langevin.gradients import SagaScore, Table, row_scores
 from pyro_fed.infer.langevin.langevin import Langevin
+from pyro_fed.infer.langevin.visits import Arrival, ClientState
 from pyro_fed.infer.sites.records import entries_as
 
 
@@ -97,7 +96,6 @@ class SAGALD(Langevin):
         return shared | Table(room, torch.zeros_like(shared["position"]))._asdict(), local
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """Slot i receives the end and the table of chain i."""
         return super().download(shared, clients) | _tables_of(shared)._asdict()
 
     def local_step(
@@ -108,23 +106,19 @@ class SAGALD(Langevin):
             message, news, figures = super().local_step(problem, shared, local, data, noise)
             return message | _tables_of(shared)._asdict(), news, figures
         arrival, client = entries_as(Arrival, shared), entries_as(ClientState, local)
-        memory = _tables_of(shared) if bool(client.ready.all()) else _first_tables(problem, arrival.position, data)
+        memory = _tables_of(shared)
+        if not bool(client.ready.all()):
+            table = problem.mapped(row_scores, (0, BATCHES), calls=0)(arrival.position, data.full_batch())
+            memory = Table(table, table.sum(1))
         client, news = self.after_first_visit(problem, arrival, client, data)
         score = SagaScore(client.inverse_f)
         end, visit, figures = self.visits(data).one_round(problem, arrival, client, score, data, noise, memory)
         return visit._asdict() | end.memory._asdict(), news, figures
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Store the chains and their tables."""
         return super().combine(shared, messages, weights) | _tables_of(messages)._asdict()
 
 
 def _tables_of(state: State) -> Table:
     """The tables of a state or a message, (C, ...)."""
     return Table(*(state[name] for name in Table._fields))
-
-
-def _first_tables(problem: Problem, position: Tensor, data: ClientData) -> Table:
-    """Tables of the rows' gradients where chains begin, (C, D)."""
-    table = problem.mapped(row_scores, (0, BATCHES), calls=0)(position, data.full_batch())
-    return Table(table, table.sum(1))

@@ -7,9 +7,8 @@ the exact accountant of Gaussian noise (`algorithm.accountant`) in place of thei
 
 In a round every client sends its score at θ, and nothing else; the server knows the prior. With `pf.Private` the sum is
 released with noise of SD s = z r. Langevin steps need noise of variance h, and the release provides (h s / 2α)² of it:
-the steps are those of the posterior at temperature α as long as h ≤ 4 α²/s², where the release provides all noise that
-the chain needs. That is the default step. So the noise in the draws is exactly the posterior's spread, and nothing is
-added afterwards; the draws lack what clipping removes.
+the steps are those of the posterior at temperature α as long as h ≤ 4 α²/s², the default step, where it provides all.
+Nothing is added to the draws afterwards; they lack what clipping removes.
 
 What it costs: θ is all that is released, and R rounds are R Gaussian mechanisms of noise multiplier z, or zero-
 concentrated privacy of ρ = R / 2z². In R steps of the length 4 α²/s² = 4 α²/(z r)² a posterior of precision λ, at
@@ -35,61 +34,53 @@ Letters: θ `position`, h `step_size`, α `temperature`, s `released_noise`, ξ 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vjp
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.combination import clip
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.combination import Combination, clip
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.secret_noise import standard_normal
-from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import SD_MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.derivatives import likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
-from pyro_fed.infer.langevin.chain_store import ChainStore, Draws
-from pyro_fed.infer.langevin.contributions import SummedContributions
-from pyro_fed.infer.langevin.findings import summed_chain_findings, widening
+from pyro_fed.infer.langevin.chain_diagnostics import chains_converged, fewest_effective, r_hat_limit
+from pyro_fed.infer.langevin.chains import ChainStore, Draws
 from pyro_fed.infer.sites.records import as_entries, entries_as
+
+if TYPE_CHECKING:
+    from pyro_fed.algorithm.privacy import Private
 
 #: Steps of the grid of rows' scores in `row_norm`, as a power of two.
 ROW_GRID_BITS = 28
 
 
 class SummedState(NamedTuple):
-    """The server's state.
+    """The server's state."""
 
-    Attributes:
-        chains: their positions and draws.
-        prior_score: ∇ log p_0 there, (M, D).
-        step_size: h if all clients answer.
-        num_clients: K.
-        key: the seed of ξ.
-    """
-
-    chains: ChainStore
-    prior_score: Tensor
-    step_size: Tensor
-    num_clients: Tensor
-    key: Tensor
+    chains: ChainStore  # their positions and draws
+    prior_score: Tensor  # ∇ log p_0 there, (M, D)
+    step_size: Tensor  # h if all clients answer
+    num_clients: Tensor  # K
+    key: Tensor  # the seed of ξ
 
 
 @dataclass(frozen=True, kw_only=True)
 class SummedChains(Algorithm):
-    """Langevin chains of the server, which is told the clients' scores at their positions.
-
-    The settings are those of `SummedLangevin`.
-    """
+    """Langevin chains of the server, which is told the clients' scores at their positions."""
 
     draws_are: ClassVar[str] = "chains"
 
@@ -114,11 +105,7 @@ class SummedChains(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start chains at draws of the prior.
-
-        Raises:
-            SettingError: there is nothing that would give a step its size.
-        """
+        """Start chains at draws of the prior."""
         position = problem.init(self.num_chains, generator)
         state = SummedState(
             chains=ChainStore.begin(position),
@@ -130,11 +117,7 @@ class SummedChains(Algorithm):
         return as_entries(state), {}
 
     def first_step_size(self, problem: Problem, otherwise: str = "") -> float:
-        """h.
-
-        Raises:
-            SettingError: it is not given; `otherwise` is said to a user.
-        """
+        """h; SettingError if it is not given, with `otherwise` at the end of the message."""
         if self.step_size is None:
             raise SettingError(
                 f"{type(self).__name__}: give step_size, about a quarter of the narrowest posterior variance, such as "
@@ -144,19 +127,15 @@ class SummedChains(Algorithm):
 
     # -- a round --------------------------------------------------------------------------------------------
     def prepare(self, problem: Problem, shared: State) -> State:
-        """Compute the prior's score at the chains' positions."""
         return {**shared, "prior_score": prior_scores(problem, shared["position"])}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The chains' positions, which clients receive."""
         return super().download({"position": shared["position"]}, clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """Nothing: a client's answer has no randomness."""
         return ()
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to scores far above the others'."""
         return message_limits.outlying_clients(message_limits.sizes(messages["score"]), "score")
 
     def after_step(self, state: SummedState, score: Tensor, h: float, noise: Tensor) -> SummedState:
@@ -190,16 +169,48 @@ class SummedChains(Algorithm):
         return chains_converged(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """At most `num_draws` kept draws of each chain, evenly spaced: (M, n, D)."""
         return entries_as(ChainStore, shared).sample(num_draws)
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of a chain that became non-finite: a shorter step."""
         return f"reduce step_size below its present {float(before['step_size']):.3g}"
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about too few effective draws, chains that disagree, and steps too long for the posterior."""
         return summed_chain_findings(record, self.num_chains, self.burn_in, is_private=False)
+
+
+@dataclass(frozen=True)
+class SummedContributions(Contributions):
+    """Contributions to `SummedLangevin`, where the noise of privacy is a part of the chain's own."""
+
+    noise_in_draws: ClassVar[bool] = True
+
+    def form_for(self, combination: Combination | None) -> Any:
+        """The algorithm with the noise of a private release in place of as much of the chain's own."""
+        algorithm, name = self.algorithm, type(self.algorithm).__name__
+        if combination is None or not combination.private:
+            if algorithm.released_noise:
+                raise SettingError(
+                    f"{name}: released_noise is set by the run from combination=pf.Private(...): leave it out"
+                )
+            return algorithm
+        private = cast("Private", combination)
+        if private.unit == "row" and algorithm.row_norm != private.norm:
+            raise SettingError(
+                f"{name}: Private(unit='row', norm={private.norm:g}) needs row_norm={private.norm:g} here, by which "
+                f"the clients shorten their rows' scores; received row_norm={algorithm.row_norm}"
+            )
+        noise = private.norm * private.noise_multiplier
+        longest = 4 * algorithm.temperature**2 / noise**2
+        if algorithm.step_size is not None and algorithm.step_size > longest * (1 + 1e-9):
+            raise SettingError(
+                f"{name}: with step_size={algorithm.step_size:g} the noise of privacy would be more than the chain's "
+                f"own, and the draws wider than at temperature={algorithm.temperature:g}: at most {longest:.3g}, or "
+                f"temperature={algorithm.temperature * math.sqrt(algorithm.step_size / longest):.3g}"
+            )
+        return replace(algorithm, released_noise=noise)
+
+    def form_for_clients(self) -> Any:
+        return replace(self.algorithm, released_noise=0.0)
 
 
 @explains_unknown
@@ -247,7 +258,6 @@ class SummedLangevin(SummedChains):
 
     # -- privacy --------------------------------------------------------------------------------------------
     def contributions(self) -> Contributions:
-        """Contributions whose noise of privacy is a part of the chain's own."""
         return SummedContributions(self)
 
     def first_step_size(self, problem: Problem, otherwise: str = "") -> float:
@@ -303,7 +313,6 @@ class SummedLangevin(SummedChains):
         )
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about too few effective draws, chains that disagree, and steps too long for the posterior."""
         return summed_chain_findings(record, self.num_chains, self.burn_in, bool(self.released_noise))
 
 
@@ -316,3 +325,52 @@ def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
     pushed = vjp(lambda v: pull(v)[0], torch.zeros_like(value))[1]  # pull is linear: its own pull is the Jacobian
     columns: Tensor = problem.vmap(lambda e: pushed(e)[0])(torch.eye(len(z)).to(z))
     return columns.T
+
+
+#: Draws for each parameter from which on the autocorrelation of every direction can be estimated.
+DRAWS_FOR_ONE = 20
+
+
+def summed_chain_findings(record: Record, num_chains: int, burn_in: int, is_private: bool) -> list[Finding]:
+    """Warnings about too few effective draws, chains that disagree, and steps that are too long for the posterior."""
+    last = record.latest
+    if not last.get("kept"):
+        return [sentences.no_draw_kept(end=f"the run ended within burn_in={burn_in} rounds")]
+    notes = list[Finding]()
+    fewest = fewest_effective(num_chains)
+    if not last["ess"] >= fewest:
+        cure = "raise temperature, spend more epsilon, or have more clients" if is_private else "run more rounds"
+        notes.append(
+            sentences.too_few_effective_draws(effective=last["ess"], needed=fewest, chain_is_short=True, cures=[cure])
+        )
+    limit = r_hat_limit(num_chains)
+    if num_chains > 1 and not last["r_hat"] <= limit:
+        notes.append(sentences.chains_disagree(r_hat=last["r_hat"], limit=f"{limit:.4g}", cures=()))
+    known = [one["widened"] for one in record.figures if one and not math.isnan(one["widened"])]
+    if known and not known[-1] <= SD_MATTERS:
+        notes.append(sentences.steps_widen_draws(factor=known[-1]))
+    return notes
+
+
+def widening(chains: ChainStore) -> float:
+    """Largest factor by which the steps widen an SD, from the draws; infinite if they hardly contract."""
+    draws = chains.buffers.draws[:, : int(chains.kept)].double()
+    centred = (draws - draws.mean(1, keepdim=True)).cpu().numpy()
+    least = least_autocorrelation(centred)
+    left = (1 + least) / 2
+    return math.inf if left <= 0 else left**-0.5
+
+
+def least_autocorrelation(centred: np.ndarray) -> float:
+    """The smallest lag-one autocorrelation of centred chains (M, n, D), in coordinates only if draws are few."""
+    chains, draws, dim = centred.shape
+    centred = centred / np.abs(centred).max()  # a chain that runs away is finite for long
+    here, ahead = (part.reshape(-1, dim) for part in (centred[:, :-1], centred[:, 1:]))
+    variance = (centred.reshape(-1, dim) ** 2).mean(0)
+    if chains * draws < DRAWS_FOR_ONE * dim:
+        return float(((here * ahead).mean(0) / variance).min())
+    whole = centred.reshape(-1, dim)
+    values, vectors = np.linalg.eigh(whole.T @ whole / len(whole))
+    white = vectors / np.sqrt(values.clip(np.finfo(float).tiny))
+    lagged = white.T @ (here.T @ ahead / len(here)) @ white
+    return float(np.linalg.eigvalsh((lagged + lagged.T) / 2).min())

@@ -17,18 +17,19 @@ about the variance 2 μ. The mean acceptance is then
 by which ε follows from a wanted acceptance: before the first trajectory by D, and later, as √μ grows with ε², by the
 acceptance that was observed.
 
-Letters: f `value`, s `score`, r `momentum`, ε `step`, A `factor`.
+Letters: f `value`, s `score`, r `momentum`, ε `step`, A `factor`. `HmcState` is the server's state of `FedHMC`.
 """
 
 from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyro_fed.infer.langevin.chains import ChainStore, Draws
 from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE
 from pyro_fed.ops.matrices import times, times_transposed
 
@@ -43,27 +44,16 @@ DRAWS_FOR_ONE = 4
 
 
 class Trajectory(NamedTuple):
-    """Trajectories of M chains, in the middle of their steps.
+    """Trajectories of M chains, in the middle of their steps."""
 
-    Attributes:
-        start: θ where they began, (M, D), float64 as all others.
-        value: f there, (M,).
-        score: s there, (M, D).
-        kinetic: |r|²/2 there, (M,).
-        point: θ of which s is needed next, (M, D).
-        momentum: r, after its half step, (M, D).
-        step: ε of each, (M, 1).
-        steps_left: n less the steps that are done, ().
-    """
-
-    start: Tensor
-    value: Tensor
-    score: Tensor
-    kinetic: Tensor
-    point: Tensor
-    momentum: Tensor
-    step: Tensor
-    steps_left: Tensor
+    start: Tensor  # θ where they began, (M, D), float64 as all others
+    value: Tensor  # f there, (M,)
+    score: Tensor  # s there, (M, D)
+    kinetic: Tensor  # |r|²/2 there, (M,)
+    point: Tensor  # θ of which s is needed next, (M, D)
+    momentum: Tensor  # r, after its half step, (M, D)
+    step: Tensor  # ε of each, (M, 1)
+    steps_left: Tensor  # n less the steps that are done, ()
 
     @classmethod
     def waiting(cls, start: Tensor) -> Trajectory:
@@ -151,3 +141,71 @@ def retuned_factor(factor: Tensor, draws: Tensor) -> Tensor:
         return (share * away.square().mean(0) + (1 - share) * factor.square()).sqrt()
     root: Tensor = torch.linalg.cholesky(share * away.mT @ away / len(draws) + (1 - share) * factor @ factor.mT)
     return root
+
+
+class HmcState(NamedTuple):
+    """The server's state."""
+
+    chains: ChainStore  # where the chains are, and the draws of the last window and of this one
+    trajectory: Annotated[Trajectory, "trajectory."]  # the present trajectories
+    factor: Tensor  # A, (D, D) or its diagonal (D,), float64
+    step_size: Tensor  # ε before each chain's own factor, ()
+    window: Tensor  # number of this window, from 0, ()
+    done: Tensor  # finished trajectories of this window, ()
+    acceptance: Tensor  # the sum of their mean acceptances, ()
+    diverged: Tensor  # number of chains' trajectories that diverged in the last window and in this one, (2,)
+    prior_value: Tensor  # log p_0 at the trajectories' points, (M,)
+    prior_score: Tensor  # its gradient, (M, D)
+    num_clients: Tensor  # K
+    key: Tensor  # the seed of all randomness
+
+    @classmethod
+    def begin(cls, position: Tensor, factor: Tensor, step: float, num_clients: int, key: Tensor) -> HmcState:
+        """Chains at θ (M, D) before their first round."""
+        start = position.double()
+        none = torch.tensor(0)
+        return cls(
+            chains=ChainStore.begin(position),
+            trajectory=Trajectory.waiting(start),
+            factor=factor.double(),
+            step_size=start.new_tensor(step),
+            window=none,
+            done=none,
+            acceptance=start.new_zeros(()),
+            diverged=torch.zeros(2, dtype=torch.int64),
+            prior_value=start.new_zeros(len(start)),
+            prior_score=torch.zeros_like(start),
+            num_clients=torch.tensor(num_clients),
+            key=key,
+        )
+
+    def points(self) -> Tensor:
+        """Where the clients are asked next, (M, D), in the model's dtype."""
+        return self.trajectory.point.to(self.chains.position.dtype)
+
+    def with_draws(self, wanted: int) -> HmcState:
+        """The chains where their trajectories have ended, as one more draw of each."""
+        t = self.trajectory
+        position = t.start.to(self.chains.position.dtype)
+        one = position.new_ones(len(position), 1)
+        draws = Draws(position[:, None], -one, t.score.norm(dim=-1, keepdim=True), t.step)
+        chains = self.chains._replace(position=position, steps=self.chains.steps + 1).append(draws, wanted)
+        return self._replace(chains=chains)
+
+    def next_window(self, step: float, factor: Tensor) -> HmcState:
+        """The state at the beginning of a new window, with the draws of the one before; the first window's are left."""
+        length = int(self.done) if int(self.window) else 0
+        kept, unknown = int(self.chains.kept), torch.tensor(float("nan"))
+        recent = Draws(*(buffer[:, kept - length : kept].clone() for buffer in self.chains.buffers))
+        chains = ChainStore.begin(self.chains.position)._replace(steps=self.chains.steps)
+        if length:
+            chains = chains.append(recent)._replace(r_hat=unknown, ess=unknown, judged=torch.tensor(0))
+        return self._replace(
+            chains=chains,
+            factor=factor,
+            step_size=self.step_size.new_tensor(step),
+            window=self.window + 1,
+            done=torch.zeros_like(self.done),
+            acceptance=torch.zeros_like(self.acceptance),
+            diverged=torch.stack([self.diverged[1] * bool(length), torch.zeros_like(self.diverged[1])]),
+        )

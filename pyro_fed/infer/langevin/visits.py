@@ -1,40 +1,277 @@
-"""T steps of chains at clients: in one round, or in several rounds one after the other."""
+"""Visits of chains to clients: where chains begin, a step, its size and minibatch, and T steps in some rounds.
+
+    η = √h A ξ,    ξ ~ N(0, I)
+    θ' = θ + h/2 A A' v(θ) + η                        (1) of el Mekkaoui et al., in coordinates A⁻¹ θ
+    θ' = θ + h/2 A A' v(θ + η/2) + η                  midpoint, draws at θ + η/2
+    h_t = h_0 (1 + t / b)^-γ                          t steps of the chain before, b `decay_offset`, γ `decay`
+
+G = A A' is the preconditioner, A = I in the papers. The midpoint rule takes the score and the draw half a noise further
+(Leimkuhler & Matthews, 2013, in the form of Vilmart, 2015). With exact scores the variance at a Gaussian target is then
+exact for every stable h, while that of Eq. (1) is too large by a factor of 1/(1 - hλ/4).
+
+A derived step is as short as the steepest client needs (`longest_steps`): h λ < 4, λ the largest eigenvalue of A'HA, H
+= -∇v, by power iteration (`ops.langevin` has the derivation). One product A'HA v costs two gradients, so λ costs about
+forty. All clients have the same steps from the next round on: chains whose steps depend on the client that they are at
+have another stationary law.
+
+Chains begin at draws of p(θ) Π_s q_s(θ), or of the prior. That Gaussian's covariance is A A', and its mode θ* is where
+control variates and conducive gradients are taken.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import vjp
 
 from pyro_fed.algorithm.capabilities import LocalRounds
-from pyro_fed.algorithm.contract import Noise
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData, Minibatch, with_batches
-from pyro_fed.infer.langevin.client_state import Arrival, ClientState, Visit
-from pyro_fed.infer.langevin.gradients import Memory, Score
-from pyro_fed.infer.langevin.integrator import Client, Integrator, LangevinState, StepInput, Trace
-from pyro_fed.infer.langevin.minibatches import minibatches_at
-from pyro_fed.infer.langevin.step_sizes import StepSizes
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, Minibatch, batch_of, with_batches
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.langevin.gradients import ConduciveGradient, Memory, Score, TrustRegion
+from pyro_fed.infer.sites.power_iteration import power_iteration
+from pyro_fed.infer.surrogates.surrogates import fitted_surrogates
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.langevin import STABLE, drifted, injected, pulled
+from pyro_fed.ops.matrices import times, times_transposed
+from pyro_fed.ops.step_sizes import polynomial_step
+
+
+class ClientState(NamedTuple):
+    """A client's state, of several clients (C, ...); None if a sampler does not use an entry."""
+
+    inverse_f: Tensor  # 1/f_s
+    ready: Tensor  # whether the client has been visited
+    anchor: Tensor  # θ*, the mode of p(θ) Π q_s(θ), (D,)
+    factor: Tensor  # A of the preconditioner A A', (D, D) or its diagonal (D,)
+    anchor_score: Tensor | None = None  # gradient of all its rows' log-likelihood at θ*, (D,)
+    longest_step: Tensor | None = None  # the longest derived step at this client
+    pull: Tensor | None = None  # α g_s(θ*), (D,)
+    pull_slope: Tensor | None = None  # α (P - P_s/f_s), (D, D) or (D,)
+    metric: Tensor | None = None  # the posterior's precision, by which the distance from θ* is measured, (D, D) or (D,)
+    trust_radius: Tensor | None = None  # the distance at which g_s stops growing
+
+    @property
+    def conducive(self) -> ConduciveGradient | None:
+        """α g_s; None without conducive gradients."""
+        if self.pull is None or self.pull_slope is None:
+            return None
+        if self.metric is None or self.trust_radius is None:
+            return ConduciveGradient(self.anchor, self.pull, self.pull_slope)
+        return ConduciveGradient(self.anchor, self.pull, self.pull_slope, TrustRegion(self.metric, self.trust_radius))
+
+    def limit_step(self, step_size: Tensor, at: Tensor | slice = slice(None)) -> Tensor:
+        """h of visits, no longer than each client allows; `at` has the chains' clients, by default each its own."""
+        return step_size if self.longest_step is None else torch.minimum(step_size, self.longest_step[at])
+
+
+class Arrival(NamedTuple):
+    """What a client receives for each chain that visits it, (C, ...)."""
+
+    position: Tensor  # where the chain is, (C, D)
+    client: Tensor  # the client's number, (C,)
+    steps: Tensor  # number of steps of the chain so far, (C,)
+    step_size: Tensor  # h of its steps, before they fall or are shortened, (C,)
+
+
+class Visit(NamedTuple):
+    """What C visits send: the chains' positions, and every `stride`-th of their T steps; of R rounds (R, C, ...)."""
+
+    position: Tensor  # where the chain is, (C, D)
+    client: Tensor  # the client's number, (C,)
+    draws: Tensor  # positions that may be kept, (C, T / stride, D)
+    gradient_norm: Tensor  # of the preconditioned scores, (C, T / stride)
+    step_size: Tensor  # h, (C, T / stride)
+
+
+class Beginning(NamedTuple):
+    """The starts of chains."""
+
+    position: Tensor  # of the M chains, (M, D)
+    anchor: Tensor  # θ*, (D,)
+    factor: Tensor  # A, (D, D) or its diagonal (D,)
+    gaussians: tuple[Gaussian, Gaussian] | None = None  # the surrogates q_s, batch (K,), and p(θ) Π_s q_s(θ)
+
+
+def at_prior(problem: Problem, num_chains: int, generator: torch.Generator) -> Beginning:
+    """Starts at draws of the prior."""
+    zero = torch.zeros(problem.dim, dtype=problem.dtype)
+    return Beginning(problem.init(num_chains, generator), zero, torch.ones_like(zero))
+
+
+def at_surrogates(
+    problem: Problem,
+    surrogates: object,
+    start: Start | None,
+    num_chains: int,
+    precondition: bool,
+    generator: torch.Generator,
+) -> Beginning:
+    """Starts at draws of p(θ) Π_s q_s(θ), from `Given`, or from the final states of the algorithm that fits q_s."""
+    gaussians = fitted_surrogates(problem, surrogates, start)
+    target = gaussians[1]
+    position = target.sample(num_chains, generator).to(problem.dtype)
+    factor = target.root() if precondition else torch.ones_like(target.eta)
+    return Beginning(position, target.mean().to(problem.dtype), factor.to(problem.dtype), gaussians)
+
+
+def new_clients(begin: Beginning, share: Tensor) -> ClientState:
+    """The clients' states before their first visits; `share` is f_s, (K,)."""
+
+    def each(value: Tensor) -> Tensor:
+        """The value for each client."""
+        return value.expand(len(share), *value.shape)
+
+    return ClientState(1 / share, torch.zeros(len(share), dtype=torch.bool), each(begin.anchor), each(begin.factor))
+
+
+@lru_cache(maxsize=8)
+def no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Empty minibatches of a client that takes all its rows: `minibatches_at` fills them if others have some."""
+    return {
+        "position": torch.zeros(0, batch_size, dtype=torch.int64),
+        "weight": torch.zeros(0, batch_size, dtype=dtype),
+    }
+
+
+def minibatches_at(position: Tensor, weight: Tensor, num_rows: Tensor, steps: int) -> Minibatch:
+    """Minibatches (T, C, m), from those of clients that drew some; a client with at most m rows takes all of them."""
+    slot = torch.arange(position.shape[-1], device=num_rows.device)
+    rows = num_rows.unsqueeze(-1)
+    if not len(position):  # no client drew any
+        position, weight = (part.new_zeros(steps, *part.shape[1:]) for part in (position, weight))
+    whole, has = rows <= len(slot), slot < rows
+    position = torch.where(whole, slot % rows.clamp_min(1), position)
+    return Minibatch(position, torch.where(whole, has.to(weight.dtype), weight))
+
+
+class LangevinState(NamedTuple):
+    """A chain between two steps: its position θ, (D,), and the memory of the score's estimate."""
+
+    position: Tensor
+    memory: Memory = ()
+
+
+class Client(NamedTuple):
+    """Constants of the steps of a visit."""
+
+    score: Score  # estimates v
+    factor: Tensor  # A, (D, D) or its diagonal (D,)
+    rows: Batch | ClientData  # all rows of the client, or those to pick minibatches from
+
+
+class StepInput(NamedTuple):
+    """Inputs of one step."""
+
+    normal: Tensor  # ξ, (D,)
+    step_size: Tensor  # h
+    picks: Any = ()  # the minibatch; () if all rows are taken
+
+
+class Trace(NamedTuple):
+    """Output of a step: the draw (D,) that is judged and kept, and the norm |A' v| of the preconditioned score."""
+
+    draw: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class Integrator:
+    """A step of Eq. (1), or of the midpoint rule."""
+
+    midpoint: bool
+
+    def step(self, problem: Problem, state: LangevinState, client: Client, x: StepInput) -> tuple[LangevinState, Trace]:
+        """The chain after a step, and the step's output."""
+        noise = injected(x.step_size, x.normal, client.factor)
+        where = state.position + 0.5 * noise if self.midpoint else state.position
+        batch = batch_of(client.rows, x.picks)
+        score, memory = client.score.estimate(problem, where, batch, x.picks, state.memory)
+        pull = pulled(score, client.factor)
+        after = drifted(state.position, pull, x.step_size, noise, client.factor)
+        return LangevinState(after, memory), Trace(where if self.midpoint else after, pull.norm())
+
+
+#: Shares of the chains' step that are one up to rounding, in any dtype: a client that needs a shorter step has at most
+#: `STABLE_STEP_SHARE` of it.
+SAME_STEP_SHARE = 0.999
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """The steps of a visit."""
+
+    local_steps: int  # T
+    decay: float  # γ; 0 keeps the step constant
+    decay_offset: float  # b
+
+    def of_visit(self, done: Tensor, step_size: Tensor) -> Tensor:
+        """h of each step of a visit, (T, ...), from h_0 (...) and the number of earlier steps, of that shape or ()."""
+        if not self.decay:
+            return step_size.expand(self.local_steps, *step_size.shape)
+        steps = done + torch.arange(self.local_steps, device=done.device).reshape(-1, *[1] * done.dim())
+        scale = step_size * self.decay_offset**self.decay
+        decay = polynomial_step(steps.to(scale.dtype), 1.0, self.decay_offset, self.decay)
+        found: Tensor = scale * decay
+        return found
+
+    def shortest_share(self, done: Tensor, step_size: Tensor, stride: int, used: Tensor) -> float:
+        """The smallest share of its full length of a step `used` in R rounds (R, C, T / stride), or 1."""
+        each = done + self.local_steps * torch.arange(len(used))
+        whole = self.of_visit(each, step_size.expand(len(used)))[stride - 1 :: stride]
+        share = float((used / whole.T.unsqueeze(1)).amin())
+        return share if 0 < share < SAME_STEP_SHARE else 1.0
+
+
+#: A derived step that is unstable becomes this share of the largest stable one.
+STABLE_STEP_SHARE = 0.25
+
+
+def largest_curvature(problem: Problem, position: Tensor, score: Score, factor: Tensor, batch: Batch) -> Tensor:
+    """λ (C,) of each client's score at its chain's position (C, D); negative if the dominant curvature is outward."""
+    product = problem.mapped(_curve, (0, 0, 0, 0, BATCHES), calls=0)
+    return power_iteration(lambda v: product(position, v, score, factor, batch), position)
+
+
+def _curve(problem: Problem, z: Tensor, direction: Tensor, score: Score, factor: Tensor, batch: Batch) -> Tensor:
+    """A'HA v of one client."""
+    pull_back = vjp(lambda z: score.estimate(problem, z, batch)[0], z)[1]
+    # The Jacobian of a score is symmetric, so that v'J is (J v)'.
+    return -times_transposed(factor, pull_back(times(factor, direction))[0])
+
+
+def longest_steps(step_size: Tensor, curvature: Tensor) -> Tensor:
+    """Longest derived steps at clients where a step h (C,) was unstable, from λ (C,); infinite elsewhere."""
+    beyond = step_size * curvature >= STABLE
+    return torch.where(beyond, STABLE_STEP_SHARE * STABLE / curvature, torch.inf)
+
+
+def check_step(name: str, step_size: Tensor, curvature: Tensor, clients: Tensor) -> None:
+    """Refuse steps h (C,) that are unstable at curvature λ (C,), before they are made."""
+    product = step_size * curvature
+    worst = int(torch.where(torch.isfinite(product), product, -torch.inf).argmax())
+    if bool(product[worst] >= STABLE):
+        limit = STABLE / float(curvature[worst])
+        raise SettingError(
+            f"{name}, client {int(clients[worst])}: step_size {float(step_size[worst]):.3g} times the largest "
+            f"curvature {float(curvature[worst]):.3g} is {float(product[worst]):.3g}, and from {STABLE:g} on Langevin "
+            f"steps diverge; the visit was not made. The largest stable step is {limit:.3g}; a tenth of it is accurate"
+        )
 
 
 @dataclass(frozen=True)
 class Visits:
-    """The steps of chains at clients.
+    """The steps of chains at clients."""
 
-    Args:
-        integrator: a step.
-        step_sizes: T and h.
-        stride: steps between positions that are sent.
-        batch_size: m; None takes all rows.
-    """
-
-    integrator: Integrator
-    step_sizes: StepSizes
-    stride: int
-    batch_size: int | None
+    integrator: Integrator  # a step
+    step_sizes: StepSizes  # T and h
+    stride: int  # steps between positions that are sent
+    batch_size: int | None  # m; None takes all rows
 
     def one_round(
         self,
@@ -46,11 +283,7 @@ class Visits:
         noise: Noise,
         memory: Memory = (),
     ) -> tuple[LangevinState, Visit, State]:
-        """Make T steps of C chains at C clients: the chains' ends, the visits that are sent, and diagnostics.
-
-        `noise` of all steps is (T, C, ...); `score` is the clients' estimate of the score, and `memory` is the
-        estimate's.
-        """
+        """Make T steps of C chains at C clients: the chains' ends, the visits that are sent, and diagnostics."""
         steps = self.step_sizes.of_visit(arrival.steps, client.limit_step(arrival.step_size))
         rows, axes = with_batches(data, self.batch_size)
         end, trace = problem.scan(
@@ -110,14 +343,7 @@ class Visits:
         return minibatches_at(noise["position"], noise["weight"], num_rows, self.step_sizes.local_steps)
 
     def _sent(self, client: Tensor, position: Tensor, trace: Trace, steps: Tensor) -> Visit:
-        """The visits that are sent.
-
-        Args:
-            client: the clients' numbers, (C,), or of several rounds (R, C), and so on.
-            position: where the chains end, (C, D).
-            trace: of every `stride`-th step (T / stride, C, D), and the norms of all (T, C).
-            steps: h, (T, C).
-        """
+        """The visits that are sent, from the chains' ends, every `stride`-th draw, and the norms and h of all steps."""
         each = slice(self.stride - 1, None, self.stride)
         norms, steps = (value[each].movedim(0, -1) for value in (trace.norm, steps))
         return Visit(position, client, trace.draw.movedim(0, -2), norms, steps)

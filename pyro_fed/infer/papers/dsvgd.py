@@ -44,10 +44,9 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm.capabilities import Indicators
-from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
@@ -64,7 +63,7 @@ from pyro_fed.ops.stein import ksd, largest_off, linear_identities, spread
 #: A KDE with fewer effective neighbours than this has no more information than the particle's own old position.
 FEWEST_NEIGHBOURS = 2.0
 #: The KDE has degenerated if this holds for more than the rest of the particles.
-ALIVE = 0.5
+LEAST_ALIVE_SHARE = 0.5
 
 
 class Approximation(NamedTuple):
@@ -83,21 +82,16 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SiteParticles(ParticleAlgorithm, Indicators):
-    """Global particles at a server and one site for each client, in turn: the base of DSVGD and U-DSVGD.
-
-    Args:
-        kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
-        kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
-        draws: draws of the result: "particles", or draws of the KDE q around them, whose average is the predictive of
-            Eq. (22) to (24).
-    """
+    """Global particles at a server and one site for each client, in turn: the base of DSVGD and U-DSVGD."""
 
     fewest_particles: ClassVar[int] = 1
     #: The kind of a client's site, a record of entries of its state.
     site_kind: ClassVar[type[Any]] = Site
 
-    kde_bandwidth: float = 0.55
-    kde_floor: float = 1e-9
+    kde_bandwidth: float = 0.55  # λ, standard deviation of the KDE's Gaussian kernel
+    kde_floor: float = 1e-9  # constant under the KDE, in units of a kernel's peak; 0 is the paper's
+    # draws of the result: "particles", or draws of the KDE q around them, whose average is the predictive of Eq. (22)
+    # to (24).
     draws: Literal["particles", "kde"] = "particles"
 
     def __post_init__(self) -> None:
@@ -111,11 +105,9 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         return kde_draws(shared["particles"], num_draws, self.kde_bandwidth, generator)[None]
 
     def default_rounds(self, num_clients: int) -> int:
-        """Two passes over the clients, and at least 20 rounds."""
         return max(20, 2 * num_clients)
 
     def default_schedule(self) -> Schedule:
-        """One client in each round, in turn (Appendix C.1)."""
         return RoundRobin()
 
     @abstractmethod
@@ -128,7 +120,6 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         return Approximation(particles, torch.tensor(True, device=particles.device))._asdict()
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Adopt the particles; q is no longer the prior."""
         return super().combine(shared, messages, weights) | {"is_prior": torch.zeros_like(shared["is_prior"])}
 
     def global_score(self, problem: Problem, particles: Tensor, q: Approximation) -> Tensor:
@@ -201,7 +192,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about a density estimate whose particles have no neighbours, and particles that are elsewhere."""
         alive = record.last("kde_alive")
-        if self.num_particles > 1 and len(alive) > 0 and np.mean(alive) < ALIVE:
+        if self.num_particles > 1 and len(alive) > 0 and np.mean(alive) < LEAST_ALIVE_SHARE:
             dead = 1 - float(np.mean(alive))
             return [
                 sentences.density_estimate_is_empty(

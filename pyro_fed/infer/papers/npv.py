@@ -30,9 +30,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
@@ -43,7 +42,7 @@ from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.pairwise import squared_distances
 
 #: Number of steps whose gradients L-BFGS keeps.
-MEMORY = 10
+LBFGS_MEMORY = 10
 
 
 class Mixture(NamedTuple):
@@ -107,7 +106,6 @@ class NPV(Algorithm):
         return Mixture(means, torch.full_like(means[:, 0], 2 * math.log(self.start_sd)))._asdict(), {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """Nothing: a round has no randomness."""
         return ()
 
     def local_step(
@@ -160,7 +158,6 @@ class NPV(Algorithm):
         return height, trace
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Take the mixture from the one client with all rows."""
         return {name: value[0] for name, value in messages.items()}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
@@ -171,7 +168,6 @@ class NPV(Algorithm):
         return {"change": float(torch.maximum(moved, wider))}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the mixture has converged."""
         return figures[-1]["change"] < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -218,7 +214,7 @@ def _climb(slope_and_value: Callable[[Tensor], tuple[Tensor, Tensor]], start: Te
     """The point that L-BFGS with strong Wolfe line searches reaches."""
     at = start.clone().detach()
     optimiser = torch.optim.LBFGS(
-        [at], max_iter=steps, history_size=MEMORY, line_search_fn="strong_wolfe", tolerance_change=0.0
+        [at], max_iter=steps, history_size=LBFGS_MEMORY, line_search_fn="strong_wolfe", tolerance_change=0.0
     )
 
     def closure() -> Tensor:

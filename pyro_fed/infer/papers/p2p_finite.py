@@ -26,10 +26,9 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Noise, Start, Tempered
+from pyro_fed.algorithm.contract import Noise, Start, State, Tempered
 from pyro_fed.algorithm.message_limits import IMPOSSIBLE
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
@@ -116,11 +115,7 @@ class P2PFinite(Tempered, OnGraph):
 
     # -- over the graph -------------------------------------------------------------------------------------
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """The number of steps as set, or as many as shrink disagreement; one if groups of agents take turns.
-
-        Raises:
-            GraphError: sleepers or failures would change the weights of data.
-        """
+        """The number of steps as set, or as many as shrink disagreement; one if groups of agents take turns."""
         if self.weighting == "exact" and (sleepers or graph.random) and not graph.keeps_centrality:
             raise GraphError(
                 "P2PFinite: agents that are asleep change the centrality of a graph whose W is not reversible, and "
@@ -138,13 +133,7 @@ class P2PFinite(Tempered, OnGraph):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from the candidates, with their prior at every agent.
-
-        Raises:
-            ModelError: an improper prior, and no candidates.
-            DataError: candidates of unequal numbers, or not of the model's sites.
-            SettingError: another number of probabilities.
-        """
+        """Start from the candidates, with their prior at every agent."""
         points = self._points(problem, generator)
         prior = torch.tensor(self.probabilities or [1 / len(points)] * len(points), dtype=torch.float64)
         if len(prior) != len(points):
@@ -177,7 +166,8 @@ class P2PFinite(Tempered, OnGraph):
             found = problem.mapped(_log_likelihoods, (0, BATCHES))(candidates, batch).double()
             v = shared["centrality"][:, None] if self.weighting == "exact" else 1.0
             belief = belief + found.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE).clamp_min(IMPOSSIBLE) / v
-        figures = {"rows_left": (data.num_rows - position).double(), "effective": _effective_candidates(belief)}
+        effective = 1 / torch.softmax(belief, -1).square().sum(-1)
+        figures = {"rows_left": (data.num_rows - position).double(), "effective": effective}
         return {"log_belief": torch.log_softmax(belief, -1)}, {"next_row": position}, figures
 
     def _rows(self, data: ClientData, first: Tensor) -> tuple[Batch, Tensor]:
@@ -190,11 +180,9 @@ class P2PFinite(Tempered, OnGraph):
         return batch, torch.minimum(position[:, -1] + 1, data.num_rows)
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """No objections: probabilities are bounded."""
         return {}
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """Mix by Eq. (4): weighted means of log beliefs, normalised."""
         return {"log_belief": torch.log_softmax(mix(weights, messages["log_belief"]), -1)}
 
     # -- what the record shows ------------------------------------------------------------------------------
@@ -209,7 +197,6 @@ class P2PFinite(Tempered, OnGraph):
         return {"change": float(told["moved"].amax()), "disagreement": float(apart.amax())}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Largest move of a probability, and the largest difference of one between agents."""
         return self.figures_of_witness(self.witness(before, after))
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
@@ -240,8 +227,3 @@ class P2PFinite(Tempered, OnGraph):
 def _log_likelihoods(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
     """Log-likelihoods of an agent's rows at the candidates: (M,)."""
     return problem.log_lik(points, batch)
-
-
-def _effective_candidates(log_belief: Tensor) -> Tensor:
-    """Effective number of candidates of beliefs (C, M): 1 / Σ p²."""
-    return 1 / torch.softmax(log_belief, -1).square().sum(-1)

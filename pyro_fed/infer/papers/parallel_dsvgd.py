@@ -9,9 +9,8 @@ with t_k the KDE of client k's last local particles, and 1 before its first turn
 
 Letters: φ `particles`, θ_k `sites` (K, N, D), L_s `server_steps`; the others as in `papers.dsvgd`.
 
-The limits are those of `papers.dsvgd`, and one more: a KDE in place of each of K sites has the bandwidth's
-variance in place of the site's own, so q^(i) is too narrow where many clients with little data each have wide
-sites.
+The limits are those of `papers.dsvgd`, and one more: a KDE in place of each of K sites has the bandwidth's variance in
+place of the site's own, so q^(i) is too narrow where many clients with little data each have wide sites.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.algorithm.schedule import Schedule, UniformRandom
-from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.derivatives import prior_scores
@@ -99,7 +97,6 @@ class PaperParallelDSVGD(PaperDSVGD):
         return _Share(self.share)
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The particles, and whether they are still draws of the prior."""
         return super().download(entries_as(Approximation, shared)._asdict(), clients)
 
     def local_step(
@@ -143,9 +140,4 @@ class _Share(Schedule):
 
     def select(self, round: int, num_clients: int, rng: Any) -> list[int]:
         """The selected clients, at least one."""
-        return UniformRandom(max(1, round_half_up(self.share * num_clients))).select(round, num_clients, rng)
-
-
-def round_half_up(value: float) -> int:
-    """The nearest whole number."""
-    return int(value + 0.5)
+        return UniformRandom(max(1, int(self.share * num_clients + 0.5))).select(round, num_clients, rng)

@@ -31,9 +31,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
@@ -145,11 +144,7 @@ class PMD(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Draw particles from the prior, with equal weights.
-
-        Raises:
-            ModelError: the prior is improper.
-        """
+        """Draw particles from the prior, with equal weights."""
         particles = problem.sample_prior(self.num_particles, generator)
         level = torch.full_like(particles[:, 0], -math.log(self.num_particles))
         return WeightedParticles(particles, level, torch.zeros_like(level[0]))._asdict(), {}
@@ -228,7 +223,6 @@ class PMD(Algorithm):
         return Estimate(mean + math.sqrt(1 - share**2) * offset, log_weights, share * root)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Take the particles from the one client with all rows."""
         return {name: value[0] for name, value in messages.items()}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:

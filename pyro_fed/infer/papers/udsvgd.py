@@ -17,8 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.derivatives import prior_scores
 from pyro_fed.density.problem import Problem
@@ -29,19 +28,12 @@ from pyro_fed.ops.kde import buffer_score_ratio, kde_score
 
 
 class Turns(NamedTuple):
-    """Both ends of a client's turns so far, which its site is made of; leading axes are clients.
+    """Both ends of a client's turns so far, which its site is made of; leading axes are clients."""
 
-    Args:
-        before: the particles of q^(j-1), (V, N, D).
-        after: those of q^(j).
-        turns: number of slots in use, ().
-        from_prior: whether the first q^(j-1) is the prior, ().
-    """
-
-    before: Tensor
-    after: Tensor
-    turns: Tensor
-    from_prior: Tensor
+    before: Tensor  # the particles of q^(j-1), (V, N, D)
+    after: Tensor  # those of q^(j)
+    turns: Tensor  # number of slots in use, ()
+    from_prior: Tensor  # whether the first q^(j-1) is the prior, ()
 
     def with_turn(self, q: Approximation, particles: Tensor) -> Turns:
         """The turns (C, ...) with one more from q to particles (C, N, D); the buffers double if they are full."""

@@ -1,20 +1,17 @@
 """Laplace's approximation without a server: Newton's method whose sums are taken by consensus.
 
-Every agent runs the server's part of `FedLaplace` by itself, on the sums over all agents that it finds by
-average consensus: agent i puts in its message divided by its centrality v_i, and after enough steps every
-agent holds Σ_i v_i (m_i / v_i) = Σ_i m_i, up to `gossip_tolerance` of the largest. All then take the same
-decision.
+Every agent runs the server's part of `FedLaplace` by itself, on the sums over all agents that it finds by average
+consensus: agent i puts in its message divided by its centrality v_i, and after enough steps every agent holds Σ_i v_i
+(m_i / v_i) = Σ_i m_i, up to `gossip_tolerance` of the largest. All then take the same decision.
 
 Curvatures are sent in single precision after a round's first step. So that their rounding affects only the direction of
 Newton's step, and not where it is zero, agents send the scores g_i = η_i - P_i a_i at the points a_i of their sites,
 which are the same but for rounding, and those points. With ā their mean, Σ_i η_i = Σ_i g_i + P ā for the P that the
-agent has; rounding in it moves the step by its own share of it, and not at all where the scores cancel. (η itself, with
-condition number 1e5, moved the mode by 1e-3 SDs.)
+agent has; rounding in it moves the step by its own share of it, and not at all where the scores cancel.
 
-It is where `P2PVI` starts by default: expectations under a belief need a belief, and an agent's own
-likelihood may be unbounded (as many parameters as rows) where the pooled one is not.
-
-An agent knows the sums (`Sums`), and keeps the state of `FedLaplace`'s server (`local`).
+It is where `P2PVI` starts by default: expectations under a belief need a belief, and an agent's own likelihood may be
+unbounded (as many parameters as rows) where the pooled one is not. An agent knows the sums (`Sums`), and keeps the
+state of `FedLaplace`'s server (`local`).
 """
 
 from __future__ import annotations
@@ -27,16 +24,15 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.codes import cures
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.laplace.laplace_point import Line, Server
-from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
+from pyro_fed.infer.laplace.states import Line, Server
+from pyro_fed.infer.peers.p2p_fedavg import PeerBurnIn
 from pyro_fed.infer.sites.gaussian_sites import add_batch_axis, as_state, flat_site, gaussian
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.entries import with_trailing_axes
@@ -45,29 +41,20 @@ from pyro_fed.ops.mixing import mix
 
 #: Stands for a step length that is not known yet, and for a log-likelihood of minus infinity, which cannot be mixed: so
 #: far below all others that the least share of it tells in a mean.
-UNKNOWN, LOWEST_LOG_LIK = 1e6, -1e200
+UNKNOWN_LENGTH, LOWEST_LOG_LIK = 1e6, -1e200
 #: Stands for the number of agents whose site cannot be used, before any is known.
 NOTHING_YET = -1.0
 
 
 class Sums(NamedTuple):
-    """The sums over all agents that each agent knows, (A, ...), and in a message its part of them.
+    """The sums over all agents that each agent knows, (A, ...), and in a message its part of them."""
 
-    Args:
-        values: log-likelihoods on the line, (A, L).
-        unusable: number of agents whose site cannot be used, (A,).
-        precision: Σ_i P_i.
-        eta: Σ_i g_i, (A, D).
-        aim: ā, (A, D).
-        decrement: length of the next Newton step, in SDs, (A,).
-    """
-
-    values: Tensor
-    unusable: Tensor
-    precision: Tensor
-    eta: Tensor
-    aim: Tensor
-    decrement: Tensor
+    values: Tensor  # log-likelihoods on the line, (A, L)
+    unusable: Tensor  # number of agents whose site cannot be used, (A,)
+    precision: Tensor  # Σ_i P_i
+    eta: Tensor  # Σ_i g_i, (A, D)
+    aim: Tensor  # ā, (A, D)
+    decrement: Tensor  # length of the next Newton step, in SDs, (A,)
 
     def product(self) -> Gaussian:
         """The product of the sites, from the sum of their scores at the points' mean."""
@@ -77,12 +64,7 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ConsensusLaplace(Algorithm, OnGraph):
-    """Federated Newton's method over a graph.
-
-    Args:
-        newton: settings of Newton's method.
-        gossip_tolerance: disagreement that is left in the sums of a round, relative to what it was.
-    """
+    """Federated Newton's method over a graph."""
 
     remedy: ClassVar[str] = cures.OF_LAPLACE
 
@@ -91,11 +73,10 @@ class ConsensusLaplace(Algorithm, OnGraph):
     symmetric: ClassVar[frozenset[str]] = frozenset({"precision"})
     coarse: ClassVar[frozenset[str]] = frozenset({"precision"})
 
-    newton: FedLaplace = field(default_factory=FedLaplace)
-    gossip_tolerance: float = 1e-10
+    newton: FedLaplace = field(default_factory=FedLaplace)  # settings of Newton's method
+    gossip_tolerance: float = 1e-10  # disagreement that is left in the sums of a round, relative to what it was
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """As many steps as make the sums agree."""
         return self.consensus(graph, sleepers).steps
 
     def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
@@ -103,7 +84,6 @@ class ConsensusLaplace(Algorithm, OnGraph):
         return graph.consensus(self.gossip_tolerance) if sleepers else graph.sums(self.gossip_tolerance)
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most as many rounds as Newton's method at a server."""
         return self.newton.default_rounds(num_clients)
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -125,15 +105,17 @@ class ConsensusLaplace(Algorithm, OnGraph):
         none = site.eta.new_zeros(num_clients)
         values = none[:, None].expand(-1, len(self.newton.fractions)).clone()
         aim = torch.zeros_like(site.eta)
-        return Sums(values, none + NOTHING_YET, site.precision, site.eta, aim, none + UNKNOWN)._asdict(), local
+        return Sums(values, none + NOTHING_YET, site.precision, site.eta, aim, none + UNKNOWN_LENGTH)._asdict(), local
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Decide at each agent from the sums it knows, then evaluate at the point it chose."""
         sums = entries_as(Sums, shared)
-        agents = range(len(data.num_rows))
-        states = [self._decide(Sums(*(part[i] for part in sums)), _entry(local, i)) for i in agents]
+        states = []
+        for i in range(len(data.num_rows)):
+            own = {name: value[i] for name, value in local.items()}
+            states.append(self._decide(Sums(*(part[i] for part in sums)), own))
         server = {name: torch.stack([state[name] for state in states]) for name in local}
         line = entries_as(Line, server)
         server |= self.newton.of_the_prior(problem, line)
@@ -149,7 +131,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
             precision=put_in(site["precision"]),
             eta=put_in(gaussian(site).score(line.end)),
             aim=line.end.double(),
-            decrement=server["decrement"].clamp_max(UNKNOWN),
+            decrement=server["decrement"].clamp_max(UNKNOWN_LENGTH),
         )
         return message._asdict(), server, info
 
@@ -162,33 +144,22 @@ class ConsensusLaplace(Algorithm, OnGraph):
         return as_entries(self.newton.next_server(entries_as(Server, server), total))
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to messages far above the other agents'."""
         return message_limits.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """Mix all entries, Σ_j W_ij m_j."""
         return {name: mix(weights, value) for name, value in messages.items()}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Length of the Newton step, in posterior SDs."""
         return self.figures_of_witness(self.witness(before, after))
 
     def witness(self, before: State, after: State) -> State:
-        """The length of the Newton step that each agent knows."""
         return {"decrement": entries_as(Sums, after).decrement}
 
     def figures_of_witness(self, told: State) -> dict[str, float]:
-        """The largest of the agents' step lengths."""
         return {"change": float(told["decrement"].max())}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the Newton step is negligible, as for Newton's method at a server."""
         return self.newton.converged(figures)
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of each agent's sum of sites, without the prior, (A, num_draws, D)."""
         return entries_as(Sums, shared).product().even_sample(num_draws, generator).transpose(0, 1)
-
-
-def _entry(state: State, i: int) -> State:
-    return {name: value[i] for name, value in state.items()}

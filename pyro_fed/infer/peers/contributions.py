@@ -1,4 +1,15 @@
-"""Contributions of agents without a server: changes of their sites, which follow from the beliefs that are sent."""
+"""Contributions of agents without a server: changes of their sites, which follow from the beliefs that are sent.
+
+On graphs where not all hear all, changes are limited by what the neighbours' neighbours send. An agent's neighbours
+receive its belief before it is mixed with others, and with it the change of its site. They forward it to each other, so
+that each change is judged beside those of the agents at most two links away, among the sites that these have
+contributed so far, and what all others have contributed,
+
+    q / Π_j t_j      j the agents at most two links away, q the mean of their beliefs
+
+as `algorithm.bounding` does. Changes beyond its limits are cut back before they are mixed. This does not detect an
+agent that passes on other mixtures than it has received: links between honest neighbours must be their own.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +19,66 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.combination import Bounded, Combination
+from pyro_fed.algorithm.combination import MIN_COHORT, Bounded, Combination
 from pyro_fed.algorithm.combination_check import all_hear_all
 from pyro_fed.algorithm.contributions import BoundedMessages, SentMessages
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.peers.screening import centre_of, screened_changes
-from pyro_fed.infer.sites.gaussian_sites import SiteContributions, as_state, gaussian, held_changes
+from pyro_fed.errors import SettingError
+from pyro_fed.graph import Graph
+from pyro_fed.infer.sites.contributions import SiteContributions, held_changes
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
+
+
+def screened_changes(
+    limits: Bounded,
+    graph: Graph,
+    q: Gaussian,
+    sites: Gaussian,
+    agents: Tensor,
+    deltas: Gaussian,
+    beliefs: Gaussian,
+    rows: Tensor | None,
+) -> tuple[Gaussian, Tensor]:
+    """Changes of sites (C,) within the limits of each agent's surroundings, and by how much each was beyond, (C,)."""
+    around, kind, places = two_links(graph), type(sites), list(enumerate(agents.tolist()))
+    precision, eta = torch.zeros_like(deltas.precision), torch.zeros_like(deltas.eta)
+    beyond = torch.zeros(len(agents), dtype=torch.float64)
+    judged: dict[tuple[int, ...], tuple[list[int], Gaussian, Tensor]] = {}
+    for place, agent in places:
+        near = tuple(around[agent].nonzero().flatten().tolist())
+        if len(near) < MIN_COHORT:
+            raise SettingError(
+                f"Bounded: agents {list(near)} hear nobody else, and two cannot outvote one of them; give a graph with "
+                "at least three agents within two links"
+            )
+        if near not in judged:
+            index, there = torch.tensor(near), [place for place, agent in places if agent in near]
+            own = kind(sites.precision[index], sites.eta[index])
+            common = kind(q.precision[index], q.eta[index]).product_over(0) ** (1.0 / len(near))
+            clients = torch.tensor([near.index(int(agents[place])) for place in there])
+            changes = kind(deltas.precision[there], deltas.eta[there])
+            centre = centre_of(common, kind(beliefs.precision[there], beliefs.eta[there]))
+            base = common / own.product_over(0)
+            near_rows = None if rows is None else rows[index]
+            held, cut, _ = held_changes(limits, base, own, clients, changes, centre, near_rows)
+            judged[near] = there, held, cut
+        there, held, cut = judged[near]
+        at = there.index(place)
+        precision[place], eta[place], beyond[place] = held.precision[at], held.eta[at], cut[at]
+    return type(deltas)(precision, eta), beyond
+
+
+def two_links(graph: Graph) -> Tensor:
+    """Whether agents are at most two links apart, (K, K); each is near itself."""
+    links = torch.from_numpy(graph.support(0).toarray() != 0)
+    near = (links | links.T | torch.eye(len(links), dtype=torch.bool)).double()
+    return near @ near > 0
+
+
+def centre_of(common: Gaussian, beliefs: Gaussian) -> Tensor:
+    """The mean of a belief, or the median of the means that were sent if it has none yet, (D,)."""
+    return common.mean() if bool(common.is_proper()) else beliefs.mean().nan_to_num().quantile(0.5, 0)
 
 
 @dataclass(frozen=True)
@@ -46,11 +110,7 @@ class PeerContributions(SiteContributions):
         return (gaussian(sent.messages) / mine) ** (1.0 / len(shared["eta"]))
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Beliefs whose changes of the agents' sites are within the limits.
-
-        If all hear all, every agent knows from the beliefs that were sent what each has contributed so far: it acts as
-        its own server, and all reach the same verdict. Otherwise `peers.screening` decides who judges whom.
-        """
+        """Beliefs whose changes of the agents' sites are within the limits."""
         q, count = gaussian(shared), len(shared["eta"])
         mine = gaussian({name: shared[name][sent.clients] for name in ("precision", "eta")})
         sites, told = gaussian(ledger), gaussian(sent.messages)
@@ -73,11 +133,7 @@ class PeerContributions(SiteContributions):
         return {name: shared[name][clients] for name in messages}
 
     def form_for(self, combination: Combination | None) -> Any:
-        """The algorithm without acceleration, if its contributions are bounded.
-
-        Anderson's rule takes the steps of the last rounds for those of one map, and extrapolates them. Noise that is
-        new in every round violates this: it would be extrapolated up to five times as far as the limits allow.
-        """
+        """The algorithm without acceleration, if its contributions are bounded."""
         return self.algorithm.unaccelerated() if isinstance(combination, Bounded) else self.algorithm
 
     def bounding_obstacle(self) -> str | None:

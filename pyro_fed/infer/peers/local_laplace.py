@@ -44,11 +44,7 @@ def local_laplace(
     start: Tensor,
     num_steps: int = 60,
 ) -> Gaussian:
-    """Laplace sites (C,), not negative, by at most `num_steps` Levenberg-Marquardt steps from `start` (C, D).
-
-    `batch` has the agents' rows, weight (C, n); `share` is c_i, the prior's share of each agent, (C,), and None is
-    zero.
-    """
+    """Laplace sites (C,), not negative, from `start` (C, D); `share` (C,) is c_i, None for zero."""
 
     def at(points: Tensor) -> Moments:
         from_data = derivatives.of_likelihood(problem, points[None], batch)
@@ -101,14 +97,7 @@ def _positive_part(curvature: Tensor) -> Tensor:
 
 
 def gaussian_prior(algorithm: SpreadGaussian, problem: Problem, drawn: bool, generator: torch.Generator) -> Gaussian:
-    """The prior, or its Laplace approximation if it is not Gaussian, (1,).
-
-    Of a prior whose score jumps, which has no Laplace approximation, it is the Gaussian of smallest KL(q ‖ prior). With
-    `drawn` one draw from the prior is put in place of its mean.
-
-    Raises:
-        ModelError: the prior has no Gaussian approximation.
-    """
+    """The prior or its Gaussian approximation, (1,); one draw takes its mean's place if `drawn`."""
     start = problem.init(1, generator).double()
     if problem.traits.proper_kinks:
         prior = add_batch_axis(fit_prior(algorithm, problem, generator))

@@ -1,6 +1,6 @@
 """P2PVI on networks: beliefs that agents refine by gradients alone, from the point that averaging over the graph finds.
 
-    1. averaging over the graph (`peers.peer_burn_in`); agent i is at m_i
+    1. averaging over the graph (`PeerBurnIn`); agent i is at m_i
     2. its first site t_i has precision S_i + v_i Λ_0, S_i its curvature there, and mean m_i: beliefs b_i = t_i^(1/v_i)
        are those of a posterior whose agents are all like i, and consensus makes of them  q = Π t_i
     3. then  t_i = l_i p_0^(v_i)  and  l_i ← l_i (l̂_i / l_i)^(δ v_i),  with l̂_i the site by `sites.online_newton`
@@ -10,21 +10,21 @@ As in all peer algorithms, Σ_i v_i q_i = Σ_i t_i holds (`peers.peer_gaussian`)
 its own change, and consensus takes the mean of all changes: that of the agents' tilted Gaussians, as in `FedEP` with δ
 = 1 / K, so that their noise does not compound.
 
-Letters: v_i `centrality`, Λ_0 the prior's precision, δ `damping`; those of an agent in `states.NetworkAgent`.
+Letters: v_i `centrality`, Λ_0 the prior's precision, δ `damping`; those of an agent in `NetworkAgent`.
 """
 
 from __future__ import annotations
 
+from typing import Annotated, NamedTuple
+
 import torch
 
-from pyro_fed.algorithm.contract import Noise, Start, required_start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Noise, Start, State, required_start
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.tilted import IVON, Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers.peer_sites import public_belief
-from pyro_fed.infer.peers.states import NetworkAgent
 from pyro_fed.infer.sites.gaussian_sites import (
     POINT_NUMBERS,
     SpreadGaussian,
@@ -41,11 +41,21 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
 #: Variance about an agent's first point at which the prior is evaluated.
-NARROW = 1e-4
+NARROW_VARIANCE = 1e-4
 #: Points of the prior's expectations. A prior that is Gaussian on the unconstrained scale needs two. The curvature of a
 #: half-Cauchy scale's logarithm is concentrated at one place, which eight points miss under an SD of five: that widened
 #: it further, until it overflowed (a horseshoe in units of its scales).
 PRIOR_POINTS = 32
+
+
+class NetworkAgent(NamedTuple):
+    """An agent that refines its belief by gradients, see `networks`."""
+
+    site: Annotated[Gaussian, ""]  # t_i = l_i p_0^(c_i)
+    likelihood: Annotated[Gaussian, "lik_"]  # l_i
+    prior: Gaussian  # p_0^(c_i), the prior's part
+    prior_share: torch.Tensor  # c_i, (A,); zero before the first round
+    start: torch.Tensor  # m_i, the point (A, D) that averaging has found
 
 
 def first_states(
@@ -69,14 +79,10 @@ def step(
     data: ClientData,
     noise: Noise,
 ) -> tuple[Gaussian, State, torch.Tensor]:
-    """Public beliefs of C agents, changes of their states, and the fractions of their changes that were made.
-
-    `shared` holds the agents' beliefs and `centrality`, `share` (C,) that of the prior in each agent's site; `damping`
-    is δ.
-    """
+    """Public beliefs of C agents, changes of their states, and the fractions of their changes that were made."""
     q, agent, v = gaussian(shared), entries_as(NetworkAgent, local), shared["centrality"].to(torch.float64)
     known, likelihood = q.is_proper(), agent.likelihood
-    narrow = DiagGaussian.from_moments(agent.start, torch.full_like(agent.start, NARROW))
+    narrow = DiagGaussian.from_moments(agent.start, torch.full_like(agent.start, NARROW_VARIANCE))
     under = where(known, q, narrow)
     prior = _prior(algorithm, problem, under)
     new = likelihood
@@ -84,7 +90,10 @@ def step(
         numerics = numerics_of(algorithm, problem)
         new = solver.infer(problem, numerics, Received(under, under / likelihood), data, noise).site
     if not bool(known.all()):
-        new = where(known, new, _first_site(solver, problem, prior, agent.start, v, data, noise))
+        precision = solver.curvature(problem, agent.start, prior.precision, 1 / v, data, noise)
+        pull = (prior.precision * agent.start - prior.eta) * v.unsqueeze(-1)
+        first = DiagGaussian(precision, precision * agent.start + pull)  # with the prior's share its mean is the point
+        new = where(known, new, first)
     new = where(is_finite(new), new, likelihood)
     each = share.unsqueeze(-1)
     mine = type(prior)(prior.precision * each, prior.eta * each)
@@ -108,18 +117,3 @@ def _prior(algorithm: SpreadGaussian, problem: Problem, q: Gaussian) -> Gaussian
         found.append(site_of(derivatives.of_prior(problem, points), belief.mean()))
     precision = torch.cat([site.precision for site in found])
     return type(found[0])(precision.abs(), torch.cat([site.eta for site in found]))
-
-
-def _first_site(
-    solver: IVON,
-    problem: Problem,
-    prior: Gaussian,
-    point: torch.Tensor,
-    v: torch.Tensor,
-    data: ClientData,
-    noise: Noise,
-) -> DiagGaussian:
-    """A site at an agent's own point (D,) whose mean, with the prior's share, is that point."""
-    precision = solver.curvature(problem, point, prior.precision, 1 / v, data, noise)
-    pull = (prior.precision * point - prior.eta) * v.unsqueeze(-1)
-    return DiagGaussian(precision, precision * point + pull)

@@ -17,13 +17,11 @@ Tilted moments are self-normalised averages at the standardised Sobol points z_s
 
     w_s ∝ p(D_i | z_s) p(z_s)^(c_i) / t_i(z_s),
 
-which are uniform where the site is as good as its likelihood, so that the rule is exact for a conjugate
-model and needs no gradient. The record shows the share of effective points. It starts from `P2PVI`'s
-answer.
+which are uniform where the site is as good as its likelihood, so that the rule is exact for a conjugate model and needs
+no gradient. The record shows the share of effective points. It starts from `P2PVI`'s answer.
 
-Deviation: a covariance's tilted moments use the same points for both moments, so a cavity that is much
-wider than q_i is seen only where q_i has mass; `min_effective` holds back a site whose weights are too
-uneven.
+Deviation: a covariance's tilted moments use the same points for both moments, so a cavity that is much wider than q_i
+is seen only where q_i has mass; `min_effective` holds back a site whose weights are too uneven.
 """
 
 from __future__ import annotations
@@ -33,9 +31,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise
+from pyro_fed.algorithm.contract import Algorithm, Noise, State
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
@@ -44,8 +41,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, NUMBERS_IN_MEMORY, Batch, ClientData
 from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
-from pyro_fed.infer.peers.peer_sites import public_belief
-from pyro_fed.infer.peers.states import Agent
+from pyro_fed.infer.peers.peer_sites import Agent, public_belief
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, spread_points, where
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian

@@ -19,15 +19,16 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.algorithm.contributions import Contributions
-from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.graph import Graph
-from pyro_fed.infer.averaging.local_sgd import LocalSGD, StepContributions
+from pyro_fed.graph import Consensus, Graph
+from pyro_fed.infer.averaging.burn_in import BurnIn
+from pyro_fed.infer.averaging.contributions import StepContributions
+from pyro_fed.infer.averaging.fedavg import LocalSGD
 from pyro_fed.ops.mixing import mix
 
 
@@ -93,11 +94,9 @@ class P2PFedAvg(LocalSGD, OnGraph):
         return {"point": shared["point"] + message["delta"]}, local, info
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to points far from where the agents were, as for `FedAvg`."""
         return super().objections(received, {"delta": messages["point"] - received["point"]})
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """Mix the points: θ_i = Σ_j W_ij θ_j."""
         return {"point": mix(weights, messages["point"])}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
@@ -109,5 +108,40 @@ class P2PFedAvg(LocalSGD, OnGraph):
         }
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Each agent's point, (A, 1, D)."""
         return shared["point"].unsqueeze(1)
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class PeerBurnIn(P2PFedAvg, BurnIn):
+    """`P2PFedAvg` on minibatches by Adam, for the rounds with which another algorithm begins."""
+
+    step_size: float = BurnIn.step_size  # Adam's rate, from round `rising` on
+    batch_size: int | None = BurnIn.batch_size  # rows a step; None takes all
+    gossip_tolerance: float = 0.1  # disagreement that a round's consensus leaves, relative to what it was
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        shared, local = super().init(problem, num_clients, generator, start)
+        return shared, {**local, "rounds_before": torch.zeros(num_clients, dtype=torch.int64)}
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Make L steps of Adam, at the rate of the agent's own count of rounds."""
+        known = {**shared, "rounds_before": local["rounds_before"]}
+        message, _, info = super().local_step(problem, known, local, data, noise)
+        return message, {"rounds_before": local["rounds_before"] + 1}, info
+
+    def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
+        """As many steps in a round as make the agents agree; one if groups take turns."""
+        if graph.active(0) is not None:
+            return 1
+        return graph.consensus(self.gossip_tolerance).steps
+
+    def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
+        """The consensus with the fewest steps."""
+        if graph.active(0) is not None:
+            return super().consensus(graph, sleepers)
+        return graph.consensus(self.gossip_tolerance)

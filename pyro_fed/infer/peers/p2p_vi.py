@@ -22,36 +22,35 @@ Data. `batch_size=None`: all of an agent's rows in every round. With a batch siz
 agent's next rows, in order, each once; its belief then waits for the others.
 
 Acceleration. After the consensus an agent sees what the step from the last point was, x → G(x) = q_i, and takes its
-next site not at q_i but at the point that Anderson's rule extrapolates from there (`peers.acceleration`). The sum of
+next site not at q_i but at the point that Anderson's rule extrapolates from there (`peer_sites.History`). The sum of
 the sites, and so the posterior to which all converge, does not depend on where sites were taken on the way.
-Acceleration needs agents that agree: when a hundredth of their disagreement was left over (changes go into beliefs 1 /
-v_i times), steps differed from agent to agent, and README's model took 58 rounds on a random graph of ten instead of
-23.
+Acceleration needs agents that agree: with a hundredth of their disagreement left over (changes go into beliefs 1 / v_i
+times) steps differ from agent to agent, and rounds are twice as many.
 
 Scores that jump, as those of a median regression's rows, have no curvature at a point, so there is no Laplace
 approximation, and the expected curvature changes over the SDs of the belief. Agents then begin at the prior, if that is
 proper, and make half of a change in a round. (Whole changes overshoot, each by more than the last.)
 
-Ambiguous in the paper, and how it is read here: whether in Section V q^(t-1) stands fixed during the u local
-updates of a round (it does here), how a minibatch's likelihood is scaled there against the KL of Eq. (3)
-(each row counts once a round), and whether an agent outside the current star trains (it sleeps).
+Ambiguous in the paper: whether in Section V q^(t-1) stands fixed during the u local updates of a round (here it does),
+how a minibatch's likelihood is scaled there against the KL of Eq. (3) (each row counts once a round), and whether an
+agent outside the current star trains (it sleeps).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self, cast
+from typing import Literal, Self, cast
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
+from pyro_fed.conventions.setting_checks import check_at_least, check_choice
 from pyro_fed.density.derivatives import Kind, of_some_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -61,11 +60,18 @@ from pyro_fed.infer.ep.tilted import IVON, Received, TiltedInference
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers import networks
 from pyro_fed.infer.peers.contributions import PeerContributions
-from pyro_fed.infer.peers.counted_rows import CountedRows
-from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
-from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole, without_distribution
-from pyro_fed.infer.peers.states import Agent, History, Turn
-from pyro_fed.infer.peers.update import Newton, Update, check_update
+from pyro_fed.infer.peers.p2p_fedavg import PeerBurnIn
+from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
+from pyro_fed.infer.peers.peer_sites import (
+    Agent,
+    History,
+    Turn,
+    new_site,
+    public_belief,
+    seen_whole,
+    without_distribution,
+)
+from pyro_fed.infer.peers.update import Newton, Update
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, is_finite, where
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
@@ -73,12 +79,12 @@ from pyro_fed.ops.gaussian import Gaussian
 #: Share of their disagreement that agents have after a round's consensus if rounds are accelerated and none is set.
 SEEN_WHOLE = 1e-4
 #: Beliefs that move by less than this, in SDs, expect no more data.
-STILL = 1e-9
+STILL_SDS = 1e-9
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class P2PVI(CountedRows):
+class P2PVI(PeerGaussian):
     """Peer-to-peer variational inference over an arbitrary graph, exact by default.
 
     Args:
@@ -124,13 +130,17 @@ class P2PVI(CountedRows):
         >>> published = pf.P2PVI(weighting="paper", update=pf.infer.update.SVI(steps=47), gossip_steps=1)
     """
 
+    weighting: Literal["exact", "paper"] = "exact"
+    batch_size: int | None = None
     update: Update | TiltedInference | str = Newton()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice(self, "weighting", ("exact", "paper"))
+        check_at_least(self, 1, "batch_size", allow_none=True)
         resolve(self, "update", Update)
         self._check_start()
-        check_update(self, self.solver, self.accelerates)
+        self._check_update()
         if not self._ends:
             refuse_unused(
                 self,
@@ -157,6 +167,34 @@ class P2PVI(CountedRows):
                 f"start={self.start!r} use weighting='exact'"
             )
 
+    def _check_update(self) -> None:
+        """Refuse settings that have no effect with the update, or contradict it."""
+        solver = self.solver
+        remembers = solver.newton_steps and solver.memory not in (1, Newton.memory)
+        if remembers and not (self.accelerates and self.gossip_steps is None):
+            raise SettingError(
+                f"P2PVI: memory={solver.memory} has no effect: acceleration is of single, undamped steps with "
+                "weighting='exact', all rows in every round and complete consensus (steps=1, damping=1, "
+                "batch_size=None, gossip_steps=None)"
+            )
+        if solver.newton_steps:
+            return
+        if self.start in ("consensus", "local"):
+            raise SettingError(
+                f"P2PVI: update={solver.kind()!r} works around a proper belief: it needs start='prior', which is also "
+                f"what 'auto' takes; received {self.start!r}"
+            )
+        unused = ("num_points",) if solver.takes_curvature else ("num_points", "curvature")
+        refuse_unused(self, "it is a setting of Newton steps; use update='newton'", *unused)
+        refuse_unused(
+            self, "minibatches of this update are a setting of its own, as pf.infer.update.SVI's", "batch_size"
+        )
+        if solver.needs_diagonal and self.covariance != "diag":
+            raise SettingError(
+                f"P2PVI: {solver!r} moves each parameter of a diagonal belief by itself: it needs covariance='diag'; "
+                f"received {self.covariance!r}"
+            )
+
     @property
     def solver(self) -> TiltedInference:
         """The tilted inference that solves Eq. (3): the setting `update` as an instance."""
@@ -172,6 +210,19 @@ class P2PVI(CountedRows):
         """The setting `curvature` of Newton steps; other updates take no curvature of likelihoods."""
         return super().kind if self.solver.takes_curvature else "hessian"
 
+    @property
+    def keeps_site(self) -> bool:
+        """Whether an agent replaces its site instead of adding to its belief."""
+        return self.weighting == "exact" and self.batch_size is None
+
+    def weight(self, v: Tensor) -> Tensor:
+        """1 / v_i, or 1 as published: (C,)."""
+        return 1.0 / v if self.weighting == "exact" else torch.ones_like(v)
+
+    @property
+    def needs_centrality(self) -> bool:
+        return self.weighting == "exact"
+
     def default_rounds(self, num_clients: int) -> int:
         """At most 100 rounds, until the agents agree and have converged; for "ivon", its own setting."""
         return self.solver.agents_rounds
@@ -185,11 +236,7 @@ class P2PVI(CountedRows):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from flat beliefs, or from the prior at every agent; no row is used.
-
-        Raises:
-            SettingError: the beliefs have a full covariance, and "ivon" refines diagonal ones.
-        """
+        """Start from flat beliefs, or from the prior at every agent; no row is used."""
         if self.start == "fedavg":
             if self.structure == "full":
                 raise SettingError("P2PVI: the beliefs of update='ivon' are diagonal: take covariance='diag'")
@@ -224,8 +271,16 @@ class P2PVI(CountedRows):
             return self
         return replace(self, update=replace(cast(Newton, self.update), memory=1))
 
+    def rows_of_round(self, data: ClientData, next_row: Tensor) -> tuple[ClientData, Tensor]:
+        """This round's rows, and the row (C,) where the next round begins."""
+        if self.batch_size is None:
+            return data, next_row
+        position = next_row[:, None] + torch.arange(self.batch_size, device=next_row.device)
+        index = data.row_index.gather(1, position.clamp_max(data.row_index.shape[1] - 1))
+        last = torch.minimum(position[:, -1] + 1, data.num_rows)
+        return data._replace(row_index=index, num_rows=last - next_row), last
+
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """The noise of the update."""
         return self.solver.draw_noise(problem, num_rows, generator)
 
     def local_step(
@@ -282,19 +337,14 @@ class P2PVI(CountedRows):
         return self.solver.deterministic and (self.weighting == "exact" or self.batch_size is not None)
 
     def contributions(self) -> Contributions:
-        """The agents' sites, which all agents can compute."""
         return PeerContributions(self)
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether agents agree and have converged; where data stream in, whether they do not move at all.
-
-        There is no criterion for the published weighting, if data are used again and count again, nor for stochastic
-        steps.
-        """
+        """Whether agents agree and have converged; where data stream in, whether they do not move at all."""
         if not self._ends:
             return None
         settled = super().converged(figures)
-        return settled if self.batch_size is None else settled and figures[-1]["change"] < STILL
+        return settled if self.batch_size is None else settled and figures[-1]["change"] < STILL_SDS
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about a target other than the posterior, and about rows that no round has reached."""

@@ -5,7 +5,7 @@ Kia et al., *Tutorial on dynamic average consensus* (2019), for tracking.
 
     q_i ← Σ_j W_ij b_j        on natural parameters, Eq. (8)
 
-with q_i the agents' beliefs (`shared`), b_i the public ones (messages), and t_i the agents' sites (`states.Agent`).
+with q_i the agents' beliefs (`shared`), b_i the public ones (messages), and t_i the agents' sites (`peer_sites.Agent`).
 
 **Every change counts once.** With v(t) = v(t+1) W(t), consensus keeps Σ_i v_i q_i, so a change that agent i adds to its
 belief enters every belief with weight v_i(t). An agent whose site changes by δ_i therefore adds δ_i / v_i(t):
@@ -16,7 +16,7 @@ which is dynamic average consensus. Beliefs start flat (zero), so that the sum i
 and the prior is shared out: agent i's site is that of  log p(D_i | θ) + c_i log p(θ)  with c_i = v_i at the
 agent's first round, Σ_i c_i = 1. No agent needs to know more than its own centrality.
 
-Sites and the beliefs that follow from them are in `infer.peer_sites`.
+Sites and the beliefs that follow from them are in `peer_sites`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Algorithm, Start
+from pyro_fed.algorithm.contract import Algorithm, Start, State
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEGLIGIBLE
@@ -44,7 +43,7 @@ from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
 from pyro_fed.infer.peers.local_laplace import gaussian_prior, or_infinity, range_over_agents, repeated
-from pyro_fed.infer.peers.states import Agent
+from pyro_fed.infer.peers.peer_sites import Agent
 from pyro_fed.infer.sites.gaussian_sites import (
     SpreadGaussian,
     absolute,
@@ -72,31 +71,24 @@ START_DRAWS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class PeerGaussian(SpreadGaussian, OnGraph):
-    """Gaussian beliefs that are mixed over a graph.
-
-    Args:
-        damping: share of a site's change that is made in a round.
-        gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
-            `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each
-            round).
-        gossip_tolerance: see `gossip_steps`; None is 0.01.
-        start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph (see
-            `peers.consensus_laplace`); "local": each agent's own, with nothing exchanged, which needs more rows than
-            parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation;
-            "draw": with the prior's SDs about one draw from it, common to all (a neural network's prior mean is a
-            saddle); "auto": "consensus", or "local" if groups of agents are awake in turn.
-        trace: keep every agent's belief of every round (means and SDs) in the record, for
-            `pf.plots.plot_consensus`.
-    """
+    """Gaussian beliefs that are mixed over a graph."""
 
     draws_are: ClassVar[str] = "agents"
     symmetric: ClassVar[frozenset[str]] = frozenset({"precision"})
 
     tolerance: float = 1e-4
-    damping: float = 1.0
+    damping: float = 1.0  # share of a site's change that is made in a round
+    # consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
+    # `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each round)
     gossip_steps: int | None = None
-    gossip_tolerance: float | None = None
+    gossip_tolerance: float | None = None  # see `gossip_steps`; None is 0.01
+    # "consensus": a Laplace approximation of all data first, by Newton's method over the graph (see
+    # `peers.consensus_laplace`); "local": each agent's own, with nothing exchanged, which needs more rows than
+    # parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation; "draw": with
+    # the prior's SDs about one draw from it, common to all (a neural network's prior mean is a saddle); "auto":
+    # "consensus", or "local" if groups of agents are awake in turn
     start: Literal["auto", "consensus", "local", "prior", "draw", "fedavg"] = "auto"
+    # keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -124,11 +116,7 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         )
 
     def on_graph(self, graph: Graph) -> Self:
-        """This algorithm on a graph.
-
-        Raises:
-            GraphError: it starts from sums over all agents, and groups of them take turns.
-        """
+        """This algorithm on a graph."""
         if graph.active(0) is not None and self.start == "consensus":
             raise GraphError(
                 f"{type(self).__name__}: start='consensus' needs sums over all agents, which take many rounds where "
@@ -198,7 +186,6 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         return self.start in ("prior", "draw")
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to messages far above the other agents'."""
         return message_limits.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
@@ -236,14 +223,9 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         return {"change": or_infinity(told["moved"].amax()), "disagreement": or_infinity(apart)}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether all agents have converged, and agree."""
         return max(figures[-1]["change"], figures[-1]["disagreement"]) < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of each agent's belief, (A, num_draws, D), spread evenly: agents are the chains.
-
-        R-hat over these chains measures disagreement between agents, not convergence of a sampler.
-        """
         return gaussian(shared).require_proper("the agents' beliefs").even_sample(num_draws, generator).transpose(0, 1)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:

@@ -5,7 +5,7 @@
                                                or its part of the consensus, see `seen_whole`
 
 An agent whose belief is not yet proper cannot take expectations under it: its first site is taken under the
-Laplace approximation of `infer.consensus_laplace`, its anchor, or is its own (`infer.local_laplace`).
+Laplace approximation of `consensus_laplace`, its anchor, or is its own (`local_laplace`).
 
 The product of the first sites need not be a distribution: expected Hessians of a network are negative in some
 directions. That of the sites l_i of the curvature at the anchor's mean is one: Π_i l_i is the anchor. So a first site
@@ -20,26 +20,77 @@ after the consensus. From then on, until beliefs are proper, all agents' first s
 a_i, the agent's part anchor^(v_i) of the anchor in place of l_i: their product is the anchor, even if Newton's method
 has not converged, and the product of the l_i, curvatures at a point that is not a mode, is no distribution.
 
-Letters: c_i `share`, as in `infer.peer_gaussian`.
+Letters: c_i `share`, as in `peer_gaussian`. What agents keep between rounds is here too: `History` is Anderson
+acceleration (`ops.anderson`) seen from one agent. Histories agree as far as beliefs do; where they differ, only the
+points differ at which sites are taken.
 """
 
 from __future__ import annotations
+
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise
+from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.ep.step_control import ACCELERATION, StepControl
 from pyro_fed.infer.ep.tilted import Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.peers.local_laplace import local_laplace, unit_spread
-from pyro_fed.infer.peers.states import Agent
 from pyro_fed.infer.sites.gaussian_sites import site_of, where, with_prior
+from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.backtrack import backtrack, move
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Negative precision of a site, as a part of the belief's, that is due to rounding.
-CONCAVE = 1e-9
+
+class Agent(NamedTuple):
+    """An agent of `PeerGaussian` and its kin."""
+
+    site: Annotated[Gaussian, ""]  # t_i
+    prior_share: Tensor  # c_i, the prior's share in it, (A,); zero before the first round
+    # Laplace's approximation of all data, under which the first site is taken; improper where it has none
+    anchor: Gaussian
+    start: Tensor  # the point (A, D) at which its search for one of its own data begins
+
+
+class Turn(NamedTuple):
+    """Where an agent of `P2PVI` stands in its turns."""
+
+    next_row: Tensor  # the row at which its next turn begins, (A,)
+    # whether its beliefs have to be proper, as the product of all sites once was not, (A,); None where rounds are not
+    # accelerated
+    strict: Tensor | None = None
+    pace: Tensor | None = None  # factor of the rate of its stochastic steps, (A,); None is one
+
+
+class History(NamedTuple):
+    """An agent's last rounds; leading axes are agents."""
+
+    at: Gaussian  # x_i, the point of its last site; NaN before the first
+    points: Gaussian  # those of the last M rounds, oldest first, (A, M)
+    moves: Gaussian  # f = q_i - x_i of the same, with q_i the belief after the consensus
+
+    @classmethod
+    def empty(cls, q: Gaussian, memory: int) -> History:
+        """Histories of M rounds without any, of agents (A,)."""
+        at = type(q)(torch.full_like(q.precision, torch.nan), torch.full_like(q.eta, torch.nan))
+        past = type(q)(*(part.unsqueeze(1).repeat_interleave(memory, 1) for part in (at.precision, at.eta)))
+        return cls(at, past, past)
+
+    def look_ahead(self, q: Gaussian) -> History:
+        """The histories with a round that ended at beliefs q (A,), `at` the points for the next sites."""
+        points = remember(_swap_leading_axes(self.points), self.at)
+        moves = remember(_swap_leading_axes(self.moves), q.quotient(self.at))
+        ahead = q.product(acceleration(points, moves, 1.0, StepControl.growth, ACCELERATION["full"][1]))
+        ahead = where(ahead.is_proper(), ahead, q)
+        return History(ahead, _swap_leading_axes(points), _swap_leading_axes(moves))
+
+
+def _swap_leading_axes(past: Gaussian) -> Gaussian:
+    """(A, M, ...) to (M, A, ...), or back."""
+    return type(past)(past.precision.transpose(0, 1), past.eta.transpose(0, 1))
 
 
 def new_site(
@@ -53,22 +104,7 @@ def new_site(
     weight: Tensor,
     lost: Tensor,
 ) -> tuple[Tilted, Tensor]:
-    """Sites under the beliefs, or else the anchors; an agent's own Laplace approximation if both are improper.
-
-    Args:
-        solver: how a site is found under a belief; only one by Newton steps under one that is improper.
-        problem: the model.
-        numerics: how derivatives are computed; with the prior's share of each agent.
-        received: beliefs, (C,), proper or not, and these without the agents' own sites.
-        data: the agents' rows.
-        noise: the solver's.
-        agent: the agents, of whom `anchor` and `start` are used.
-        weight: 1 / v_i, (C,).
-        lost: (C,) `without_distribution`.
-
-    Returns:
-        sites, and (C,) whether the belief was proper.
-    """
+    """Sites under beliefs or anchors, or an agent's own Laplace approximation; and (C,) whether beliefs are proper."""
     q = received.q
     known = q.is_proper()
     if bool(known.all()) or not solver.newton_steps:
@@ -85,17 +121,13 @@ def new_site(
     site = site_of(numerics.expected(problem, under, data), under.mean())
     held = anchored & ~known & ~lost & ~site.is_proper()
     if bool(held.any()):
-        site = where(held, _proper_first_sites(under, site, _at_mean(problem, numerics, under, data), weight), site)
+        point = under.mean()[None]
+        moments = numerics.derivatives.of_likelihood(problem, point, data.full_batch())
+        moments = with_prior(numerics.derivatives, problem, point, moments, numerics.prior_share)
+        site = where(held, _proper_first_sites(under, site, site_of(moments, under.mean()), weight), site)
     if bool((lost & anchored).any()):
         site = where(lost & anchored, _proper_first_sites(under, site, under ** (1.0 / weight), weight), site)
     return Tilted(site if own is None else where(found, site, own), usable, {}), known
-
-
-def _at_mean(problem: Problem, numerics: Numerics, q: Gaussian, data: ClientData) -> Gaussian:
-    """Sites of the scores and curvatures at the means alone, Laplace's, (C,)."""
-    point = q.mean()[None]
-    moments = numerics.derivatives.of_likelihood(problem, point, data.full_batch())
-    return site_of(with_prior(numerics.derivatives, problem, point, moments, numerics.prior_share), q.mean())
 
 
 def without_distribution(q: Gaussian, old: Gaussian) -> Tensor:
@@ -111,11 +143,7 @@ def _proper_first_sites(anchor: Gaussian, site: Gaussian, base: Gaussian, weight
 
 
 def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -> tuple[Gaussian, Tensor]:
-    """b = q δ^s, with the largest share s up to `damping` that leaves a proper belief proper; and s (C,).
-
-    `known` (C,) says which beliefs q are proper. s is one for a belief that was flat, and zero if the change would undo
-    the belief.
-    """
+    """b = q δ^s, with the largest share s up to `damping` that leaves a proper belief proper; and s (C,)."""
     safe = where(known, q, type(q).from_moments(q.eta, unit_spread(q)))
     taken = backtrack(safe, delta, max_fraction=damping)
     fraction = torch.where(known, taken, 1.0)
@@ -125,30 +153,15 @@ def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -
 def seen_whole(
     q: Gaussian, old: Gaussian, site: Gaussian, weight: Tensor, known: Tensor, strict: Tensor
 ) -> tuple[Gaussian, Tensor]:
-    """b = q (t_new / t_old)^(s / v), if agents use not b itself but the consensus of all.
-
-    That consensus is q Π_j (t_j,new / t_j,old)^s_j, which a change enters once, and not 1 / v times as in b. If an
-    agent's sites, new and old, have no negative precision, s is the largest that leaves q (t_new / t_old)^s proper: if
-    this holds for all agents, the product of the sites with the prior is proper. For other sites b has to be proper;
-    and for all of them once their product was not, which every agent sees.
-
-    Args:
-        q: beliefs, (C,).
-        old: sites t_old, (C,).
-        site: t_new, (C,).
-        weight: 1 / v, (C,).
-        known: (C,) whether the belief is proper.
-        strict: (C,) whether b has to be proper all the same.
-
-    Returns:
-        b, which need not be proper, and s (C,).
-    """
+    """b = q (t_new / t_old)^(s / v), if agents use not b itself but the consensus of all, and s (C,)."""
     change = site / old
     belief, fraction = public_belief(q, change**weight, known, 1.0)
     if bool((fraction == 1).all()):
         return belief, fraction
     safe = where(known, q, type(q).from_moments(q.eta, unit_spread(q)))
-    concave = torch.stack([safe.relative_change(one).amin(-1) for one in (site, old)]).amin(0) > -CONCAVE
+    concave = (
+        torch.stack([safe.relative_change(one).amin(-1) for one in (site, old)]).amin(0) > -SAME_SHARE
+    )  # but for rounding
     alone = backtrack(safe, change, max_fraction=1.0)
     further = torch.where(known & concave & ~strict, torch.maximum(alone, fraction), fraction)
     return where(further == fraction, belief, q * change ** (weight * further)), further

@@ -27,8 +27,7 @@ from scipy import sparse
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Noise, Start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -39,8 +38,7 @@ from pyro_fed.graph.analysis import second_eigenvalue
 from pyro_fed.infer.ep.tilted import Newton, Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
-from pyro_fed.infer.peers.peer_sites import new_site, public_belief, without_distribution
-from pyro_fed.infer.peers.states import Agent
+from pyro_fed.infer.peers.peer_sites import Agent, new_site, public_belief, without_distribution
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
@@ -95,7 +93,6 @@ class P2PPushSum(PeerGaussian):
 
     @property
     def needs_centrality(self) -> bool:
-        """False: the answer does not depend on the centrality."""
         return False
 
     def default_rounds(self, num_clients: int) -> int:
@@ -141,11 +138,7 @@ class P2PPushSum(PeerGaussian):
         return {**found, "a mass that is not positive": messages["mass"] <= 0}
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """Add up the shares that each agent has received: P s and P w.
-
-        Raises:
-            SettingError: weights of one agent alone, which do not show how many hear the others.
-        """
+        """Add up the shares that each agent has received: P s and P w."""
         if weights.shape[0] != weights.shape[1]:
             raise SettingError(
                 "P2PPushSum: an agent's own row does not say how many hear its neighbours: agents in processes of "
@@ -155,15 +148,12 @@ class P2PPushSum(PeerGaussian):
         return {name: mix(shares, value) for name, value in messages.items()}
 
     def witness(self, before: State, after: State) -> State:
-        """Each agent's own move, and the means and SDs of its ratio."""
         return super().witness(as_state(_ratio(before)), as_state(_ratio(after)))
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of each agent's belief, (A, num_draws, D), spread evenly: agents are the chains."""
         return super().sample(as_state(_ratio(shared)), num_draws, generator)
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
-        """The log density of each agent's belief."""
         return super().log_density(as_state(_ratio(shared)), draws)
 
 

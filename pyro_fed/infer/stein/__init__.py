@@ -1,12 +1,8 @@
 """Stein variational gradient descent: particles that visit the clients in turn, or use pooled data.
 
-In this room:
-
-    dsvgd, parallel_dsvgd, svgd     the defaults of this package
-    concave, modes, importance, survey, starting_points
-                                    where particles start
-    corrected_sites, pace, at_rest, particle_findings, dsvgd_start
-                                    parts of dsvgd
+dsvgd, parallel_dsvgd, svgd          the defaults of this package
+survey                               where particles start, after modes and importance
+states, at_rest, contributions       parts of dsvgd
 """
 
 from pyro_fed.conventions.doors import door

@@ -11,8 +11,6 @@ stops falling at once. So a run goes on unless, in addition, the scores at the p
 `MATTERS` SDs and no SD by the factor `SD_MATTERS` (`ops.stein.moments_off`, in units that no particle can stretch), and
 the discrepancy is not larger than that of exact draws by chance. A run that meets these two conditions after its last
 pass has converged too, even if its discrepancy is still falling.
-
-Otherwise its user is warned: of collapse, of too few particles, and of moments that contradict the scores.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from pyro_fed.ops.stein import PARTICLES_PER_COORDINATE, ksd_and_noise, moments_
 
 #: Factor on its mean that the squared discrepancy of exact draws exceeds in at most 5 % of cases. It is a weighted sum
 #: of squared normal numbers, whose tail is longest if it is a single one (Székely & Bakirov 2003), χ² with one degree.
-BY_CHANCE = 3.84
+KSD_BY_CHANCE = 3.84
 #: Smallest total number of steps of particles that start under the nearest Gaussian: the discrepancy hardly shows the
 #: remaining error of a skewed parameter.
 LEAST_STEPS = 100
@@ -43,10 +41,7 @@ Figures = dict[str, float]
 
 
 def stein_figures(white: Tensor, scores: Tensor, kernel: Kernel) -> State:
-    """The particles' discrepancy, that of as many exact draws, and the errors of their moments.
-
-    `white` are whitened particles (N, D), `scores` those of the posterior there, (N, D).
-    """
+    """Discrepancy of whitened particles (N, D) with scores (N, D), that of exact draws, and errors of moments."""
     found, noise = ksd_and_noise(white, scores, kernel)
     mean_off, sd_off = moments_off(white, scores)
     return {"ksd": found, "noise": noise, "mean_off": mean_off, "sd_off": sd_off}
@@ -55,11 +50,6 @@ def stein_figures(white: Tensor, scores: Tensor, kernel: Kernel) -> State:
 def moments_at_rest(figures: Figures) -> bool:
     """Whether the scores at the particles are consistent with their means and standard deviations."""
     return figures["mean_off"] <= MATTERS and figures["sd_off"] <= SD_MATTERS
-
-
-def unlike_draws(figures: Figures) -> bool:
-    """Whether the discrepancy is larger than that of draws of the posterior, by more than chance."""
-    return not figures["ksd"] <= BY_CHANCE * figures["ksd_of_draws"]
 
 
 @explains_unknown
@@ -94,10 +84,7 @@ class EndOfRun(Settings):
         check_at_least(self, 1, "patience", "max_passes")
 
     def reached(self, figures: list[Figures]) -> bool | None:
-        """Whether the rounds so far are enough; None for particles that started apart, which have no criterion.
-
-        Between basins the discrepancy rises and falls.
-        """
+        """Whether the rounds so far are enough; None for particles that started apart, which have no criterion."""
         if figures[-1]["apart"]:
             return None
         if len(figures) < 2:
@@ -110,7 +97,8 @@ class EndOfRun(Settings):
             return False
         if figures[-1]["ksd"] <= self.noise * figures[-1]["ksd_of_draws"]:
             return True
-        if len(figures) <= self.patience * width or any(unlike_draws(each) for each in last):
+        like_draws = all(each["ksd"] <= KSD_BY_CHANCE * each["ksd_of_draws"] for each in last)
+        if len(figures) <= self.patience * width or not like_draws:
             return False
         if len(figures) >= self.max_passes * width:
             return True
@@ -142,15 +130,11 @@ def particle_findings(record: Record, num_particles: int, dim: int, usual_rounds
         # Few particles satisfy the identities that judge them, whatever the posterior.
         enough = num_particles >= min(FEWEST_PARTICLES, PARTICLES_PER_COORDINATE * dim)
         return [] if enough else [sentences.too_few_particles(particles=num_particles, needed=FEWEST_PARTICLES)]
+    cure = "Give them more rounds (num_rounds)"
+    if rounds >= usual_rounds:
+        cure = (
+            "Take the default step_size, kernel and start where they were changed; else more passes (end.max_passes), "
+            f"more particles, or an algorithm that samples: {record.untried('FSGLD', 'NUTS')}"
+        )
     off = {name: latest[name] for name in ("mean_off", "sd_off")}
-    return [sentences.particles_are_off(rounds=rounds, **off, cures=[_cure(record, rounds < usual_rounds)])]
-
-
-def _cure(record: Record, had_few_rounds: bool) -> str:
-    """The cure of particles that have not converged."""
-    if had_few_rounds:
-        return "Give them more rounds (num_rounds)"
-    return (
-        "Take the default step_size, kernel and start where they were changed; else more passes (end.max_passes), more "
-        f"particles, or an algorithm that samples: {record.untried('FSGLD', 'NUTS')}"
-    )
+    return [sentences.particles_are_off(rounds=rounds, **off, cures=[cure])]

@@ -21,7 +21,7 @@ scores of their own at these particles, which makes up for a turn that was too s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -34,19 +34,10 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.ops.whitening import site_scores
 
 
-class HeldResiduals(NamedTuple):
-    """Residuals (C, N, D) within the limit, and by how many SDs each was beyond it, `cut` (C,)."""
-
-    residuals: Tensor
-    cut: Tensor
-
-
-def held_residuals(known: Tensor, clients: Tensor, sent: Tensor, rows: Tensor | None, pull: float) -> HeldResiduals:
-    """Residuals (C, N, D) that clients sent, limited by the cohort's.
-
-    `known` are the residuals of all clients that were last accepted, (K, N, D); `rows` (K,) are the clients' numbers of
-    rows, None if they are equal, and `pull` is b.
-    """
+def held_residuals(
+    known: Tensor, clients: Tensor, sent: Tensor, rows: Tensor | None, pull: float
+) -> tuple[Tensor, Tensor]:
+    """Residuals (C, N, D) within the cohort's limits, `known` (K, N, D) before; and how far each was beyond, (C,)."""
     everyone = known.clone()
     everyone[clients] = sent.to(known)
     share = relative_rows(known.new_ones(len(known)) if rows is None else rows.to(known))
@@ -55,14 +46,7 @@ def held_residuals(known: Tensor, clients: Tensor, sent: Tensor, rows: Tensor | 
     reach = (pull * share.clamp_min(1.0).sqrt() * usual).clamp_min(ACCEPTED_SHIFT_SDS)[clients]
     own = size[clients]
     short = torch.where(own > reach, redescending(own, reach) / own, 1.0)
-    return HeldResiduals(sent * short.reshape(-1, 1, 1), (own - reach).double().clamp(0, LARGEST_DISTANCE))
-
-
-def held_particles(sent: Tensor, own: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
-    """A client's particles (N, D) if all are within `reach` of the server's, else the server's; and the excess, ()."""
-    away = (sent - own).abs()
-    beyond = (away.amax() - reach).double().clamp(0, LARGEST_DISTANCE)
-    return (sent if float(beyond) == 0 else own), beyond
+    return sent * short.reshape(-1, 1, 1), (own - reach).double().clamp(0, LARGEST_DISTANCE)
 
 
 @dataclass(frozen=True)
@@ -70,7 +54,6 @@ class TurnContributions(Contributions):
     """Contributions to `DSVGD`, whose clients take turns with the particles."""
 
     def account_for_bounds(self, shared: State, local: State) -> State:
-        """The residuals at the beginning of the phase."""
         return {"residual": local["residual"]}
 
     def bounding_obstacle(self) -> str | None:
@@ -80,32 +63,29 @@ class TurnContributions(Contributions):
         return "turns are compared with those towards Gaussian sites: start='gaussian'"
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Limit the client's residual by the cohort's, and its particles to the reach of the server's own turn.
-
-        A client's message about its residual builds on its earlier messages: the server keeps these (`claimed`) beside
-        the accepted part (`taken`).
-        """
+        """Limit the client's residual by the cohort's, and its particles to the reach of the server's own turn."""
         algorithm = self.algorithm
         algorithm.require_one(sent.clients)
+        # A client's residual builds on its earlier messages: what it `claimed` is kept beside what was `taken`.
         state, message = _with_account(shared, ledger), sent.messages
         residual = message["residuals"] - (shared["residuals"] - state["claimed"][sent.clients])
-        found = held_residuals(state["taken"], sent.clients, residual, sent.rows, limits.pull)
-        change = found.residuals - state["taken"][sent.clients]
+        accepted, cut = held_residuals(state["taken"], sent.clients, residual, sent.rows, limits.pull)
+        change = accepted - state["taken"][sent.clients]
         own, figures = algorithm.server_turn(cast(Problem, sent.problem), shared)
         reach = algorithm.local_steps * shared["pace"] * algorithm.step_size
         reach = reach * (1 + shared["steps"] / algorithm.optimiser.offset) ** -algorithm.decay
-        white, beyond = held_particles(message["white"][0], own["white"], reach)
+        white = message["white"][0]
+        beyond = ((white - own["white"]).abs().amax() - reach).double().clamp(0, LARGEST_DISTANCE)
         held = {
-            "white": white[None],
+            "white": (white if float(beyond) == 0 else own["white"])[None],
             "residuals": shared["residuals"] + change,
             **{name: own[name][None] for name in ("history", "steps")},
             **{name: value[None] for name, value in figures.items()},
         }
-        after = _ledger_after_messages(state, sent.clients, residual, found.residuals)
-        return BoundedMessages(after, held, {}, found.cut + beyond)
+        after = _ledger_after_messages(state, sent.clients, residual, accepted)
+        return BoundedMessages(after, held, {}, cut + beyond)
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """Shifts of the particles' mean by the turn, in SDs of the Gaussian that whitens them."""
         return (sent.messages["white"].mean(-2) - shared["white"].mean(-2)).abs().amax(-1).double()
 
 
@@ -117,13 +97,12 @@ class ResidualContributions(TurnContributions):
         """Limit changes so that no client's residual is beyond the cohort's."""
         state = _with_account(shared, ledger)
         claimed = state["claimed"][sent.clients] + sent.messages["change"]
-        found = held_residuals(state["taken"], sent.clients, claimed, sent.rows, limits.pull)
-        change = found.residuals - state["taken"][sent.clients]
-        after = _ledger_after_messages(state, sent.clients, claimed, found.residuals)
-        return BoundedMessages(after, {"change": change}, {}, found.cut)
+        accepted, cut = held_residuals(state["taken"], sent.clients, claimed, sent.rows, limits.pull)
+        change = accepted - state["taken"][sent.clients]
+        after = _ledger_after_messages(state, sent.clients, claimed, accepted)
+        return BoundedMessages(after, {"change": change}, {}, cut)
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """Shifts by the changes of the residuals: one of e on average moves the mean by e."""
         return sent.messages["change"].mean(-2).abs().amax(-1).double()
 
 
@@ -146,7 +125,6 @@ class SurveyContributions(Contributions):
     """Contributions to `Survey`: the clients' scores at its points, which are compared with their sites'."""
 
     def account_for_bounds(self, shared: State, local: State) -> State:
-        """The clients' sites in whitened coordinates."""
         return {name: local[name] for name in ("precision", "eta")}
 
     def bounding_obstacle(self) -> str | None:
@@ -162,10 +140,9 @@ class SurveyContributions(Contributions):
         """Limit scores so that none is further from its client's site than the cohort's; the server keeps them."""
         expected = site_scores(ledger["precision"], ledger["eta"], shared["white"])
         residual = sent.messages["scores"] - expected[sent.clients]
-        found = held_residuals(torch.zeros_like(expected), sent.clients, residual, sent.rows, limits.pull)
-        scores = expected.index_copy(0, sent.clients, expected[sent.clients] + found.residuals)
-        return BoundedMessages({**shared, "held_scores": scores}, {"scores": scores[sent.clients]}, {}, found.cut)
+        accepted, cut = held_residuals(torch.zeros_like(expected), sent.clients, residual, sent.rows, limits.pull)
+        scores = expected.index_copy(0, sent.clients, expected[sent.clients] + accepted)
+        return BoundedMessages({**shared, "held_scores": scores}, {"scores": scores[sent.clients]}, {}, cut)
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """The scores of the clients' sites."""
         return {"scores": site_scores(ledger["precision"], ledger["eta"], shared["white"])[clients]}

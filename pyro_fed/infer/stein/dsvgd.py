@@ -10,29 +10,24 @@ with the prior p_0, client k's likelihood p_k and site t_k, and particles z_n in
 
     1. The server sends client k the particles and Π_j t_j.                                     `download`, `Received`
     2. The client divides by its own site, which gives the tilted target p̃_k, Eq. (11).         `TiltedTarget`
-    3. L steps of SVGD move the particles towards p̃_k, Eq. (13).                                `_steps_by_rows`
+    3. L steps of SVGD move the particles towards p̃_k, Eq. (13).                                `_step_by_rows`
     4. Its new site is exact where the particles are now, in place of Eq. (17).                 `Site.corrected`
     5. It sends particles and Π_j t_j back, and the server adopts them.                         `combine`
 
 **The sites here.** In the paper they are ratios of kernel density estimates, whose gradients vanish beyond a few
 dimensions, and which are improper in their tails (`papers.dsvgd`). Here `survey` gives a Gaussian approximation of each
 client's likelihood (its surrogate: Λ_k, η_k), and r_{k,n} corrects its gradient where client k left particle n after
-its last turn. p_0 and p_k are exact. Once the particles converge, all r_{j,n} are exact, and so is the score at
-every particle. So the fixed point is that of SVGD on the pooled data, whatever the surrogates are and whichever client
-came last. (With surrogates alone it depends on the last client. The argument is that of SAGA.) The surrogates only
-decide how fast particles get there, and how many local steps are safe.
+its last turn. p_0 and p_k are exact. Once the particles converge, so are all r_{j,n} and the score at every particle:
+the fixed point is that of SVGD on the pooled data, whatever the surrogates are and whichever client came last (the
+argument is that of SAGA). The surrogates only decide how fast particles get there, and how many local steps are safe.
 
 **Likelihoods that are nearly their surrogates**, as of many rows or of linear models. If a client's residuals hardly
 vary over the particles (`_straight`), it uses its own site, too, during the steps (`_steps_by_sites`). Its residuals
-are exact before and after these: the fixed point is the same, and a turn takes two scores of its rows in place of
-L + 2.
+are exact before and after: the fixed point is the same, and a turn takes two scores of its rows in place of L + 2.
 
-**Kernel, start and steps.** The kernel `Balanced` keeps two moments and the marginals right. Particles start as
-standardised points of the Gaussian of `survey`, or, where it finds several modes or mass elsewhere, at these. The step
-decays. Steps and turns are shorter where the start is the Gaussian nearest to a posterior of one mode
-(`NEAREST_STEP_SHARE`).
-
-**When a run ends**, and what counts as converged, is in `at_rest`.
+**Kernel, start and end.** The kernel `Balanced` keeps two moments and the marginals right. Particles start as
+standardised points of the Gaussian of `survey`, or, where it finds several modes or mass elsewhere, at these. Steps and
+turns are shorter where the start is the Gaussian nearest to a posterior of one mode. `at_rest` has a run's end.
 
 **Without a maximum.** Where the Gaussian phase finds no maximum (`survey`, "apart"), as of neural networks, surrogates
 would be wrong, and residuals out of date once particles have left a basin. Then particles start as draws of the prior,
@@ -58,11 +53,10 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import Indicators
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEGLIGIBLE
@@ -74,18 +68,20 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.at_rest import EndOfRun, particle_findings, stein_figures
 from pyro_fed.infer.stein.contributions import TurnContributions
-from pyro_fed.infer.stein.corrected_sites import (
+from pyro_fed.infer.stein.particles import ParticleAlgorithm
+from pyro_fed.infer.stein.states import (
     SENT,
+    TURN_DIVISOR,
     Arrival,
     Received,
+    Server,
     Site,
     TiltedTarget,
     client_scores,
+    first_states,
     scores_by_sites,
+    with_pace,
 )
-from pyro_fed.infer.stein.dsvgd_start import TURN_DIVISOR, first_states, with_pace
-from pyro_fed.infer.stein.particles import ParticleAlgorithm
-from pyro_fed.infer.stein.states import Server
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey
 from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
@@ -147,6 +143,9 @@ class DSVGD(ParticleAlgorithm, Indicators):
     #: Scores at the particles are less informative than exact chains if the particles are in modes far apart.
     provisional: ClassVar[frozenset[str]] = frozenset({sentences.particles_are_off.code})
 
+    #: The phase before.
+    survey: ClassVar[type[Survey]] = Survey
+
     local_steps: int = 20
     decay: float = 0.6
     kernel: Kernel = field(default=BALANCED)
@@ -187,11 +186,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The Gaussian or the search for modes, with the scores at the particles' starting points."""
         begin: Begin = chosen_setting(self, "start")
-        return self.survey()(num_particles=self.num_particles, begin=begin, temperature=self.temperature)
-
-    def survey(self) -> type[Survey]:
-        """The algorithm of the phase before."""
-        return Survey
+        return self.survey(num_particles=self.num_particles, begin=begin, temperature=self.temperature)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -200,7 +195,6 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return first_states(problem, num_clients, required_start(start, self), self.num_particles)
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The server's state without its figures, which clients receive."""
         return super().download({name: shared[name] for name in SENT}, clients)
 
     # -- a turn ---------------------------------------------------------------------------------------------
@@ -216,22 +210,15 @@ class DSVGD(ParticleAlgorithm, Indicators):
             residual = target.others.residual + site.residual
             (white, optimiser), gains = self._steps_by_sites(problem, received, residual, carry, steps)
         else:
-            (white, optimiser), gains = self._steps_by_rows(problem, arrival, carry, steps, data, noise)
+            rows, dims = with_batches(data, self.batch_size)
+            mover, const = self.mover(received), (target, received.pace, rows)
+            (white, optimiser), gains = problem.scan(mover._step_by_rows, carry, const, noise, steps, (0, 0, dims))
         own = client_scores(problem, received.coordinates, white, data, self.temperature)
         site = site.corrected(own, white)
         residuals = target.others.residual + site.residual
         message = {"white": white, "residuals": residuals, **optimiser._asdict(), **figures}
         info = {"client_ksd": figures["ksd"], **self.entropy_figures(gains)}
         return message, {**local, "residual": site.residual}, info
-
-    def _steps_by_rows(
-        self, problem: Problem, arrival: Arrival, carry: Carry, steps: int, data: ClientData, noise: Noise
-    ) -> tuple[Carry, Any]:
-        """Make steps of SVGD, Eq. (13), towards p̃_k, with the likelihood of the client's rows."""
-        rows, dims = with_batches(data, self.batch_size)
-        const, mover = (arrival.target, arrival.received.pace, rows), self.mover(arrival.received)
-        found: tuple[Carry, Any] = problem.scan(mover._step_by_rows, carry, const, noise, steps, (0, 0, dims))
-        return found
 
     def _step_by_rows(self, problem: Problem, carry: Carry, const: Any, picks: Any) -> tuple[Carry, Any]:
         white, optimiser = carry
@@ -258,12 +245,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return -(-self.local_steps // TURN_DIVISOR) if near else self.local_steps
 
     def _straight(self, problem: Problem, received: Received, site: Site, data: ClientData) -> bool:
-        """Whether the site of the client of this turn, with the residuals, can replace its rows while particles move.
-
-        It can if the residuals of a client with the share s of all rows vary over the particles by less than
-        `NEGLIGIBLE` s in any coordinate: over a whole SD the error is at most this share of the posterior's score at
-        one SD, and the next turn removes it.
-        """
+        """Whether residuals vary so little over the particles that the client's site can replace its rows in a turn."""
         if self.batch_size is not None or bool(received.apart.any()):
             return False
         varies = site.residual.std(-2).amax(-1)
@@ -308,7 +290,6 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     # -- a turn that is not trusted ---------------------------------------------------------------------------
     def contributions(self) -> Contributions:
-        """The clients' turns and residuals."""
         return TurnContributions(self)
 
     def server_turn(self, problem: Problem, shared: State) -> tuple[State, State]:
@@ -341,7 +322,6 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return entries_as(Server, after).figures(entries_as(Server, before))
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the discrepancy is that of exact draws or no longer falls, and the moments have converged."""
         return self.end.reached(figures)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:

@@ -9,12 +9,12 @@ there. With q = Σ_j n_j t_j, the density of all points drawn so far, the weight
 
 **The modes' approximations are enough** if they share most of their mass with the posterior. With l for their density,
 and w and l / q normalised over the points, the mass shared is ∫ min(p, l), about Σ_s min(w_s, l_s / q_s). If it is at
-least `FITS`, particles start from the modes' Gaussians. There is one exception: a part of the mass larger than
-`LARGEST_FAR_MASS` is so far from all modes that particles would not reach it, such as a slab's beside its spike, or
-that of a mode which the search has missed.
+least `LEAST_SHARED_MASS`, particles start from the modes' Gaussians. There is one exception: a part of the mass larger
+than `LARGEST_FAR_MASS` is so far from all modes that particles would not reach it, such as a slab's beside its spike,
+or that of a mode which the search has missed.
 
 **Otherwise** this is adaptive multiple importance sampling (`ops.adaptive_importance`), driven by rounds, until the
-points are enough (`SETTINGS`). While few points carry all the weight, a fit uses `A_DIMENSION` points for each
+points are enough (`SETTINGS`). While few points carry all the weight, a fit uses `POINTS_A_DIMENSION` points for each
 dimension.
 
 Only values are needed, no derivatives: a client sends one number for each point in each round.
@@ -31,9 +31,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, required_start
 from pyro_fed.algorithm.message_limits import IMPOSSIBLE
-from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
@@ -42,24 +41,24 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.modes import Modes, modes_of
-from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
+from pyro_fed.ops.adaptive_importance import FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K
 from pyro_fed.ops.student_mixtures import Mixture, fitted
 
-#: Points of a round, and the largest number of rounds.
-POINTS, ROUNDS = 1024, 10
+#: Points of a round.
+POINTS = 1024
 #: Effective number of points that is enough: means are then known to 0.07 SD.
 SETTINGS = AdaptiveSettings(enough=200, longest_tail=LARGEST_PARETO_K)
 #: Effective number of points below which they are too uninformative for a start.
 LEAST_EFFECTIVE_POINTS = 50
 #: Points for each dimension that a fit uses.
-A_DIMENSION = 10.0
+POINTS_A_DIMENSION = 10.0
 #: The modes' approximations are enough if they share at least this much of their mass with the posterior, and at most
 #: this much of the posterior's mass is far from all modes.
-FITS, LARGEST_FAR_MASS = 0.75, 0.01
-#: Draws of the prior, each of which runs the model, and their number for each component that is fitted to them.
-PRIOR_DRAWS, A_COMPONENT = 48, 12
+LEAST_SHARED_MASS, LARGEST_FAR_MASS = 0.75, 0.01
+#: Draws of the prior, each of which runs the model, and components that are fitted to them.
+PRIOR_DRAWS, PRIOR_COMPONENTS = 48, 4
 #: A point is too far from a mode for particles to reach it if it is more than √D plus this many of its SDs away.
 FAR_SDS = 4.0
 #: Figures of a round, entries of the server's state.
@@ -69,41 +68,23 @@ PREFIX = "census_"
 
 
 class WeightedPoints(NamedTuple):
-    """The server's state, besides the results of the search for modes; its entries begin with `PREFIX`.
+    """The server's state, besides the results of the search for modes; its entries begin with `PREFIX`."""
 
-    Args:
-        trial: points whose log-likelihoods the clients are asked for, (T, D).
-        points: z, those before, (S, D).
-        value: log p there, (S,).
-        proposals: the components of q, with the number of points of each.
-        weights: w of the points, (S,), with sum one.
-        seed: of the next points, ().
-        worth: the points' effective number, ().
-        k: Pareto's k of their weights, ().
-        fits: the mass that the modes' approximations share with the posterior, ().
-        beyond: the posterior's mass that is far from all modes, ().
-    """
-
-    trial: Tensor
-    points: Tensor
-    value: Tensor
-    proposals: Mixture
-    weights: Tensor
-    seed: Tensor
-    worth: Tensor
-    k: Tensor
-    fits: Tensor
-    beyond: Tensor
+    trial: Tensor  # points whose log-likelihoods the clients are asked for, (T, D)
+    points: Tensor  # z, those before, (S, D)
+    value: Tensor  # log p there, (S,)
+    proposals: Mixture  # the components of q, with the number of points of each
+    weights: Tensor  # w of the points, (S,), with sum one
+    seed: Tensor  # of the next points, ()
+    worth: Tensor  # the points' effective number, ()
+    k: Tensor  # Pareto's k of their weights, ()
+    fits: Tensor  # the mass that the modes' approximations share with the posterior, ()
+    beyond: Tensor  # the posterior's mass that is far from all modes, ()
 
     @property
     def sampler(self) -> AdaptiveImportanceSampler:
         """The sampler that the points are those of."""
         return AdaptiveImportanceSampler(SETTINGS, self.proposals, self.trial, self.points, self.value)
-
-    def with_points(self, sampler: AdaptiveImportanceSampler) -> WeightedPoints:
-        """The state with a sampler's points."""
-        trial, points, value, proposals = sampler.trial, sampler.points, sampler.log_density, sampler.proposals
-        return self._replace(trial=trial, points=points, value=value, proposals=proposals)
 
 
 def weighted_points(shared: State) -> WeightedPoints:
@@ -113,32 +94,28 @@ def weighted_points(shared: State) -> WeightedPoints:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveImportance(Algorithm):
-    """Weighted points of the posterior.
-
-    Args:
-        first_points: number of points of the first round; None takes a quarter of `POINTS` if rows are many.
-        temperature: the likelihood is raised to 1/temperature.
-    """
+    """Weighted points of the posterior."""
 
     draws_are: ClassVar[str] = "particles"
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = frozenset({"census_value"})  # points where the data cannot be
 
+    # number of points of the first round; None takes a quarter of `POINTS` if rows are many
+    search: ClassVar[type[Modes]] = Modes
+
     first_points: int | None = None
-    temperature: float = 1.0
+    temperature: float = 1.0  # the likelihood is raised to 1/temperature
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "first_points", allow_none=True)
         check_positive(self, "temperature")
 
     def default_rounds(self, num_clients: int) -> int:
-        """`ROUNDS` rounds; the run ends when there are enough effective points."""
-        return ROUNDS
+        return 10
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The search for modes."""
-        return Modes()
+        return self.search()
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -150,7 +127,7 @@ class AdaptiveImportance(Algorithm):
         draws = problem.init(PRIOR_DRAWS, generator).double()
         even = torch.full((PRIOR_DRAWS,), 1 / PRIOR_DRAWS, dtype=torch.float64)
         modes = modes_as_mixture(start.shared)
-        wide = fitted(draws, even, min(COMPONENTS, PRIOR_DRAWS // A_COMPONENT), FIT_STEPS, generator)
+        wide = fitted(draws, even, PRIOR_COMPONENTS, FIT_STEPS, generator)
         mixture = wide.shared_out(half)
         if len(modes.counts):
             spread = modes._replace(counts=0.5 * (modes.counts + 1 / len(modes.counts)))  # a small mode is seen too
@@ -164,18 +141,15 @@ class AdaptiveImportance(Algorithm):
         return start.shared | as_entries(points, PREFIX), start.local
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The points, which clients receive."""
         return super().download({f"{PREFIX}trial": weighted_points(shared).trial}, clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Compute the log-likelihood at the points."""
         found = clients_log_likelihoods(problem, shared["census_trial"].to(problem.dtype), data)
         return {"value": found.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE, posinf=IMPOSSIBLE)}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Sum the clients' values."""
         return {**shared, "census_new": messages["value"].sum(0) / self.temperature}
 
     def refine(self, problem: Problem, shared: State) -> State:
@@ -192,22 +166,23 @@ class AdaptiveImportance(Algorithm):
         after = before._replace(weights=weights, worth=worth, k=k, fits=fits, beyond=beyond)
         if not are_enough(*figures):
             generator = seeding.torch_generator(int(before.seed), seeding.SERVER, len(sampler.points))
-            wanted = min(A_DIMENSION * problem.dim, 0.5 * len(sampler.trial))
+            wanted = min(POINTS_A_DIMENSION * problem.dim, 0.5 * len(sampler.trial))
             fit = sampler.refit(wanted, generator).shared_out(POINTS)
             seed = torch.randint(2**31, (), generator=generator)
             sampler = sampler.draw(fit.wider(widening(problem.dim)), _generator(seed))
-        return shared | as_entries(after.with_points(sampler), PREFIX)
+        after = after._replace(
+            trial=sampler.trial, points=sampler.points, value=sampler.log_density, proposals=sampler.proposals
+        )
+        return shared | as_entries(after, PREFIX)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The effective number of points, the shape of the weights' tail, and the fit of the modes by two measures."""
         return {name: float(getattr(weighted_points(after), name)) for name in FIGURES}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the modes fit, or there are enough effective points."""
         return are_enough(*(figures[-1][name] for name in FIGURES))
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The points, (1, S, D)."""
         return weighted_points(shared).points[None]
 
 
@@ -215,15 +190,6 @@ def modes_as_mixture(found: State) -> Mixture:
     """The mixture of Laplace's approximations at the modes that `Modes` found, with the shares as counts."""
     modes, precisions, shares = modes_of(found, Modes.tolerance, Modes.same_mode)
     return Mixture(shares, modes, torch.linalg.cholesky(equilibrated_cholesky(precisions).inverse()))
-
-
-def far_from(modes: Mixture, points: Tensor) -> Tensor:
-    """Whether points (S, D) are more than √D + `FAR_SDS` SDs from each mode: (S,)."""
-    near = torch.zeros(len(points), dtype=torch.bool)
-    for centre, factor in zip(modes.centres, modes.factors, strict=True):
-        away = torch.linalg.solve_triangular(factor, (points - centre).mT, upper=False)
-        near |= away.norm(dim=0) <= points.shape[1] ** 0.5 + FAR_SDS
-    return ~near
 
 
 def are_enough(worth: float, k: float, fits: float, beyond: float) -> bool:
@@ -240,11 +206,15 @@ def _fit(sampler: AdaptiveImportanceSampler, shared: State) -> tuple[float, floa
     if not bool(expected.isfinite().any()):  # a climb into a funnel's neck ended so narrow that no point is near
         return 0.0, 1.0
     fits = torch.minimum(weights, torch.softmax(expected, 0)).sum()
-    return float(fits), float(weights[far_from(modes, sampler.points)].sum())
+    near = torch.zeros(len(weights), dtype=torch.bool)
+    for centre, factor in zip(modes.centres, modes.factors, strict=True):
+        away = torch.linalg.solve_triangular(factor, (sampler.points - centre).mT, upper=False)
+        near |= away.norm(dim=0) <= sampler.points.shape[1] ** 0.5 + FAR_SDS
+    return float(fits), float(weights[~near].sum())
 
 
 def _modes_fit(fits: float, beyond: float) -> bool:
-    return fits >= FITS and beyond <= LARGEST_FAR_MASS
+    return fits >= LEAST_SHARED_MASS and beyond <= LARGEST_FAR_MASS
 
 
 def weighted_points_of(found: State) -> tuple[Tensor, Tensor] | None:

@@ -1,4 +1,4 @@
-"""Modes of a federated posterior: Newton's method from many points at once.
+"""Modes of a federated posterior: Newton's method from many points at once, and the Gaussian nearest to a single mode.
 
 Particles that start around one mode never reach another. So all modes are searched for first: M points θ climb the log
 density f = log p_0 + Σ_k log p_k. They start at the mode that `FedLaplace` has found, at its `images`, and at draws of
@@ -9,13 +9,19 @@ each. For each point the server keeps the new position if f has risen, else the 
 damped Newton step (`ops.newton_ascent`, with its letters).
 
 **Many rows.** An earlier phase climbs with few rows of each client that represent all (`sites.few_rows`), because far
-from a mode only the direction matters. Climbs with all rows then start at the modes that these few rows have, and at
-the known mode.
+from a mode only the direction matters. Climbs with all rows then start at these modes, and at the known one.
 
-**One mode.** If the model's structure shows that the posterior has one mode (`concave`), no other point climbs.
+**One mode** (`OneMode`). With a Gaussian prior and rows that are concave in their linear predictors there is one mode,
+and no other point climbs. The clients compare tangents of their rows' log-likelihoods with these at points spread over
+the prior and at the known mode (`density.derivatives.concavity`); one row of one client that is not concave is enough
+to search modes as usual.
 
 **The result.** Points that settle within `same_mode` SDs of each other are one mode. A mode's share of the posterior is
 its mass by Laplace's approximation, exp(f(θ)) |H|^(-1/2), normalised over the modes.
+
+**Then** (`Nearest`) `FedEP` finds the Gaussian q nearest to a posterior of one mode in KL(q ‖ p), in a few rounds, and
+with it the mean and SDs to which turns would have to carry particles. If there are several modes, or q has not
+converged in these rounds, Laplace's approximation is used.
 
 Letters: M the number of points; others as in `ops.newton_ascent`.
 """
@@ -28,11 +34,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, required_start
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.derivatives import (
+    count_tangents_below,
     first_row_count,
     look_at_likelihood,
     look_at_prior,
@@ -41,39 +48,84 @@ from pyro_fed.density.derivatives import (
 )
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.stein.concave import OneMode, is_only
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, largest_move, moments_of
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, with_trailing_axes
 from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Modes(Algorithm):
-    """Damped Newton steps from several starts at once.
+class OneMode(Algorithm):
+    """One check by the clients, between the search for one mode and that for others."""
 
-    Args:
-        num_starts: number of draws of the prior as starts, chosen among `CANDIDATES` times as many.
-        max_rounds: largest number of rounds; starts that have not settled by then are dropped.
-        tolerance: a start has settled when its next undamped step is shorter than this many posterior SDs.
-        same_mode: points closer than this many SDs are one mode.
-        first_damping: λ at the start.
-        growth: λ grows by this factor after a fall, and shrinks by it after a rise.
-        by_few_rows: search by few rows of each client; the earlier phase, if rows are many.
-        after: the earlier phase: "few_rows" (climbs by few rows) or "one_mode" (the search for one).
-    """
+    draws_are: ClassVar[str] = "point"
+    needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
+
+    newton: Algorithm  # the search for one mode
+    by_few_rows: bool | None = None  # whether few rows of each client are checked; None checks few if rows are many
+
+    def default_rounds(self, num_clients: int) -> int:
+        return 1
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        return self.newton
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Start from the points at which tangents are compared."""
+        start = required_start(start, self)
+        mode, spread = start.shared["point"], cast_checked(points_for_tangents(problem), Tensor)
+        return start.shared | {
+            "pairs": torch.cat([spread.to(mode), mode[None]]),
+            "bent": mode.new_zeros(()),
+        }, start.local
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        return super().download({"pairs": shared["pairs"]}, clients)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        rows = pick_rows(problem, data, first_row_count(problem.dim))[0] if self.by_few_rows else data
+        return {"bent": count_tangents_below(problem, shared["pairs"], rows)}, local, {}
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        return {**shared, "bent": messages["bent"].sum(0)}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        return {"bent": float(after["bent"])}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        return True
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        return shared["point"][None, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modes(Algorithm):
+    """Damped Newton steps from several starts at once."""
 
     draws_are: ClassVar[str] = "particles"
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
 
-    num_starts: int = 15
-    max_rounds: int = 30
-    tolerance: float = 1e-2
-    same_mode: float = 0.5
-    first_damping: float = 1.0
-    growth: float = 5.0
-    by_few_rows: bool = False
+    #: The search for one mode, and the check that it is the only one.
+    newton: ClassVar[type[FedLaplace]] = FedLaplace
+    one_mode: ClassVar[type[OneMode]] = OneMode
+
+    num_starts: int = 15  # number of draws of the prior as starts, chosen among `CANDIDATES` times as many
+    max_rounds: int = 30  # largest number of rounds; starts that have not settled by then are dropped
+    tolerance: float = 1e-2  # a start has settled when its next undamped step is shorter than this many posterior SDs
+    same_mode: float = 0.5  # points closer than this many SDs are one mode
+    first_damping: float = 1.0  # λ at the start
+    growth: float = 5.0  # λ grows by this factor after a fall, and shrinks by it after a rise
+    by_few_rows: bool = False  # search by few rows of each client; the earlier phase, if rows are many
+    # the earlier phase: "few_rows" (climbs by few rows) or "one_mode" (the search for one)
     after: Literal["auto", "few_rows", "one_mode"] = "auto"
 
     def __post_init__(self) -> None:
@@ -81,34 +133,22 @@ class Modes(Algorithm):
         check_positive(self, "tolerance", "same_mode", "first_damping", "growth")
 
     def default_rounds(self, num_clients: int) -> int:
-        """`max_rounds` rounds; the run ends when all starts have settled."""
         return self.max_rounds
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """With many rows the search by few rows; else the search for one mode, or the check that it is the only one."""
         if chosen_setting(self, "after") == "few_rows":
             return replace(self, by_few_rows=True, after="one_mode")
-        return self.newton() if points_for_tangents(problem) is None else self.question()
-
-    def newton(self) -> Algorithm:
-        """The search for one mode."""
-        return FedLaplace()
-
-    def question(self) -> Algorithm:
-        """The phase that finds one mode and checks whether it is the only one."""
-        return OneMode(newton=self.newton())
+        newton = self.newton()
+        return newton if points_for_tangents(problem) is None else self.one_mode(newton=newton)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from the points of the mode search.
-
-        They are the known mode; and, unless it is the only one, the modes of few rows if there are any, else draws of
-        the prior and the known mode's images.
-        """
+        """Start from the known mode; unless it is the only one, also from modes of few rows, or draws of the prior."""
         start = required_start(start, self)
         found = start.shared
-        if is_only(found):
+        if "bent" in found and not bool(found["bent"]):  # by the clients' counts the known mode is the only one
             others = found["point"].new_zeros(0, problem.dim)
         elif "points" in found:
             others = modes_of(found, self.tolerance, self.same_mode)[0]
@@ -130,7 +170,6 @@ class Modes(Algorithm):
         return shared | _of_prior(kept) | {"prior_usable": usable}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The trial points, which clients receive."""
         return super().download({"trial": shared["trial"]}, clients)
 
     def local_step(
@@ -160,11 +199,9 @@ class Modes(Algorithm):
         return {"change": float(after["length"].amax()), "settled": settled}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether all starts have settled."""
         return figures[-1]["settled"] == 1.0
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The modes' points, (1, M, D)."""
         return shared["points"][None]
 
 
@@ -187,3 +224,71 @@ def modes_of(shared: State, tolerance: float, same_mode: float) -> tuple[Tensor,
 def _of_prior(look: Look) -> State:
     """The prior's values under their names in the state."""
     return {f"prior_look_{name}": value for name, value in look._asdict().items()}
+
+
+#: Entries of the mode search's result that the particles' start needs.
+OF_MODES = ("points", "value", "curvature", "length", "point", "back")
+#: Entries of Laplace's approximation, by these names.
+LAPLACE = "laplace_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nearest(FedEP):
+    """`FedEP` from the one mode that was found, as accurate as a start needs."""
+
+    may_be_infinite: ClassVar[frozenset[str]] = FedEP.may_be_infinite | set(OF_MODES)
+
+    search: ClassVar[type[Modes]] = Modes
+
+    tolerance: float = (
+        0.02  # q has converged when no mean moves by more SDs in a round, and no SD by more than this share
+    )
+
+    def default_rounds(self, num_clients: int) -> int:
+        return 12  # a posterior near a Gaussian needs four to eight
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        return self.search()
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Start from Laplace's sites, and keep these and the results of the search."""
+        start = required_start(start, self)
+        whole = Start(start.shared | {"fall": torch.zeros(())}, start.local)  # no end of a climb ends the run
+        shared, local = super().init(problem, num_clients, generator, whole)
+        found = {name: start.shared[name] for name in OF_MODES}
+        count = float(len(modes_of(start.shared, Modes.tolerance, Modes.same_mode)[0]))
+        q, prior = gaussian(start.shared), gaussian(start.shared, "prior_")
+        before = as_state(q, LAPLACE) | as_state(prior, f"{LAPLACE}prior_")
+        figures = {"modes": torch.tensor(count), "moved": shared["eta"].new_tensor(torch.inf)}
+        return shared | found | before | figures, local | as_state(gaussian(start.local), LAPLACE)
+
+    def combine(self, shared: State, messages: State, weights: torch.Tensor) -> State:
+        """Combine as `FedEP`, and record the move of q."""
+        after = super().combine(shared, messages, weights)
+        return after | {"moved": largest_move(moments_of(gaussian(shared)), moments_of(gaussian(after)))}
+
+    def settle(self, told: State, local: State) -> State:
+        return super().settle(told, local) | {name: local[name] for name in local if name.startswith(LAPLACE)}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        return super().monitor(before, after) | {"modes": float(after["modes"])}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether q has converged, or there are several modes, which no Gaussian approximates."""
+        return figures[-1]["modes"] != 1 or super().converged(figures)
+
+
+def nearest_of(start: Start) -> Start:
+    """The particles' start: the Gaussian if it has converged at the one mode, or else Laplace's approximation."""
+    found = start.shared
+    if f"{LAPLACE}eta" not in found or is_at_rest(found):
+        return start
+    before = as_state(gaussian(found, LAPLACE)) | as_state(gaussian(found, f"{LAPLACE}prior_"), "prior_")
+    return Start(found | before, as_state(gaussian(start.local, LAPLACE)))
+
+
+def is_at_rest(found: State) -> bool:
+    """Whether the Gaussian has converged at the one mode."""
+    return "moved" in found and bool(found["modes"] == 1) and bool(found["moved"] < Nearest.tolerance)

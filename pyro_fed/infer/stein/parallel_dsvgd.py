@@ -20,20 +20,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start, required_start
+from pyro_fed.algorithm.contract import Noise, Start, State, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.schedule import All, Schedule
-from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.contributions import ResidualContributions
-from pyro_fed.infer.stein.corrected_sites import Arrival
 from pyro_fed.infer.stein.dsvgd import DSVGD
-from pyro_fed.infer.stein.dsvgd_start import with_pace
-from pyro_fed.infer.stein.states import Server
+from pyro_fed.infer.stein.states import Arrival, Server, with_pace
 
 #: Why a start without surrogates is refused.
 NO_SURROGATES = (
@@ -96,11 +93,7 @@ class ParallelDSVGD(DSVGD):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start as `DSVGD` with surrogates.
-
-        Raises:
-            SettingError: the Gaussian phase ended at no maximum, so that there are none.
-        """
+        """Start as `DSVGD` with surrogates."""
         if bool(required_start(start, self).shared["apart"]):
             raise SettingError(
                 f"ParallelDSVGD: the Gaussian phase ended at a saddle of the log posterior: {NO_SURROGATES}"
@@ -136,7 +129,6 @@ class ParallelDSVGD(DSVGD):
         return as_entries(replace(server, residuals=server.residuals + messages["change"].sum(0), passed=passed))
 
     def contributions(self) -> Contributions:
-        """The clients' residuals."""
         return ResidualContributions(self)
 
     def refine(self, problem: Problem, shared: State) -> State:

@@ -1,4 +1,16 @@
-"""Settings, particles at a server, and diagnostics that SVGD and its distributed forms share."""
+"""Settings, particles at a server, and diagnostics that SVGD and its distributed forms share.
+
+With `entropy` a run keeps by how much its steps change the entropy of the particles' density. Source: Liu & Wang
+(2016), Lemma 1 and Theorem 3.1; Kassab & Simeone, Theorem 2; Yang, Liu & Kassab, Lemmas 1 and 2.
+
+    T(θ) = θ + ε φ(θ),    H[T q] = H[q] + E_q log |det(I + ε ∇φ(θ))|
+    F(q) = E_q[-log p̃] - H[q],    d/dε F(T q) = -S(q, p̃) at ε = 0
+
+A step is a map of the whole space, so that the change needs no estimate of the density: a mean over the particles is
+enough. With AdaGrad ε is a number for each particle and coordinate, and taken as constant around the particle.
+
+Letters: ε `rates`, φ as in `ops.stein`, S the squared KSD (V-statistic).
+"""
 
 from __future__ import annotations
 
@@ -7,50 +19,53 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
-from pyro_fed.algorithm.contract import Algorithm, Noise
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.contract import Algorithm, Noise, State
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import draw_minibatches
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.stein.free_energy import entropy_gain
+from pyro_fed.ops.batched import vmap
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import MEDIAN_RBF
 from pyro_fed.ops.stein import spread, stein_inner_product, svgd_direction
 from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState
 
 
+def entropy_gain(particles: Tensor, scores: Tensor, kernel: Kernel, rates: Tensor | float) -> Tensor:
+    """Mean over the particles (N, D), before the step, of log |det(I + ε ∇φ)|, in nats, with ε `rates`."""
+    field = kernel.fit(particles, scores)
+    axes = torch.eye(particles.shape[-1], dtype=particles.dtype, device=particles.device)
+
+    def along(at: Tensor, axis: Tensor) -> Tensor:
+        value: Tensor = (field.velocity(at[None], particles, scores)[0] * axis).sum()
+        return value
+
+    slopes = vmap(vmap(grad(along), (None, 0)), (0, None))(particles, axes)
+    scaled = slopes * torch.as_tensor(rates, dtype=slopes.dtype, device=slopes.device).expand_as(particles)[..., None]
+    gain: Tensor = torch.linalg.slogdet(axes + scaled)[1].mean()
+    return gain
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParticleAlgorithm(Algorithm):
-    """Particles (N, D) at a server, moved by SVGD.
-
-    Args:
-        num_particles: N, at least `fewest_particles`.
-        local_steps: L, SVGD steps a round.
-        step_size: learning rate of AdaGrad.
-        momentum: weight of the past in AdaGrad's running mean of squares.
-        fudge: added to the root of that mean.
-        batch_size: rows a step; None takes all of a client's rows.
-        temperature: alpha of Eq. (1); the likelihood is raised to 1/alpha.
-        kernel: kernel of the SVGD direction.
-        entropy: measure by how much each step changes the particles' entropy.
-    """
+    """Particles (N, D) at a server, moved by SVGD."""
 
     draws_are: ClassVar[str] = "particles"
     indicators: ClassVar[tuple[str, ...]] = ("ksd", "hip")
     #: Settings without which recording the entropy makes no sense.
     fewest_particles: ClassVar[int] = 2
 
-    num_particles: int = 100
-    local_steps: int = 200
-    step_size: float = 0.05
-    momentum: float = 0.9
-    fudge: float = 1e-9
-    batch_size: int | None = None
-    temperature: float = 1.0
-    kernel: Kernel = field(default=MEDIAN_RBF)
-    entropy: bool = False
+    num_particles: int = 100  # N, at least `fewest_particles`
+    local_steps: int = 200  # L, SVGD steps a round
+    step_size: float = 0.05  # learning rate of AdaGrad
+    momentum: float = 0.9  # weight of the past in AdaGrad's running mean of squares
+    fudge: float = 1e-9  # added to the root of that mean
+    batch_size: int | None = None  # rows a step; None takes all of a client's rows
+    temperature: float = 1.0  # alpha of Eq. (1); the likelihood is raised to 1/alpha.
+    kernel: Kernel = field(default=MEDIAN_RBF)  # kernel of the SVGD direction
+    entropy: bool = False  # measure by how much each step changes the particles' entropy
 
     def __post_init__(self) -> None:
         check_at_least(self, self.fewest_particles, "num_particles")
@@ -71,11 +86,7 @@ class ParticleAlgorithm(Algorithm):
         return draw_minibatches(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Adopt the particles that the client sent.
-
-        Raises:
-            SettingError: more than one client sent particles.
-        """
+        """Adopt the particles that the client sent."""
         self.require_one(weights)
         return {**shared, "particles": messages["particles"][0]}
 

@@ -1,69 +1,164 @@
-"""The server's state of DSVGD and its relatives between rounds, with names and types."""
+"""States of DSVGD and its relatives: sites that are corrected at each particle, a client's tilted target, the server.
+
+    ∇ log t_{k,n}(z) = η_k - Λ_k z + r_{k,n}                                   site of client k at particle n
+    log p̃_k = log p_0 + w_k log p_k / α + Σ_{j≠k} log t_j                      target of client k, Eq. (11)
+
+in coordinates z that whiten a Gaussian. w_k is one. If particles started apart there are no sites, and the client's
+rows represent all rows: w_k = n / n_k.
+
+AdaGrad's first steps have one size, however near the target is. Particles that start under the Gaussian nearest to a
+posterior of one mode only have to find its shape. Those that start at weighted points of the posterior are draws of it:
+they only settle, and their pace, the factor of steps, halves after each pass that does not lower their discrepancy.
+
+Letters: Λ `precision`, η `eta`, r `residual`, w `own_weight`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.func import grad
 
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.bounding import NORMAL_MEDIAN_DEVIATION
+from pyro_fed.algorithm.contract import Start, State
+from pyro_fed.density.derivatives import clients_likelihood_scores, prior_scores
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch, ClientData
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.sites.records import entries_as
+from pyro_fed.infer.stein.survey import SurveyState, residuals_at
 from pyro_fed.ops.stein import effective_number, spread
+from pyro_fed.ops.step_sizes import AdaGradState
+from pyro_fed.ops.whitening import Coordinates, site_scores
+
+#: Entries of the server's state that clients receive: those of `Received`, and AdaGrad's state.
+SENT = ("white", "residuals", *AdaGradState._fields, "mean", "factor", "precision", "eta", "apart", "pace", "near")
+
+
+class Site(NamedTuple):
+    """A client's site t_k, or the product of several; leading axes are clients."""
+
+    precision: Tensor  # Λ (..., D, D) or (..., D)
+    eta: Tensor  # η (..., D)
+    residual: Tensor  # r (..., N, D)
+
+    def surrogate_scores(self, white: Tensor) -> Tensor:
+        """η - Λ z, without the correction, at particles (..., N, D)."""
+        return site_scores(self.precision, self.eta, white)
+
+    def corrected(self, own: Tensor, white: Tensor) -> Site:
+        """The site, made exact at particles (..., N, D) by its residual, from the likelihood's scores `own` there."""
+        return self._replace(residual=own - self.surrogate_scores(white))
+
+
+class Received(NamedTuple):
+    """What a client receives, without AdaGrad's state; leading axes are clients."""
+
+    white: Tensor  # particles z (..., N, D)
+    coordinates: Coordinates  # of z
+    sites: Site  # Π_j t_j
+    pace: Tensor  # factor of a step, (...)
+    apart: Tensor  # one if particles started apart, and have no sites, (...)
+    near: Tensor  # one if particles started under the Gaussian nearest to a posterior of one mode, (...)
+
+    @classmethod
+    def of(cls, shared: State) -> Received:
+        """The entries in the server's state, or in what a client receives of it."""
+        white = shared["white"]
+        sites = Site(shared["precision"], shared["eta"], shared["residuals"])
+        coordinates = Coordinates(shared["mean"], shared["factor"])
+        return cls(white, coordinates, sites, shared["pace"].to(white), shared["apart"].to(white), shared["near"])
+
+
+class TiltedTarget(NamedTuple):
+    """The target p̃_k of a client, without its likelihood; leading axes are clients."""
+
+    coordinates: Coordinates  # of z
+    others: Site  # Π_{j≠k} t_j
+    own_weight: Tensor  # w (...)
+
+    @classmethod
+    def of(cls, received: Received, own: Site, all_by_own: Tensor) -> TiltedTarget:
+        """Each client's target, from its own site; `all_by_own` is n / n_k (...), all clients' rows over its own."""
+        sites, apart = received.sites, received.apart
+        residual = (1.0 - apart)[:, None, None] * (sites.residual - own.residual)
+        others = Site(sites.precision - own.precision, sites.eta - own.eta, residual)
+        return cls(received.coordinates, others, 1.0 + apart * (all_by_own - 1.0))
+
+    def scores(self, problem: Problem, white: Tensor, batch: Batch, temperature: float) -> Tensor:
+        """∇ log p̃_k at particles (N, D), Eq. (11) and (14), by a batch of the client's rows."""
+        batch = batch._replace(weight=self.own_weight * batch.weight)
+
+        def log_own(z: Tensor) -> Tensor:
+            return problem.log_joint(self.coordinates.model(z), batch, temperature)
+
+        others = self.others.surrogate_scores(white) + self.others.residual
+        own: Tensor = problem.vmap(grad(log_own))(white)
+        return own + others
+
+
+class Arrival(NamedTuple):
+    """The data of a turn when the particles reach a client; leading axes are clients."""
+
+    received: Received  # what the client received
+    target: TiltedTarget  # p̃_k
+    own: Tensor  # scores of its likelihood at the particles, (C, N, D)
+    site: Site  # t_k, which is exact at the particles
+
+    @classmethod
+    def of(cls, problem: Problem, shared: State, local: State, data: ClientData, temperature: float) -> Arrival:
+        """The data by what clients received and keep, and by their rows."""
+        received, site = Received.of(shared), entries_as(Site, local)
+        all_by_own = problem.num_rows / data.num_rows.clamp_min(1).to(problem.dtype)
+        own = client_scores(problem, received.coordinates, received.white, data, temperature)
+        target = TiltedTarget.of(received, site, all_by_own)
+        return cls(received, target, own, site.corrected(own, received.white))
+
+
+def client_scores(
+    problem: Problem, coordinates: Coordinates, white: Tensor, data: ClientData, temperature: float
+) -> Tensor:
+    """∇ log p_k / α at the particles, (C, N, D)."""
+    scores = clients_likelihood_scores(problem, coordinates.model(white), data)
+    return coordinates.pull(scores) / temperature
+
+
+def scores_by_sites(problem: Problem, white: Tensor, coordinates: Coordinates, sites: Site) -> Tensor:
+    """Scores of log p_0 + Σ_j log t_j at particles (N, D), without any rows."""
+    prior = coordinates.pull(prior_scores(problem, coordinates.model(white)))
+    return prior + sites.surrogate_scores(white) + sites.residual
 
 
 @dataclass(frozen=True)
 class Server:
-    """The particles, the product of all sites, and their diagnostics.
+    """The particles, the product of all sites, and their diagnostics."""
 
-    Args:
-        white: the particles z, (N, D).
-        averaged: their recent mean positions, (N, D).
-        residuals: Σ_j r_j at the particles, (N, D).
-        history: AdaGrad's state, (N, D).
-        steps: of AdaGrad.
-        mean: m of the coordinates z, (D,).
-        factor: A of the coordinates.
-        precision: Σ_j Λ_j.
-        eta: Σ_j η_j.
-        ksd: discrepancy of the particles from the last client's target, see `at_rest`.
-        noise: that of as many exact draws.
-        mean_off: largest error of a mean by the scores, in SDs.
-        sd_off: the same for SDs.
-        modes: number of modes that the survey has found.
-        apart: 1 if particles started apart, and have no sites.
-        passed: passes over the clients so far.
-        pass_length: share of a pass that one client's turn makes.
-        pace: factor of a step, see `pace`.
-        near: 1 if particles started under the Gaussian nearest to a posterior of one mode.
-        census: 1 if they started as weighted points of the posterior.
-        pass_ksd: sum of this pass's discrepancies.
-        lowest_ksd: the lowest such sum of a pass.
-        account: residuals that clients with bounded messages have sent, and their accepted parts.
-    """
-
-    white: Tensor
-    averaged: Tensor
-    residuals: Tensor
-    history: Tensor
-    steps: Tensor
-    mean: Tensor
-    factor: Tensor
-    precision: Tensor
-    eta: Tensor
-    ksd: Tensor
-    noise: Tensor
-    mean_off: Tensor
-    sd_off: Tensor
-    modes: Tensor
-    apart: Tensor
-    passed: Annotated[Tensor, "pass"]
-    pass_length: Tensor
-    pace: Tensor
-    near: Tensor
-    census: Tensor
-    pass_ksd: Tensor
-    lowest_ksd: Tensor
-    account: State
+    white: Tensor  # the particles z, (N, D)
+    averaged: Tensor  # their recent mean positions, (N, D)
+    residuals: Tensor  # Σ_j r_j at the particles, (N, D)
+    history: Tensor  # AdaGrad's state, (N, D)
+    steps: Tensor  # of AdaGrad
+    mean: Tensor  # m of the coordinates z, (D,)
+    factor: Tensor  # A of the coordinates
+    precision: Tensor  # Σ_j Λ_j
+    eta: Tensor  # Σ_j η_j
+    ksd: Tensor  # discrepancy of the particles from the last client's target, see `at_rest`
+    noise: Tensor  # that of as many exact draws
+    mean_off: Tensor  # largest error of a mean by the scores, in SDs
+    sd_off: Tensor  # the same for SDs
+    modes: Tensor  # number of modes that the survey has found
+    apart: Tensor  # 1 if particles started apart, and have no sites
+    passed: Annotated[Tensor, "pass"]  # passes over the clients so far
+    pass_length: Tensor  # share of a pass that one client's turn makes
+    pace: Tensor  # factor of a step, see `pace`
+    near: Tensor  # 1 if particles started under the Gaussian nearest to a posterior of one mode
+    census: Tensor  # 1 if they started as weighted points of the posterior
+    pass_ksd: Tensor  # sum of this pass's discrepancies
+    lowest_ksd: Tensor  # the lowest such sum of a pass
+    account: State  # residuals that clients with bounded messages have sent, and their accepted parts
 
     def figures(self, before: Server) -> dict[str, float]:
         """The figures of a round that began at the state `before`."""
@@ -86,3 +181,64 @@ class Server:
         """The state with some entries replaced by those with the same names."""
         values: dict[str, Any] = dict(entries)
         return replace(self, **values)
+
+
+#: Factor of the steps of draws of the posterior.
+SETTLING_STEP_SHARE = 0.25
+#: Factor of the steps of particles that start under the nearest Gaussian; their turns have half as many steps.
+NEAREST_STEP_SHARE, TURN_DIVISOR = 0.4, 2
+
+
+def first_pace(problem: Problem, found: SurveyState) -> float:
+    """The factor of the particles' first steps, by the survey's last state."""
+    if not bool(found.census):
+        return NEAREST_STEP_SHARE if bool(found.near) else 1.0
+    # Steps in proportion to the whole's SD would carry particles from one mode to the next. The score of N(0, 1) has
+    # the median `NORMAL_MEDIAN_DEVIATION` in size, that of modes a tenth as wide ten times that.
+    prior = prior_scores(problem, found.coordinates.model(found.white).to(problem.dtype)).double()
+    size = (found.scores + found.coordinates.pull(prior)).abs().nan_to_num(nan=0.0)
+    return SETTLING_STEP_SHARE / max(1.0, float(size.median(0).values.max()) / NORMAL_MEDIAN_DEVIATION)
+
+
+def with_pace(server: Server) -> Server:
+    """The server's state with the factor after a round: halved if draws have ended a pass no nearer than before."""
+    if not bool(server.census):
+        return server
+    total, done = server.pass_ksd + server.ksd, server.passed
+    if float((done - done.round()).abs()) > 0.5 * float(server.pass_length):
+        return replace(server, pass_ksd=total)
+    pace = server.pace if bool(total < server.lowest_ksd) else 0.5 * server.pace
+    return replace(server, pass_ksd=total.new_zeros(()), lowest_ksd=total.minimum(server.lowest_ksd), pace=pace)
+
+
+def first_states(problem: Problem, num_clients: int, start: Start, num_particles: int) -> tuple[State, State]:
+    """The server's state (`Server`) and the clients' sites, with residuals at the particles, from the survey."""
+    found, sites = entries_as(SurveyState, start.shared), gaussian(start.local)
+    if bool(found.apart):  # no surrogates
+        found, sites = found._replace(product=found.product.power(0.0)), sites.power(0.0)
+    white, scores = found.white, start.shared.get("held_scores", start.local["scores"])
+    residual, residuals = residuals_at(scores, sites, white, problem.dtype)
+    tensors = {
+        **dict.fromkeys(("white", "averaged"), white),
+        "residuals": residuals,
+        "history": torch.zeros_like(white),
+        "steps": white.new_zeros(()),
+        **found.coordinates._asdict(),
+        **as_state(found.product),
+    }
+    figures = {
+        **dict.fromkeys(("ksd", "noise", "mean_off", "sd_off"), torch.nan),
+        "modes": float((found.shares > 0.5 / num_particles).sum()),  # those that got a particle, rounded
+        "apart": float(found.apart),
+        "pass": 0.0,
+        "pass_length": 1.0 / num_clients,
+        "pace": first_pace(problem, found),
+        "near": float(found.near),
+        "census": float(found.census),
+        "pass_ksd": 0.0,
+        "lowest_ksd": torch.inf,
+    }
+    shared = {name: value.to(problem.dtype) for name, value in tensors.items()}
+    shared |= {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}
+    local = {"residual": residual, **as_state(sites)}
+    return shared, {name: value.to(problem.dtype) for name, value in local.items()}

@@ -33,29 +33,28 @@ Letters: z `white`, m and A as in `coordinates`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch.quasirandom import SobolEngine
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, required_start
 from pyro_fed.algorithm.contributions import Contributions
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.derivatives import clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, ClientData
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.settings import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.contributions import SurveyContributions
 from pyro_fed.infer.stein.importance import (
     LEAST_EFFECTIVE_POINTS,
@@ -63,29 +62,23 @@ from pyro_fed.infer.stein.importance import (
     weighted_points,
     weighted_points_of,
 )
-from pyro_fed.infer.stein.modes import Modes, modes_of
-from pyro_fed.infer.stein.nearest import Nearest, is_at_rest, nearest_of
-from pyro_fed.infer.stein.starting_points import (
-    equal_sites,
-    gaussian_points,
-    lowest_curvature,
-    mixture_points,
-    unit_coordinates,
-    whitened_resample,
-)
+from pyro_fed.infer.stein.modes import Modes, Nearest, is_at_rest, modes_of, nearest_of
 from pyro_fed.ops.gaussian import Gaussian, ImproperGaussianError
-from pyro_fed.ops.importance import flattened
+from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.importance import flattened, systematic
+from pyro_fed.ops.points import MOST_SOBOL_DIMS, SOBOL_HALF_CELL
 from pyro_fed.ops.whitening import Coordinates, site_scores
 
+#: Share of the way between two other points by which draws of a weighted sample are moved, because coinciding particles
+#: would never separate.
+DRAW_JITTER = 0.1
+#: Number of sets of draws from which one is chosen.
+CANDIDATE_SETS = 200
 #: Largest ratio of a Gaussian's width to the prior's; a wider Gaussian is not used.
 WIDEST_SD_RATIO = 10.0
-#: A whitened score is too steep if it is longer than `STEEP` times √D, which is the Gaussian's own where most of its
+#: A whitened score is too steep if it is longer than `STEEP_SCORE` times √D, the Gaussian's own where most of its
 #: mass is. `MOST_APPROACH_ROUNDS`: largest number of rounds in which such points are moved towards the centre.
-STEEP, MOST_APPROACH_ROUNDS = 100.0, 10
-#: If all clients' scores are more than this many numbers (40 MB in double precision), they are computed client by
-#: client.
-AT_ONCE = 5_000_000
-
+STEEP_SCORE, MOST_APPROACH_ROUNDS = 100.0, 10
 #: The error if the phase before has found no Gaussian for the start.
 NOWHERE = (
     "particles have nowhere to begin: the Gaussian of the phase before, whose coordinates they move in, is no "
@@ -93,6 +86,79 @@ NOWHERE = (
     "where the search went, call pf.run with FedLaplace on the same federation. A flat prior may be the cause, or a "
     "density that is not a number in parts of its support"
 )
+
+
+def lowest_curvature(points: Tensor, scores: Tensor) -> float:
+    """Smallest eigenvalue of H on the span of the points (N, D), from the scores -H z there; -inf if not finite."""
+    left, sizes, right = torch.linalg.svd(points, full_matrices=False)
+    rank = min(len(points) - 1, points.shape[1])  # the points have mean zero
+    curvature = -(left.mT @ scores @ right.mT)[:rank, :rank] / sizes[:rank, None]
+    if not bool(curvature.isfinite().all()):
+        return -torch.inf
+    return float(torch.linalg.eigvalsh(0.5 * (curvature + curvature.mT))[0])
+
+
+def unit_coordinates(like: Coordinates, draws: Tensor) -> Coordinates:
+    """Coordinates in which draws of the prior have SD one: means zero, no correlation, shapes as those of `like`."""
+    factor = draws.std(0)
+    full = like.factor.dim() > like.mean.dim()
+    return Coordinates(torch.zeros_like(like.mean), torch.diag(factor) if full else factor)
+
+
+def gaussian_points(count: int, dim: int, seed: int) -> Tensor:
+    """`count` standard normal points (count, dim): scrambled Sobol with mean zero and covariance one."""
+    # Fewer than `dim` + 1 points have covariance one on the space that they span, which SVGD with a linear kernel
+    # cannot leave: hence no antithetic pairs, which would span half of it.
+    if dim > MOST_SOBOL_DIMS:
+        points = torch.randn(count, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    else:
+        uniform = SobolEngine(dim, scramble=True, seed=seed).draw(count, dtype=torch.float64)
+        points = torch.special.ndtri(uniform + SOBOL_HALF_CELL)
+    left, _, right = torch.linalg.svd(points - points.mean(0), full_matrices=False)
+    rank = min(count - 1, dim)
+    spread: Tensor = count**0.5 * left[:, :rank] @ right[:rank]
+    return spread
+
+
+def mixture_points(modes: Tensor, precisions: Tensor, shares: Tensor, count: int, seed: int) -> Tensor:
+    """`count` points under Laplace approximations at modes (C, D), divided by the modes' shares: (count, D)."""
+    edges = torch.cat([shares.new_zeros(1), shares.cumsum(0)]).mul(count).round().long()
+    edges[-1] = count
+    parts = []
+    for mode, precision, number in zip(modes, precisions, edges.diff().tolist(), strict=True):
+        if number:
+            local = Coordinates.of(FullGaussian(precision, precision @ mode))._replace(mean=mode)
+            parts.append(local.model(gaussian_points(number, len(mode), seed).to(mode)))
+    return torch.cat(parts)
+
+
+def whitened_resample(
+    points: Tensor, weights: Tensor, count: int, generator: torch.Generator
+) -> tuple[Coordinates, Tensor]:
+    """Coordinates in which weighted points (S, D) have mean zero and covariance one, and `count` draws of them."""
+    mean = weights @ points
+    offset = points - mean
+    scale = (weights @ offset.square()).sqrt()
+    x = offset / scale
+    factor = scale.unsqueeze(1) * torch.linalg.cholesky(torch.einsum("s,sd,se->de", weights, x, x))
+    coordinates = Coordinates(mean, factor)
+    white = coordinates.white(points)
+    eye = torch.eye(points.shape[1], dtype=points.dtype)
+    best, least = white[:count], torch.inf
+    for _ in range(CANDIDATE_SETS):  # draws are moved along the line between two others, ter Braak's (2006) jump
+        drawn, one, other = (white[systematic(weights, count, generator)] for _ in range(3))
+        drawn = drawn + DRAW_JITTER * torch.randn((count, 1), generator=generator, dtype=points.dtype) * (one - other)
+        away = drawn.mean(0).square().sum() + 0.5 * (drawn.T @ drawn / count - eye).square().sum()
+        if float(away) < least:
+            best, least = drawn, float(away)
+    return coordinates, coordinates.model(best)
+
+
+def equal_sites(num_clients: int, coordinates: Coordinates) -> FullGaussian:
+    """An equal share of N(0, I) for each client, in whitened coordinates."""
+    dim = len(coordinates.mean)
+    precision = torch.eye(dim, dtype=coordinates.mean.dtype, device=coordinates.mean.device) / num_clients
+    return FullGaussian(precision.expand(num_clients, -1, -1).clone(), precision.new_zeros(num_clients, dim))
 
 
 class Received(NamedTuple):
@@ -109,35 +175,20 @@ class Received(NamedTuple):
 
 
 class SurveyState(NamedTuple):
-    """The server's state, which becomes the particles' start.
+    """The server's state, which becomes the particles' start."""
 
-    Args:
-        white: the points z, (N, D).
-        coordinates: of z.
-        product: Π_k t_k there.
-        scores: the sum of the clients' at the points, (N, D).
-        draws: of the prior, that the points are, or become if the check fails; (0, D) for other starts.
-        shares: of the points at each mode, (M,).
-        steep: number of points that are moved for the next round, or all of them after a check, ().
-        checking: whether this round checks that m is a maximum, ().
-        apart: 1 if the points are draws of the prior without surrogates.
-        census: whether they are weighted points, resampled.
-        near: whether they are under the Gaussian nearest to a posterior of one mode.
-        settled: whether weighted points are where the posterior is, so that none is moved.
-    """
-
-    white: Tensor
-    coordinates: Coordinates
-    product: Annotated[Gaussian, ""]
-    scores: Tensor
-    draws: Tensor
-    shares: Tensor
-    steep: Tensor
-    checking: Tensor
-    apart: Tensor
-    census: Tensor
-    near: Tensor
-    settled: Tensor
+    white: Tensor  # the points z, (N, D)
+    coordinates: Coordinates  # of z
+    product: Annotated[Gaussian, ""]  # Π_k t_k there
+    scores: Tensor  # the sum of the clients' at the points, (N, D)
+    draws: Tensor  # of the prior, that the points are, or become if the check fails; (0, D) for other starts
+    shares: Tensor  # of the points at each mode, (M,)
+    steep: Tensor  # number of points that are moved for the next round, or all of them after a check, ()
+    checking: Tensor  # whether this round checks that m is a maximum, ()
+    apart: Tensor  # 1 if the points are draws of the prior without surrogates
+    census: Tensor  # whether they are weighted points, resampled
+    near: Tensor  # whether they are under the Gaussian nearest to a posterior of one mode
+    settled: Tensor  # whether weighted points are where the posterior is, so that none is moved
 
 
 Begin = Literal["gaussian", "modes", "prior", "apart", "checked"]
@@ -146,28 +197,29 @@ BEGINNINGS = get_args(Begin)
 
 @dataclass(frozen=True, kw_only=True)
 class Survey(Algorithm):
-    """Starting points, and all clients' scores there.
-
-    Args:
-        num_particles: N.
-        begin: "gaussian", "modes", "prior", "apart" or "checked".
-        source: of the points: "ep", "laplace" (Gaussians), "points" (sites at the point of an averaging), "nearest" or
-            "importance" (of modes).
-        temperature: the likelihood is raised to 1/temperature.
-        probe: distance of the check's points, in SDs of q.
-        saddle: upward curvature, in units of q's, that makes a point no maximum.
-    """
+    """Starting points, and all clients' scores there."""
 
     draws_are: ClassVar[str] = "particles"
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
 
-    num_particles: int = 100
-    begin: Begin = "gaussian"
+    #: The phases before by the setting `source`; weighted points are `importance`.
+    gaussians: ClassVar[Mapping[str, type[Algorithm]]] = {
+        "ep": FedEP,
+        "points": PointSites,
+        "laplace": FedLaplace,
+        "nearest": Nearest,
+    }
+    importance: ClassVar[type[AdaptiveImportance]] = AdaptiveImportance
+
+    num_particles: int = 100  # N
+    begin: Begin = "gaussian"  # "gaussian", "modes", "prior", "apart" or "checked"
+    # of the points: "ep", "laplace" (Gaussians), "points" (sites at the point of an averaging), "nearest" or
+    # "importance" (of modes)
     source: Literal["auto", "ep", "points", "laplace", "nearest", "importance"] = "auto"
-    temperature: float = 1.0
-    probe: float = 0.1
-    saddle: float = 0.5
+    temperature: float = 1.0  # the likelihood is raised to 1/temperature
+    probe: float = 0.1  # distance of the check's points, in SDs of q
+    saddle: float = 0.5  # upward curvature, in units of q's, that makes a point no maximum
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_particles")
@@ -175,47 +227,18 @@ class Survey(Algorithm):
         check_positive(self, "temperature", "probe", "saddle")
 
     def default_rounds(self, num_clients: int) -> int:
-        """One round, one more for the check, and those in which points are moved; the run ends when none is steep."""
         return (2 if self.begin == "checked" else 1) + MOST_APPROACH_ROUNDS
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The number of points that are moved closer for the next round, or all of them after a check."""
         return {"steep": float(entries_as(SurveyState, after).steep)}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether no point is steep, or all rounds for moving them are over."""
         return figures[-1]["steep"] == 0 or len(figures) > MOST_APPROACH_ROUNDS
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The Gaussian, or the search for modes, by the setting `source`."""
-        made: dict[str, Callable[[], Algorithm]] = {
-            "ep": self.ep,
-            "points": self.point_sites,
-            "laplace": self.laplace,
-            "nearest": self.nearest,
-            "importance": self.importance,
-        }
-        return made[chosen_setting(self, "source")]()
-
-    def point_sites(self) -> Algorithm:
-        """Diagonal sites at the point that averaging finds, for a large model."""
-        return PointSites()
-
-    def laplace(self) -> Algorithm:
-        """Laplace's approximation at one mode."""
-        return FedLaplace()
-
-    def nearest(self) -> Algorithm:
-        """The search for modes, each with its Laplace approximation, and the Gaussian nearest to a single one."""
-        return Nearest()
-
-    def importance(self) -> Algorithm:
-        """Weighted points, after the search for modes."""
-        return AdaptiveImportance(temperature=self.temperature)
-
-    def ep(self) -> Algorithm:
-        """The Gaussian nearest to the posterior."""
-        return FedEP()
+        source = chosen_setting(self, "source")
+        return self.importance(temperature=self.temperature) if source == "importance" else self.gaussians[source]()
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -257,18 +280,14 @@ class Survey(Algorithm):
             settled=torch.tensor(self.begin == "modes" and weighted_points_of(start.shared) is not None),
         )
         # A large model's scores are many: no room is taken for them before they are known.
-        count = len(points) if num_clients * points.numel() <= AT_ONCE else 0
+        count = len(points) if num_clients * points.numel() <= NUMBERS_IN_MEMORY else 0
         unknown = points.new_zeros(num_clients, count, problem.dim, dtype=problem.traits.scores_dtype)
         return as_entries(found), as_state(white) | {"scores": unknown}
 
     def _weighted_points(
         self, problem: Problem, coordinates: Coordinates, found: State, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
-        """Weighted points for a start in place of the modes' Gaussians; None if these are good enough.
-
-        A Gaussian far wider than the prior is not: a mode search in a funnel ends where the density is flat. Points
-        between prior and posterior are then better, even with a small effective number.
-        """
+        """Weighted points for a start in place of the modes' Gaussians; None if these are good enough."""
         if self.begin != "modes":
             return None
         better = weighted_points_of(found)
@@ -298,7 +317,6 @@ class Survey(Algorithm):
         return (self.probe * points if self.begin == "checked" else points), whole
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The points and the coordinates, which clients receive."""
         return super().download(entries_as(Received, shared)._asdict(), clients)
 
     def local_step(
@@ -306,7 +324,7 @@ class Survey(Algorithm):
     ) -> tuple[State, State, State]:
         """Compute likelihood scores in whitened coordinates, at all points; client by client if they are many."""
         received = entries_as(Received, shared)
-        if received.white.numel() <= AT_ONCE:
+        if received.white.numel() <= NUMBERS_IN_MEMORY:
             scores = self._white_scores(problem, received, data)
         else:
             scores = received.white.new_empty(received.white.shape, dtype=problem.traits.scores_dtype)
@@ -321,11 +339,9 @@ class Survey(Algorithm):
         return (coordinates.pull(scores.double()) / self.temperature).to(problem.traits.scores_dtype)
 
     def contributions(self) -> Contributions:
-        """The clients' scores, which are compared with their sites'."""
         return SurveyContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Sum the clients' scores."""
         return {**shared, "scores": messages["scores"].sum(0)}
 
     def refine(self, problem: Problem, shared: State) -> State:
@@ -347,20 +363,19 @@ class Survey(Algorithm):
 
     def _less_steep(self, found: SurveyState, scores: Tensor) -> SurveyState:
         """Steep points moved half-way to the centre; draws of the prior and weighted points stay unchanged."""
-        steep = ~(scores.norm(dim=1) <= STEEP * scores.shape[1] ** 0.5)  # NaN counts as steep
+        steep = ~(scores.norm(dim=1) <= STEEP_SCORE * scores.shape[1] ** 0.5)  # NaN counts as steep
         if bool(found.apart) or self.begin == "prior" or bool(found.settled):
             steep = torch.zeros_like(steep)
         return found._replace(white=torch.where(steep[:, None], found.white / 2, found.white), steep=steep.sum())
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The points, (1, N, D)."""
         points = entries_as(Received, shared)
         return points.coordinates.model(points.white)[None]
 
 
 def residuals_at(scores: Tensor, sites: Gaussian, white: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Clients' scores (C, N, D) less their sites' at the particles, in `dtype`, and their sum in double precision."""
-    if scores.numel() <= AT_ONCE:
+    if scores.numel() <= NUMBERS_IN_MEMORY:
         residual = scores - site_scores(sites.precision, sites.eta, white)
         return residual.to(dtype), residual.sum(0)
     kept, total = scores.new_empty(scores.shape, dtype=dtype), torch.zeros_like(white)
@@ -369,105 +384,3 @@ def residuals_at(scores: Tensor, sites: Gaussian, white: Tensor, dtype: torch.dt
         into.copy_(one)
         total += one
     return kept, total
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledLaplace(FedLaplace):
-    """Newton's method on the pooled data."""
-
-    pooled: ClassVar[bool] = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledPointSites(PointSites):
-    """A diagonal site of the pooled data at the point of an averaging."""
-
-    pooled: ClassVar[bool] = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledEP(FedEP):
-    """`FedEP` with a single client, which holds all rows."""
-
-    pooled: ClassVar[bool] = True
-
-    def warm_start(self, problem: Problem) -> Algorithm | None:
-        """Newton's method on the pooled data, or if the model is large the point that averaging finds."""
-        if self.start == "fedavg":
-            return self.point_sites()
-        return PooledLaplace()
-
-    def point_sites(self) -> Algorithm:
-        """A diagonal site of the pooled data at the point that averaging finds."""
-        return PooledPointSites()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledOneMode(OneMode):
-    """Whether the pooled data's posterior has one mode."""
-
-    pooled: ClassVar[bool] = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledModes(Modes):
-    """Modes of the pooled data's posterior."""
-
-    pooled: ClassVar[bool] = True
-
-    def newton(self) -> Algorithm:
-        """The search for one mode of the pooled data."""
-        return PooledLaplace()
-
-    def question(self) -> Algorithm:
-        """The check whether the pooled data's posterior has one mode."""
-        return PooledOneMode(newton=self.newton())
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledNearest(Nearest):
-    """The Gaussian nearest to the pooled data's posterior."""
-
-    pooled: ClassVar[bool] = True
-
-    def modes(self) -> Algorithm:
-        """The search for modes of the pooled data's posterior."""
-        return PooledModes()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledAdaptiveImportance(AdaptiveImportance):
-    """Weighted points of the pooled data's posterior."""
-
-    pooled: ClassVar[bool] = True
-
-    def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The search for modes of the pooled data's posterior."""
-        return PooledModes()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledSurvey(Survey):
-    """The survey of the pooled data."""
-
-    pooled: ClassVar[bool] = True
-
-    def laplace(self) -> Algorithm:
-        """Laplace's approximation of the pooled data."""
-        return PooledLaplace()
-
-    def point_sites(self) -> Algorithm:
-        """A diagonal site of the pooled data at the point that averaging finds."""
-        return PooledPointSites()
-
-    def ep(self) -> Algorithm:
-        """The Gaussian nearest to the pooled data's posterior."""
-        return PooledEP()
-
-    def nearest(self) -> Algorithm:
-        """Modes of the pooled data's posterior, and the Gaussian nearest to one."""
-        return PooledNearest()
-
-    def importance(self) -> Algorithm:
-        """Weighted points of the pooled data's posterior."""
-        return PooledAdaptiveImportance(temperature=self.temperature)

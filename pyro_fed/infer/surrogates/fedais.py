@@ -14,35 +14,34 @@ evidence, for Bayes factors.
 
 The result is asymptotically exact for any sites, while FedEP's error stays. The weights themselves show how far it is
 from that limit: a run warns if parts of the draws disagree about a mean or an SD by a relevant amount. Mostly it is the
-prior that a Gaussian cannot follow (a precision that is shared by many weights), so that step 1 does most of the work
-without a message; likelihoods of many rows are near their sites. Weights cannot detect a mode that the sites do not
-reach.
+prior that a Gaussian cannot follow, so that step 1 does most of the work without a message. Weights cannot detect a
+mode that the sites do not reach.
 
 Particles and chains have no sites: if they are the surrogates, z_s are draws of a mixture around them, which in few
 dimensions follows any shape, and several modes. If the surrogates are `FedAIS` itself, the mixture is around its draws,
 chosen by their weights, which are raised to the power that leaves enough of them (adaptive importance sampling, as
 Cappé et al. 2004). A mode that the first round misses is missed by the second too.
 
-None of the papers has this. Neal (2001) has the annealing, Yao et al. (2018) the use of k for an approximation, Cappé,
-Guillin, Marin & Robert (2004), *Population Monte Carlo*, proposals around weighted draws.
+Neal (2001) has the annealing, Yao et al. (2018) the use of k for an approximation, Cappé, Guillin, Marin & Robert
+(2004), *Population Monte Carlo*, proposals around weighted draws.
 
 Letters: z `draws`, logarithm of w `log_weights`, t_k `held_` sites, S `num_proposals`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, Tempered, required_start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, Tempered, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.message_limits import IMPOSSIBLE
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.kinds import cast_checked
@@ -53,19 +52,30 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import DivergenceError
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.records import entries_as
-from pyro_fed.infer.surrogates.contributions import HELD, LogLikContributions
-from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.proposals import (
-    AnnealedProposals,
+    Defence,
     Proposals,
     around_points,
     log_likelihoods_beyond_rounding,
+    log_ratio_of_prior_and_sites,
     with_few_impossible,
 )
-from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, one_each
-from pyro_fed.infer.surrogates.weighted_draws import WeightedDraws, weight_findings
+from pyro_fed.infer.surrogates.surrogates import (
+    Given,
+    Name,
+    check_surrogates,
+    fitted_surrogates,
+    one_each,
+    surrogate_phase,
+)
+from pyro_fed.infer.surrogates.weighted_draws import HELD, LogLikContributions, WeightedDraws, weight_findings
+from pyro_fed.ops.annealing import Annealed, Difference, anneal_sparingly, from_normal, levels_for
 from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import flattened, systematic
+from pyro_fed.ops.points import even_normals
+from pyro_fed.ops.student import Tails
+from pyro_fed.ops.whitening import Coordinates, diagonal_coordinates
 
 #: Largest number of particles, or draws, around which draws are proposed.
 MOST_POINTS = 400
@@ -85,7 +95,7 @@ class FedAIS(Tempered):
             or chains, such as `DSVGD()`, or another `FedAIS()`, gives the points around which draws are proposed.
         num_proposals: S, draws at which every client sends its log-likelihood.
         freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian, and no part of
-            the proposals wide (`defence`). Where the product fits, log weights get a variance of (D / (ν + D))² / 2
+            the proposals wide (`proposals`). Where the product fits, log weights get a variance of (D / (ν + D))² / 2
             from it, less than 1/2 in any dimension.
         levels: J, the most temperatures of the annealing. It takes as many as leave its log weights the variance
             `spread`, or a fifth of them if that is enough.
@@ -137,7 +147,6 @@ class FedAIS(Tempered):
         return num_clients
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The algorithm that fits the sites."""
         return surrogate_phase(self.surrogates, self.temperature)
 
     def init(
@@ -151,23 +160,49 @@ class FedAIS(Tempered):
             surrogates = self.surrogates if isinstance(self.surrogates, Given) else self.warm_start(problem)
             each, q = fitted_surrogates(problem, surrogates, start)
             product = one_each(each, num_clients).product_over(0)
-            proposals, sites = self.annealing.draw(problem, product, q, generator), as_state(each, HELD)
-        _check_known(proposals)
+            proposals, sites = self._annealed_proposals(problem, product, q, generator), as_state(each, HELD)
+        if unknown := int(proposals.log_weights.isnan().sum()):
+            raise DivergenceError(
+                f"FedAIS: the prior's density is no number at {unknown} of {len(proposals.draws)} draws around its "
+                "surrogates. Compute it in float64 (dtype=torch.float64 of the federation), or give other surrogates"
+            )
         drawn = WeightedDraws.begin(proposals, num_clients, proper=not problem.traits.improper)
         return drawn._asdict(), {"answered": drawn.answered.new_zeros(num_clients)} | sites
 
-    @property
-    def annealing(self) -> AnnealedProposals:
-        """The settings of proposals by sites."""
-        return AnnealedProposals(
-            number=self.num_proposals,
-            freedom=self.freedom,
-            levels=self.levels,
-            flat=self.flat,
-            spread=self.spread,
-            leapfrog_steps=self.leapfrog_steps,
-            step_size=self.step_size,
+    def _annealed_proposals(
+        self, problem: Problem, product: Gaussian, q: Gaussian, generator: torch.Generator
+    ) -> Proposals:
+        """Draws z_s with u_s = a_s / t(z_s); `product` is Π_k t_k, and q is near p_0 Π_k t_k."""
+        whitened = Coordinates.of(q)
+        coordinates, site, turn = diagonal_coordinates(whitened, whitened.site(product.to(torch.float64)))
+        tails = Tails.of(site, self.freedom)
+        constant = product.log_factor(coordinates.mean) - q.log_prob(coordinates.mean)
+        found = self._annealed(
+            log_ratio_of_prior_and_sites(problem, coordinates, site, constant, tails), q, turn, generator
         )
+        draws = coordinates.model(found.white).to(problem.dtype)
+        log_t = product.log_factor(draws.double()) + tails.log_ratio(found.white)[0]
+        return Proposals(draws, found.log_weights - log_t, found.accepted)
+
+    def _annealed(
+        self, difference: Difference, q: Gaussian, turn: Tensor | None, generator: torch.Generator
+    ) -> Annealed:
+        """Whitened draws of p_0 t, with log a_s; `turn` is the rotation of the whitened coordinates, if any."""
+        white = even_normals(self.num_proposals, q.dim, generator).to(q.eta.device)
+        white = white if turn is None else white @ turn
+        value = difference(white)[0]
+        if float(value.std()) < self.flat:
+            return Annealed(white, value, value.new_ones(()))
+        levels = min(self.levels, levels_for(value[value > -torch.inf], self.spread))
+        how: Any = {"levels": levels, "leapfrog_steps": self.leapfrog_steps, "step_size": self.step_size, "axes": turn}
+        usual = float(value.logsumexp(0)) - math.log(len(value))
+        if self.freedom is None or not math.isfinite(usual):
+            return anneal_sparingly(from_normal(difference), white, generator, **how)
+        defence = Defence(usual)
+        ends = defence.ends(difference)
+        found = anneal_sparingly(ends, defence.draws(white, generator), generator, **how)
+        narrow = difference(found.white)[0] - ends(found.white)[0][0]
+        return found._replace(log_weights=found.log_weights + narrow)
 
     @property
     def _of_points(self) -> bool:
@@ -187,7 +222,6 @@ class FedAIS(Tempered):
         return points[evenly(len(points), MOST_POINTS)]
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The proposals, for which every client sends its log-likelihoods."""
         return super().download({"draws": shared["draws"]}, clients)
 
     def local_step(
@@ -201,19 +235,15 @@ class FedAIS(Tempered):
         return message, {"answered": torch.ones_like(new)}, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Update the weights (step 3)."""
         return entries_as(WeightedDraws, shared).with_answers(messages["log_lik"], messages["answered"])._asdict()
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The tail shape, effective number and mean of the weights, once all clients have answered."""
         return entries_as(WeightedDraws, after).figures()
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether all clients have answered."""
         return figures[-1]["answered"] >= 1
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Proposals by their weights, (1, num_draws, D); those with large weights occur several times."""
         return entries_as(WeightedDraws, shared).sample(num_draws, generator)[None]
 
     # -- warnings about the draws ---------------------------------------------------------------------------
@@ -222,27 +252,11 @@ class FedAIS(Tempered):
         return figures.get("mean_error", 0.0), figures.get("sd_error", 0.0)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about clients that have not answered, weights with too long a tail, and too few effective draws."""
         return weight_findings(record, self.num_proposals, self.min_effective)
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of log-likelihoods that are NaN: other sites."""
         return "a log-likelihood is not a number at draws of the sites' Gaussian: give other surrogates"
 
     # -- what one client can do -----------------------------------------------------------------------------
     def contributions(self) -> Contributions:
-        """The clients' log-likelihoods, which are compared with their sites."""
         return LogLikContributions(self, sites_known=not self._of_points)
-
-
-def _check_known(proposals: Proposals) -> None:
-    """Refuse a prior that is NaN at more than a few of the draws.
-
-    Raises:
-        DivergenceError: names how many, and the cures.
-    """
-    if unknown := int(proposals.log_weights.isnan().sum()):
-        raise DivergenceError(
-            f"FedAIS: the prior's density is no number at {unknown} of {len(proposals.draws)} draws around its "
-            "surrogates. Compute it in float64 (dtype=torch.float64 of the federation), or give other surrogates"
-        )

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.contract import Noise, Start, Tempered
+from pyro_fed.algorithm.contract import Noise, Start, State, Tempered
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown
@@ -131,7 +130,6 @@ class LocalSGLD(Tempered):
         return as_entries(server), as_state(flat_site(problem, structure, num_clients))
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The point where all clients' chains start."""
         return super().download({"position": entries_as(Server, shared).position}, clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
@@ -203,7 +201,6 @@ class LocalSGLD(Tempered):
         return where(tempered, structure(soft, times(soft, mean)), site), tempered
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Multiply the surrogates."""
         return as_entries(entries_as(Server, shared)._replace(product=gaussian(messages).product_over()))
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -212,7 +209,6 @@ class LocalSGLD(Tempered):
         return product.sample(num_draws, generator)[None]
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """A warning about the clients with tempered surrogates."""
         return tempered_clients(record)
 
 

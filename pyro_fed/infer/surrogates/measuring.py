@@ -1,4 +1,39 @@
-"""One round that measures the clients' surrogates, before the run that depends on it."""
+"""One round that measures the clients' surrogates, before the run whose visits depend on it.
+
+With C the covariance of the Gaussian q = p Π_s q_s, (C e)_i / √C_ii is the pull of a score e at parameter i, in its
+SDs. Each client sends means over standardised Sobol points under q, a few times D numbers; the server adds them up.
+
+**Mismatch** bounds FSGLD's visits (`ops.visits`) by the mean squares of the pulls of
+
+    e_s(θ) = 1/f_s [∇ log p(x_s | θ) - α ∇ log q_s(θ)] - (1 - α) Σ_r ∇ log q_r(θ)
+
+the part of a chain's score that is specific to client s: the f-weighted mean over clients is that of the posterior. The
+squares are about zero, and so include the part that all clients' errors share, which is harmless: they are an upper
+bound, close for more than a few clients. The record has each client's worst. The longest step depends on the largest
+curvature λ_s of a chain's score at a client, in coordinates in which q is N(0, I), A A' = C: by power iteration, at a
+few of the points, of
+
+    I - 1/f_s A' [∇² log p(x_s | θ) + α P_s] A          prior and α ≠ 1 are left out of the brackets
+
+**OwnNoise** bounds FALD's visits by the bias of their average. Clients that step in parallel from one point have noise
+of their own, with 1/p_c times the variance of their average's. A visit of time t has client c at θ + √(u/p_c) C^½ ξ
+after the time u, and the average at θ + √u C^½ ξ. The average of scores that are not linear differs there:
+
+    δ(θ) = Σ_c p_c E[score_c(θ + √(u/p_c) C^½ ξ) - score_c(θ + √u C^½ ξ)]
+         = u Σ_c p_c (1/p_c - 1) D_c(θ) + O(u²),        D_c = ½ (C : ∇²) score_c
+
+The chain dθ = (-(θ - m) + C δ(θ))/2 dt + C^½ dW about q has a shift of parameter i, in SDs, and a relative increase of
+its variance, of
+
+    E[(C δ)_i] / √C_ii        and        E[(C δ)_i (θ - m)_i] / C_ii
+
+to first order in δ, whose mean over a visit has the mean of u, `noise_time` t. Beyond the first order scores that grow
+steeply pull their clients back, so that these are usually upper bounds. E over ξ is the mean over random signs, D_c a
+second difference. Conducive gradients are linear, and do not contribute; the prior is in every client's score.
+
+Letters: f_s and p_c `share`, e_s `errors`, λ `curvature`, A `root`, P_s `precision`; over u, the shift is `shift`, the
+increase `widening`.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +44,49 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.bounding import within_cohort
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
-from pyro_fed.algorithm.contributions import Contributions
+from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.states import State, concatenate, select
+from pyro_fed.conventions import seeding
 from pyro_fed.conventions.setting_checks import check_at_least
+from pyro_fed.density.derivatives import clients_likelihood_curves, clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.sites.gaussian_sites import POINT_NUMBERS, as_state, gaussian
-from pyro_fed.infer.surrogates.contributions import MeasuredContributions
+from pyro_fed.infer.sites.gaussian_sites import POINT_NUMBERS, as_state, gaussian, spread_points
+from pyro_fed.infer.sites.power_iteration import power_iteration
 from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, one_each, shares
+from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.matrices import times
+
+
+@dataclass(frozen=True)
+class MeasuredContributions(Contributions):
+    """Contributions to `Measuring`: each client's measurement of its surrogate."""
+
+    def bounding_obstacle(self) -> str | None:
+        return ""
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """Measurements within the cohort's range."""
+        held = {name: within_cohort(value, limits.pull)[0] for name, value in sent.messages.items()}
+        return BoundedMessages(shared, held, {}, torch.zeros(len(sent.clients), dtype=torch.float64))
+
+    def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
+        return {name: value.quantile(0.5, 0).expand(len(clients), *value.shape[1:]) for name, value in messages.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measuring(Algorithm):
-    """One round of all clients at points under q = p Π_s q_s; it does not change the surrogates.
-
-    Args:
-        surrogates: where they come from, an algorithm that leaves Gaussian sites, or `Given`.
-        probabilities: f_s; uniform by default.
-        num_points: Sobol points; even.
-    """
+    """One round of all clients at points under q = p Π_s q_s; it does not change the surrogates."""
 
     needs_all: ClassVar[bool] = True
 
-    surrogates: Algorithm | Given
-    probabilities: tuple[float, ...] | None = None
-    num_points: int = 128
+    surrogates: Algorithm | Given  # where they come from, an algorithm that leaves Gaussian sites, or `Given`
+    probabilities: tuple[float, ...] | None = None  # f_s; uniform by default
+    num_points: int = 128  # Sobol points; even
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_points")
@@ -51,11 +102,9 @@ class Measuring(Algorithm):
         """Measure some clients' surrogates at `num_points` points; other arguments and results as of `local_step`."""
 
     def default_rounds(self, num_clients: int) -> int:
-        """One round, with all clients."""
         return 1
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The algorithm that fits the surrogates."""
         return self.surrogates if isinstance(self.surrogates, Algorithm) else None
 
     def init(
@@ -68,7 +117,6 @@ class Measuring(Algorithm):
         return as_state(target) | self.unknown(target), local
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The Gaussian q, under which the clients measure."""
         return super().download({name: shared[name] for name in ("precision", "eta")}, clients)
 
     def local_step(
@@ -85,19 +133,15 @@ class Measuring(Algorithm):
         return messages, new, figures
 
     def contributions(self) -> Contributions:
-        """Each client's measurement."""
         return MeasuredContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Sum the measurements over the clients."""
         return shared | {name: value.sum(0) for name, value in messages.items()}
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of a measurement that is NaN: other surrogates, or no measurement."""
         return "the surrogates do not fit: give others (surrogates=), or a step_size, which need not measure them"
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of q, (1, num_draws, D)."""
         return gaussian(shared).even_sample(num_draws, generator)[None]
 
 
@@ -108,3 +152,103 @@ def pulls(q: Gaussian, scores: Tensor) -> Tensor:
         return spread.sqrt() * scores
     moved = (spread @ scores.unsqueeze(-1)).squeeze(-1)
     return moved / spread.diagonal(dim1=-2, dim2=-1).sqrt()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mismatch(Measuring):
+    """The round that measures the surrogates' errors."""
+
+    alpha: float = 1.0  # weight of the conducive gradient
+    curved_points: int = 4  # of the points, evenly spaced, at which the curvature is measured
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "curved_points")
+
+    def unknown(self, q: Gaussian) -> State:
+        """Errors of zero, and the curvature of q."""
+        return {"mismatch": torch.zeros_like(q.eta), "curvature": q.eta.new_ones(())}
+
+    def measured(
+        self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int
+    ) -> tuple[State, State, State]:
+        """f_s times the mean squares of the pulls, (C, D), and the largest curvature, (C,)."""
+        q, sites, share = gaussian(shared), gaussian(local), local["share"].reshape(-1, 1)
+        points = spread_points(q, num_points)
+        at = points.transpose(0, 1).to(problem.dtype)
+        scores = clients_likelihood_scores(problem, at, data)
+        errors = (scores.double().transpose(0, 1) - self.alpha * sites.score(points)) / share
+        if self.alpha != 1:
+            prior = problem.mapped(prior_scores, (0,), calls=0)(at).double().transpose(0, 1)
+            errors = errors - (1 - self.alpha) * (q.score(points) - prior)
+        squares = pulls(q, errors).square().mean(0)
+        curved = at[:, evenly(at.shape[1], self.curved_points)]
+        curvature = self._curvature(problem, q, sites, share, curved, data)
+        measured = {"mismatch": squares.amax(-1), "curvature": curvature}
+        return {"mismatch": share * squares, "curvature": curvature}, {}, measured
+
+    def _curvature(
+        self, problem: Problem, q: Gaussian, sites: Gaussian, share: Tensor, points: Tensor, data: ClientData
+    ) -> Tensor:
+        """λ_s, (C,), the largest at the points (C, S, D)."""
+        root = q.root()[:, None]
+        precision = sites.precision[:, None]
+
+        def whitened(directions: Tensor) -> Tensor:
+            moved = times(root, directions)
+            curves = clients_likelihood_curves(problem, points, moved.to(points.dtype), data).double()
+            own = (-curves - self.alpha * times(precision, moved)) / share[:, None]
+            return directions + times(root.mT if q.dense else root, own)
+
+        return power_iteration(whitened, points.double()).abs().amax(-1)
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        squares, curvature = (messages[name].clamp_min(0) for name in ("mismatch", "curvature"))  # also if bounded
+        return shared | {"mismatch": squares.sum(0), "curvature": curvature.amax(0)}
+
+
+#: Distance of the scores of the second difference, in SDs of q: small enough for curvature, and large enough for the
+#: rounding of scores in single precision, of some hundred SDs each, to be below a hundredth of it.
+SCORE_STEP_SDS = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnNoise(Measuring):
+    """The round that measures the bias by the clients' own noise."""
+
+    def unknown(self, q: Gaussian) -> State:
+        """Shifts and widenings of zero."""
+        return {"shift": torch.zeros_like(q.eta), "widening": torch.zeros_like(q.eta)}
+
+    def measured(
+        self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int
+    ) -> tuple[State, State, State]:
+        """The clients' parts of shift and widening, (C, D) each."""
+        q, share = gaussian(shared), local["share"].reshape(-1, 1)
+        points = spread_points(q, num_points)
+        generator = torch.Generator().manual_seed(seeding.COMMON)
+        signs = (2 * torch.randint(2, points.shape[::2], generator=generator) - 1).to(points)
+        mean, spread = q.moments()
+        moved = SCORE_STEP_SDS * (q.transform(signs.unsqueeze(1).expand_as(points)) - mean)
+        three = torch.stack([points - moved, points, points + moved]).flatten(0, 1).transpose(0, 1).to(problem.dtype)
+        likelihoods = clients_likelihood_scores(problem, three, data).double().transpose(0, 1)
+        prior = problem.mapped(prior_scores, (0,), calls=0)(three).double().transpose(0, 1)
+        below, here, above = (prior + likelihoods / share).unflatten(0, (3, -1)).unbind()
+        bend = pulls(q, (below - 2 * here + above) / (2 * SCORE_STEP_SDS**2))
+        variance = spread if spread.dim() == mean.dim() else spread.diagonal(dim1=-2, dim2=-1)
+        away = (points - mean) / variance.sqrt()
+        own = 1 - share  # p_c (1/p_c - 1)
+        found = {"shift": own * bend.mean(0), "widening": own * (bend * away).mean(0)}
+        return found, {}, {name: value.abs().amax(-1) for name, value in found.items()}
+
+
+def noise_time(local_steps: int, midpoint: bool) -> float:
+    """The mean over a visit's scores of the time of noise before each, as a share of the visit."""
+    return ((local_steps - 1) / 2 + 0.25 * midpoint) / local_steps
+
+
+def longest_parallel_visit(error: float, shared: State, local_steps: int, midpoint: bool, limit: float) -> float:
+    """The longest visit t, at most `limit`, that shifts no mean by over `error` SDs, and widens no variance by more."""
+    worst = max(float(shared[name].abs().amax()) for name in ("shift", "widening"))
+    rate = worst * noise_time(local_steps, midpoint)
+    return limit if rate * limit <= error else error / rate

@@ -1,27 +1,45 @@
-"""Draws that a server proposes from the clients' sites or from points, with the part of their weights that it knows.
+"""Draws that a server proposes from the clients' sites or from points, with the part u_s of their weights that it has.
 
-Of sites t_k and the Gaussian q, draws of N(0, I) in the coordinates that whiten q are taken to p_0 t by annealed
-importance sampling (`ops.annealing`), of weights a_s. t is Π_k t_k with the tails of Student's t (`ops.student`): where
-a likelihood falls more slowly than its Gaussian site, weights would have no variance. Half of the draws are wider than
-q, also after annealing (`defence`): if the likelihood does not fall at all, like a ridge's, prior times sites is
-narrower than the posterior. With clients' likelihoods p_k the weights are w_s = u_s Π_k p_k(z_s),
+With clients' likelihoods p_k the weights are w_s = u_s Π_k p_k(z_s). Of **sites** t_k and the Gaussian q, draws of N(0,
+I) in the coordinates that whiten q are taken to p_0 t by annealed importance sampling (`ops.annealing`), of weights
+a_s, and
 
     u_s = a_s / t(z_s)
 
-Around points that represent a posterior they are draws of a mixture q (`surrogates.neighbourhoods`), without annealing:
+t is Π_k t_k with the tails of Student's t (`ops.student`): where a likelihood falls more slowly than its Gaussian site,
+weights would have no variance. A likelihood that is flat in a direction has no site there, nor one with such tails: a
+count's overdispersion on the logarithm's scale, a ridge. The draws of prior times sites are then narrower than the
+posterior. So a share ε of proposals is wider than q (`Defence`; Hesterberg 1995, *Weighted average importance sampling
+and defensive mixture distributions*; Owen & Zhou 2000, *Safe and effective importance sampling*):
 
+    t(z) = Student's t of ν degrees of freedom and scale σ,     s = log t - log N(0, I),
+    π_0 = N(0, I) exp b,   b = log((1 - ε) + ε exp s),
+    π_1 = N(0, I) exp d',  d' = log((1 - ε) exp d + ε Z exp s),    Z = E_N exp d,
+
+so that weights of the posterior p against π_1 are at most p / (ε t): bounded if p falls faster than a power. If p_0 t
+is right the share multiplies the cost of an effective draw by 1 / (1 - ε).
+
+Around **points** θ_i that represent a posterior they are draws of a mixture, without annealing (`around`),
+
+    q(θ) = (1 - w) 1/N Σ_i t_ν(θ; θ_i, S_i) + w t_ν(θ; m, 2 S),    S_i = 1/k Σ_j∈N(i) (θ_j - θ_i)(θ_j - θ_i)'
     u_s = p_0(z_s) / q(z_s)
 
-Letters: z `draws`, logarithm of u `log_weights`.
+N(i) the k nearest points to θ_i, less those that are more than `FARTHEST_NEIGHBOUR` times as far as the median of them
+(a mode with fewer points than k has neighbours in another one), m and S the mean and covariance of all of them. A
+neighbourhood's own covariance follows bent, narrow and separate parts; the heavy tails, and the wide component, bound
+the weights beyond the points. Distances are in SDs of all points. S_i includes a share of a spherical covariance, so
+that q is a density even if points lie on a line.
 
 At distant draws a log density may be NaN, or dominated by rounding: such draws are impossible, if they are few.
+
+Letters: z `draws`, logarithm of u `log_weights`; ε `DEFENCE_SHARE`, σ `DEFENCE_WIDTH`, ν `DEFENCE_FREEDOM`, logarithm
+of Z `level`; w `WIDE_SHARE`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,38 +47,114 @@ from torch import Tensor
 from pyro_fed.density.derivatives import log_likelihoods_at, prior_scores_and_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
-from pyro_fed.infer.surrogates.defence import Defence
-from pyro_fed.infer.surrogates.neighbourhoods import around
 from pyro_fed.ops.adaptive_importance import FREEDOM
-from pyro_fed.ops.annealing import Annealed, Difference, anneal_sparingly, from_normal, levels_for
-from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.annealing import Difference, Ends, Slope
 from pyro_fed.ops.gaussian_structures import DiagGaussian
-from pyro_fed.ops.points import even_normals
 from pyro_fed.ops.student import Tails
-from pyro_fed.ops.whitening import Coordinates, diagonal_coordinates
+from pyro_fed.ops.student_mixtures import Mixture
+from pyro_fed.ops.whitening import Coordinates
+
+#: Share of the proposals: as many as those of prior times sites, whose effective number at most halves.
+DEFENCE_SHARE = 0.5
+#: Their scale in SDs of q, which covers a variance that is too small by half; and degrees of freedom: the smallest
+#: whole number for which t has a variance, for a posterior that has one.
+DEFENCE_WIDTH, DEFENCE_FREEDOM = 1.5, 3.0
+
+
+class Defence(NamedTuple):
+    """The mixtures with the wide part, which `level`, the logarithm of Z, determines."""
+
+    level: float
+
+    def draws(self, white: Tensor, generator: torch.Generator) -> Tensor:
+        """Draws of π_0 from as many of N(0, I), (S, D): the last share of them is widened."""
+        count = int(DEFENCE_SHARE * len(white))
+        shape = torch.full((count, 1), DEFENCE_FREEDOM / 2, dtype=torch.float64)
+        chi = 2 * torch._standard_gamma(shape, generator=generator).to(white)
+        wide = DEFENCE_WIDTH * white[len(white) - count :] * (DEFENCE_FREEDOM / chi).sqrt()
+        return torch.cat([white[: len(white) - count], wide])
+
+    def ends(self, difference: Difference) -> Ends:
+        """d' and b with their gradients, from d and its gradient."""
+
+        def mixed(white: Tensor) -> tuple[Slope, Slope]:
+            (value, slope), (wide, along) = difference(white), _wider(white)
+            over, near, far = _log_mixture(value, wide, self.level)
+            under, _, at_base = _log_mixture(torch.zeros_like(value), wide, 0.0)
+            along = along.unsqueeze(-1)
+            return (over, near * slope + far * along * white), (under, at_base * along * white)
+
+        return mixed
+
+
+def _wider(white: Tensor) -> tuple[Tensor, Tensor]:
+    """s, and the factor of its gradient to z, each (S,)."""
+    dim, squared = white.shape[1], white.square().sum(-1)
+    weight, reach = DEFENCE_FREEDOM + dim, DEFENCE_FREEDOM * DEFENCE_WIDTH**2
+    constant = math.lgamma(weight / 2) - math.lgamma(DEFENCE_FREEDOM / 2) - dim / 2 * math.log(reach / 2)
+    value = constant - weight / 2 * torch.log1p(squared / reach) + squared / 2
+    return value, 1 - weight / (reach + squared)
+
+
+def _log_mixture(narrow: Tensor, wide: Tensor, level: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Logarithm of (1 - ε) exp d + ε Z exp s, (S,), and the shares of d and s in it, (S, 1)."""
+    logs = torch.stack([narrow + math.log(1 - DEFENCE_SHARE), wide + level + math.log(DEFENCE_SHARE)])
+    near, far = logs.softmax(0).unsqueeze(-1)
+    return logs.logsumexp(0), near, far
+
+
+#: w, and the wide component's covariance in units of that of all points.
+WIDE_SHARE, WIDE_VARIANCE = 0.1, 2.0
+#: k: this many for each dimension, and the smallest k.
+NEIGHBOURS_A_DIMENSION, FEWEST_NEIGHBOURS = 3, 10
+#: Largest distance of a neighbour, in units of the median one.
+FARTHEST_NEIGHBOUR = 6.0
+#: Share of a spherical covariance in a neighbourhood's: of its mean variance, and of that of all points.
+SPHERICAL_SHARE, LEAST_VARIANCE_SHARE = 1e-2, 1e-6
+
+
+def around(points: Tensor) -> Mixture:
+    """The mixture around points (N, D), float64, with counts as shares; two points differ in every coordinate."""
+    points = points.double()
+    count, dim = points.shape
+    scale = points.std(0)
+    white = (points - points.mean(0)) / scale
+    nearest = min(count - 1, max(FEWEST_NEIGHBOURS, NEIGHBOURS_A_DIMENSION * dim))
+    found = torch.cdist(white, white).topk(nearest + 1, largest=False)
+    distance, neighbours = found.values[:, 1:], found.indices[:, 1:]
+    near = (distance <= FARTHEST_NEIGHBOUR * distance.median(1, keepdim=True).values).to(white)
+    away = (white[neighbours] - white.unsqueeze(1)) * near.unsqueeze(-1)
+    local = away.mT @ away / near.sum(1)[:, None, None]
+    spread = local.diagonal(dim1=-2, dim2=-1).mean(-1)
+    eye = torch.eye(dim, dtype=torch.float64, device=points.device)
+    local = local + (SPHERICAL_SHARE * spread + LEAST_VARIANCE_SHARE)[:, None, None] * eye
+    wide = WIDE_VARIANCE * (white.T @ white / count + SPHERICAL_SHARE * eye)
+    factors = torch.linalg.cholesky(torch.cat([local, wide[None]])) * scale[:, None]
+    shares = torch.full((count + 1,), (1 - WIDE_SHARE) / count, dtype=torch.float64, device=points.device)
+    shares[-1] = WIDE_SHARE
+    return Mixture(shares, torch.cat([points, points.mean(0)[None]]), factors)
+
 
 #: Share of the draws at which the prior, or a client's log-likelihood, may be NaN, because the proposals' tails exceed
 #: its floating-point range: these draws are impossible. With more the model or the client has failed.
-MOST_UNKNOWN = 0.1
+UNKNOWN_SHARE = 0.1
 #: Difference in nats between the highest log-likelihood of all draws and the eighth above which it is checked for
 #: rounding; and its relative change beside the draw that shows rounding.
-ABOVE, HIGHEST_DRAWS, ROUGH = 5.0, 8, 1e-3
+SUSPICIOUS_NATS, HIGHEST_DRAWS, LARGEST_ROUNDING = 5.0, 8, 1e-3
 #: Distances of the check, in roundings of the draw: several, because rounding has few values, and they may agree by
 #: chance, most often at powers of two.
 ROUNDINGS = (16, -16, 5, -11)
 
 
 def log_likelihoods_beyond_rounding(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
-    """The clients' log-likelihoods (C, S) at draws (S, D), NaN where they are dominated by rounding.
-
-    Far away a likelihood may be the difference of large numbers with the same leading digits, such as lgamma(a + n) -
-    lgamma(a) at a = e^50, and be thousands of nats above all others. There it has another value next to the same draw.
-    """
+    """The clients' log-likelihoods (C, S) at draws (S, D), NaN where they are dominated by rounding."""
+    # Far away a likelihood may be the difference of large numbers with the same leading digits, such as lgamma(a + n) -
+    # lgamma(a) at a = e^50, and be thousands of nats above all others. Next to the same draw it has another value.
     values = log_likelihoods_at(problem, draws, data)
     highest = values.nan_to_num(nan=-torch.inf).topk(min(HIGHEST_DRAWS, values.shape[1]), 1).values
-    if not bool((highest[:, 0] - highest[:, -1] > ABOVE).any()):
+    if not bool((highest[:, 0] - highest[:, -1] > SUSPICIOUS_NATS).any()):
         return values
-    most = torch.maximum(torch.ones_like(values), ROUGH * values.abs())
+    most = torch.maximum(torch.ones_like(values), LARGEST_ROUNDING * values.abs())
     rounding = torch.zeros_like(values, dtype=torch.bool)
     for roundings in ROUNDINGS:
         beside = log_likelihoods_at(problem, draws * (1 + roundings * torch.finfo(draws.dtype).eps), data)
@@ -70,7 +164,7 @@ def log_likelihoods_beyond_rounding(problem: Problem, draws: Tensor, data: Clien
 
 def with_few_impossible(values: Tensor) -> Tensor:
     """Log densities at draws (..., S), with NaN replaced by an impossible value if there are few."""
-    few = values.isnan().double().mean(-1, keepdim=True) <= MOST_UNKNOWN
+    few = values.isnan().double().mean(-1, keepdim=True) <= UNKNOWN_SHARE
     return torch.where(values.isnan() & few, -torch.inf, values)
 
 
@@ -82,71 +176,10 @@ class Proposals(NamedTuple):
     accepted: Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnnealedProposals:
-    """Settings of the annealing of draws to prior times sites.
-
-    Args:
-        number: S.
-        freedom: ν of t's tails; None leaves t a Gaussian, and no part of the draws wide.
-        levels: J, the most temperatures.
-        flat: there is no annealing if log p_0 t - log q varies by less than this over draws, an SD.
-        spread: variance of log weights that all J temperatures are to leave.
-        leapfrog_steps: of a transition.
-        step_size: of the leapfrog steps, in SDs of q.
-    """
-
-    number: int
-    freedom: float | None
-    levels: int
-    flat: float
-    spread: float
-    leapfrog_steps: int
-    step_size: float
-
-    def draw(self, problem: Problem, product: Gaussian, q: Gaussian, generator: torch.Generator) -> Proposals:
-        """Draws z_s with u_s = a_s / t(z_s); `product` is Π_k t_k, and q is near p_0 Π_k t_k."""
-        whitened = Coordinates.of(q)
-        coordinates, site, turn = diagonal_coordinates(whitened, whitened.site(product.to(torch.float64)))
-        tails = Tails.of(site, self.freedom)
-        constant = product.log_factor(coordinates.mean) - q.log_prob(coordinates.mean)
-        found = self._annealed(_difference(problem, coordinates, site, constant, tails), q, turn, generator)
-        draws = coordinates.model(found.white).to(problem.dtype)
-        log_t = product.log_factor(draws.double()) + tails.log_ratio(found.white)[0]
-        return Proposals(draws, found.log_weights - log_t, found.accepted)
-
-    def _annealed(
-        self, difference: Difference, q: Gaussian, turn: Tensor | None, generator: torch.Generator
-    ) -> Annealed:
-        """Whitened draws of p_0 t, with log a_s.
-
-        `difference` is log p_0 t - log q and its gradient; `turn`, if any, is the rotation of the whitened coordinates,
-        and q gives the dimension, dtype and device.
-        """
-        white = even_normals(self.number, q.dim, generator).to(q.eta.device)
-        white = white if turn is None else white @ turn
-        value = difference(white)[0]
-        if float(value.std()) < self.flat:
-            return Annealed(white, value, value.new_ones(()))
-        levels = min(self.levels, levels_for(value[value > -torch.inf], self.spread))
-        how: Any = {"levels": levels, "leapfrog_steps": self.leapfrog_steps, "step_size": self.step_size, "axes": turn}
-        usual = float(value.logsumexp(0)) - math.log(len(value))
-        if self.freedom is None or not math.isfinite(usual):
-            return anneal_sparingly(from_normal(difference), white, generator, **how)
-        defence = Defence(usual)
-        ends = defence.ends(difference)
-        found = anneal_sparingly(ends, defence.draws(white, generator), generator, **how)
-        narrow = difference(found.white)[0] - ends(found.white)[0][0]
-        return found._replace(log_weights=found.log_weights + narrow)
-
-
-def _difference(
+def log_ratio_of_prior_and_sites(
     problem: Problem, coordinates: Coordinates, site: DiagGaussian, constant: Tensor, tails: Tails
 ) -> Difference:
-    """log p_0 + log t - log q of whitened points, with its gradient.
-
-    In `coordinates` q is N(0, I) and t, `site`, is diagonal with `tails`; `constant` is log t - log q at q's mean.
-    """
+    """log p_0 + log t - log q of whitened points, with its gradient; `constant` is log t - log q at q's mean."""
     # log t - log q is a quadratic form
     prior, curvature = problem.mapped(prior_scores_and_values, (0,)), site.precision - 1
 

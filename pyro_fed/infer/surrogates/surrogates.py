@@ -16,20 +16,25 @@ They are kept in float64.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.func import grad, jacrev, vjp
 from torch.nn.functional import one_hot
 
-from pyro_fed.algorithm.contract import Start
+from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import Checked
+from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
-from pyro_fed.infer.ep.expectation_propagation import ROUNDING_SHARE
+from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.infer.ep.prior_site import ROUNDING_SHARE
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import MAX_NEWTON_STEPS, POINT_NUMBERS, gaussian
+from pyro_fed.infer.surrogates.local_sgld import LocalSGLD
 from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.batched import quiet
 from pyro_fed.ops.gaussian import Gaussian
@@ -88,11 +93,7 @@ class Given(metaclass=Checked):
         return cls(sites.precision, sites.eta)
 
     def sites(self, problem: Problem) -> Gaussian:
-        """One factor a client, batch (K,), float64.
-
-        Raises:
-            SettingError: of another dimension than the model's.
-        """
+        """One factor a client, batch (K,), float64."""
         if self.eta.shape[-1] != problem.dim:
             raise SettingError(
                 f"Given: the surrogates have dimension {self.eta.shape[-1]}, the model's vector {problem.dim}"
@@ -101,14 +102,7 @@ class Given(metaclass=Checked):
 
 
 def fitted_surrogates(problem: Problem, surrogates: object, start: Start | None) -> tuple[Gaussian, Gaussian]:
-    """The clients' surrogates, batch (K,), and the Gaussian p(θ) Π q_s(θ).
-
-    `surrogates` is `Given`, or the algorithm whose final states are `start`.
-
-    Raises:
-        SettingError: the phase left no Gaussian sites.
-        ModelError: see `posterior_gaussian`.
-    """
+    """The clients' surrogates, batch (K,), and p(θ) Π q_s(θ), from `Given` or from a phase's final states `start`."""
     if isinstance(surrogates, Given):
         sites = surrogates.sites(problem)
         return sites, posterior_gaussian(problem, sites)
@@ -123,11 +117,7 @@ def fitted_surrogates(problem: Problem, surrogates: object, start: Start | None)
 
 
 def shares(probabilities: tuple[float, ...] | None, num_clients: int) -> Tensor:
-    """f_s, (K,), float64; uniform by default.
-
-    Raises:
-        SettingError: not one a client.
-    """
+    """f_s, (K,), float64; uniform by default."""
     if probabilities is None:
         return torch.full((num_clients,), 1 / num_clients, dtype=torch.float64)
     if len(probabilities) != num_clients:
@@ -136,26 +126,18 @@ def shares(probabilities: tuple[float, ...] | None, num_clients: int) -> Tensor:
 
 
 def one_each(sites: Gaussian, num_clients: int) -> Gaussian:
-    """The surrogates, of which there must be one for each client.
-
-    Raises:
-        SettingError: there is not.
-    """
+    """The surrogates, of which there must be one for each client."""
     if len(sites.eta) != num_clients:
         raise SettingError(f"surrogates: received {len(sites.eta)} surrogates for {num_clients} clients")
     return sites
 
 
 def posterior_gaussian(problem: Problem, sites: Gaussian) -> Gaussian:
-    """The Gaussian at the mode of p(θ) Π_s q_s(θ), with its curvature, by Newton's method.
-
-    If the log prior is not concave, the positive part of its second derivatives is left out.
-
-    Raises:
-        ModelError: there is no proper one; the posterior may be improper.
-    """
+    """The Gaussian at the mode of p(θ) Π_s q_s(θ), by Newton's method; ModelError if there is no proper one."""
     product = sites.product_over()
-    z = _finite_mean(product)
+    z = product.mean()
+    if not bool(torch.isfinite(z).all()):
+        z = torch.zeros_like(z)
     for _ in range(MAX_NEWTON_STEPS):
         curvature = _prior_curvature(problem, z, product)
         prior_score = grad(problem.log_prior)(z.to(problem.dtype)).double()
@@ -187,12 +169,6 @@ def _uphill(problem: Problem, product: Gaussian, z: Tensor, move: Tensor) -> Ten
     return torch.zeros_like(move)
 
 
-def _finite_mean(product: Gaussian) -> Tensor:
-    """The product's mean, or zero if it has none."""
-    mean = product.mean()
-    return mean if bool(torch.isfinite(mean).all()) else torch.zeros_like(mean)
-
-
 def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:
     """-∇² log p(z) without its negative part, in the product's structure."""
     with quiet:
@@ -203,11 +179,7 @@ def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:
 
 
 def _diagonal(problem: Problem, z: Tensor) -> Tensor:
-    """The diagonal of ∇² log p(z), (D,), without the D² numbers of the whole matrix.
-
-    For independent latents the matrix is diagonal, and signs s give it in one product, as s ∇²(log p) s; two s that
-    agree show that. If they do not, rows are computed in blocks.
-    """
+    """The diagonal of ∇² log p(z), (D,), without the D² numbers of the whole matrix."""
     pull = vjp(grad(problem.log_prior), z)[1]
     generator = torch.Generator().manual_seed(seeding.COMMON)
     signs = [(torch.randint(0, 2, z.shape, generator=generator) * 2 - 1).to(z) for _ in range(2)]
@@ -221,3 +193,34 @@ def _diagonal(problem: Problem, z: Tensor) -> Tensor:
         problem.vmap(lambda v: pull(v)[0])(one_hot(block, len(z)).to(z)).gather(1, block[:, None]) for block in blocks
     ]
     return torch.cat(rows).squeeze(1)
+
+
+Name = Literal["auto", "laplace", "fedep", "local_sgld"]
+
+BY_NAME: dict[str, Algorithm] = {"laplace": FedLaplace(), "fedep": FedEP(), "local_sgld": LocalSGLD()}
+NAMES = ("auto", *BY_NAME)
+
+
+#: Allowed values of a setting `surrogates`.
+Surrogates = Algorithm | Given | Name | None
+
+
+def check_surrogates(owner: Any, *, allow_none: bool = False) -> None:
+    """Refuse `owner.surrogates` if it is not an algorithm, `Given`, a name, or None where that is allowed."""
+    value = owner.surrogates
+    if isinstance(value, str):
+        check_choice(owner, "surrogates", NAMES)
+    elif not isinstance(value, Algorithm | Given) and not (allow_none and value is None):
+        raise SettingError(
+            f"{type(owner).__name__}: surrogates must be an algorithm that leaves Gaussian sites, such as "
+            f"FedLaplace(), Given(precision, eta), or one of {list(NAMES)}, received {value!r}"
+        )
+
+
+def surrogate_phase(surrogates: Surrogates, temperature: float = 1.0) -> Algorithm | None:
+    """The algorithm that fits the surrogates, if they have to be fitted; one that is named takes the temperature."""
+    if isinstance(surrogates, str):
+        named: Any = BY_NAME[surrogates]
+        chosen: Algorithm = replace(named, temperature=temperature) if temperature != 1 else named
+        return chosen
+    return surrogates if isinstance(surrogates, Algorithm) else None

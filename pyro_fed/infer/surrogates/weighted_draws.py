@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.bounding import (
+    ACCEPTED_SHIFT_SDS,
+    LARGEST_DISTANCE,
+    NORMAL_MEDIAN_DEVIATION,
+    median_of,
+    redescending,
+    relative_rows,
+    within_cohort,
+)
+from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS
+from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.infer.surrogates.proposals import Proposals
 from pyro_fed.ops.importance import (
     LARGEST_PARETO_K,
@@ -28,23 +42,14 @@ FEWEST_A_PART = 50
 
 
 class WeightedDraws(NamedTuple):
-    """The server's state of importance sampling.
+    """The server's state of importance sampling."""
 
-    Attributes:
-        draws: z_s, (S, D).
-        log_weights: log w_s from the clients that have answered, (S,).
-        accepted: share of the annealing's transitions that were accepted, ().
-        answered: number of clients that have answered, ().
-        num_clients: K, ().
-        proper: whether no prior is improper, ().
-    """
-
-    draws: Tensor
-    log_weights: Tensor
-    accepted: Tensor
-    answered: Tensor
-    num_clients: Tensor
-    proper: Tensor
+    draws: Tensor  # z_s, (S, D)
+    log_weights: Tensor  # log w_s from the clients that have answered, (S,)
+    accepted: Tensor  # share of the annealing's transitions that were accepted, ()
+    answered: Tensor  # number of clients that have answered, ()
+    num_clients: Tensor  # K, ()
+    proper: Tensor  # whether no prior is improper, ()
 
     @classmethod
     def begin(cls, proposals: Proposals, num_clients: int, proper: bool) -> WeightedDraws:
@@ -54,18 +59,11 @@ class WeightedDraws(NamedTuple):
         return cls(draws, log_weights, accepted, accepted.new_zeros(()), number, is_proper)
 
     def with_answers(self, log_lik: Tensor, answered: Tensor) -> WeightedDraws:
-        """The state with the log-likelihoods of more clients: log w_s + Σ_k log p_k(z_s).
-
-        `log_lik` (C, S) is zero for clients that have answered before; `answered` (C,) is 1 for those that answer now,
-        else 0.
-        """
+        """The state with more clients' log-likelihoods (C, S), zero of clients that have `answered` (C,) before."""
         return self._replace(log_weights=self.log_weights + log_lik.sum(0), answered=self.answered + answered.sum())
 
     def figures(self) -> dict[str, float]:
-        """The tail shape, effective number, errors and mean of the weights, once all clients have answered.
-
-        If draws are few the errors are not known, and an improper prior has no evidence.
-        """
+        """The tail shape, effective number, errors and mean of the weights, once all clients have answered."""
         work = {"answered": float(self.answered / self.num_clients), "accepted": float(self.accepted)}
         if work["answered"] < 1:
             return work
@@ -84,11 +82,7 @@ class WeightedDraws(NamedTuple):
 
 
 def weight_findings(record: Record, num_proposals: int, min_effective: int) -> list[Finding]:
-    """Warnings about clients that have not answered, and weights with too long a tail or too few effective draws.
-
-    A long tail is reported only if parts of the draws also disagree about a mean or an SD, because it may belong to a
-    quantity that no mean depends on.
-    """
+    """Warnings about clients that have not answered, weights with a long tail, and too few effective draws."""
     latest, answered = record.latest, record.latest.get("answered", 0.0)
     if answered < 1:
         return [sentences.clients_have_not_answered(share=answered)]
@@ -101,3 +95,69 @@ def weight_findings(record: Record, num_proposals: int, min_effective: int) -> l
     if effective < min_effective:
         return [sentences.weights_are_few(effective=effective)]
     return []
+
+
+#: Prefix of the clients' sites in their states.
+HELD = "held_"
+
+
+@dataclass(frozen=True)
+class LogLikContributions(Contributions):
+    """Contributions to `FedAIS`: log-likelihoods at its draws, beside the logarithms of the clients' sites."""
+
+    messages_alike: ClassVar[bool] = False
+
+    sites_known: bool
+
+    def account_for_bounds(self, shared: State, local: State) -> State:
+        return {name: value for name, value in local.items() if name.startswith(HELD)}
+
+    def bounding_obstacle(self) -> str | None:
+        """The reason why log-likelihoods cannot be compared with those of the clients' sites; "" if they can."""
+        if self.sites_known:
+            return ""
+        return "particles, chains and draws have no sites to compare log-likelihoods with: surrogates='auto'"
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """Log-likelihoods no further from the clients' sites, draw by draw, than the cohort's are."""
+        values = sent.messages["log_lik"]
+        expected = _of_sites(shared, ledger, sent.clients)
+        rows = sent.own_rows
+        share = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
+        level = (values - expected).quantile(0.5, 1, keepdim=True)
+        apart = values - expected - level
+        usual = median_of(apart.abs() / share.sqrt().unsqueeze(-1), share)
+        reach = (limits.pull * share.clamp_min(1.0).sqrt().unsqueeze(-1) * usual / NORMAL_MEDIAN_DEVIATION).clamp_min(
+            ACCEPTED_SHIFT_SDS  # a departure of as many nats over all draws moves a mean by at most as much
+        )
+        fits = apart.abs() <= reach
+        held = expected + torch.where(fits, apart, redescending(apart, reach))  # without the level
+        known = within_cohort(level / share.unsqueeze(-1), limits.pull)[0] * share.unsqueeze(-1)
+        cut = torch.where(fits, 0.0, apart.abs() - reach).square().mean(1).sqrt().clamp_max(LARGEST_DISTANCE)
+        answered = (sent.messages["answered"] != 0).to(values)
+        message = {"log_lik": answered.unsqueeze(-1) * (held + known), "answered": answered}
+        return BoundedMessages(shared, message, {}, cut)
+
+    def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
+        """The clients' sites at the draws, from the phase before."""
+        values = _of_sites(shared, ledger, clients)
+        return {"log_lik": values, "answered": values.new_ones(len(clients))}
+
+    def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
+        """Shifts by the client's log-likelihoods in place of its site; NaN if no site is known."""
+        values, draws = sent.messages["log_lik"], shared["draws"].double()
+        if not ledger:
+            return values.new_full((len(values),), torch.nan)
+        whole = shared["log_weights"] + values.sum(0)
+        mean = whole.softmax(0) @ draws
+        others = (whole - values + _of_sites(shared, ledger, sent.clients)).softmax(1)
+        other = others @ draws
+        spread = (others @ draws.square() - other.square()).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+        return ((mean - other).abs() / spread).amax(-1)
+
+
+def _of_sites(shared: State, ledger: State, clients: Tensor) -> Tensor:
+    """The logarithms of some clients' sites at the draws, (C, S)."""
+    sites = gaussian({name: value[clients] for name, value in ledger.items()}, HELD)
+    draws, each = shared["draws"].double(), zip(sites.precision, sites.eta, strict=True)
+    return torch.stack([type(sites)(*one).log_factor(draws) for one in each])

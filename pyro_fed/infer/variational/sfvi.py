@@ -19,15 +19,13 @@ The IWAE bound E[log 1/S Σ_s p(x_s) / q_φ(x_s)] does not split over clients, b
 weighted by w_s ∝ p(x_s) / q_φ(x_s): clients also send log p_k(z_s), and the server weights the sums. What moves at a
 client before the sums are known, as in several local steps or parameters of its own, would need others' weights.
 
-With several steps, clients run the guide, and send their change of φ. Where clients' rows are alike this needs fewer
-rounds. It ends elsewhere where they are not: the mean of the clients' best guides is not the best guide.
+With several steps, clients run the guide, and send their change of φ: fewer rounds where clients' rows are alike. Where
+they are not it ends elsewhere: the mean of the clients' best guides is not the best guide.
 
 The first half of the steps needs no rounds: a guide of any family approaches the Gaussian of `surrogates`, such as
-FedEP's, by the same steps at the server, with ∇_z log (q_EP / p_0) in place of Σ_k ∇_z log p_k. The rounds are those of
-the second half. Without surrogates there are twice as many, from the guide's own start.
-
-One φ carries the noise of the few draws behind Adam's last steps. φ̄ averages over S draws of half of all steps (Dhaka
-et al., 2020), and errs half as much as the φ at the end of a rate that falls a hundredfold.
+FedEP's, by the same steps at the server, with ∇_z log (q_EP / p_0) in place of Σ_k ∇_z log p_k. Without surrogates
+there are twice as many rounds, from the guide's own start. One φ carries the noise of the few draws behind Adam's last
+steps; φ̄ averages over S draws of half of all steps (Dhaka et al., 2020).
 
 Latents inside the plate are integrated out of log p_k, which is what the best of all local guides would give. Where the
 guide has these sites, and takes any rows, its local part is used in place: see `guides.amortised`.
@@ -64,8 +62,7 @@ from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program
 from pyro_fed.infer.averaging.local_sgd import StepContributions
 from pyro_fed.infer.averaging.optim import OPTIM, Adam
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
-from pyro_fed.infer.surrogates.surrogates import fitted_surrogates
+from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, fitted_surrogates, surrogate_phase
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Adam's β₂: steep gradients of a distant start are forgotten within the rounds of a run.
@@ -73,19 +70,12 @@ ADAM = Adam(betas=(0.9, 0.99), eps=1e-8)
 
 
 class Fit(NamedTuple):
-    """A guide on its way to the largest ELBO, at the server or at a client that moves it.
+    """A guide on its way to the largest ELBO, at the server or at a client that moves it."""
 
-    Args:
-        params: φ.
-        step: steps of Adam so far, ().
-        seed: of the run's ε, ().
-        adam: Adam's state by name.
-    """
-
-    params: Tensor
-    step: Tensor
-    seed: Tensor
-    adam: Annotated[State, f"{OPTIM}."]
+    params: Tensor  # φ
+    step: Tensor  # steps of Adam so far, ()
+    seed: Tensor  # of the run's ε, ()
+    adam: Annotated[State, f"{OPTIM}."]  # Adam's state by name
 
     @property
     def noise_seed(self) -> int:
@@ -182,11 +172,7 @@ class SFVI(KeptDraws, Tempered):
         return surrogate_phase(self.surrogates, self.temperature) if self.steps_without_rounds else None
 
     def program(self, problem: Problem) -> GuideProgram:
-        """The guide as a function of its parameters.
-
-        Raises:
-            SettingError: a guide that cannot be fitted, or not by several local steps.
-        """
+        """The guide as a function of its parameters."""
         program = guide_program(self.guide, problem)
         for setting in ("local_steps", "bound"):
             value, default = getattr(self, setting), getattr(SFVI, setting)
@@ -228,7 +214,6 @@ class SFVI(KeptDraws, Tempered):
         return fit
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """A seed for draws of the client's own latents, if the guide has these."""
         return torch.randint(2**31, (1,), generator=generator) if self.program(problem).amortised else ()
 
     def prepare(self, problem: Problem, shared: State) -> State:
@@ -282,7 +267,6 @@ class SFVI(KeptDraws, Tempered):
         return scores, {"params": own + move["params"], **prefixed(OPTIM, after)}
 
     def contributions(self) -> Contributions:
-        """The clients' steps."""
         return StepContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
@@ -307,11 +291,9 @@ class SFVI(KeptDraws, Tempered):
         return {**shared, "draws": self.program(problem).points(shared["average"], self.kept_draw_count, seed)}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Length of the step of the guide's parameters."""
         return {"change": float((after["params"] - before["params"]).norm())}
 
     def advice(self, problem: Problem, before: State) -> str:
-        """Advise shorter steps."""
         return f"take a shorter step_size ({self.step_size:g} was taken), or a guide that begins nearer"
 
     def _adam_at(self, params: Tensor) -> State:
@@ -358,10 +340,7 @@ def _is_kind(guide: Any, kind: type) -> bool:
 
 
 def elbo(problem: Problem, scores: Tensor, draws: GuideDraws, values: Tensor | None = None) -> Tensor:
-    """A scalar whose gradient in the guide's parameters is the ELBO's: the likelihood enters by its scores (S, D).
-
-    With its `values` (S, 1) too, the gradient is that of the IWAE bound.
-    """
+    """A scalar whose gradient in the guide's parameters is the ELBO's: the likelihood enters by its scores (S, D)."""
     log_ratio: Tensor = problem.vmap(partial(_log_prior, problem))(draws.z).double() - draws.log_density.double()
     log_lik = (draws.z * scores.to(draws.z)).sum(-1).double()
     if values is None:

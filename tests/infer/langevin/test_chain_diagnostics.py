@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyro_fed.infer.langevin.chain_diagnostics import PIECE, _normal_scores, rhat_and_ess
+from pyro_fed.infer.langevin.chain_diagnostics import NUMBERS_A_PIECE, _normal_scores, rhat_and_ess
 from pyro_fed.ops.arviz_versions import ess, rhat
 
 
@@ -42,7 +42,7 @@ def test_coordinates_are_judged_alone():
     """In pieces that fit a cache: each has the numbers that it has by itself."""
     values = np.random.default_rng(0).normal(size=(4, 3000, 5)).cumsum(1)
     together, alone = rhat_and_ess(values), [rhat_and_ess(values[..., [i]]) for i in range(5)]
-    assert values[..., 0].size * 2 > PIECE  # one a piece
+    assert values[..., 0].size * 2 > NUMBERS_A_PIECE  # one a piece
     many = np.repeat(values[:, :40], 30, 2)  # many a piece
     for place, found in enumerate(together):
         np.testing.assert_array_equal(found, [each[place][0] for each in alone])

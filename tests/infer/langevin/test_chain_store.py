@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from pyro_fed.infer.langevin.chain_store import JUDGED_DRAWS, ChainStore, Draws
+from pyro_fed.infer.langevin.chains import JUDGED_DRAWS, ChainStore, Draws
 from pyro_fed.ops.arviz_versions import ess, rhat
 
 

@@ -12,8 +12,8 @@ from torch.func import grad
 import pyro_fed as pf
 from models import logistic_regression
 from pyro_fed.density.rows.batches import ClientData, Minibatch
-from pyro_fed.infer.langevin.client_state import ClientState
 from pyro_fed.infer.langevin.gradients import likelihood_score
+from pyro_fed.infer.langevin.visits import ClientState
 from pyro_fed.infer.sites.records import entries_as
 
 F = (0.1, 0.2, 0.4, 0.3)

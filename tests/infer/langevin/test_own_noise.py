@@ -11,7 +11,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.density.traits import Traits
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
+from pyro_fed.infer.surrogates.measuring import OwnNoise, longest_parallel_visit, noise_time
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "compile": "off"}
 pytestmark = pytest.mark.filterwarnings("ignore:only", "ignore:the .* chains disagree", "ignore:no draw")

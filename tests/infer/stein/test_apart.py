@@ -14,8 +14,8 @@ from pyro_fed.density.traits import Traits
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.infer.stein import dsvgd
-from pyro_fed.infer.stein.starting_points import gaussian_points, lowest_curvature
 from pyro_fed.infer.stein.states import Server
+from pyro_fed.infer.stein.survey import gaussian_points, lowest_curvature
 from pyro_fed.ops.points import MOST_SOBOL_DIMS
 
 ROWS = 200

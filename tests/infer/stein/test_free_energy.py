@@ -7,7 +7,7 @@ from conjugate import QUIET, data, exact, federation, model
 
 import pyro_fed as pf
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.stein.free_energy import entropy_gain
+from pyro_fed.infer.stein.particles import entropy_gain
 from pyro_fed.ops.kernels import MEDIAN_RBF, Linear
 from pyro_fed.ops.stein import ksd, svgd_direction
 

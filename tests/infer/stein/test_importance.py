@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.infer.stein.starting_points import whitened_resample
+from pyro_fed.infer.stein.survey import whitened_resample
 from pyro_fed.ops.importance import flattened
 from pyro_fed.ops.student_mixtures import Mixture, fitted
 

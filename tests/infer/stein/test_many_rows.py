@@ -10,7 +10,7 @@ from pyro_fed.density.derivatives import looks, scores
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.traits import record
 from pyro_fed.infer.stein import dsvgd
-from pyro_fed.infer.stein.corrected_sites import TiltedTarget
+from pyro_fed.infer.stein.states import TiltedTarget
 
 ROWS, DIM = 6000, 3
 

@@ -8,7 +8,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Start
-from pyro_fed.infer.stein.nearest import Nearest, nearest_of
+from pyro_fed.infer.stein.modes import Nearest, nearest_of
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": 0}
 DIM = 14

@@ -9,7 +9,7 @@ from zoo_sites import horseshoe
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.infer.sites.gaussian_sites import as_state
-from pyro_fed.infer.stein.survey import MOST_APPROACH_ROUNDS, STEEP, Survey
+from pyro_fed.infer.stein.survey import MOST_APPROACH_ROUNDS, STEEP_SCORE, Survey
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False}
@@ -61,5 +61,5 @@ def test_steep_points_are_put_nearer_and_others_stay():
     nearer = shared["white"] / first
     z0 = shared["white"][:, 0]
     score = -4 * 4 * WALLS**2 * z0**7 - z0  # four rows, each -(WALLS z⁴)² / 2
-    assert float(score.abs().max()) <= STEEP * 2**0.5
+    assert float(score.abs().max()) <= STEEP_SCORE * 2**0.5
     assert rounds > 1 and bool((nearer == 1).all(1).any()) and bool((nearer.log2() == nearer.log2().round()).all())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.infer.surrogates.neighbourhoods import around
+from pyro_fed.infer.surrogates.proposals import around
 from pyro_fed.ops.adaptive_importance import FREEDOM
 from pyro_fed.ops.importance import flattened
 

@@ -1,4 +1,4 @@
-"""Chains at the server: their positions, the steps that were kept, and convergence diagnostics.
+"""Chains at the server: their positions, the draws that are kept, when these are judged, and warnings about them.
 
 The draws are in buffers (chain, capacity, ...) that only grow at their end: the state of an earlier round shares the
 buffer, and its own `kept` is the length of its part.
@@ -12,17 +12,22 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.infer.langevin.chain_diagnostics import rhat_and_ess
-from pyro_fed.infer.langevin.client_state import Arrival, Visit
+from pyro_fed.algorithm.record import NONCENTRED, Record
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.density.problem import Problem
+from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit, rhat_and_ess
+from pyro_fed.infer.langevin.visits import Arrival, Visit
+from pyro_fed.infer.surrogates.local_sgld import tempered_clients
 from pyro_fed.ops.entries import evenly
 
 #: Largest number of coordinates that are judged; of more, evenly spaced ones are.
 JUDGED_COORDINATES = 2000
 #: R-hat and ESS are computed again when the number of draws has grown by this share,
-GROWTH = 1.25
+JUDGING_GROWTH = 1.25
 #: or, if the run ends at a number of effective draws, when the present rate predicts that number, within these limits:
 #: the rate is not known well from few effective draws.
-FORECAST = (1.05, 1.5)
+FORECAST_GROWTH = (1.05, 1.5)
 #: While the predicted draws are more than this multiple of the present ones, they grow by this share.
 DISTANT_END_FACTOR, FAR_GROWTH = 4.0, 2.0
 #: Largest number of draws of all chains that are judged; of more, evenly spaced ones are. The slowest coordinate, which
@@ -35,41 +40,24 @@ FEWEST_JUDGED_DRAWS = 8
 
 
 class Draws(NamedTuple):
-    """Draws of M chains, with the client, gradient norm and step size of each.
+    """Draws of M chains, with the client, gradient norm and step size of each."""
 
-    Attributes:
-        draws: (M, n, D).
-        client: the client that the chain was at; -1 if it was at all of them, (M, n).
-        gradient_norm: of the preconditioned score, (M, n).
-        step_size: h, (M, n).
-    """
-
-    draws: Tensor
-    client: Tensor
-    gradient_norm: Tensor
-    step_size: Tensor
+    draws: Tensor  # (M, n, D)
+    client: Tensor  # the client that the chain was at; -1 if it was at all of them, (M, n)
+    gradient_norm: Tensor  # of the preconditioned score, (M, n)
+    step_size: Tensor  # h, (M, n)
 
 
 class ChainStore(NamedTuple):
-    """The server's record of M chains.
+    """The server's record of M chains."""
 
-    Attributes:
-        position: where the chains are, (M, D).
-        steps: number of steps of each chain, ().
-        kept: number of draws of each that are kept, ().
-        buffers: kept draws at their beginning, and room for more.
-        r_hat: the largest of all coordinates when the chains were last judged; NaN before.
-        ess: the smallest at that time, of all chains together; NaN before.
-        judged: draws of a chain that were kept at that time, ().
-    """
-
-    position: Tensor
-    steps: Tensor
-    kept: Tensor
-    buffers: Annotated[Draws, "kept_"]
-    r_hat: Tensor
-    ess: Tensor
-    judged: Tensor
+    position: Tensor  # where the chains are, (M, D)
+    steps: Tensor  # number of steps of each chain, ()
+    kept: Tensor  # number of draws of each that are kept, ()
+    buffers: Annotated[Draws, "kept_"]  # kept draws at their beginning, and room for more
+    r_hat: Tensor  # the largest of all coordinates when the chains were last judged; NaN before
+    ess: Tensor  # the smallest at that time, of all chains together; NaN before
+    judged: Tensor  # draws of a chain that were kept at that time, ()
 
     @classmethod
     def begin(cls, position: Tensor) -> ChainStore:
@@ -80,11 +68,7 @@ class ChainStore(NamedTuple):
         return cls(position, none, none.clone(), buffers, unknown, unknown.clone(), none.clone())
 
     def append(self, more: Draws, wanted: int | None = None) -> ChainStore:
-        """The chains with more draws (M, n, ...) at the end.
-
-        `wanted` is the number of effective draws of all chains at which the run ends; enough draws are judged to show
-        it.
-        """
+        """The chains with more draws (M, n, ...) at the end; the run ends at `wanted` effective draws of all chains."""
         count = more.draws.shape[1]
         if count == 0:
             return self
@@ -92,11 +76,7 @@ class ChainStore(NamedTuple):
         return self._replace(buffers=Draws(*buffers), kept=self.kept + count)._judge(wanted)
 
     def store(self, visits: Visit, local_steps: int, burn_in: int, thin: int, wanted: int | None) -> list[ChainStore]:
-        """The chains after each of R rounds, whose `visits` have the shapes (R, M, ...).
-
-        Of steps t > `burn_in`, those that are multiples of `thin` are kept; T is `local_steps`, and `wanted` is as for
-        `append`.
-        """
+        """The chains after each of R rounds of visits (R, M, ...), of whose steps one in `thin` is kept."""
         rounds, _, sent = visits.draws.shape[:3]
         taken = self.steps + local_steps // sent * torch.arange(1, rounds * sent + 1)
         keep = (taken > burn_in) & (taken % thin == 0)
@@ -167,31 +147,66 @@ def _append_to_buffer(buffer: Tensor, value: Tensor, kept: int) -> Tensor:
 def _growth(ess: float, wanted: int | None) -> float:
     """The share by which the draws grow until they are judged again."""
     if wanted is None or not ess > 0:
-        return GROWTH
-    least, most = FORECAST
+        return JUDGING_GROWTH
+    least, most = FORECAST_GROWTH
     times = wanted / ess
     return FAR_GROWTH if times > DISTANT_END_FACTOR else min(max(times, least), most)
 
 
 class ServerState(NamedTuple):
-    """The server's state that all samplers share.
+    """The server's state that all samplers share."""
 
-    Attributes:
-        chains: the chains' positions and draws.
-        burn_in: first steps of each that are not kept, ().
-        step_size: h of their steps, before they fall or are shortened, ().
-        share: f_s, the share of a chain's visits to each client, (K,).
-        visited: which clients have had a visit, (K,); None if it is not used.
-    """
-
-    chains: ChainStore
-    burn_in: Tensor
-    step_size: Tensor
-    share: Tensor
-    visited: Tensor | None = None
+    chains: ChainStore  # the chains' positions and draws
+    burn_in: Tensor  # first steps of each that are not kept, ()
+    step_size: Tensor  # h of their steps, before they fall or are shortened, ()
+    share: Tensor  # f_s, the share of a chain's visits to each client, (K,)
+    visited: Tensor | None = None  # which clients have had a visit, (K,); None if it is not used
 
     def arrivals(self, clients: Tensor) -> Arrival:
         """The chains, each for the client in its place, (M,), or for as many in a row, (M K,)."""
         steps, step_size = (value.expand(len(clients)) for value in (self.chains.steps, self.step_size))
         position = self.chains.position
         return Arrival(position.repeat_interleave(len(clients) // len(position), 0), clients, steps, step_size)
+
+
+#: Why chains whose steps are derived have no R-hat.
+TOO_NARROW = (
+    "steps are scaled by the Gaussian's SDs, which are narrower there than the dtype can tell, as in "
+    "the neck of a funnel, where a Gaussian says nothing of the rest. float64 and more rounds do not help: give "
+    "parameters whose scale is itself unknown a form in which it is not (fed.noncentred)"
+)
+
+
+def chain_findings(
+    record: Record, problem: Problem, num_chains: int, burn_in: int, step_size: float | None
+) -> list[Finding]:
+    """Warnings about chains that disagree, too few effective draws, and poor surrogates; a derived step is None."""
+    tempered, last = tempered_clients(record), record.latest
+    if last.get("kept", 0) == 0:
+        end = f"the run ended within burn_in={burn_in} steps of full length"
+        return [sentences.no_draw_kept(end=end), *tempered]
+    if math.isnan(last["ess"]):
+        why = TOO_NARROW if step_size is None else f"a step of size={step_size:.3g} is too small for its numbers"
+        still = last["kept"] >= FEWEST_JUDGED_DRAWS
+        few = sentences.too_few_draws_of_a_chain
+        none = sentences.chains_stood_still(why=why) if still else few(draws=round(last["kept"]))
+        return [none, *_hint(record, problem), *tempered]
+    notes = list[Finding]()
+    limit = r_hat_limit(num_chains)
+    if num_chains > 1 and not last["r_hat"] <= limit:
+        notes.append(sentences.chains_disagree(chains=num_chains, r_hat=last["r_hat"], limit=f"{limit:.3g}"))
+        notes += _hint(record, problem)
+    fewest = fewest_effective(num_chains)
+    if not last["ess"] >= fewest:
+        notes.append(
+            sentences.too_few_effective_draws(
+                effective=last["ess"], needed=fewest, chain_is_short=False, cures=["run more rounds"]
+            )
+        )
+    return notes + tempered
+
+
+def _hint(record: Record, problem: Problem) -> list[Finding]:
+    """Advice to use the non-centred form for a funnel, unless a plan tries it."""
+    hints = [] if NONCENTRED in record.planned else problem.traits.funnel_hint
+    return [sentences.funnel_is_likely(hint=hint) for hint in hints]
