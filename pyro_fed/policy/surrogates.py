@@ -6,6 +6,7 @@ from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.surrogates.fedais import FedAIS
 from pyro_fed.infer.surrogates.local_sgld import LocalSGLD
+from pyro_fed.infer.variational.p2p_sfvi import P2PSFVI
 from pyro_fed.infer.variational.sfvi import SFVI
 from pyro_fed.policy.choice import Case, Decision, Row, Table
 from pyro_fed.policy.gaussian import parameters
@@ -70,4 +71,5 @@ TABLES = {
     FedAIS: Table((SURROGATES,), (few_enough_to_weigh, affordable_rows)),
     LocalSGLD: Table((STRUCTURE,)),
     SFVI: Table((GUIDES_START,), (elbo_on_large_models,)),
+    P2PSFVI: Table((), (elbo_on_large_models,)),
 }

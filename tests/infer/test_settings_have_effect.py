@@ -56,6 +56,7 @@ CASES = {
     "P2PVI, by backpropagation": lambda: pf.P2PVI(update=pf.infer.update.SVI(steps=5)),
     "P2PEP": lambda: pf.infer.P2PEP(tilted_points=64),
     "P2PFedAvg": lambda: pf.infer.P2PFedAvg(chain_steps=3),
+    "P2PSFVI": lambda: pf.infer.P2PSFVI(num_steps=5, num_guide_draws=10),
 }
 
 #: Settings that are read or not as the data or the course of the run have it.

@@ -44,6 +44,7 @@ CHEAP = {
     "SVGD": PARTICLES,
     "QLSD": {"step_size": 0.01, "num_chains": 2, "burn_in": 0},
     "SummedLangevin": {"step_size": 0.01, "num_chains": 2, "burn_in": 0},
+    "P2PSFVI": {"num_steps": 20, "num_guide_draws": 40},
     "SVI": {"num_steps": 20, "num_guide_draws": 40},
     "UDSVGD": PARTICLES,
 }

@@ -5,30 +5,22 @@ models*, Algorithms 1 (SFVI) and 2 (SFVI-Avg).
 
     ELBO(φ) = E_q[log p_0(x) - log q_φ(x)]     the server's
               + Σ_k E_q[log p_k(x)]            client k's
-    z_s = g_φ(ε_s)                             the same ε_s at the server and all clients, from the round's seed
-    ∇_φ ELBO ≈ 1/S Σ_s [∇_φ (log p_0 - log q_φ)(x_s) + (∂z_s/∂φ)' Σ_k ∇_z log p_k(z_s)]
     φ ← φ + Adam(∇_φ ELBO)                                                                           local_steps = 1
     φ_k ← φ after m steps of Adam on log p_0 - log q_φ + (N / N_k) log p_k,   φ ← Σ_k (N_k / N) φ_k  local_steps = m
     φ̄ = mean of φ over the second half of the steps                          the guide that is returned
 
 With one step a round a client's part of the gradient is ∂z/∂φ, which the server knows, times the scores at the draws:
-a client gets z (S, D) and sends its scores there (S, D). It does not run the guide, and messages do not grow with φ.
-The sum over clients is the gradient of `pyro.infer.Trace_ELBO` on the pooled data at the same ε.
-
-The IWAE bound E[log 1/S Σ_s p(x_s) / q_φ(x_s)] does not split over clients, but its gradient is the above with draw s
-weighted by w_s ∝ p(x_s) / q_φ(x_s): clients also send log p_k(z_s), and the server weights the sums. What moves at a
-client before the sums are known, as in several local steps or parameters of its own, would need others' weights.
+a client gets z (S, D) and sends its scores there (S, D). It does not run the guide, and messages do not grow with φ;
+see `guide_ascent`, which has the step. For the IWAE bound clients also send log p_k(z_s), and the server weights the
+sums. What moves at a client before the sums are known, as in several local steps or parameters of its own, would need
+others' weights.
 
 With several steps, clients run the guide, and send their change of φ: fewer rounds where clients' rows are alike. Where
 they are not it ends elsewhere: the mean of the clients' best guides is not the best guide.
 
 The first half of the steps needs no rounds: a guide of any family approaches the Gaussian of `surrogates`, such as
-FedEP's, by the same steps at the server, with ∇_z log (q_EP / p_0) in place of Σ_k ∇_z log p_k. Without surrogates
-there are twice as many rounds, from the guide's own start. One φ carries the noise of the few draws behind Adam's last
-steps; φ̄ averages over S draws of half of all steps (Dhaka et al., 2020).
-
-Latents inside the plate are integrated out of log p_k, which is what the best of all local guides would give. Where the
-guide has these sites, and takes any rows, its local part is used in place: see `guides.amortised`.
+FedEP's, by the same steps at the server, with ∇_z log (q_EP / p_0) in place of Σ_k ∇_z log p_k. The rounds are those of
+the second half. Without surrogates there are twice as many, from the guide's own start.
 
 Letters: φ `params`, z `points`, ε's seed `noise_seed`, S `num_particles`, m `local_steps`.
 
@@ -37,55 +29,33 @@ Deviation: φ is averaged as it is, by rows; the paper takes Wasserstein barycen
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, fields
-from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar
 
 import torch
-from pyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultivariateNormal
+from pyro.infer.autoguide import AutoDelta
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, Tempered
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
-from pyro_fed.algorithm.states import State, prefixed, within
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.density.derivatives import clients_likelihood_scores, clients_likelihood_scores_and_values, prior_scores
+from pyro_fed.conventions.setting_checks import check_at_least
+from pyro_fed.density.derivatives import clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.guides.amortised import local_gradients
-from pyro_fed.guides.kept_draws import KeptDraws
-from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program
-from pyro_fed.infer.averaging.local_sgd import StepContributions
-from pyro_fed.infer.averaging.optim import OPTIM, Adam
+from pyro_fed.guides.program import GuideProgram
+from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, fitted_surrogates, surrogate_phase
+from pyro_fed.infer.variational.guide_ascent import Fit, GuideAscent, is_kind
 from pyro_fed.ops.gaussian import Gaussian
-
-#: Adam's β₂: steep gradients of a distant start are forgotten within the rounds of a run.
-ADAM = Adam(betas=(0.9, 0.99), eps=1e-8)
-
-
-class Fit(NamedTuple):
-    """A guide on its way to the largest ELBO, at the server or at a client that moves it."""
-
-    params: Tensor  # φ
-    step: Tensor  # steps of Adam so far, ()
-    seed: Tensor  # of the run's ε, ()
-    adam: Annotated[State, f"{OPTIM}."]  # Adam's state by name
-
-    @property
-    def noise_seed(self) -> int:
-        """The seed of this step's ε."""
-        return int(self.seed) + int(self.step)
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SFVI(KeptDraws, Tempered):
+class SFVI(GuideAscent):
     """Structured federated variational inference with any Pyro guide that can be reparametrised.
 
     Where the guide is a Gaussian or another exponential family, `FedEP(guide=...)` finds its best member in a handful
@@ -124,36 +94,24 @@ class SFVI(KeptDraws, Tempered):
         >>> idata = pf.run(pf.infer.SFVI(guide=AutoIAFNormal, local_steps=10, surrogates=None), fed)
     """
 
-    on_cpu: ClassVar[bool] = True
     additive: ClassVar[bool] = True
 
-    guide: Any = AutoMultivariateNormal
-    num_steps: int = 2000
     local_steps: int = 1
-    num_particles: int = 8
-    step_size: float = 0.02
-    final_share: float = 0.1
-    bound: Literal["elbo", "iwae"] = "elbo"
     surrogates: Surrogates = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "num_steps", "local_steps", "num_particles")
-        check_positive(self, "step_size", "temperature")
-        check_between(self, "final_share", 0, 1)
+        check_at_least(self, 1, "local_steps")
         if self.bound == "iwae" and self.local_steps > 1:
             raise SettingError(
                 f"{type(self).__name__}: bound='iwae' weights draws by all clients' likelihoods, which are not known "
                 f"within local_steps={self.local_steps}: leave one of the two out"
             )
-        check_choice(self, "bound", ("elbo", "iwae"))
         check_surrogates(self, allow_none=True)
-        if _is_kind(self.guide, AutoLaplaceApproximation):
-            raise SettingError(f"{type(self).__name__}: guide AutoLaplaceApproximation is fitted by FedLaplace()")
 
     def delegate(self) -> Algorithm:
         """This algorithm, or `PointSFVI` if the guide is a point, because its result must be labelled a point."""
-        if not _is_kind(self.guide, AutoDelta) or isinstance(self, PointSFVI):
+        if not is_kind(self.guide, AutoDelta) or isinstance(self, PointSFVI):
             return self
         return PointSFVI(**{field.name: getattr(self, field.name) for field in fields(self)})
 
@@ -172,8 +130,8 @@ class SFVI(KeptDraws, Tempered):
         return surrogate_phase(self.surrogates, self.temperature) if self.steps_without_rounds else None
 
     def program(self, problem: Problem) -> GuideProgram:
-        """The guide as a function of its parameters."""
-        program = guide_program(self.guide, problem)
+        """The guide as a function of its parameters; an amortised one takes settings by which sums are known."""
+        program = super().program(problem)
         for setting in ("local_steps", "bound"):
             value, default = getattr(self, setting), getattr(SFVI, setting)
             if program.amortised and value != default:
@@ -187,40 +145,31 @@ class SFVI(KeptDraws, Tempered):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Start from the guide's initial parameters, or from those fitted to the surrogates."""
-        program = self.program(problem)
-        zero = torch.zeros(self.num_particles, problem.dim, dtype=problem.dtype)
-        sent = zero if self.bound == "elbo" else self._with_values(zero, zero[:, 0])
-        seed = torch.randint(2**31, (), generator=generator)
-        fit = Fit(program.start, torch.tensor(0), seed, self._adam_at(program.start))
+        fit, local = self.first_states(problem, num_clients, generator)
         if self.steps_without_rounds:
             fit = self._fitted_to(problem, fitted_surrogates(problem, self.surrogates, start)[1], fit)
+        points, sent = self.no_points(problem)
         shared = {
             **as_entries(fit),
             "num_rows": torch.tensor(float(problem.num_rows), dtype=torch.float64),
             "average": fit.params,
-            "points": zero,
-            "delta": fit.params if self.local_steps > 1 else sent.flatten(),
+            "points": points,
+            "delta": fit.params if self.local_steps > 1 else sent,
         }
-        if not program.amortised:
-            return shared, {}
-        local = {"params": program.own_start, **prefixed(OPTIM, self._adam_at(program.own_start))}
-        return shared, {name: value.expand(num_clients, *value.shape) for name, value in local.items()}
+        return shared, local
 
     def _fitted_to(self, problem: Problem, target: Gaussian, fit: Fit) -> Fit:
         """The guide after steps towards a Gaussian in place of the posterior."""
         for _ in range(self.steps_without_rounds):
-            points = self._points(problem, fit)
-            fit = self._ascended(problem, fit, target.score(points) - prior_scores(problem, points))
+            points = self.points(problem, fit)
+            fit = self.ascended(problem, fit, target.score(points) - prior_scores(problem, points))
         return fit
-
-    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        return torch.randint(2**31, (1,), generator=generator) if self.program(problem).amortised else ()
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Draw the round's points."""
         if self.local_steps > 1:
             return shared
-        return {**shared, "points": self._points(problem, entries_as(Fit, shared))}
+        return {**shared, "points": self.points(problem, entries_as(Fit, shared))}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The round's draws, or the guide's parameters, which clients receive."""
@@ -234,37 +183,18 @@ class SFVI(KeptDraws, Tempered):
         rows = data.num_rows.double().clamp_min(1).unsqueeze(-1)
         if self.local_steps > 1:
             return {"delta": self._parameter_changes(problem, shared, data, shared["num_rows"] / rows[:, 0])}, {}, {}
-        if not local:
-            if self.bound == "elbo":
-                scores = clients_likelihood_scores(problem, shared["points"], data)
-            else:
-                scores = self._with_values(*clients_likelihood_scores_and_values(problem, shared["points"], data))
-            return {"delta": scores.double().flatten(1) / rows}, {}, {}
-        found = [self._own_step(problem, shared, local, data, noise, k) for k in range(len(rows))]
-        scores = torch.stack([score.flatten() for score, _ in found])
-        after = {name: torch.stack([own[name] for _, own in found]) for name in local}
+        scores, after = self.scores_at_points(problem, shared, local, data, noise)
         return {"delta": scores / rows}, after, {}
 
     def _parameter_changes(self, problem: Problem, shared: State, data: ClientData, weight: Tensor) -> Tensor:
         """The changes of φ by m steps of each client, (C, P), whose likelihood counts with `weight` N / N_k, (C,)."""
         each = zip(*(shared[name] for name in ("params", "step", "seed")), strict=True)
-        fits = [Fit(params, step, seed, self._adam_at(params)) for params, step, seed in each]
+        fits = [Fit(params, step, seed, self.adam_at(params)) for params, step, seed in each]
         for _ in range(self.local_steps):
-            points = torch.stack([self._points(problem, fit) for fit in fits])
+            points = torch.stack([self.points(problem, fit) for fit in fits])
             scores = clients_likelihood_scores(problem, points, data) * weight[:, None, None]
-            fits = [self._ascended(problem, fit, own) for fit, own in zip(fits, scores, strict=True)]
+            fits = [self.ascended(problem, fit, own) for fit, own in zip(fits, scores, strict=True)]
         return torch.stack([fit.params for fit in fits]) - shared["params"]
-
-    def _own_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise, k: int
-    ) -> tuple[Tensor, State]:
-        """Scores (S, D) of client k, whose latents have a guide of their own, and its state after a step of it."""
-        batch = Batch(*pytree.tree_map(lambda part: part[k], tuple(data.full_batch())))
-        state = {name: value[k] for name, value in local.items()}
-        own, points, rate = state["params"], shared["points"][k], self._rate(shared["step"][k])
-        scores, gradient = local_gradients(self.program(problem), own, points, batch, int(noise[0, k]))
-        move, after = ADAM.step({"params": own}, {"params": gradient}, within(state, OPTIM), rate)
-        return scores, {"params": own + move["params"], **prefixed(OPTIM, after)}
 
     def contributions(self) -> Contributions:
         return StepContributions(self)
@@ -279,10 +209,8 @@ class SFVI(KeptDraws, Tempered):
         if self.local_steps > 1:
             fit = fit._replace(params=fit.params + delta, step=fit.step + self.local_steps)
         else:
-            sums = shared["num_rows"] * delta.reshape(len(shared["points"]), -1)
-            fit = self._ascended(problem, fit, *sums.split(problem.dim, -1))
-        averaged = (int(fit.step) - self.num_steps // 2) / self.local_steps  # number of rounds in the second half
-        average = shared["average"].lerp(fit.params, 1 / max(averaged, 1.0))
+            fit = self.ascended(problem, fit, shared["num_rows"] * delta.reshape(self.num_particles, -1))
+        average = self.averaged(shared["average"], fit, self.local_steps)
         return {**shared, **as_entries(fit), "average": average}
 
     def conclude(self, problem: Problem, shared: State) -> State:
@@ -296,31 +224,6 @@ class SFVI(KeptDraws, Tempered):
     def advice(self, problem: Problem, before: State) -> str:
         return f"take a shorter step_size ({self.step_size:g} was taken), or a guide that begins nearer"
 
-    def _adam_at(self, params: Tensor) -> State:
-        """Adam's state before the first step."""
-        return ADAM.init({"params": params}, self.step_size)
-
-    def _points(self, problem: Problem, fit: Fit) -> Tensor:
-        """The points z of the step's ε."""
-        return self.program(problem).points(fit.params, self.num_particles, fit.noise_seed)
-
-    def _rate(self, step: Tensor) -> float:
-        """Adam's rate at a step."""
-        share: float = self.final_share ** max(0.0, 2 * int(step) / self.num_steps - 1)
-        return self.step_size * share
-
-    @staticmethod
-    def _with_values(scores: Tensor, values: Tensor) -> Tensor:
-        """Scores (..., S, D) and log-likelihoods (..., S) in one tensor (..., S, D + 1)."""
-        return torch.cat([scores, values.unsqueeze(-1)], -1)
-
-    def _ascended(self, problem: Problem, fit: Fit, scores: Tensor, values: Tensor | None = None) -> Fit:
-        """The guide after one step of Adam along the bound's gradient, see `elbo`."""
-        objective = partial(elbo, problem, scores, values=values)
-        gradient = self.program(problem).gradient(fit.params, self.num_particles, fit.noise_seed, objective)
-        move, adam = ADAM.step({"params": fit.params}, {"params": gradient}, fit.adam, self._rate(fit.step))
-        return Fit(fit.params + move["params"], fit.step + 1, fit.seed, adam)
-
 
 @dataclass(frozen=True, kw_only=True)
 class PointSFVI(SFVI):
@@ -332,24 +235,3 @@ class PointSFVI(SFVI):
     def kept_draw_count(self) -> int:
         """One draw, the point."""
         return 1
-
-
-def _is_kind(guide: Any, kind: type) -> bool:
-    """Whether a guide, class or instance, is of a kind."""
-    return issubclass(guide if inspect.isclass(guide) else type(guide), kind)
-
-
-def elbo(problem: Problem, scores: Tensor, draws: GuideDraws, values: Tensor | None = None) -> Tensor:
-    """A scalar whose gradient in the guide's parameters is the ELBO's: the likelihood enters by its scores (S, D)."""
-    log_ratio: Tensor = problem.vmap(partial(_log_prior, problem))(draws.z).double() - draws.log_density.double()
-    log_lik = (draws.z * scores.to(draws.z)).sum(-1).double()
-    if values is None:
-        return (log_ratio + log_lik).mean()
-    weights = (log_ratio.detach() + values[:, 0].double()).softmax(0)
-    return (weights * (log_ratio + log_lik)).sum()
-
-
-def _log_prior(problem: Problem, z: Tensor) -> Tensor:
-    """log p_0 of the sites' own values at z (D,), without the transforms' Jacobian, as the guide's densities are."""
-    outside, _ = problem.log_terms(z, problem.fewest_rows)
-    return sum((value for site, value in outside.items() if site), torch.zeros((), dtype=problem.dtype))

@@ -1,0 +1,196 @@
+"""A guide that Adam moves along the gradient of a bound of the evidence, and what is kept of its steps.
+
+    z_s = g_φ(ε_s)                                                        ε_s from the run's seed and the step
+    ∇_φ ELBO ≈ 1/S Σ_s [∇_φ (log p_0 - log q_φ)(x_s) + (∂z_s/∂φ)' Σ_k ∇_z log p_k(z_s)]
+    φ ← φ + Adam(∇_φ ELBO)
+    φ̄ = mean of φ over the second half of the steps                       the guide that is returned
+
+The likelihood enters by the clients' scores at the draws (S, D), which are all that they send: the sum over clients is
+the gradient of `pyro.infer.Trace_ELBO` on the pooled data at the same ε.
+
+The IWAE bound E[log 1/S Σ_s p(x_s) / q_φ(x_s)] does not split over clients, but its gradient is the above with draw s
+weighted by w_s ∝ p(x_s) / q_φ(x_s): clients also send log p_k(z_s), and the weights are those of the sums.
+
+One φ carries the noise of the few draws behind Adam's last steps. φ̄ averages over S draws of half of all steps (Dhaka
+et al., 2020), and errs half as much as the φ at the end of a rate that falls a hundredfold.
+
+Latents inside the plate are integrated out of log p_k, which is what the best of all local guides would give. Where the
+guide has these sites, and takes any rows, its local part is used in place: see `guides.amortised`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_fed.algorithm.contract import Noise, Tempered
+from pyro_fed.algorithm.states import State, prefixed, within
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.derivatives import clients_likelihood_scores, clients_likelihood_scores_and_values
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch, ClientData
+from pyro_fed.errors import SettingError
+from pyro_fed.guides.amortised import local_gradients
+from pyro_fed.guides.kept_draws import KeptDraws
+from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program
+from pyro_fed.infer.averaging.optim import OPTIM, Adam
+
+#: Adam's β₂: steep gradients of a distant start are forgotten within the rounds of a run.
+ADAM = Adam(betas=(0.9, 0.99), eps=1e-8)
+
+
+class Fit(NamedTuple):
+    """A guide on its way to the largest ELBO."""
+
+    params: Tensor  # φ
+    step: Tensor  # steps of Adam so far, ()
+    seed: Tensor  # of the run's ε, ()
+    adam: Annotated[State, f"{OPTIM}."]  # Adam's state by name
+
+    @property
+    def noise_seed(self) -> int:
+        """The seed of this step's ε."""
+        return int(self.seed) + int(self.step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuideAscent(KeptDraws, Tempered):
+    """Steps of Adam on a guide by the clients' scores at its draws.
+
+    Args:
+        guide: an automatic guide, class or instance, a function of the model's arguments, or a `PyroModule`.
+        num_steps: steps of Adam.
+        num_particles: S, draws of the guide a step.
+        bound: "elbo", or "iwae" with its S draws in one logarithm, which is tighter and makes guides wider. Its weights
+            need all clients: in rounds of some of them they are biased.
+        step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
+        final_share: what share of the learning rate is left after `num_steps`; from their half on it falls
+            geometrically, and the guide's parameters are averaged.
+        num_guide_draws: draws of the fitted guide that are kept, each returned once by `run`; None keeps as many
+            as it is asked for, and 4,000 at least.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+    """
+
+    on_cpu: ClassVar[bool] = True
+
+    guide: Any = AutoMultivariateNormal
+    num_steps: int = 2000
+    num_particles: int = 8
+    step_size: float = 0.02
+    final_share: float = 0.1
+    bound: Literal["elbo", "iwae"] = "elbo"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "num_steps", "num_particles")
+        check_positive(self, "step_size", "temperature")
+        check_between(self, "final_share", 0, 1)
+        check_choice(self, "bound", ("elbo", "iwae"))
+        if is_kind(self.guide, AutoLaplaceApproximation):
+            raise SettingError(f"{type(self).__name__}: guide AutoLaplaceApproximation is fitted by FedLaplace()")
+
+    def program(self, problem: Problem) -> GuideProgram:
+        """The guide as a function of its parameters."""
+        return guide_program(self.guide, problem)
+
+    def first_states(self, problem: Problem, num_clients: int, generator: torch.Generator) -> tuple[Fit, State]:
+        """The guide at its own start, and the clients' own parts of an amortised one, (K, ...)."""
+        program = self.program(problem)
+        seed = torch.randint(2**31, (), generator=generator)
+        fit = Fit(program.start, torch.tensor(0), seed, self.adam_at(program.start))
+        if not program.amortised:
+            return fit, {}
+        local = {"params": program.own_start, **prefixed(OPTIM, self.adam_at(program.own_start))}
+        return fit, {name: value.expand(num_clients, *value.shape) for name, value in local.items()}
+
+    def no_points(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        """Draws (S, D) and what clients send at them, flat, of the shapes that rounds have."""
+        zero = torch.zeros(self.num_particles, problem.dim, dtype=problem.dtype)
+        return zero, (zero if self.bound == "elbo" else with_values(zero, zero[:, 0])).flatten()
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        return torch.randint(2**31, (1,), generator=generator) if self.program(problem).amortised else ()
+
+    def scores_at_points(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[Tensor, State]:
+        """The clients' scores at the draws, flat, (C, S D), with their log-likelihoods for IWAE; and their states."""
+        if local:
+            found = [self._own_step(problem, shared, local, data, noise, k) for k in range(len(data.num_rows))]
+            after = {name: torch.stack([own[name] for _, own in found]) for name in local}
+            return torch.stack([score.flatten() for score, _ in found]), after
+        if self.bound == "elbo":
+            scores = clients_likelihood_scores(problem, shared["points"], data)
+        else:
+            scores = with_values(*clients_likelihood_scores_and_values(problem, shared["points"], data))
+        return scores.double().flatten(1), {}
+
+    def _own_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise, k: int
+    ) -> tuple[Tensor, State]:
+        """Scores (S, D) of client k, whose latents have a guide of their own, and its state after a step of it."""
+        batch = Batch(*pytree.tree_map(lambda part: part[k], tuple(data.full_batch())))
+        state = {name: value[k] for name, value in local.items()}
+        own, points, rate = state["params"], shared["points"][k], self.rate(shared["step"][k])
+        scores, gradient = local_gradients(self.program(problem), own, points, batch, int(noise[0, k]))
+        move, after = ADAM.step({"params": own}, {"params": gradient}, within(state, OPTIM), rate)
+        return scores, {"params": own + move["params"], **prefixed(OPTIM, after)}
+
+    def points(self, problem: Problem, fit: Fit) -> Tensor:
+        """The draws z (S, D) of the step's ε."""
+        return self.program(problem).points(fit.params, self.num_particles, fit.noise_seed)
+
+    def ascended(self, problem: Problem, fit: Fit, sums: Tensor) -> Fit:
+        """The guide after one step of Adam; `sums` (S, D) or (S, D + 1) are the clients' scores and log-likelihoods."""
+        scores, *values = sums.split(problem.dim, -1)
+        objective = partial(elbo, problem, scores, values=values[0] if values else None)
+        gradient = self.program(problem).gradient(fit.params, self.num_particles, fit.noise_seed, objective)
+        move, adam = ADAM.step({"params": fit.params}, {"params": gradient}, fit.adam, self.rate(fit.step))
+        return Fit(fit.params + move["params"], fit.step + 1, fit.seed, adam)
+
+    def averaged(self, average: Tensor, fit: Fit, steps_a_round: int = 1) -> Tensor:
+        """φ̄ with another round's φ: the mean over those of the second half of the steps."""
+        rounds = (int(fit.step) - self.num_steps // 2) / steps_a_round
+        return average.lerp(fit.params, 1 / max(rounds, 1.0))
+
+    def adam_at(self, params: Tensor) -> State:
+        """Adam's state before the first step."""
+        return ADAM.init({"params": params}, self.step_size)
+
+    def rate(self, step: Tensor) -> float:
+        """Adam's rate at a step."""
+        share: float = self.final_share ** max(0.0, 2 * int(step) / self.num_steps - 1)
+        return self.step_size * share
+
+
+def is_kind(guide: Any, kind: type) -> bool:
+    """Whether a guide, class or instance, is of a kind."""
+    return issubclass(guide if inspect.isclass(guide) else type(guide), kind)
+
+
+def with_values(scores: Tensor, values: Tensor) -> Tensor:
+    """Scores (..., S, D) and log-likelihoods (..., S) in one tensor (..., S, D + 1)."""
+    return torch.cat([scores, values.unsqueeze(-1)], -1)
+
+
+def elbo(problem: Problem, scores: Tensor, draws: GuideDraws, values: Tensor | None = None) -> Tensor:
+    """A scalar whose gradient in the guide's parameters is the bound's: the likelihood enters by its scores (S, D)."""
+    log_ratio: Tensor = problem.vmap(partial(_log_prior, problem))(draws.z).double() - draws.log_density.double()
+    log_lik = (draws.z * scores.to(draws.z)).sum(-1).double()
+    if values is None:
+        return (log_ratio + log_lik).mean()
+    weights = (log_ratio.detach() + values[:, 0].double()).softmax(0)
+    return (weights * (log_ratio + log_lik)).sum()
+
+
+def _log_prior(problem: Problem, z: Tensor) -> Tensor:
+    """log p_0 of the sites' own values at z (D,), without the transforms' Jacobian, as the guide's densities are."""
+    outside, _ = problem.log_terms(z, problem.fewest_rows)
+    return sum((value for site, value in outside.items() if site), torch.zeros((), dtype=problem.dtype))

@@ -1,0 +1,180 @@
+"""Structured variational inference over a graph: agents fit any Pyro guide, and no server has the sum of their scores.
+
+    m_i = Σ_rows ∇_z log p_i(z_is) / v_i,   z_is = g_{φ_i}(ε_s)          the same ε_s at all agents, from the run's seed
+    (m_i, φ_i) ← Σ_j W_ij (m_j, φ_j)                                     as often as shrinks disagreement enough
+    φ_i ← φ_i + Adam(∇_φ E_q[log p_0 - log q_φ] + 1/S Σ_s (∂z_is/∂φ)' m_is)
+
+Source: `sfvi` for the step, Wang et al., *Peer-to-peer variational federated learning over arbitrary graphs*, Eq. (8),
+for the consensus. v is the centrality of W, v'W = v', so that the mean that agents approach, Σ_i v_i m_i, is the sum of
+all agents' scores: on a complete graph a round is the server's. Elsewhere each agent's m is off by `gossip_tolerance`
+of what scores differ by, their φ part by that many of Adam's steps, and the next round's consensus brings them together
+again: what Adam averages is the exact sum, taken at draws that are this far apart.
+
+P2PVI mixes Gaussians as products of densities. Guides of other families have no product; here scores are mixed, which
+are those of the posterior whatever the guide is, and parameters only as far as they differ by what consensus has left.
+
+Letters: m `delta`, φ `params`, W `graph`, v `centrality`, z `points`, S `num_particles`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from pyro.infer.autoguide import AutoDelta
+from torch import Tensor
+
+from pyro_fed.algorithm.capabilities import OnGraph
+from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contributions import Contributions
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.setting_checks import check_between
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.errors import GraphError, SettingError
+from pyro_fed.graph import Consensus, Graph
+from pyro_fed.graph.consensus import MAX_TOLERANCE
+from pyro_fed.infer.averaging.contributions import StepContributions
+from pyro_fed.infer.sites.records import as_entries, entries_as
+from pyro_fed.infer.variational.guide_ascent import Fit, GuideAscent, is_kind
+from pyro_fed.ops.mixing import mix
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class P2PSFVI(GuideAscent, OnGraph):
+    """Variational inference over a graph with any Pyro guide that can be reparametrised.
+
+    Where the guide is a Gaussian, `P2PVI` finds its best member in tens of rounds. This takes `num_steps`, for flows,
+    low-rank normals, guides with dependent sites, and others.
+
+    Args:
+        guide: an automatic guide, class or instance, a function of the model's arguments, or a `PyroModule`; not a
+            point, which `P2PFedAvg` finds.
+        num_steps: steps of Adam, one a round.
+        num_particles: S, draws of the guide a step.
+        bound: "elbo", or "iwae" with its S draws in one logarithm, which is tighter and makes guides wider.
+        step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
+        final_share: what share of the learning rate is left after `num_steps`; from their half on it falls
+            geometrically, and the guide's parameters are averaged.
+        gossip_tolerance: share of the agents' disagreement that a round's consensus leaves.
+        num_guide_draws: draws of each agent's guide that are kept, each returned once by `run`; None keeps as many as
+            it is asked for, and 4,000 at least.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+
+    Raises:
+        SettingError: a setting out of its range, or unknown; a guide without the model's sites, with values outside of
+            their supports, or with a distribution that cannot be reparametrised.
+        GraphError: a graph or a schedule in which not all agents are awake in every round.
+
+    References:
+        Hassan, Salomone & Mengersen (2023), Algorithm 1; Wang et al., Eq. (8).
+
+    Example:
+        >>> from pyro.infer.autoguide import AutoIAFNormal
+        >>> idata = pf.run(pf.infer.P2PSFVI(guide=AutoIAFNormal), fed, graph=pf.graph.ring(5))
+    """
+
+    draws_are: ClassVar[str] = "agents"
+    without: ClassVar[Mapping[str, str]] = {
+        "local_steps": "agents step by the sum of all scores; what they reach by their own rows is not the posterior's",
+        "surrogates": "agents begin at the guide's own start",
+    }
+
+    gossip_tolerance: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_between(self, "gossip_tolerance", 0, MAX_TOLERANCE)
+        if is_kind(self.guide, AutoDelta):
+            raise SettingError(f"{type(self).__name__}: guide AutoDelta is a point, which P2PFedAvg finds")
+
+    def default_rounds(self, num_clients: int) -> int:
+        """As many as there are steps."""
+        return self.num_steps
+
+    def contributions(self) -> Contributions:
+        """The agents' scores, which cannot be bounded: the guides that agents mix keep what they have received."""
+        obstacle = "later rounds cannot undo what has moved a guide; use SFVI, or P2PVI, whose agents keep sites"
+        return StepContributions(self, obstacle)
+
+    def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
+        """The fewest steps that shrink disagreement by the tolerance; all agents have to take part."""
+        if sleepers or graph.active(0) is not None:
+            raise GraphError(
+                f"{type(self).__name__}: a step takes the scores of all agents, and some are asleep; leave schedule= "
+                "out, and take a graph on which all are awake, or P2PVI"
+            )
+        return graph.consensus(self.gossip_tolerance).steps
+
+    def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
+        """The consensus with the fewest steps."""
+        self.consensus_steps(graph, sleepers)
+        return graph.consensus(self.gossip_tolerance)
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Start every agent at the guide's initial parameters."""
+        fit, local = self.first_states(problem, num_clients, generator)
+        points, sent = self.no_points(problem)
+        one = {**as_entries(fit), "average": fit.params, "points": points, "delta": sent.double()}
+        return {name: value.expand(num_clients, *value.shape).clone() for name, value in one.items()}, local
+
+    def prepare(self, problem: Problem, shared: State) -> State:
+        """Draw the round's points at every agent."""
+        return {**shared, "points": torch.stack([self.points(problem, fit) for fit in _fits(shared)])}
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Compute m_i, and send it with φ_i."""
+        scores, after = self.scores_at_points(problem, shared, local, data, noise)
+        return {"delta": scores / shared["centrality"].unsqueeze(-1), "params": shared["params"]}, after, {}
+
+    def combine(self, shared: State, messages: State, weights: Any) -> State:
+        """One step of consensus on scores and parameters."""
+        return {name: mix(weights, value) for name, value in messages.items()}
+
+    def refine(self, problem: Problem, shared: State) -> State:
+        """Make one step of Adam at every agent, and average."""
+        sums = shared["delta"].reshape(*shared["points"].shape[:2], -1)
+        fits = [self.ascended(problem, fit, own) for fit, own in zip(_fits(shared), sums, strict=True)]
+        averages = [self.averaged(average, fit) for average, fit in zip(shared["average"], fits, strict=True)]
+        entries = [as_entries(fit) for fit in fits]
+        after = {name: torch.stack([one[name] for one in entries]) for name in entries[0]}
+        return {**shared, **after, "average": torch.stack(averages)}
+
+    def conclude(self, problem: Problem, shared: State) -> State:
+        """Draw from every agent's guide, at the same ε."""
+        program, count = self.program(problem), self.kept_draw_count
+        each = zip(shared["average"], shared["seed"].tolist(), strict=True)
+        return {**shared, "draws": torch.stack([program.points(average, count, seed - 1) for average, seed in each])}
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Each agent's draws, each once: (A, S, D), or the first `num_draws` of them."""
+        return shared["draws"][:, :num_draws]
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """Largest step of an agent, and the largest distance of an agent from the mean."""
+        params = after["params"]
+        return {
+            "change": float((params - before["params"]).norm(dim=-1).amax()),
+            "distance": float((params - params.mean(0)).norm(dim=-1).amax()),
+        }
+
+    def witness(self, before: State, after: State) -> State:
+        """The agents' parameters before and after the round."""
+        return super().witness({"params": before["params"]}, {"params": after["params"]})
+
+    def advice(self, problem: Problem, before: State) -> str:
+        return f"take a shorter step_size ({self.step_size:g} was taken), or a guide that begins nearer"
+
+
+def _fits(shared: State) -> list[Fit]:
+    """The fit of every agent."""
+    agents = range(len(shared["params"]))
+    return [entries_as(Fit, {name: value[agent] for name, value in shared.items()}) for agent in agents]
