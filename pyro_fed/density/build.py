@@ -21,12 +21,11 @@ from torch.utils import _pytree as pytree
 from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.blame import line_of
 from pyro_fed.density.checks.factorisation import check_splits, where_different
-from pyro_fed.density.checks.first_run import FirstRun, first_run, refusing_writes
-from pyro_fed.density.checks.modules import check_modules
-from pyro_fed.density.checks.negative_lookups import NegativeLookups
+from pyro_fed.density.checks.first_run import FirstRun, check_modules, first_run, refusing_writes
+from pyro_fed.density.checks.lookups import NegativeLookups
 from pyro_fed.density.checks.points import ROWS_TOGETHER, SPREAD
 from pyro_fed.density.checks.sites import describe
-from pyro_fed.density.compiling import mapping
+from pyro_fed.density.compiling import process
 from pyro_fed.density.compiling.compiler import FAILURES, Compiler, reason_of
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.latents.undetermined_latents import check_held
@@ -36,7 +35,7 @@ from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.files import row_blocks
 from pyro_fed.density.running.counted import asks_for_double
 from pyro_fed.density.running.shared import is_shared
-from pyro_fed.density.traits.search import ModelSearch
+from pyro_fed.density.traits_search import ModelSearch
 from pyro_fed.errors import DataError, ModelError, listed, warn_user
 
 
@@ -174,7 +173,7 @@ def _one_by_one(problem: Problem) -> ModelError:
     """
     why, line = "", ""
     try:
-        mapping.run_trial(replace(problem, compiler=Compiler("off")))
+        process.run_trial(replace(problem, compiler=Compiler("off")))
     except (*FAILURES, IndexError) as error:
         why = "" if "control flow" in str(error) else f" ({reason_of(error)})"
         line = line_of(error)
@@ -232,23 +231,23 @@ def _try(problem: Problem, seen: FirstRun) -> None:
     """Refuse a model that does not split, as far as float64 shows; and try the mapping in the problem's own dtype."""
     check_splits(problem, seen)
     if problem.dtype != torch.float64 and not problem.local_dim:
-        mapping.run_trial(problem)
+        process.run_trial(problem)
 
 
 def _try_integral(problem: Problem) -> None:
     """Try the mapping on integrals over rows' latents, of which every Newton step is alike."""
-    mapping.run_trial(replace(problem, quadrature=replace(problem.quadrature, mode_steps=1)))
+    process.run_trial(replace(problem, quadrature=replace(problem.quadrature, mode_steps=1)))
 
 
 def _with_fastest_mapping(problem: Problem, attempt: Callable[[Problem], None]) -> Problem:
     """The problem, mapped in the fastest way with which the attempt works."""
 
-    def mapped(way: mapping.Mapping) -> Problem:
+    def mapped(way: process.Mapping) -> Problem:
         candidate = replace(problem, compiler=Compiler(way.level), writes=way.writes)
         attempt(candidate)
         return candidate
 
-    return mapping.choose_mapping(mapped)
+    return process.choose_mapping(mapped)
 
 
 def _warn_of_constants(bound: BoundModel, layout: Layout) -> None:

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MixtureSameFamily, TransformedDistribution, constraints
 
-from pyro_fed.density.bound import BoundModel, RowDensities
-from pyro_fed.density.checks.dependence import derivatives, run_at_random
+from pyro_fed.density.bound import BoundModel, RowDensities, derivatives, run_at_random
 from pyro_fed.density.checks.first_run import FirstRun, prior_draw
 from pyro_fed.density.checks.points import FEW_DRAWS, MAX_TRIES, NUM_DRAWS, ROWS_TOGETHER
 from pyro_fed.density.running.handlers import Execution, Source

@@ -11,20 +11,98 @@ explore if there are few data on x.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.density.checks.funnels import latent_scales
-from pyro_fed.density.joint import JointProblem
+from pyro_fed.density.bound import derivatives, run_at_zero
+from pyro_fed.density.layout import Site
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.location_scale import LocationScale
 from pyro_fed.density.running.trace_sites import Message
-from pyro_fed.density.traits.record import Traits
+from pyro_fed.density.traits import Neck, Traits
+from pyro_fed.ops.batched import vmap
+
+
+@dataclass(frozen=True, eq=False)
+class JointProblem(Problem):
+    """A problem whose flat vector is (θ, all rows' latents); made by `JointProblem.of`.
+
+    Attributes:
+        numbers: (m,) its rows' numbers among all `num_rows` of the flat vector; None: they are all of them.
+    """
+
+    numbers: Tensor | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, numbers: Tensor | None = None) -> JointProblem:
+        """The joint form, with a compiler of its own, of a problem whose rows' own latents are integrated out.
+
+        `numbers` (m,) are as in the attribute, for a problem that has some of the rows alone.
+        """
+        parts = {part.name: getattr(problem, part.name) for part in fields(Problem)}
+        return cls(**parts | {"compiler": problem.compiler.of_form("joint"), "numbers": numbers})
+
+    @property
+    def sites(self) -> dict[str, Site]:
+        """Latent sites outside the plate, then those inside it, each in its own shape over all rows."""
+        sites = dict(self.layout.latents)
+        start = sum(site.size for site in sites.values())
+        for name, site in self.layout.local.items():
+            site = site if self.numbers is None else site.over(self.num_rows)
+            sites[name] = replace(site, start=start)
+            start += site.size
+        return sites
+
+    @property
+    def reported(self) -> dict[str, Site]:
+        """All deterministic sites whose values the flat vector determines."""
+        hidden = self.layout.depends_on_discrete
+        return {name: site for name, site in self.layout.reported.items() if name not in hidden}
+
+    @property
+    def local_dim(self) -> int:
+        """Zero, since no latents are integrated out."""
+        return 0
+
+    @property
+    def rows(self) -> tuple[Tensor, ...]:
+        """The row tensors, and last the rows' numbers."""
+        rows = super().rows
+        numbers = torch.arange(len(rows[0])) if self.numbers is None else self.numbers
+        return (*rows, numbers.to(rows[0].device))
+
+    @property
+    def all_rows(self) -> tuple[Any, ...]:
+        """All rows as the model takes them at once, and last their numbers."""
+        return (*super().all_rows[: len(self.rows) - 1], self.rows[-1])
+
+    @property
+    def fewest_rows(self) -> tuple[Tensor, ...]:
+        """All rows: each carries latents of the flat vector."""
+        return self.rows
+
+    def from_vector(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
+        """The latents' values from z (D,), for those inside the plate the values of these rows; `local` is not used."""
+        sites, numbers = self.sites, rows[-1]
+
+        def source(msg: Message, _transform: Any) -> Tensor:
+            site = sites[msg["name"]]
+            whole = z[site.start : site.start + site.size].reshape(site.unconstrained_shape)
+            return whole if site.axis is None else whole.index_select(site.axis, numbers)
+
+        return source
+
+    def join(self, theta: Tensor, local: Tensor) -> Tensor:
+        """Flat vectors (S, D + N d) from θ (S, D) and all rows' unconstrained latents (S, N, d)."""
+        sites = self.layout.local.values()
+        flat = vmap(lambda block: torch.cat([site.of_rows(block).flatten() for site in sites]))
+        return torch.cat([theta, flat(local)], -1)
 
 
 class FromVector(Protocol):
@@ -137,3 +215,63 @@ def effects_of(problem: Problem) -> tuple[str, ...]:
 def _pair(msg: Message) -> LocationScale:
     """The loc and scale of a site that has them."""
     return cast_checked(LocationScale.of(msg["fn"]), LocationScale)
+
+
+def latent_scales(problem: Problem) -> Iterator[tuple[str, LocationScale, list[str]]]:
+    """Location-scale sites of the flat vector whose scale is latent, at zero, and the latents that it depends on."""
+    execution, places = run_at_zero(problem.bound)
+    for name in problem.sites:
+        with torch.enable_grad():  # a matrix's scale is expanded here, also in a run without derivatives
+            pair = LocationScale.of(execution.trace.nodes[name]["fn"])
+        if pair is not None:
+            # A scale to the power of zero depends on its base by name alone: its derivative is zero.
+            on = [other for other, slope in derivatives(pair.scale, places).items() if bool(slope.any())]
+            if on:
+                yield name, pair, on
+
+
+def funnels(problem: Problem) -> dict[str, list[str]]:
+    """The sites whose scale is a number, which `LocScaleReparam` takes, and the latents that it depends on."""
+    return {name: on for name, pair, on in latent_scales(problem) if not pair.is_matrix}
+
+
+def necks_of_rows(problem: Problem) -> list[Neck]:
+    """The necks of the rows' own latents, which are integrated out, if their scale is latent in the flat vector."""
+    if not problem.layout.local:
+        return []
+    execution, places = run_at_zero(problem.bound)
+    found = []
+    for name in problem.layout.local:
+        pair = LocationScale.of(execution.trace.nodes[name]["fn"])
+        if pair is None:
+            continue
+        with torch.enable_grad():
+            size = pair.log_size.mean()
+        slopes = derivatives(size, places)
+        on = [other for other, slope in slopes.items() if other in problem.sites and bool(slope.any())]
+        if on:
+            parts = [slopes.get(other, torch.zeros_like(places[other])).reshape(-1) for other in problem.sites]
+            found.append(Neck(name, on, float(size.detach()), torch.cat(parts)))
+    return found
+
+
+def funnel_hint(problem: Problem) -> list[str]:
+    """A sentence on the sites to reparameterise if chains do not mix, and how; none for sites in that form already."""
+    sites = {name: on for name, on in funnels(problem).items() if name not in problem.in_units_of_scale}
+    if not sites:
+        return []
+    scales = "; ".join(
+        f"the scale of '{name}' depends on {' and '.join(map(repr, on))}, itself latent" for name, on in sites.items()
+    )
+    config = ", ".join(f"'{name}': LocScaleReparam(0.0)" for name in sites)
+    here = "run on fed.noncentred (fit(fed) tries that by itself), or "  # which leaves rows' own latents as they are
+    return [
+        f"a funnel is likely: {scales}. Where the data say little about it, use the non-centred form: "
+        f"{'' if sites.keys() <= problem.layout.local.keys() else here}rewrite the model: from pyro.infer.reparam "
+        f"import LocScaleReparam; model = pyro.poutine.reparam(model, config={{{config}}})"
+    ]
+
+
+def with_hint(said: str, problem: Problem) -> str:
+    """The sentences `said`, without the last full stop, followed by the hint if there is one."""
+    return ". ".join([said, *(hint[0].upper() + hint[1:] for hint in funnel_hint(problem))])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
+from torch.utils import _pytree as pytree
 
+from pyro_fed.density.compiling.compiler import FAILURES
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import rows_like
 from pyro_fed.density.rows.files import row_blocks
 from pyro_fed.density.running.torch_modes import replacing
@@ -98,3 +101,38 @@ def observation(problem: Problem, z: Tensor, args: Any, kwargs: Mapping[str, Any
     if isinstance(without_event_dims(fn), Bernoulli) and mean.dim() == 2:
         out |= {"labels": mean}
     return out | {"mean": mean}
+
+
+#: Draws at which values on rows and on made-up ones are compared.
+NUM_COMPARED_DRAWS = 8
+
+
+class Public(NamedTuple):
+    """The part of draws that does not depend on the data.
+
+    Args:
+        rows: rows on which the sites' values are computed.
+        reported: names of the deterministic sites whose values do not depend on these rows.
+    """
+
+    rows: tuple[Tensor, ...]
+    reported: list[str]
+
+
+def without_data(problem: Problem, z: Tensor) -> Public:
+    """Deterministic sites outside the plate that have the same values on all rows as on a made-up one of zeros.
+
+    Values are compared at some of the draws z (S, D). There are none for a model that indexes its own data, or that
+    cannot be run on made-up rows: values computed from rows cannot be distinguished there.
+    """
+    names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
+    rows: tuple[Tensor, ...] = pytree.tree_map(torch.zeros_like, problem.fewest_rows)
+    some = z[:NUM_COMPARED_DRAWS]
+    try:
+        real, made_up = problem.constrain(some), problem.constrain(some, rows)
+    except (*FAILURES, IndexError):
+        return Public(problem.fewest_rows, [])  # the latents' values are the same on any rows
+    if not problem.arguments.split:
+        return Public(rows, [])
+    alike = [name for name in names if real[name].shape == made_up[name].shape and real[name].equal(made_up[name])]
+    return Public(rows, alike)

@@ -25,10 +25,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.bound import BoundModel
-from pyro_fed.density.checks.shapes import another_size
+from pyro_fed.density.checks.plates import another_size
 from pyro_fed.density.compiling.compiler import Compiler
-from pyro_fed.density.compiling.loop_map import or_looped
-from pyro_fed.density.images import images_of
 from pyro_fed.density.latents.discrete import sum_out
 from pyro_fed.density.latents.quadrature import NearbyModes, Quadrature
 from pyro_fed.density.layout import Layout, Site
@@ -37,9 +35,10 @@ from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.torch_modes import Writable
 from pyro_fed.density.running.trace_sites import Message, frame_of, is_deterministic, plate_of, sum_to_rows
-from pyro_fed.density.starts import central_start, draw_starts, feasible, regular_start
-from pyro_fed.density.traits.record import Search, Traits
+from pyro_fed.density.starts import central_start, draw_starts, feasible, images_of, regular_start
+from pyro_fed.density.traits import Search, Traits
 from pyro_fed.errors import DataError, ModelError
+from pyro_fed.ops.batched import or_looped
 
 CPU = torch.device("cpu")
 

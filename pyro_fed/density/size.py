@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
-from pyro_fed.density.traits.record import LARGE_DIM, WORKED_NUMBERS
+from pyro_fed.density.traits import LARGE_DIM, WORKED_NUMBERS
 
 #: The most numbers, parameters and those of their rows, of all clients of a large model whose steps are computed
 #: together; a step holds some ten times as many. With 10⁵ parameters it is one client at a time, which takes as long as

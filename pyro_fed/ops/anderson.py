@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 
 from pyro_fed.ops.backtrack import backtrack
-from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.matrices import equilibrated_cholesky
 
 #: Smallest share of what is added that is worth adding, and the eigenvalues of the precision that it leaves.
 MIN_FRACTION, MARGIN = 1e-3, 0.1

@@ -23,7 +23,7 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_fed.ops.pairwise import squared_distances, weighted_differences
+from pyro_fed.ops.kernel_base import squared_distances, weighted_differences
 
 
 def _log_kernels(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tensor:

@@ -19,7 +19,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from torch import Tensor
+
+from pyro_fed.ops.backtrack import HALVINGS
 
 #: h λ from which on a step no longer contracts, λ the largest eigenvalue of A'HA, H the density's curvature.
 STABLE = 4.0
@@ -64,3 +67,38 @@ def drifted(
 def _apply_factor(white: Tensor, factor: Tensor) -> Tensor:
     """A x, (..., D)."""
     return factor * white if factor.ndim == 1 else white @ factor.transpose(-1, -2)
+
+
+def visit_variance(time: float, num_clients: int, shuffled: bool) -> float:
+    """V/s² of visits of time t to n clients, see the module's header.
+
+    `shuffled` says whether each sweep takes every client once; else they are drawn anew for each visit.
+    """
+    if num_clients == 1:
+        return 0.0
+    if not shuffled:
+        return math.tanh(time / 4)
+    keep, n = math.exp(-time / 2), num_clients
+    visits = np.arange(1, n + 1)
+    powers = keep ** (visits - 1)
+    within = (1 - keep) ** 2 * (n * np.cumsum(powers**2) - np.cumsum(powers) ** 2) / (n - 1)
+    before = keep ** (2 * visits) * within[-1] / (1 - keep ** (2 * n))
+    return float((before + within).mean())
+
+
+def longest_visit(error: float, score_variance: float, num_clients: int, shuffled: bool, limit: float) -> float:
+    """The longest visit t, at most `limit`, for which V is at most `error`, a share of the posterior's variance.
+
+    `score_variance` is s².
+    """
+
+    def fits(time: float) -> bool:
+        return score_variance * visit_variance(time, num_clients, shuffled) <= error
+
+    if fits(limit):
+        return limit
+    low, high = 0.0, limit
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return high

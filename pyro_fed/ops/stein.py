@@ -31,9 +31,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.ops.kernel_base import Kernel
+from pyro_fed.ops.kernel_base import Kernel, product
 from pyro_fed.ops.kernels import MEDIAN_RBF, RBF
-from pyro_fed.ops.pairwise import product
 
 #: λ of the Stein weights, a share of the mean of u(x_n, x_n): the weights stay near equal where that costs little.
 RIDGE = 1e-2

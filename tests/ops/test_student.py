@@ -4,8 +4,8 @@ import pytest
 import torch
 from late import late
 
-from pyro_fed.ops.gaussian_structures import DiagGaussian
-from pyro_fed.ops.student import Tails
+from pyro_fed.ops.gaussian import DiagGaussian
+from pyro_fed.ops.student_mixtures import Tails
 
 stats = late("scipy.stats")
 

@@ -30,15 +30,8 @@ from pyro_fed.conventions.limits import ROUNDING_UNITS, SAME_SHARE
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.blame import Stepping, blame, left_graph, line_of, line_text
 from pyro_fed.density.checks.first_run import FirstRun, local_points, points
-from pyro_fed.density.checks.plate_tree import plate_tree
-from pyro_fed.density.checks.points import (
-    FEW_ROWS,
-    MAX_PRIOR_DRAW,
-    MAX_TRIES,
-    RADIUS,
-    ROWS_TOGETHER,
-)
-from pyro_fed.density.checks.shapes import rows_as_values
+from pyro_fed.density.checks.plates import plate_tree, rows_as_values
+from pyro_fed.density.checks.points import FEW_ROWS, MAX_PRIOR_DRAW, MAX_TRIES, RADIUS, ROWS_TOGETHER
 from pyro_fed.density.checks.slopes import OF_STEPS, beside, check_slope, said_of, steps, without_derivative
 from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes
 from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined, slopes_and_bends
@@ -48,7 +41,7 @@ from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.density.running.trace_sites import is_imputed
 from pyro_fed.density.running.walls import Computed
 from pyro_fed.density.starts import draw_starts
-from pyro_fed.density.traits.record import WORKED_NUMBERS
+from pyro_fed.density.traits import WORKED_NUMBERS
 from pyro_fed.errors import ModelError, PyroFedError, listed, warn_user
 
 #: Rows that are examined in pairs, and the number of columns whose extreme rows are among them.

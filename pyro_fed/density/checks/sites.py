@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.first_run import FirstRun
-from pyro_fed.density.checks.plate_tree import check_followers, check_plate_size, size_of_plate
+from pyro_fed.density.checks.plates import check_followers, check_plate_size, size_of_plate
 from pyro_fed.density.edges import check_moving_supports, moving_support, values_at_an_end
 from pyro_fed.density.latents.discrete import is_discrete
 from pyro_fed.density.layout import Layout, Site

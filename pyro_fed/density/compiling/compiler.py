@@ -35,12 +35,11 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.compiling.agreement import does_the_same
-from pyro_fed.density.compiling.loop_map import leaf_dims, loop_map
 from pyro_fed.density.compiling.recording import record
 from pyro_fed.density.compiling.tracing import Step, eager, inductor, trace
 from pyro_fed.density.rows.files import is_mapped, let_go
 from pyro_fed.errors import ContractError, SettingError, warn_user
-from pyro_fed.ops.batched import vmap
+from pyro_fed.ops.batched import leaf_dims, loop_map, vmap
 
 #: What `run` takes as `compile`, and the level that each is where nothing stands against it.
 LEVELS = {"auto": "trace", "off": "off", "trace": "trace", "inductor": "inductor"}

@@ -13,19 +13,77 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from pyro.poutine import runtime
 from torch import Tensor
+from torch.func import grad
 from torch.utils import _pytree as pytree
 
+from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.checks.points import SPREAD
+from pyro_fed.density.compiling.compiler import FAILURES, LEVELS, choose_level, maps
 from pyro_fed.density.compiling.digest import PLAIN, TORCH_PLAIN, digest
-from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.compiling.tracing import Step
 from pyro_fed.density.problem import Problem
+from pyro_fed.errors import PyroFedError
+from pyro_fed.ops.batched import vmap
+
+T = TypeVar("T")
+
+
+class Mapping(NamedTuple):
+    """A way to map a model: the compiler's level, and whether the model writes into tensors that it has made.
+
+    See `compiler` and `torch_modes.Writable`.
+    """
+
+    level: str
+    writes: bool
+
+
+#: Ways to map a model, the fastest first; the last one works wherever the model does.
+MAPPINGS = (Mapping("off", False), Mapping("off", True), Mapping("loop", False))
+
+
+def choose_mapping(attempt: Callable[[Mapping], T]) -> T:
+    """The result of an attempt with the first of `MAPPINGS` with which it works.
+
+    Raises:
+        Exception: the attempt's error with the last of them.
+    """
+    *faster, last = MAPPINGS
+    for mapping in faster:
+        try:
+            return attempt(mapping)
+        except PyroFedError:  # a verdict, and not that of the mapping
+            raise
+        except (*FAILURES, IndexError):
+            continue
+    return attempt(last)
+
+
+def trial(problem: RowDensities) -> tuple[Tensor, tuple[Any, ...]]:
+    """The trial arguments of mapping and compiling: vectors (2, D), and two clients of two rows, each (2, 2, ...)."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = SPREAD * torch.randn(2, problem.dim, generator=generator, dtype=problem.bound.dtype)
+    clients = pytree.tree_map(lambda leaf: leaf[:2].expand(2, *leaf[:2].shape), problem.rows)
+    return vectors.to(problem.rows[0].device), clients
+
+
+def run_trial(problem: RowDensities) -> None:
+    """Compute the densities of two clients at two vectors at once.
+
+    Raises:
+        Exception: the model cannot be mapped as the problem does it.
+    """
+    vectors, clients = trial(problem)
+    over_vectors = problem.vmap(problem.log_parts, (0, None))
+    problem.vmap(lambda rows: over_vectors(vectors, rows))(clients)
+
 
 #: Models whose steps are kept; the one that was not used for longest goes first.
 MOST_MODELS = 32
@@ -176,3 +234,49 @@ def _is_value(value: Any) -> bool:
         and is_dataclass(value)
         and all(_is_value(getattr(value, one.name)) for one in fields(value))
     )
+
+
+def with_known_structure(problem: Problem, mode: str) -> Problem:
+    """The problem with all that this process knows of its model, also from the rows of another federation.
+
+    A run asks before it has chosen its algorithms, which ask, say, where scores jump.
+    """
+    kept = problem.compiler
+    common = with_process_cache(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
+    return replace(problem, compiler=replace(kept, common=common))
+
+
+def compile_problem(problem: Problem, mode: str, rounds: int, progress: bool, seconds: float | None = None) -> Problem:
+    """The problem as a run compiles it; compiled steps, and the level that works, are kept for the next run.
+
+    Args:
+        problem: the model's densities, after `with_known_structure` or not.
+        mode: as `run` takes it.
+        rounds: number of rounds of the run.
+        progress: whether the progress of a compilation may be shown.
+        seconds: seconds of the run; None if time is not limited.
+    """
+    known = problem if problem.compiler.common is not None else with_known_structure(problem, mode)
+    kept, common = known.compiler, known.compiler.common
+    levels = kept.levels if common is None else common.levels
+    if mode not in levels:
+        particles, clients = trial(problem)
+
+        def log_density(z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
+            log_prior, pointwise = problem.log_parts(z, rows)
+            return log_prior + pointwise.sum()
+
+        def scores(z: Tensor, *rows: Tensor) -> Tensor:
+            """Scores mapped as in a step: over the particles of each client, and over the clients."""
+            found: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
+            return found
+
+        example = (particles, *clients)
+        if mode == "auto":  # whether it can be traced is seen once anything is
+            level = "trace" if maps(scores, example) else "loop"
+        else:
+            level = choose_level(mode, scores, example)
+        if level != LEVELS[mode]:  # with a warning, which the next run gives again
+            return replace(problem, compiler=kept.at(mode, level, rounds, None, seconds), progress=progress)
+        levels[mode] = level
+    return replace(problem, compiler=kept.at(mode, levels[mode], rounds, common, seconds), progress=progress)

@@ -23,9 +23,8 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.time_limit import tick
-from pyro_fed.density.compiling.products import spread_products
 from pyro_fed.density.compiling.recording import LIKE, Recorder, record
-from pyro_fed.density.compiling.simplify import changes_nothing, looks, simplify
+from pyro_fed.density.compiling.simplify import changes_nothing, looks, simplify, spread_products
 
 #: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
 #: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.

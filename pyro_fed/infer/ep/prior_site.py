@@ -22,8 +22,8 @@ from pyro_fed.infer.sites.gaussian_sites import (
     site_of,
     spread_points,
 )
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.moments import Moments
 
 #: Multiples of q's SDs at which the prior's site is compared; a Gaussian prior has the same site at each.
 NEAR_AND_FAR = (1.0, 100.0)

@@ -49,8 +49,7 @@ from pyro_fed.infer.langevin.step_sizes import STABLE_STEP_SHARE
 from pyro_fed.infer.langevin.visiting import one_client
 from pyro_fed.infer.surrogates.mismatch import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
-from pyro_fed.ops.langevin import STABLE
-from pyro_fed.ops.visits import longest_visit
+from pyro_fed.ops.langevin import STABLE, longest_visit
 
 #: Visits of all chains together if no effective draws are asked for.
 VISITS = 1_200

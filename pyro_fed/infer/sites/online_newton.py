@@ -44,8 +44,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.sites.antithetic import draw, draws_from_pool, score_and_curvature
-from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.gaussian_structures import DiagGaussian
+from pyro_fed.ops.gaussian import DiagGaussian, Gaussian
 
 #: Assumed curvature of a row if nothing is known of it.
 FIRST_CURVATURE = 0.1

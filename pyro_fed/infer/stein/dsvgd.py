@@ -87,9 +87,8 @@ from pyro_fed.infer.stein.dsvgd_start import TURN_DIVISOR, first_states, with_pa
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.infer.stein.states import Server
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey
-from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
-from pyro_fed.ops.kernels import MEDIAN_RBF
+from pyro_fed.ops.kernels import MEDIAN_RBF, Balanced
 from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState
 from pyro_fed.ops.whitening import Coordinates
 

@@ -43,8 +43,8 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.stein.concave import OneMode, is_only
-from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, with_trailing_axes
+from pyro_fed.ops.matrices import equilibrated_cholesky
 from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent
 
 

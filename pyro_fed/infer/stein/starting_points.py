@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian
 from pyro_fed.ops.importance import systematic
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, SOBOL_HALF_CELL
 from pyro_fed.ops.whitening import Coordinates

@@ -22,8 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian, Gaussian
 
 #: Added to the diagonal of the draws' correlations, so that fewer draws than parameters cause no error.
 CORRELATION_JITTER = 1e-12

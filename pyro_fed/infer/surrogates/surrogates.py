@@ -32,8 +32,7 @@ from pyro_fed.infer.ep.prior_site import ROUNDING_SHARE
 from pyro_fed.infer.sites.gaussian_sites import MAX_NEWTON_STEPS, POINT_NUMBERS, gaussian
 from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.batched import quiet
-from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
+from pyro_fed.ops.gaussian import DiagGaussian, FullGaussian, Gaussian
 from pyro_fed.ops.matrices import positive_part, times
 
 #: Length of a Newton step to the mode of p(θ) Π q_s(θ), in its SDs, at which they stop.

@@ -31,8 +31,8 @@ from pyro_fed.infer.sites.gaussian_sites import (
     site_of,
     with_prior,
 )
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.moments import Moments
 
 
 class Received(NamedTuple):

@@ -7,18 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.density.checks.funnels import funnel_hint, latent_scales, necks_of_rows
 from pyro_fed.density.compiling.jumps import prior_turns, scores_jump, scores_turn
 from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
 from pyro_fed.density.edges import latents_of_moving_support
 from pyro_fed.density.latents.layered import check_affordable
 from pyro_fed.density.latents.quadrature import GAUSSIAN_ORDER
-from pyro_fed.density.noncentred import effects_of
+from pyro_fed.density.noncentred import effects_of, funnel_hint, latent_scales, necks_of_rows
 from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import cost_of
-from pyro_fed.density.traits.record import Neck, Search
+from pyro_fed.density.traits import Neck, Search
 
 
 class ModelSearch(Search):
