@@ -1,7 +1,8 @@
 """A Pyro model bound to its arguments and its partitioned plate, and runs of it with values for the latents.
 
 This is all that is available before a model's sites are known. `build` runs it, finds its sites (`Layout`) and makes
-the `Problem`, which has a bound model.
+the `Problem`, which has a bound model. A run at a point also shows, by derivatives there, the latents that a quantity
+of the model depends on.
 """
 
 from __future__ import annotations

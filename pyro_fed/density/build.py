@@ -19,14 +19,14 @@ from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import BoundModel
-from pyro_fed.density.checks.blame import line_of
 from pyro_fed.density.checks.factorisation import check_splits, where_different
 from pyro_fed.density.checks.first_run import FirstRun, check_modules, first_run, refusing_writes
 from pyro_fed.density.checks.lookups import NegativeLookups
 from pyro_fed.density.checks.points import ROWS_TOGETHER, SPREAD
 from pyro_fed.density.checks.sites import describe
-from pyro_fed.density.compiling import process
+from pyro_fed.density.checks.source import line_of
 from pyro_fed.density.compiling.compiler import FAILURES, Compiler, reason_of
+from pyro_fed.density.compiling.process import run_trial
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.latents.undetermined_latents import check_held
 from pyro_fed.density.layout import Layout
@@ -36,7 +36,11 @@ from pyro_fed.density.rows.files import row_blocks
 from pyro_fed.density.running.counted import asks_for_double
 from pyro_fed.density.running.shared import is_shared
 from pyro_fed.density.traits_search import ModelSearch
-from pyro_fed.errors import DataError, ModelError, listed, warn_user
+from pyro_fed.errors import DataError, ModelError, PyroFedError, listed, warn_user
+
+#: Ways to map a model, the fastest first: the compiler's level, and whether the model writes into tensors that it has
+#: made (`torch_modes.Writable`). The last one works wherever the model does.
+MAPPINGS = (("off", False), ("off", True), ("loop", False))
 
 
 def build(
@@ -173,7 +177,7 @@ def _one_by_one(problem: Problem) -> ModelError:
     """
     why, line = "", ""
     try:
-        process.run_trial(replace(problem, compiler=Compiler("off")))
+        run_trial(replace(problem, compiler=Compiler("off")))
     except (*FAILURES, IndexError) as error:
         why = "" if "control flow" in str(error) else f" ({reason_of(error)})"
         line = line_of(error)
@@ -231,23 +235,27 @@ def _try(problem: Problem, seen: FirstRun) -> None:
     """Refuse a model that does not split, as far as float64 shows; and try the mapping in the problem's own dtype."""
     check_splits(problem, seen)
     if problem.dtype != torch.float64 and not problem.local_dim:
-        process.run_trial(problem)
+        run_trial(problem)
 
 
 def _try_integral(problem: Problem) -> None:
     """Try the mapping on integrals over rows' latents, of which every Newton step is alike."""
-    process.run_trial(replace(problem, quadrature=replace(problem.quadrature, mode_steps=1)))
+    run_trial(replace(problem, quadrature=replace(problem.quadrature, mode_steps=1)))
 
 
 def _with_fastest_mapping(problem: Problem, attempt: Callable[[Problem], None]) -> Problem:
-    """The problem, mapped in the fastest way with which the attempt works."""
-
-    def mapped(way: process.Mapping) -> Problem:
-        candidate = replace(problem, compiler=Compiler(way.level), writes=way.writes)
-        attempt(candidate)
+    """The problem, mapped in the first of `MAPPINGS` with which the attempt works; the error is that with the last."""
+    *faster, slowest = (replace(problem, compiler=Compiler(level), writes=writes) for level, writes in MAPPINGS)
+    for candidate in faster:
+        try:
+            attempt(candidate)
+        except PyroFedError:  # a verdict, and not that of the mapping
+            raise
+        except (*FAILURES, IndexError):
+            continue
         return candidate
-
-    return process.choose_mapping(mapped)
+    attempt(slowest)
+    return slowest
 
 
 def _warn_of_constants(bound: BoundModel, layout: Layout) -> None:

@@ -1,4 +1,4 @@
-"""Observations of a model: their values, their distribution, and predictions of new ones."""
+"""Observations of a model: their values, distribution and predictions; and values that reveal nothing of the data."""
 
 from __future__ import annotations
 

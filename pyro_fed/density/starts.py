@@ -8,6 +8,10 @@ Through many layers of such small weights no signal of the inputs passes: with e
 weights' gradients are 10⁻⁵ of the last shift's, which is all that steps change. There the start is the mean of fewer
 draws, wider by a factor of two at a time, until no site's gradient is less than `VANISHED_GRADIENT_SHARE` of the
 largest.
+
+Images of a mode are further starts: its values in another order, and with other signs. A likelihood that does not
+change if components are relabelled, or if latents change their signs, as for (x'w)², has a mode at each image of a mode. If
+the prior distinguishes these, a mode may have a small part of the prior in its basin, which draws of it miss by chance.
 """
 
 from __future__ import annotations

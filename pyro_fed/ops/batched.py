@@ -1,8 +1,8 @@
-"""`torch.func.vmap` without its warnings of operations that have no batching rule.
+"""Functions mapped over a batch: by `torch.func.vmap`, or one slice after another; and what mapped scores return.
 
-torch computes such an operation for one slice after another, which is slower and gives the same numbers. It warns of
-each one in each pass. For a hidden Markov model, whose in-place clamp has no rule, these are thousands of lines about
-torch and none about the model.
+For an operation without a batching rule torch computes one slice after another too, with a warning in each pass: for a
+hidden Markov model, whose in-place clamp has no rule, thousands of lines about torch and none about the model. These
+warnings are switched off.
 """
 
 from __future__ import annotations

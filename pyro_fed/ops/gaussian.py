@@ -18,7 +18,8 @@ One class a structure, the same methods on each; leading axes (clients, say) are
 A site need not be proper: products, quotients, powers and scores never ask. What needs P⁻¹ is computed
 in float64, whatever the dtype of the fields, and comes back in that dtype; where P is not positive definite
 it is NaN: a precision is never repaired. ``is_proper`` is the flag, ``require_proper`` the exception. Sums
-of natural parameters of very different size lose digits: keep the fields in float64.
+of natural parameters of very different size lose digits: keep the fields in float64. The projection to the diagonal
+keeps the mean and the variances: of all diagonal Gaussians the result minimises KL(self || ·).
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ from pyro_fed.ops.matrices import Factor, equilibrated_cholesky, factor_of, inve
 from pyro_fed.ops.points import even_normals
 
 
+class ImproperGaussianError(PyroFedError, ValueError):
+    """A Gaussian that has to be a distribution has a precision that is not positive definite."""
+
+
 @dataclass(frozen=True, eq=False)
-class NaturalParameters:
-    """A Gaussian factor, or a batch of them: precision and eta, proper or not."""
+class Gaussian(ABC):
+    """A Gaussian, or a batch of them, by its natural parameters P, of the structure's shape, and P m, (..., D)."""
 
     precision: Tensor
     eta: Tensor
@@ -73,12 +78,12 @@ class NaturalParameters:
         """Sizes of the axes before those of the parameters."""
         return self.eta.shape[:-1]
 
-    def product(self, other: NaturalParameters) -> Self:
+    def product(self, other: Gaussian) -> Self:
         """Product of the densities, up to a constant: natural parameters add."""
         self._check_partner(other)
         return type(self)(self.precision + other.precision, self.eta + other.eta)
 
-    def quotient(self, other: NaturalParameters) -> Self:
+    def quotient(self, other: Gaussian) -> Self:
         """Quotient of the densities, up to a constant: a cavity, proper or not."""
         self._check_partner(other)
         return type(self)(self.precision - other.precision, self.eta - other.eta)
@@ -103,22 +108,6 @@ class NaturalParameters:
     __mul__ = product
     __truediv__ = quotient
     __pow__ = power
-
-    def _check_partner(self, other: NaturalParameters) -> None:
-        if type(self) is not type(other) or self.dim != other.dim:
-            raise TypeError(
-                f"Gaussian: expected {type(self).__name__} of dimension {self.dim}, received "
-                f"{type(other).__name__} of dimension {other.dim}; convert one with to_full() or to_diag()"
-            )
-
-
-class ImproperGaussianError(PyroFedError, ValueError):
-    """A Gaussian that has to be a distribution has a precision that is not positive definite."""
-
-
-@dataclass(frozen=True, eq=False)
-class Gaussian(NaturalParameters, ABC):
-    """A Gaussian, or a batch of them, by its natural parameters P, of the structure's shape, and P m, (..., D)."""
 
     @classmethod
     @abstractmethod
@@ -257,6 +246,13 @@ class Gaussian(NaturalParameters, ABC):
     @abstractmethod
     def _trace_ratio(self, other: Self) -> Tensor:
         """tr(P_other P⁻¹)."""
+
+    def _check_partner(self, other: Gaussian) -> None:
+        if type(self) is not type(other) or self.dim != other.dim:
+            raise TypeError(
+                f"Gaussian: expected {type(self).__name__} of dimension {self.dim}, received "
+                f"{type(other).__name__} of dimension {other.dim}; convert one with to_full() or to_diag()"
+            )
 
     @classmethod
     def _check_moments(cls, mean: Tensor, spread: Tensor) -> None:

@@ -1,15 +1,18 @@
-"""Scalar kernels of Stein's method.
+"""Kernels of Stein's method.
 
 Source: Kassab & Simeone, *Federated generalized Bayesian learning via distributed Stein variational
 gradient descent*, Eq. (8) and Section 7; Liu & Wang (2016) for SVGD; Liu, Lee & Jordan (2016) for the KSD;
-Gorham & Mackey (2017) for the inverse multiquadric.
+Gorham & Mackey (2017) for the inverse multiquadric; Wang et al. (2019), *SVGD with matrix-valued kernels*, and Liu &
+Wang (2018), *SVGD as moment matching*, for those of few particles in many dimensions (Marginal, Balanced).
 
     RBF      k(x, y) = exp(-||x - y||² / h),   h = med² / log n                                 (Section 7)
     IMQ      k(x, y) = (c² + ||x - y||²)^beta,   beta in (-1, 0)
     Linear   k(x, y) = 1 + (x - m)'(y - m) / d,   m the mean of the particles
+    Marginal   K(x, y) = diag_i exp(-(x_i - y_i)² / h_i)
+    Balanced   w RBF + (1 - w) Marginal + Linear,   w = min(1, shrinkage n / d)
 
 Letters: n particles, d dimension, h ``bandwidth``, med median distance, c ``scale``, beta ``exponent``,
-m ``centre``. Sums, multiples and changes of coordinates: ``kernel_base``; many dimensions: ``balanced``.
+m ``centre``. Sums, multiples and changes of coordinates: ``kernel_base``.
 
 The paper's "median of the pairwise distances between the particles" is read as the median over the
 n (n - 1) / 2 pairs of *different* particles. The public codes differ from it: the original SVGD code and

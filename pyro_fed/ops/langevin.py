@@ -13,6 +13,24 @@ With a preconditioner G = A A' (``factor`` A; G is an inverse mass, close to the
     theta_{t+1} = theta_t + h_t / 2 G v(theta_t) + sqrt(h_t) A xi_t,
 
 which is Eq. (1) in the coordinates A⁻¹ theta. G must not depend on theta.
+
+*Visits.* A chain that visits clients whose scores are wrong by e_s has a larger variance. In coordinates in which the
+posterior is N(0, I), with time t = h × steps, it follows at client s
+
+    dθ = (-θ + e_s)/2 dt + dW,    Σ_s f_s e_s = 0
+
+so that a visit of time t takes the mean from x to a x + (1 - a) e_s, a = exp(-t/2), and the errors e_s, of variance s²
+over the clients, add V to the variance of what the chain draws at the ends of its visits:
+
+    drawn anew for each visit    V = s² (1 - a)/(1 + a) = s² tanh(t/4),    near t s²/4 for short visits
+
+Where each sweep takes the n clients once, in random order, two errors of a sweep have covariance -s²/(n - 1). With
+Δ_k the errors' part after k visits of a sweep that began at zero,
+
+    Var Δ_k = (1 - a)² s² [ n Σ_j a^2j - (Σ_j a^j)² ]/(n - 1),    j = 0 .. k-1
+    V = mean over k = 1 .. n of    a^2k Var Δ_n / (1 - a^2n) + Var Δ_k
+
+near (n + 1) t² s²/24 for short sweeps: what one client does the others undo. For n = 1 there is no error, and V = 0.
 """
 
 from __future__ import annotations

@@ -1,10 +1,22 @@
-"""Cholesky factors of badly scaled precisions, by Jacobi equilibration.
+"""Linear algebra: Cholesky factors of badly scaled and of tiny matrices, products with dense and diagonal ones.
+
+*Badly scaled precisions* are factored by Jacobi equilibration,
 
     P = S C S,   S = diag(P)^(1/2),   C = L L'  with a unit diagonal
 
 Scaling the coordinates of P changes S alone, so that parameters of scale 1e-6 beside others of scale 1e6
 cost no digits: to within a factor d no diagonal scaling has a smaller condition number (van der Sluis, 1969).
 An argument that is not positive definite is never repaired: ``proper`` is False and every result is NaN.
+
+*Many tiny matrices* are factored by elementwise operations, column by column for the whole batch at once: a call of
+LAPACK for each of a million costs more than the arithmetic, and a compiler cannot fuse it with its neighbours.
+
+    A = L D L',    C = L |D|^(1/2)
+
+A pivot that is not positive is taken in absolute value, and none is smaller than `floor` times the largest entry of
+|A|: then C C' differs from A, is positive definite, and serves as the metric of an ascent direction.
+
+*Products*: a dense matrix is (..., D, D), a diagonal one (..., D), as its vectors are: the number of axes tells which.
 """
 
 from __future__ import annotations

@@ -7,6 +7,16 @@ towards its diagonal, by D / (n + D) where its points are worth n (Cappé et al.
 general mixture classes*, for the use of such fits as proposals).
 
 Letters: m `centres` (J, D), F `factors` (J, D, D) lower triangular, ν `freedom`.
+
+A Gaussian factor has the like tails (`Tails`), so that draws reach where it falls too fast:
+
+    t(z) = exp(-z'Λz/2 + η'z)  →  t(z) exp h(z),   h = r²/2 - (ν + R)/2 log(1 + r²/ν),   r² = Σ_i λ_i (z_i - b_i)²
+
+in coordinates where N(0, I) is the whole of which t is a factor, and Λ is diagonal, over those λ_i that count, with
+b_i = η_i / λ_i the factor's centre. R = Σ_i λ_i (1 + b_i²) is the mean of r² under N(0, I): near it the factor keeps
+its slope, far out it falls as a power. With all λ_i = 1 and b_i = 0 it is the multivariate t.
+
+Letters: λ `values` (D,), b `centre` (D,), R `typical`.
 """
 
 from __future__ import annotations

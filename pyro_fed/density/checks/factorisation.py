@@ -28,12 +28,21 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.limits import ROUNDING_UNITS, SAME_SHARE
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.blame import Stepping, blame, left_graph, line_of, line_text
+from pyro_fed.density.checks.blame import blame
 from pyro_fed.density.checks.first_run import FirstRun, local_points, points
 from pyro_fed.density.checks.plates import plate_tree, rows_as_values
 from pyro_fed.density.checks.points import FEW_ROWS, MAX_PRIOR_DRAW, MAX_TRIES, RADIUS, ROWS_TOGETHER
-from pyro_fed.density.checks.slopes import OF_STEPS, beside, check_slope, said_of, steps, without_derivative
-from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes
+from pyro_fed.density.checks.slopes import (
+    OF_STEPS,
+    StepWatcher,
+    beside,
+    check_slope,
+    left_graph,
+    said_of,
+    steps,
+    without_derivative,
+)
+from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes, line_of, line_text
 from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined, slopes_and_bends
 from pyro_fed.density.edges import find_walls
 from pyro_fed.density.rows.arguments import Arguments
@@ -106,7 +115,7 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
         with torch.random.fork_rng(devices=[]):  # a model's own draws must not change later ones
             judged = problem.doubled()
             sample = _sample(judged, seen)
-            with Stepping() as stepping, Computed() as computed:
+            with StepWatcher() as stepping, Computed() as computed:
                 whole, values = _run_all_rows_and_beside(judged, sample)
             if walls := find_walls(problem, seen, computed.names):
                 whole, values = _run_all_rows_and_beside(judged, sample)

@@ -1,25 +1,27 @@
-"""Whether a model handles missing values: data with NaN or infinities, and finite densities.
+"""Values that are not finite: missing values that a model does not handle, and densities that are NaN.
 
-A finite density alone proves little, since a comparison treats NaN as a number: `(x > 0)` is false. So the model must
-also test for NaN: by `torch.isnan(x)` and similar functions, by a mask over an observed site, or by a distribution that
-leaves them out. Or it must not read them, like a column of a data frame that it does not use.
+A finite density alone does not prove that missing values are handled, since a comparison treats NaN as a number:
+`(x > 0)` is false. So the model must also test for NaN: by `torch.isnan(x)` and similar functions, by a mask over an
+observed site, or by a distribution that leaves them out. Or it must not read them, like a column that it does not use.
+
+A density that is NaN within the support of its latents, such as that of a factor log(b - a) of two Normals, does not
+show at the draws of a model's first run, nor does a derivative of few of many rows: `check_splits` examines some rows.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from pyro_fed.density.checks.blame import is_users
 from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, NUM_DRAWS, ROWS_TOGETHER
+from pyro_fed.density.checks.source import CallWatcher, is_users
 from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.problem import Problem
@@ -43,24 +45,21 @@ STAND_INS = (-1e4, 0.5, 1e4)
 SPREADS = (0.1, 0.5)
 
 
-class _Looks(TorchFunctionMode):
+class _NaNTests(CallWatcher):
     """Records the tensors in which the model distinguishes NaN from numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.at: list[Tensor] = []
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def note(self, function: Any, args: Sequence[Any], value: Any) -> None:
         frame: Any = sys._getframe(1)
         while frame.f_code.co_name == "__torch_function__" or frame.f_code.co_filename.startswith(_TORCH):
             frame = frame.f_back  # other modes
         code = frame.f_code
-        both = func in COMPARING and len(args) == 2 and args[0] is args[1]
-        if (func in TELLING or both) and (is_users(code) or code.co_filename in LOOKING):
+        same_twice = function in COMPARING and len(args) == 2 and args[0] is args[1]
+        if (function in TELLING or same_twice) and (is_users(code) or code.co_filename in LOOKING):
             self.at += [arg for arg in args[:1] if isinstance(arg, Tensor)]
-        return func(*args, **(kwargs or {}))
 
 
 def unhandled_missing_values(problem: Problem) -> str | None:
@@ -87,7 +86,7 @@ def _points(problem: Problem) -> list[Tensor]:
 def _not_looked_at(problem: Problem) -> list[str]:
     """Arguments with NaN in which the model does not test for it."""
     z = torch.zeros(problem.dim, dtype=problem.dtype)
-    with _Looks() as looks:
+    with _NaNTests() as looks:
         problem.execute_at(z, problem.all_rows, densities=True)
     leaves = [leaf for leaf in problem.arguments.leaves if isinstance(leaf, Tensor)]
     leaves += [leaf for leaf in pytree.tree_leaves(problem.all_rows) if isinstance(leaf, Tensor)]

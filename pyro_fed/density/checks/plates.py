@@ -1,6 +1,7 @@
-"""A model's plates: the size of the partitioned one, and a drawing of all with the sites that they hold.
+"""A model's plates: their sizes, a drawing with their sites and what these depend on, and shapes that do not fit.
 
-The drawing has their nesting, their sites, and the latents that each site's density depends on.
+Shapes that do not fit are those of a latent whose size depends on the rows at hand, since `int(group.max()) + 1` is
+another number at every client, and of a site that has rows twice: in its plate, and as values of each row.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.bound import BoundModel, derivatives, run_at_zero
-from pyro_fed.density.checks.blame import current_line, line_text
+from pyro_fed.density.checks.source import current_line, line_text
 from pyro_fed.density.running.handlers import Execution
 from pyro_fed.density.running.trace_sites import frame_of, is_deterministic, plate_of
 from pyro_fed.errors import DataError, ModelError

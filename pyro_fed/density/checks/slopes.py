@@ -5,7 +5,7 @@ gradient g is compared with the central difference (f(z + h d) - f(z - h d)) / 2
 differences agree with each other, and not with g · d, the gradient is wrong.
 
 Rounding, comparing and counting turn a latent into steps: the gradient is right between two of them, mostly zero, and
-does not show the next. If the model has such an operation, see `blame.GradientCut`, the latents that go into it are
+does not show the next. If the model has such an operation, see `GradientCut`, the latents that go into it are
 followed along a line as in `compiling.jumps`: intervals over which the density changes by most that its gradient does
 not explain, |f(b) - f(a) - (b - a) (g(a) + g(b)) / 2|, are cut repeatedly. For a density that is smooth, or at
 least continuous, that remainder tends to zero.
@@ -14,18 +14,20 @@ least continuous, that remainder tends to zero.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch.func import grad_and_value
+from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.blame import STEPS as STEPPING
-from pyro_fed.density.checks.blame import Line, cuts, line_text
 from pyro_fed.density.checks.points import FEW_ROWS
+from pyro_fed.density.checks.source import CallWatcher, Line, current_line, line_text
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.jumps import (
     NUM_CUT_INTERVALS,
@@ -38,10 +40,11 @@ from pyro_fed.density.compiling.jumps import (
 )
 from pyro_fed.density.layout import Site
 from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
+from pyro_fed.density.running.handlers import run_model
 from pyro_fed.errors import ModelError, listed
 
 #: The two steps, in units of the unconstrained space: the error of rounding is 1e-9 of the density, of curvature 1e-6.
-STEPS = (1e-4, 3e-5)
+DIFFERENCE_STEPS = (1e-4, 3e-5)
 #: Relative tolerance between the differences, and error above which a gradient is wrong, unless it is rounding.
 DIFFERENCE_TOLERANCE, WRONG_GRADIENT_SHARE = 1e-3, 1e-2
 
@@ -63,6 +66,25 @@ FLAT = (
     "log1p(-exp(log F(a) - log F(b))) from log-cdfs, such as torch.special.log_ndtr, with both signs changed in the "
     "upper tail; or give the latents a prior whose mass is where the data are"
 )
+
+
+#: Operations that turn their input into steps, and have a gradient of zero; without underscores.
+STEP_OPERATIONS = frozenset(
+    (
+        *("floor", "ceil", "round", "trunc", "fix", "sign", "sgn", "frac", "heaviside", "floor_divide", "floordiv"),
+        *("rfloordiv", "remainder", "mod", "rmod", "fmod"),
+    )
+)
+
+
+#: Properties of a tensor that do not depend on its numbers.
+SHAPE_QUERIES = frozenset(
+    ("dim", "size", "numel", "nelement", "is_floating_point", "is_complex", "__len__", "__get__", "stride")
+)
+
+
+#: The most cuts that are recorded.
+MAX_CUTS = 64
 
 
 def beside(at: Tensor) -> Tensor:
@@ -154,7 +176,7 @@ def without_derivative(problem: RowDensities, error: Exception) -> ModelError | 
     names = frozenset((match[1], CALLED.get(match[1], match[1])))
     found = cuts(problem.doubled(), *_parts(problem, point, rows), names)
     at = f" at {line_text(found[0].line)}" if found else ""
-    cure = OF_STEPS if match[1] in STEPPING else "Write it by functions that have one"
+    cure = OF_STEPS if match[1] in STEP_OPERATIONS else "Write it by functions that have one"
     return ModelError(f"torch has no derivative of {match[1]}{at}, and all algorithms here follow gradients. {cure}")
 
 
@@ -258,7 +280,7 @@ def _direction(at: Tensor) -> Tensor:
 
 
 def _difference_points(at: Tensor, direction: Tensor) -> Tensor:
-    return torch.stack([at + sign * step * direction for step in STEPS for sign in (1, -1)])
+    return torch.stack([at + sign * step * direction for step in DIFFERENCE_STEPS for sign in (1, -1)])
 
 
 def _differs(values: Tensor, slope: Tensor, direction: Tensor) -> bool:
@@ -274,9 +296,119 @@ def _is_right(values: Tensor, slope: Tensor, direction: Tensor) -> bool:
 
 
 def _gradient_verdict(values: Tensor, slope: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    first, second = (values[0::2] - values[1::2]) / (2 * torch.tensor(STEPS, dtype=values.dtype))
+    first, second = (values[0::2] - values[1::2]) / (2 * torch.tensor(DIFFERENCE_STEPS, dtype=values.dtype))
     size = (slope * direction).abs().sum() + first.abs()
     wrong = (first - slope @ direction).abs() > WRONG_GRADIENT_SHARE * size
-    rounding = torch.finfo(values.dtype).eps * values.abs().max() / min(STEPS)  # of a difference
+    rounding = torch.finfo(values.dtype).eps * values.abs().max() / min(DIFFERENCE_STEPS)  # of a difference
     agree = ((first - second).abs() <= DIFFERENCE_TOLERANCE * size) & (rounding <= WRONG_GRADIENT_SHARE * size)
     return wrong, agree & values.isfinite().all() & slope.isfinite().all() & (size > 0)
+
+
+class GradientCut(NamedTuple):
+    """An operation of the model's that lets no gradient of its numbers through.
+
+    Attributes:
+        line: of the model.
+        takes: its input, which has a gradient.
+        real: whether its output is real, and may still be followed in steps of its own.
+    """
+
+    line: Line
+    takes: Tensor
+    real: bool
+
+
+class _GradientCuts(CallWatcher):
+    """Records the model's own lines whose output has no gradient although their input has one.
+
+    Operations named in `stepping` count as such although their output has a gradient.
+    """
+
+    def __init__(self, stepping: Collection[str]) -> None:
+        super().__init__()
+        self.stepping = stepping
+        self.found: list[GradientCut] = []
+
+    def note(self, function: Any, args: Sequence[Any], value: Any) -> None:
+        name = getattr(function, "__name__", "")
+        made = name.endswith("_like") or name.startswith("new_")  # takes a shape alone
+        real, counted = _is_cut(value), _is_counted(value) and name not in SHAPE_QUERIES
+        if not made and (real or counted or name.strip("_") in self.stepping) and len(self.found) < MAX_CUTS:
+            takes = next((part for part in pytree.tree_leaves(args) if _has_gradient(part)), None)
+            line = None if _in_a_function() else current_line()
+            if takes is not None and line is not None:
+                self.found.append(GradientCut(line, takes, real))
+
+
+class StepWatcher(CallWatcher):
+    """Records whether a line of the model's own may make steps of a tensor that is mapped or differentiated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def note(self, function: Any, args: Sequence[Any], value: Any) -> None:
+        name = getattr(function, "__name__", "")
+        counted = isinstance(value, float) or (_is_counted(value) and name not in SHAPE_QUERIES)
+        if not self.found and (counted or name.strip("_") in STEP_OPERATIONS):
+            taken = any(isinstance(part, Tensor) and is_wrapped(part) for part in pytree.tree_leaves(args))
+            self.found = taken and current_line() is not None
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _in_a_function() -> bool:
+    """Whether the running code is the forward part of a `torch.autograd.Function`, which has a gradient of its own."""
+    frame: Any = sys._getframe(1)
+    apply: Any = torch.autograd.Function.apply
+    while frame is not None and frame.f_code is not run_model.__code__:
+        if frame.f_code is apply.__func__.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_cut(value: Any) -> bool:
+    """Whether these are real numbers without a gradient."""
+    if isinstance(value, Tensor):
+        return value.is_floating_point() and not value.requires_grad
+    return isinstance(value, float)
+
+
+def _is_counted(value: Any) -> bool:
+    """Whether these are whole numbers, or truth values."""
+    if isinstance(value, Tensor):
+        return not value.is_floating_point() and not value.is_complex()
+    return isinstance(value, int)
+
+
+def cuts(
+    problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor, stepping: Collection[str] = STEP_OPERATIONS
+) -> list[GradientCut]:
+    """Operations of the model's own lines that let no gradient of z or the rows' latents through.
+
+    Args:
+        problem: the model's densities.
+        z: (D,) a point; in a graph that requires its gradient.
+        rows: row tensors, each (n, ...).
+        local: (n, d) latents of the rows.
+        stepping: names of operations that count as such although their output has a gradient.
+    """
+    cutting = _GradientCuts(stepping)
+    try:
+        with torch.enable_grad(), cutting:
+            problem.log_terms(z, rows, local)
+    except (RuntimeError, ValueError, IndexError, TypeError):  # as far as it came
+        pass
+    return cutting.found
+
+
+def left_graph(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor) -> Line | None:
+    """The line of the model that takes a value out of torch's graph at z (D,); None if no line of its own does.
+
+    `rows` are row tensors (n, ...), `local` their latents (n, d).
+    """
+    found = cuts(problem, z.detach().clone().requires_grad_(), rows, local)
+    return next((cut.line for cut in found if cut.real), None)

@@ -1,4 +1,7 @@
-"""A model's source: the lines of its sites, and the data that it holds by itself instead of as arguments."""
+"""A model's source: its own lines that are running, the lines of its sites, and the data that it holds by itself.
+
+Data that a model holds instead of taking them as arguments are the same at every client.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,110 @@ import dis
 import functools
 import inspect
 import linecache
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from types import CodeType
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyro
 import torch
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from pyro_fed.density.checks.blame import Line, Statements, is_users
+from pyro_fed.density.running.handlers import run_model
 from pyro_fed.errors import listed
+
+#: Paths of code that is not the user's.
+_FOREIGN = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (torch.__file__, pyro.__file__, os.path.join(os.path.dirname(__file__), "..", "..", "x"))
+)
+
+
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+
+
+#: Longest line that is quoted.
+MAX_LINE_LENGTH = 80
+
+
+Line = tuple[str, int]
+
+
+def line_text(line: Line) -> str:
+    """The text and the place of a line (file and number): `x - x.mean(0)` (model.py:12)."""
+    text = linecache.getline(*line).split("  #")[0].strip()
+    place = f"{os.path.basename(line[0])}:{line[1]}"
+    return f"`{text[:MAX_LINE_LENGTH]}` ({place})" if text else place
+
+
+def line_of(error: BaseException) -> str:
+    """The model's line that raised an error, after a space; "" if it is not in the model."""
+    trace: TracebackType | None = error.__traceback__
+    inside, found = False, None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        inside = inside or code is run_model.__code__
+        if inside and is_users(code):
+            found = code.co_filename, trace.tb_lineno
+        trace = trace.tb_next
+    return f" at {line_text(found)}" if found else ""
+
+
+class CallWatcher(TorchFunctionMode):
+    """Passes each function of torch that is called, its positional arguments and its result to `note`."""
+
+    def note(self, function: Any, args: Sequence[Any], value: Any) -> None:
+        """Record a call."""
+        raise NotImplementedError
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        value = func(*args, **(kwargs or {}))
+        self.note(func, args, value)
+        return value
+
+
+class Statements(Messenger):
+    """Records the line of each `pyro.sample` in `statements`, by the site's name."""
+
+    def __init__(self, statements: dict[str, Line]) -> None:
+        super().__init__()
+        self.statements = statements
+
+    def _pyro_sample(self, msg: Any) -> None:
+        line = current_line()
+        if line is not None:
+            self.statements[msg["name"]] = line
+
+
+def current_line() -> Line | None:
+    """The innermost line of the model itself that is running; None outside the model's run."""
+    frame: Any = sys._getframe(1)
+    found: Line | None = None
+    while frame is not None and frame.f_code is not run_model.__code__:
+        if found is None and is_users(frame.f_code):
+            found = frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return found if frame is not None else None
+
+
+def is_users(code: CodeType) -> bool:
+    """Whether this is code of the model's own, and not of torch, Pyro, the standard library or this package."""
+    return is_users_file(code.co_filename)
+
+
+def is_users_file(path: str) -> bool:
+    """Whether a file at this path is the user's, as `is_users`."""
+    if path.startswith(_FOREIGN):
+        return False
+    return not path.startswith(_STANDARD) or "site-packages" in path
+
 
 #: Depth of calls to which a model's functions are examined.
 MAX_DEPTH = 3

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.blame import Line, Statements, is_users_file, line_text
+from pyro_fed.density.checks.source import Line, Statements, is_users_file, line_text
 from pyro_fed.density.running.handlers import run_model
 from pyro_fed.errors import ModelError, listed
 

@@ -34,9 +34,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.time_limit import tick
-from pyro_fed.density.compiling.agreement import does_the_same
+from pyro_fed.density.compiling.inductor import does_the_same, inductor
 from pyro_fed.density.compiling.recording import record
-from pyro_fed.density.compiling.tracing import Step, eager, inductor, trace
+from pyro_fed.density.compiling.tracing import Step, eager, trace
 from pyro_fed.density.rows.files import is_mapped, let_go
 from pyro_fed.errors import ContractError, SettingError, warn_user
 from pyro_fed.ops.batched import leaf_dims, loop_map, vmap
@@ -49,8 +49,14 @@ MODES = tuple(LEVELS)
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError)
 #: Seconds that Inductor saves per call and graph node, and what it costs to compile (measured, one thread).
 SECONDS_SAVED_PER_NODE = 2.5e-6
+
+
 SECONDS_TO_COMPILE = 4.0
+
+
 SECONDS_TO_COMPILE_NODE = 0.02
+
+
 #: Of the seconds that a run has left where it has a limit of time, what the compilation of one step may take: each of
 #: several steps is compiled, by Inductor that a fresh process first has to load, on a machine that others may be using.
 COMPILING_SHARE = 0.1
@@ -415,6 +421,11 @@ def in_time(num_nodes: int, seconds: float | None) -> bool:
     return seconds is None or SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes <= COMPILING_SHARE * seconds
 
 
+def has_cpp_compiler() -> bool:
+    """Whether Inductor can compile here."""
+    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
 def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor, ...]) -> str:
     """The best level, at most `mode`, at which a function works: "inductor", "trace", "off" or "loop".
 
@@ -550,11 +561,6 @@ def failure(attempt: Callable[[], Any]) -> str:
 def reason_of(error: Exception) -> str:
     """The message of an error, in one line."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def has_cpp_compiler() -> bool:
-    """Whether Inductor can compile here."""
-    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Steps that are traced once in a process: every federation of the same model and shapes finds them again.
+"""How a model is compiled in a run: the level that works, and the steps that this process has traced of the same model.
 
 A traced step holds no rows: they are its inputs. It holds everything else that the model reads: its code, its closure's
 and globals' values, and the arguments that all clients share, as constants. So steps are kept under a digest of all of
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from pyro.poutine import runtime
@@ -25,45 +25,11 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.points import SPREAD
-from pyro_fed.density.compiling.compiler import FAILURES, LEVELS, choose_level, maps
+from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps
 from pyro_fed.density.compiling.digest import PLAIN, TORCH_PLAIN, digest
 from pyro_fed.density.compiling.tracing import Step
 from pyro_fed.density.problem import Problem
-from pyro_fed.errors import PyroFedError
 from pyro_fed.ops.batched import vmap
-
-T = TypeVar("T")
-
-
-class Mapping(NamedTuple):
-    """A way to map a model: the compiler's level, and whether the model writes into tensors that it has made.
-
-    See `compiler` and `torch_modes.Writable`.
-    """
-
-    level: str
-    writes: bool
-
-
-#: Ways to map a model, the fastest first; the last one works wherever the model does.
-MAPPINGS = (Mapping("off", False), Mapping("off", True), Mapping("loop", False))
-
-
-def choose_mapping(attempt: Callable[[Mapping], T]) -> T:
-    """The result of an attempt with the first of `MAPPINGS` with which it works.
-
-    Raises:
-        Exception: the attempt's error with the last of them.
-    """
-    *faster, last = MAPPINGS
-    for mapping in faster:
-        try:
-            return attempt(mapping)
-        except PyroFedError:  # a verdict, and not that of the mapping
-            raise
-        except (*FAILURES, IndexError):
-            continue
-    return attempt(last)
 
 
 def trial(problem: RowDensities) -> tuple[Tensor, tuple[Any, ...]]:

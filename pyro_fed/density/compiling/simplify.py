@@ -9,6 +9,14 @@ The first and the last give the same numbers; the second may change last bits, s
 may have been run by vmap before it was traced: the same seed gives the same answer, whatever has run. A network's step
 had 7 to 9 operations of the first kind, whose zeros are as long as its parameters, of some 110, and a sixth of its
 time was the second.
+
+Mapping a client's rows X over points, and that over clients, copies X for every point. One larger product takes their
+place (`spread_products`), where the rows are read once:
+
+    X_c w_cs  of (C S, n, k) and (C S, k, h)    →  X_c [w_c1 ... w_cS]  of (C, n, k) and (C, k, S h)
+
+Sums are taken in another order, so that last bits differ: it is done only for copies of at least `LARGE_COPY_NUMBERS`,
+which those of small models are not.
 """
 
 from __future__ import annotations
@@ -171,8 +179,6 @@ def _in_order(graph: fx.Graph, parts: list[fx.Node]) -> fx.Node:
     made.meta = dict(parts[0].meta)
     return made
 
-
-aten = ops.aten
 
 #: Numbers in a copy from which on it is not made: 32 MB in double precision, more than a processor's cache holds.
 LARGE_COPY_NUMBERS = 4_000_000

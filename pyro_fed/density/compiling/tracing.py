@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
@@ -26,19 +24,6 @@ from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.compiling.recording import LIKE, Recorder, record
 from pyro_fed.density.compiling.simplify import changes_nothing, looks, simplify, spread_products
 
-#: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
-#: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
-INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_reads_threshold": 5}
-
-#: Operations that write into a copy of their first argument, of which Inductor writes into the argument itself where
-#: nobody looks at it again.
-WRITERS = frozenset(
-    (
-        *(torch.ops.aten.index_add, torch.ops.aten.index_copy, torch.ops.aten.index_fill, torch.ops.aten.index_put),
-        *(torch.ops.aten._unsafe_index_put, torch.ops.aten.select_scatter, torch.ops.aten.slice_scatter),
-        *(torch.ops.aten.diagonal_scatter, torch.ops.aten.as_strided_scatter),
-    )
-)
 #: Operations whose binding in Python, of the same name, takes the same arguments: in the module, and of a tensor.
 FUNCTIONS = frozenset(
     (
@@ -396,34 +381,6 @@ def call_bindings(graph: torch.fx.Graph) -> None:
             node.target = getattr(torch, name)
         elif name in METHODS and not node.kwargs:
             node.op, node.target = "call_method", METHODS[name]
-
-
-def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
-    """Inductor's code for a traced graph, which may be changed; that of an equal graph comes from its cache on disk."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    free_strides(graph.graph)
-    spread_out(graph)
-    mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by
-    with tracing(TracingContext(mode)):
-        inputs: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
-        code: Callable[..., Any] = torch._inductor.compile(graph, inputs, options=INDUCTOR)
-        return code
-
-
-def spread_out(graph: torch.fx.GraphModule) -> None:
-    """Copy what `WRITERS` write into: Inductor does not see that rows which are one row in memory must not be written.
-
-    When mapped, zeros into which a gradient is added are such rows, an expanded view of one, and the gradients
-    of all particles went into that one (torch 2.13, https://github.com/pytorch/pytorch/issues/183986 and 188084). For
-    a tensor that has its own memory, Inductor leaves the copy out. The graph is changed in place.
-    """
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and getattr(node.target, "overloadpacket", None) in WRITERS:
-            with graph.graph.inserting_before(node):
-                copy = graph.graph.call_function(torch.ops.aten.clone.default, (node.args[0],))
-            node.args = (copy, *node.args[1:])
-    graph.recompile()
 
 
 def free_strides(graph: torch.fx.Graph) -> None:

@@ -1,12 +1,19 @@
-"""The same model with its hierarchies' effects in units of their own scale, which has no funnel's neck.
+"""Two other forms of the same model: with the rows' own latents in the flat vector, and without funnels.
 
-If the scale of a latent x depends on another latent, x ~ (loc, scale), the flat vector holds e in place of x,
+*Joint*: latents inside the plate are part of the flat vector, one value a row of the pooled data,
+
+    z = (θ, x_1 ... x_N),    log_prior(z) = log p(θ),    log_lik(z, row i) = log p(x_i | θ) + log p(y_i | θ, x_i)
+
+as algorithms on pooled data may have them, and results hold them. Rows carry their number, so that any of them, in any
+order, find their own latents.
+
+*Non-centred*: if the scale of a latent x depends on another latent, x ~ (loc, scale), the posterior narrows with the
+scale where there are few data on x, to the neck of a funnel that no step size fits. The flat vector has e for x,
 
     x = loc + scale e,      log p(e, rest) = log p(x, rest) + log scale             (for a matrix L: log |det L|)
 
 with loc and scale as the model computes them from the latents before x (Papaspiliopoulos, Roberts and Sköld 2007). Any
-other latent's coordinate is unchanged. It is a change of coordinates, in which the same distribution is easier to
-explore if there are few data on x.
+other latent's coordinate is unchanged: it is a change of coordinates, of the same distribution.
 """
 
 from __future__ import annotations

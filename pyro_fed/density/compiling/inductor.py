@@ -1,4 +1,4 @@
-"""Whether compiled code agrees with its step: both are run on the same arguments, and may differ by rounding alone.
+"""Inductor's code for a traced step, and whether it agrees with the step: both are run on the same arguments.
 
 Rounding is relative to the terms of a sum, not to a small remainder of a large sum, as a score is at the mode. How
 large the terms are shows when the arguments are moved, each number by a part of itself, up or down at random. The code
@@ -12,11 +12,14 @@ is compared there too, as it may be right by chance where rows are equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 
-from pyro_fed.density.compiling.tracing import Step, copy_strided
+from pyro_fed.density.compiling.tracing import Step, copy_strided, free_strides
 
 
 def does_the_same(code: Callable[..., Sequence[Tensor]], step: Step, leaves: Sequence[Tensor]) -> bool:
@@ -93,3 +96,47 @@ def _result_or_none(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tenso
         return run(*leaves)
     except RuntimeError:
         return None
+
+
+#: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
+#: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
+INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_reads_threshold": 5}
+
+
+#: Operations that write into a copy of their first argument, of which Inductor writes into the argument itself where
+#: nobody looks at it again.
+WRITERS = frozenset(
+    (
+        *(torch.ops.aten.index_add, torch.ops.aten.index_copy, torch.ops.aten.index_fill, torch.ops.aten.index_put),
+        *(torch.ops.aten._unsafe_index_put, torch.ops.aten.select_scatter, torch.ops.aten.slice_scatter),
+        *(torch.ops.aten.diagonal_scatter, torch.ops.aten.as_strided_scatter),
+    )
+)
+
+
+def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
+    """Inductor's code for a traced graph, which may be changed; that of an equal graph comes from its cache on disk."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    free_strides(graph.graph)
+    spread_out(graph)
+    mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by
+    with tracing(TracingContext(mode)):
+        inputs: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
+        code: Callable[..., Any] = torch._inductor.compile(graph, inputs, options=INDUCTOR)
+        return code
+
+
+def spread_out(graph: torch.fx.GraphModule) -> None:
+    """Copy what `WRITERS` write into: Inductor does not see that rows which are one row in memory must not be written.
+
+    When mapped, zeros into which a gradient is added are such rows, an expanded view of one, and the gradients
+    of all particles went into that one (torch 2.13, https://github.com/pytorch/pytorch/issues/183986 and 188084). For
+    a tensor that has its own memory, Inductor leaves the copy out. The graph is changed in place.
+    """
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and getattr(node.target, "overloadpacket", None) in WRITERS:
+            with graph.graph.inserting_before(node):
+                copy = graph.graph.call_function(torch.ops.aten.clone.default, (node.args[0],))
+            node.args = (copy, *node.args[1:])
+    graph.recompile()
