@@ -27,32 +27,23 @@ from pyro_fed.errors import ModelError
 
 @dataclass(frozen=True, eq=False)
 class BoundModel:
-    """A model with its arguments.
+    """A model with its arguments."""
 
-    Attributes:
-        model: the ordinary Pyro model.
-        arguments: its arguments, pooled, with the row-sharded leaves marked.
-        plate: name of the partitioned plate.
-        num_rows: rows of the arguments, or of the model's own data.
-        dtype: floating dtype of the unconstrained vector.
-        constants: values of `pyro.param` statements and of `pf.shared`, each as the first run finds it.
-        in_double: whether the model's computations in float32 are made in float64.
-        device: where its arguments have been moved to; None stands for the CPU.
-        noticed: facts on the functions of torch that it calls, recorded by its runs.
-        walls: names of sites whose density is zero beyond the constraints of their parameters, see `running.walls`.
-        without_curvature: what is known of rows whose second derivatives are finite at no point.
-    """
-
+    # the ordinary Pyro model
     model: Callable[..., Any] = field(repr=False)  # of a `PyroModule` it would draw, and of the arguments show rows
-    arguments: Arguments = field(repr=False)
-    plate: str
-    num_rows: int
-    dtype: torch.dtype
+    arguments: Arguments = field(repr=False)  # its arguments, pooled, with the row-sharded leaves marked
+    plate: str  # name of the partitioned plate
+    num_rows: int  # rows of the arguments, or of the model's own data
+    dtype: torch.dtype  # floating dtype of the unconstrained vector
+    # values of `pyro.param` statements and of `pf.shared`, each as the first run finds it
     constants: dict[str, Any] = field(default_factory=dict, repr=False)
-    in_double: bool = False
-    device: torch.device | None = None
+    in_double: bool = False  # whether the model's computations in float32 are made in float64
+    device: torch.device | None = None  # where its arguments have been moved to; None stands for the CPU
+    # facts on the functions of torch that it calls, recorded by its runs
     noticed: Noticed = field(default_factory=Noticed, repr=False)
+    # names of sites whose density is zero beyond the constraints of their parameters, see `running.walls`
     walls: set[str] = field(default_factory=set)
+    # what is known of rows whose second derivatives are finite at no point
     without_curvature: list[ModelError] = field(default_factory=list, repr=False)
 
     def on(self, device: torch.device) -> BoundModel:
@@ -97,16 +88,11 @@ class BoundModel:
         discrete: Mapping[str, Tensor] | None = None,
         enumerate_at: int | None = None,
     ) -> Execution:
-        """Run the model on some rows.
+        """Run the model on some rows; surplus row tensors are ignored.
 
-        Args:
-            source: gives the latents their unconstrained values.
-            rows: row tensors, each (m, ...), m >= 1; surplus ones are ignored.
-            densities: compute the sites' log densities.
-            validate: run with Pyro's validation on.
-            placeholder: value of imputed entries (`obs_mask`).
-            discrete: values of discrete latents; the others take their first one.
-            enumerate_at: the dimension from which on the others take all of their values at once instead.
+        `densities` computes the sites' log densities, `validate` has Pyro's validation on, `placeholder` is the value
+        of imputed entries (`obs_mask`). Discrete latents have the values in `discrete`; the others take their first
+        one, or all at once in dimensions from `enumerate_at` on.
         """
         tick()
         sharded = bool(self.arguments.rows)

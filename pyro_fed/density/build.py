@@ -112,12 +112,7 @@ def _from_few_rows(
     whole: Mapping[str, int],
     settings: Mapping[str, Any],
 ) -> Problem | None:
-    """The densities as some of many rows show them; None where all are needed, as to refuse one of them by its number.
-
-    All rows are needed by what the model computes from them all, and by rows' latents. Each row has a finite density
-    and gradient at a point near zero, that of a block of rows is the sum of its halves', and Pyro's validation is
-    passed, or all are asked.
-    """
+    """The densities as some of many rows show them; None where all are needed, as to refuse one by its number."""
     if arguments.incomplete or settings["constants"]:
         return None
     generator = torch.Generator().manual_seed(0)
@@ -141,10 +136,7 @@ def _from_few_rows(
 
 
 def _all_are_regular(problem: Problem) -> bool:
-    """Whether all rows pass Pyro's validation near zero, with finite densities and gradients, and none needs others.
-
-    Each block's densities are those of its halves, of every second row, or a statistic of rows is in them.
-    """
+    """Whether all rows are valid and finite near zero, and each block's densities are those of its halves."""
     generator, exact = torch.Generator().manual_seed(0), problem.doubled()
     z = SPREAD * torch.randn(problem.dim, generator=generator, dtype=torch.float64)
 
@@ -170,11 +162,7 @@ def _all_are_regular(problem: Problem) -> bool:
 
 
 def _one_by_one(problem: Problem) -> ModelError:
-    """The error for latents of rows in a model that cannot be mapped over their values.
-
-    They are integrated out at many points, each of which would be a run of the model: for twelve rows with one latent
-    each a run of `FedEP` did not end in minutes.
-    """
+    """The error for latents of rows in a model that cannot be mapped over their values: one by one takes hours."""
     why, line = "", ""
     try:
         run_trial(replace(problem, compiler=Compiler("off")))
@@ -190,19 +178,10 @@ def _one_by_one(problem: Problem) -> ModelError:
 
 
 def rebuilt(problem: Problem, arguments: Arguments, quadrature: Quadrature | None) -> Problem:
-    """The densities of the same model on other data of the same shapes, with compiled steps reused.
+    """The densities of the same model on other data of the same shapes, with compiled steps reused where they may be.
 
-    The model is run once, validated. Earlier checks have shown that its likelihood is a sum over rows. Compiled steps
-    hold the arguments that all clients share as constants: if these change, or rows' latents need another quadrature,
-    the steps are not reused.
-
-    Args:
-        problem: the model's densities on the data before.
-        arguments: the new ones, as `Arguments.with_leaves_of` checks them.
-        quadrature: the user's, with its open settings still open.
-
-    Raises:
-        DataError: data outside a likelihood's support, or with which the model has other sites.
+    The model is run once, validated: its likelihood is known to be a sum over rows. `quadrature` is the user's, with
+    its open settings still open.
     """
     constants = {name: value for name, value in problem.bound.constants.items() if not is_shared(name)}
     bound = replace(problem.bound, arguments=arguments, constants=constants)

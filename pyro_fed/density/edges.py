@@ -50,14 +50,7 @@ def moving_support(bound: BoundModel, seen: FirstRun, name: str) -> str:
 
 
 def check_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
-    """Warn of supports that hold all rows at the first point, and lose some of them at other latents.
-
-    A density that is zero beyond leads to a warning. One that is not zero there, as that of a transformed distribution
-    whose base does not check its support, is refused if the prior reaches so far.
-
-    Raises:
-        ModelError: a likelihood that is not a density beyond an edge.
-    """
+    """Warn of supports that lose rows at other latents; refuse those with a density beyond, in reach."""
     for name, msg in seen.execution.trace.nodes.items():
         if msg["type"] != "sample" or not msg["is_observed"] or is_deterministic(msg) or not _edges(msg):
             continue
@@ -85,11 +78,7 @@ def latents_of_moving_support(bound: BoundModel) -> dict[str, list[str]]:
 
 
 def values_at_an_end(bound: BoundModel, seen: FirstRun, name: str) -> tuple[Tensor, str]:
-    """Entries of an observed site's density, of its batch shape, that are at the end of its support, with a sentence.
-
-    Their density is zero or infinite wherever latents are. All are False, with "", if there are none. The model is run
-    again only if there are values at an end.
-    """
+    """Entries of a site's density at its support's end, zero or infinite whatever the latents; a sentence."""
     msg = seen.execution.trace.nodes[name]
     at_end = _at_end(msg)
     found = torch.zeros(msg["fn"].batch_shape, dtype=torch.bool)
@@ -142,10 +131,7 @@ def _edge_sentence(msg: Message, latents: Collection[str]) -> str:
 
 
 class _SiteDensity(NamedTuple):
-    """The distribution that computes a site's density, its input, and the transforms from there to the site.
-
-    A mixture's components receive the value once for all of them, along a last dimension.
-    """
+    """The distribution that computes a site's density, its input, the transforms to the site; if of a mixture."""
 
     fn: Any
     value: Tensor
@@ -277,11 +263,7 @@ def _is_nonsense(bound: BoundModel, name: str) -> bool:
 
 
 def find_walls(problem: RowDensities, seen: FirstRun, computed: Collection[str]) -> list[str]:
-    """Put walls where the parameters of sites leave their constraints at draws of the priors; a sentence on each site.
-
-    The problem has these walls from then on. `computed` are the sites with constrained parameters that depend on
-    latents.
-    """
+    """Make walls of the sites `computed` whose parameters leave their constraints at prior draws; sentences."""
     bound, nodes = problem.bound, seen.execution.trace.nodes
     latents = {value.untyped_storage().data_ptr() for value in seen.execution.filler.values.values()}
 

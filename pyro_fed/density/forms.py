@@ -198,10 +198,7 @@ class NonCentredJoint(NonCentred, JointProblem):
 
 
 def noncentred_form(problem: Problem) -> NonCentred | None:
-    """The non-centred form of a problem, joint or not, with a compiler of its own.
-
-    None if no latent of the flat vector has a scale that depends on another latent.
-    """
+    """The non-centred form of a problem, joint or not; None if no latent's scale depends on another latent."""
     effects = effects_of(problem)
     if not effects:
         return None

@@ -36,15 +36,10 @@ def clients_at_once(problem: Problem, rows: int) -> int:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one run of a model with densities.
+    """The cost of one run of a model with densities."""
 
-    Args:
-        numbers: made by each row, in all intermediate results.
-        operations: of all rows, matrix products counted in full.
-    """
-
-    numbers: float
-    operations: float
+    numbers: float  # made by each row, in all intermediate results
+    operations: float  # of all rows, matrix products counted in full
 
 
 def cost_of(problem: Problem) -> Cost:

@@ -41,19 +41,12 @@ NETWORK_NUMBERS = 10_000_000
 
 
 class Neck(NamedTuple):
-    """Where the scale of a site is small, as far as its logarithm is linear in the flat vector.
+    """Where the scale of a site is small, as far as its logarithm is linear in the flat vector."""
 
-    Attributes:
-        site: its name.
-        scales: latents that its scale depends on.
-        log_scale: the scale's logarithm at zero, the mean over its entries.
-        slope: that logarithm's derivatives there, (D,).
-    """
-
-    site: str
-    scales: list[str]
-    log_scale: float
-    slope: Tensor
+    site: str  # its name
+    scales: list[str]  # latents that its scale depends on
+    log_scale: float  # the scale's logarithm at zero, the mean over its entries
+    slope: Tensor  # that logarithm's derivatives there, (D,)
 
 
 class Search(ABC):

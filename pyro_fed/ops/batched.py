@@ -20,11 +20,7 @@ from pyro_fed.errors import ModelError
 
 
 class _Quiet:
-    """A context in which torch does not warn of operations without a batching rule.
-
-    Torch has one switch for all threads, and no way to read it. So the calls inside are counted: the first
-    one switches the warnings off, and the last one to end switches them on, which is how torch begins.
-    """
+    """A context without torch's warnings of operations without a batching rule; its calls are counted."""
 
     def __init__(self) -> None:
         self.calls = 0

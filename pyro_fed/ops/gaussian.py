@@ -112,22 +112,14 @@ class Gaussian(ABC):
     @classmethod
     @abstractmethod
     def from_moments(cls, mean: Tensor, spread: Tensor) -> Self:
-        """The Gaussian of a mean (..., D) and a spread as ``moments`` returns it; NaN where that is not positive.
-
-        Raises:
-            ValueError: if the spread does not have the structure's shape.
-        """
+        """The Gaussian of a mean (..., D) and a spread as ``moments`` returns it; NaN where that is not positive."""
 
     @abstractmethod
     def is_proper(self) -> Tensor:
         """Whether P is finite and positive definite and eta finite: (...), bool."""
 
     def require_proper(self, what: str) -> Self:
-        """Return this Gaussian, or raise an exception that calls it `what`; for use outside ``vmap`` and ``make_fx``.
-
-        Raises:
-            ImproperGaussianError: if one of the batch is not proper.
-        """
+        """This Gaussian, or an ImproperGaussianError that calls it `what`; for use outside ``vmap`` and ``make_fx``."""
         proper = self.is_proper()
         if not bool(proper.all()):
             bad = [tuple(index) if index else "itself" for index in (~proper).nonzero().tolist()]
@@ -204,20 +196,14 @@ class Gaussian(ABC):
         return self.transform(noise.to(self.eta.device))
 
     def even_sample(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        """Draws (num_samples, ..., D), spread evenly: each is the Gaussian's, together they have less chance error.
-
-        The same generator state gives the same draws in every dtype. See `pyro_fed.ops.points.even_normals`.
-        """
+        """Draws (num_samples, ..., D), each the Gaussian's, together with less chance error (`points.even_normals`)."""
         dim, count = self.eta.shape[-1], self.eta.shape[:-1].numel()
         noise = torch.stack([even_normals(num_samples, dim, generator) for _ in range(count)], 1)
         return self.transform(noise.reshape(num_samples, *self.eta.shape).to(self.eta.device))
 
     @abstractmethod
     def relative_change(self, delta: Gaussian) -> Tensor:
-        """Eigenvalues (..., D) of P^(-1/2) D P^(-1/2), D the precision of a change: they have no units.
-
-        They are float64, in no particular order, and NaN where undefined.
-        """
+        """Eigenvalues (..., D) of P^(-1/2) D P^(-1/2), D a change's precision: float64, unordered, or NaN."""
 
     @abstractmethod
     def to_full(self) -> Gaussian:

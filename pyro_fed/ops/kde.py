@@ -54,11 +54,7 @@ def kde_score(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: floa
 
 
 def kde_share(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: float) -> Tensor:
-    """The share (..., M) that the floor leaves of the KDE score, KDE / (KDE + floor), between 0 (dead) and 1.
-
-    Raises:
-        ValueError: if the bandwidth is not positive, or the floor negative.
-    """
+    """The share (..., M) that the floor leaves of the KDE score, KDE / (KDE + floor), between 0 (dead) and 1."""
     if floor < 0:
         raise ValueError(f"kde: expected floor >= 0, received {floor}")
     log_sum = _log_kernels(x, centres, bandwidth).logsumexp(-1, keepdim=True).squeeze(-1)
@@ -67,26 +63,17 @@ def kde_share(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: floa
 
 
 def effective_neighbours(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tensor:
-    """Number of centres (..., M) that make up the score at each point, 1 / Σ_n w_n²: between 1 and N.
-
-    Near 1 the estimate is a single Gaussian at the nearest centre and says nothing about the others, as
-    happens in high dimension or where ``x`` is itself a centre and the bandwidth too small.
-    """
+    """Number of centres (..., M) that make up the score at each point, 1 / Σ_n w_n²; near 1 it is the nearest."""
     return 1.0 / kde_weights(x, centres, bandwidth).square().sum(-1)
 
 
 def buffer_score_ratio(
     x: Tensor, after: Tensor, before: Tensor, mask: Tensor, bandwidth: float | Tensor, floor: float = 0.0
 ) -> Tensor:
-    """Score (M, D) of U-DSVGD's site, Eq. (15): Σ_j [∇ log q_j(x) - ∇ log q_{j-1}(x)] over a client's buffer.
+    """Score (M, D) of U-DSVGD's site at x, Eq. (15): Σ_j [∇ log q_j(x) - ∇ log q_{j-1}(x)] over a client's buffer.
 
-    Args:
-        x: points, (M, D).
-        after: particles that the client sent, one slot a turn, (J, N, D).
-        before: particles that it had received in those turns, (J, N, D).
-        mask: which slots are in use, (J,), bool; an empty buffer has a score of zero (a flat site).
-        bandwidth: lambda.
-        floor: under each KDE, as in ``kde_score``.
+    `after` and `before` (J, N, D) are the particles that it sent and had received, one slot a turn; `mask` (J,) says
+    which are in use.
     """
     difference = kde_score(x, after, bandwidth, floor) - kde_score(x, before, bandwidth, floor)
     # Chosen, not multiplied: an unused slot may hold anything, NaN included.
@@ -94,13 +81,7 @@ def buffer_score_ratio(
 
 
 def kde_draws(centres: Tensor, num_draws: int, bandwidth: float, generator: torch.Generator) -> Tensor:
-    """Draws (S, D) of the density itself, stratified: every centre has as many as the others, to within one.
-
-    The bandwidth is the standard deviation of each Gaussian kernel.
-
-    Example:
-        >>> kde_draws(torch.zeros(1, 2), 1000, 0.55, torch.Generator().manual_seed(0)).std()  # 0.55
-    """
+    """Draws (S, D) of the density itself, stratified: every centre has as many as the others, to within one."""
     count = len(centres)
     extra = torch.randperm(count, generator=generator)[: num_draws % count]
     chosen = torch.cat([torch.arange(count).repeat(num_draws // count), extra])

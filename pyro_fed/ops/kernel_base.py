@@ -24,11 +24,7 @@ COUNTED_MEDIAN = 256
 
 
 def centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Both sets, (..., N, D) and (..., M, D), with the mean of ``x`` as the origin.
-
-    In two stages, by way of a point of ``x``: where all points of ``x`` coincide they become exactly zero,
-    and far from the origin the mean keeps its digits.
-    """
+    """Both sets, (..., N, D) and (..., M, D), with the mean of ``x`` as the origin, by way of a point of ``x``."""
     anchor = x[..., :1, :]
     x, y = x - anchor, y - anchor
     mean = x.mean(-2, keepdim=True)
@@ -36,10 +32,7 @@ def centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b``, written out as a sum where the matrices are small, so that a compiler fuses it with the rest.
-
-    A call of a matrix library costs some microseconds, more than a thousand multiplications.
-    """
+    """``a @ b``, written out as a sum where the matrices are small, so that a compiler fuses it with the rest."""
     if _large(a, b):
         return a @ b
     return (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
@@ -73,14 +66,7 @@ def _large(a: Tensor, b: Tensor) -> bool:
 
 
 def median_distance(points: Tensor) -> Tensor:
-    """Median (0-d) of the N (N - 1) / 2 distances between different points of (N, D), N at least 2.
-
-    For an even number of pairs the mean of the two middle distances, as the median is usually defined
-    (``torch.median`` takes the lower one).
-
-    Raises:
-        ValueError: if there is no pair of points.
-    """
+    """Median (0-d) of the N (N - 1) / 2 >= 1 distances between points (N, D); of the middle two the mean."""
     num_points = points.shape[-2]
     if num_points < 2:
         raise ValueError(f"median_distance: expected at least 2 points, received {num_points}; use 2 or more")
@@ -121,29 +107,11 @@ class Kernel(ABC):
 
     @abstractmethod
     def velocity(self, points: Tensor, particles: Tensor, scores: Tensor) -> Tensor:
-        """The SVGD velocity field, 1/N Σ_j [k(x_j, y) s_j + ∇_{x_j} k(x_j, y)].
-
-        Args:
-            points: y, where it is wanted, (M, D).
-            particles: x, (N, D).
-            scores: s, gradients of the target's log density at the particles, (N, D).
-
-        Returns:
-            (M, D).
-        """
+        """The SVGD velocity field at y (M, D), 1/N Σ_j [k(x_j, y) s_j + ∇_{x_j} k(x_j, y)]: x, s (N, D)."""
 
     @abstractmethod
     def stein_matrix(self, particles: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """Stein kernel of two targets, a_i'b_j k + a_i'∇_{x_j} k + b_j'∇_{x_i} k + tr ∇_{x_i} ∇_{x_j} k.
-
-        Args:
-            particles: x, (N, D).
-            left: a, scores of one target, (N, D).
-            right: b, scores of the other, (N, D); equal to ``left`` for the KSD.
-
-        Returns:
-            (N, N), entry (i, j) for the pair of particles i, j.
-        """
+        """Stein kernel (N, N), a_i'b_j k + a_i'∇_{x_j} k + b_j'∇_{x_i} k + tr ∇_{x_i} ∇_{x_j} k: x, a, b (N, D)."""
 
     def __add__(self, other: Kernel) -> Sum:
         return Sum(self, other)

@@ -42,11 +42,7 @@ from pyro_fed.ops.kernel_base import Kernel, RadialKernel, ScalarKernel, median_
 
 
 def median_bandwidth(particles: Tensor, min_bandwidth: float, min_relative_bandwidth: float) -> Tensor:
-    """h = med² / log n of the paper's Section 7 (0-d), with its two floors; the smallest value for a single particle.
-
-    `min_bandwidth` is in squared units of the particles, `min_relative_bandwidth` a fraction of their mean squared
-    distance to their mean.
-    """
+    """h = med² / log n of the paper's Section 7 (0-d), with its two floors; the smallest for a single particle."""
     num_particles = particles.shape[-2]
     if num_particles == 1:
         return particles.new_tensor(min_bandwidth)

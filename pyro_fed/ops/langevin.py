@@ -49,14 +49,9 @@ STABLE = 4.0
 def langevin_step(
     position: Tensor, score: Tensor, step_size: float | Tensor, noise: Tensor, factor: Tensor | None = None
 ) -> Tensor:
-    """The position (..., D) after a step of Eq. (1) with standard normal noise xi, preconditioned if a factor is given.
+    """The position (..., D) after a step of Eq. (1) with standard normal noise xi (..., D).
 
-    Args:
-        position: theta, (..., D).
-        score: v(theta), (..., D).
-        step_size: h, the variance of the injected noise (times G), a number or 0-d.
-        noise: standard normal xi, (..., D).
-        factor: A with G = A A': (D,) for a diagonal one, (D, D) for a dense one, ``None`` for the identity.
+    A preconditioning factor A, G = A A', is (D,) for a diagonal one or (D, D).
     """
     return drifted(position, pulled(score, factor), step_size, injected(step_size, noise, factor), factor)
 
@@ -88,10 +83,7 @@ def _apply_factor(white: Tensor, factor: Tensor) -> Tensor:
 
 
 def visit_variance(time: float, num_clients: int, shuffled: bool) -> float:
-    """V/s² of visits of time t to n clients, see the module's header.
-
-    `shuffled` says whether each sweep takes every client once; else they are drawn anew for each visit.
-    """
+    """V/s² of visits of time t to n clients, `shuffled` in each sweep or drawn anew."""
     if num_clients == 1:
         return 0.0
     if not shuffled:
@@ -105,10 +97,7 @@ def visit_variance(time: float, num_clients: int, shuffled: bool) -> float:
 
 
 def longest_visit(error: float, score_variance: float, num_clients: int, shuffled: bool, limit: float) -> float:
-    """The longest visit t, at most `limit`, for which V is at most `error`, a share of the posterior's variance.
-
-    `score_variance` is s².
-    """
+    """The longest visit t, at most `limit`, for which V is at most `error`, a share of the posterior's variance."""
 
     def fits(time: float) -> bool:
         return score_variance * visit_variance(time, num_clients, shuffled) <= error

@@ -34,11 +34,7 @@ MAX_CACHED_NUMBERS = 2**20
 
 
 class Factor(NamedTuple):
-    """P = S L L' S, NaN where P is not finite and positive definite.
-
-    Fields: ``scale``, the diagonal of S, (..., D); ``lower``, L, (..., D, D); ``proper``, whether P is finite
-    and positive definite, (...), bool.
-    """
+    """P = S L L' S of a proper P, NaN elsewhere: diag S (..., D), L (..., D, D), whether P is proper (...)."""
 
     scale: Tensor
     lower: Tensor
@@ -89,10 +85,7 @@ _KNOWN: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def factor_of(matrix: Tensor) -> Factor:
-    """`equilibrated_cholesky` in float64 of a matrix P (..., D, D), cached unless P is being traced or mapped.
-
-    A Gaussian needs it more than once: for its mean, root and flag.
-    """
+    """`equilibrated_cholesky` in float64 of a matrix P (..., D, D), cached unless P is being traced or mapped."""
     if not _is_plain(matrix):
         return equilibrated_cholesky(matrix.to(torch.float64))
     return _cached_factor(matrix).factor
@@ -137,10 +130,7 @@ def _factor_of_proper(matrix: Tensor) -> Factor | None:
 
 
 def equilibrated_cholesky(matrix: Tensor) -> Factor:
-    """Factor a symmetric matrix P (..., D, D), with a flag in place of an exception.
-
-    Only its symmetric part counts. Where P is not finite and positive definite, the factor is NaN and ``proper`` False.
-    """
+    """Factor the symmetric part of P (..., D, D); NaN, with a flag in place of an exception, where P is not proper."""
     matrix = symmetrised(matrix)
     diagonal = torch.diagonal(matrix, dim1=-2, dim2=-1)
     candidate = torch.isfinite(matrix).all(-1).all(-1) & (diagonal > 0).all(-1)
@@ -160,10 +150,7 @@ def symmetrised(matrix: Tensor) -> Tensor:
 
 
 def absolute_cholesky(matrix: Tensor, floor: float) -> Tensor:
-    """The factor C of the module's header, lower triangular, of symmetric matrices A (..., d, d).
-
-    `floor` is the smallest pivot, relative to the largest entry of |A|.
-    """
+    """The factor C of |A| (..., d, d), pivots at least `floor` times the largest entry, lower triangular."""
     size = matrix.shape[-1]
     least = (floor * matrix.abs().amax((-2, -1))).clamp_min(torch.finfo(matrix.dtype).tiny)
     columns = []

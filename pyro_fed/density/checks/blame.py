@@ -25,17 +25,11 @@ MAX_RESULTS = 100_000
 
 
 class Suspect(NamedTuple):
-    """The known facts about the cause.
+    """The known facts about the cause."""
 
-    Attributes:
-        line: file and number, None if no line of the model's own shows it.
-        arguments: names of arguments through which other rows come in.
-        statement: file and number of the site's `pyro.sample`.
-    """
-
-    line: Line | None
-    arguments: tuple[str, ...]
-    statement: Line | None
+    line: Line | None  # file and number, None if no line of the model's own shows it
+    arguments: tuple[str, ...]  # names of arguments through which other rows come in
+    statement: Line | None  # file and number of the site's `pyro.sample`
 
     @property
     def where(self) -> str:
@@ -62,18 +56,11 @@ def blame(
     place: int = 0,
     again: bool = False,
 ) -> Suspect:
-    """The cause of a difference, as far as it can be found.
+    """The cause of a difference at z (D,), as far as it can be found.
 
-    Args:
-        problem: the model's densities.
-        z: (D,) a point at which the rows differ.
-        rows: row tensors, each (n, ...).
-        local: (n, d) latents of the rows.
-        few: (m,) places of some of the rows, whose densities differ from those among all rows.
-        name: name of the site that differs.
-        kind: "inside" or "outside" the plate.
-        place: which of the few differs.
-        again: compare a run with its repetition, to find random results.
+    `few` (m,) are places of some of `rows`, with latents `local` (n, d), that differ among themselves from among all
+    rows, `place` one of them. `kind` is "inside" or "outside" the plate. `again` compares a run with its repetition,
+    to find random results.
     """
     everything = torch.arange(len(rows[0]))
     first = _record_run(problem, z, rows, local, everything)

@@ -42,7 +42,7 @@ from pyro_fed.density.checks.slopes import (
     steps,
     without_derivative,
 )
-from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes, line_of, line_text
+from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes, line_of
 from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined, slopes_and_bends
 from pyro_fed.density.edges import find_walls
 from pyro_fed.density.rows.arguments import Arguments
@@ -70,32 +70,19 @@ _CURE = (
 
 
 class _Sample(NamedTuple):
-    """The rows and points at which the model is examined.
+    """The rows and points at which the model is examined."""
 
-    Attributes:
-        at: (n,) row numbers.
-        rows: row tensors of these.
-        all_together: the same as the model takes them at once.
-        pairs: (R, 2) places in `at`.
-        weight: (R, 2) of each row in the gradient.
-        z: (P, D) points.
-        local: (P, n, d) latents of the rows there.
-    """
-
-    at: Tensor
-    rows: tuple[Any, ...]
-    all_together: tuple[Any, ...]
-    pairs: Tensor
-    weight: Tensor
-    z: Tensor
-    local: Tensor
+    at: Tensor  # (n,) row numbers
+    rows: tuple[Any, ...]  # row tensors of these
+    all_together: tuple[Any, ...]  # the same as the model takes them at once
+    pairs: Tensor  # (R, 2) places in `at`
+    weight: Tensor  # (R, 2) of each row in the gradient
+    z: Tensor  # (P, D) points
+    local: Tensor  # (P, n, d) latents of the rows there
 
 
 class _Run(NamedTuple):
-    """Densities as the pairs have them: outside the plate (R, P), inside it (R, P, 2); a gradient of all, (P, D).
-
-    `regular` (P,) is True where these, and curvatures if they are computed, are finite.
-    """
+    """Densities of pairs, outside (R, P) and inside (R, P, 2), a gradient (P, D), and what is finite (P,)."""
 
     outside: Terms
     inside: Terms
@@ -105,12 +92,7 @@ class _Run(NamedTuple):
 
 
 def check_splits(problem: RowDensities, seen: FirstRun) -> None:
-    """Refuse a model that does not split, mapping it as the problem does; `seen` is its first run, on all rows.
-
-    Raises:
-        ModelError: names the site and the plate, and the cure, and draws the plates if there are several.
-        Exception: the model's own error if it cannot be mapped in this way.
-    """
+    """Refuse a model that does not split, mapping it as the problem does; `seen` is its first run, on all rows."""
     try:
         with torch.random.fork_rng(devices=[]):  # a model's own draws must not change later ones
             judged = problem.doubled()
@@ -129,11 +111,10 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
             check_slope(
                 values,
                 whole.slope[0],
-                sample.z[0],
+                sample.z,
                 partial(_total_and_slope, judged, sample),
                 judged.sites,
-                sample.z[1:],
-                partial(_graph_leaving_line, judged, sample),
+                partial(left_graph, judged, sample.z[0], sample.all_together, sample.local[0]),
                 _is_flat(whole),
             )
             if stepping.found and (stepped := steps(judged, sample.z[0])):
@@ -184,10 +165,7 @@ def _reference_rows(num_rows: int, dim: int) -> int:
 
 
 def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
-    """Places (R, 2): the rows with extreme values and others at random, each once; few rows each paired with itself.
-
-    If there are two rows, each is taken alone, (2, 1), so that a dependence on their number shows.
-    """
+    """Places (R, 2): rows with extreme values and others at random, each once; few paired with themselves."""
     count = len(rows[0])
     if count < FEWEST_TO_PAIR:
         return torch.arange(count).unsqueeze(-1).expand(-1, 1 if count == 2 else 2)
@@ -218,10 +196,7 @@ def _run(
     share: float,
     curved: bool = False,
 ) -> Any:
-    """Gradient (D,) of the weighted sum of the rows' terms and a share of the sites outside, and all terms.
-
-    Also the sum and, if `curved`, the result of `slopes_and_bends`: everything that must be finite.
-    """
+    """Gradient (D,) of weighted rows' terms and a share of the sites outside; what must be finite; all terms."""
 
     def total(point: Tensor, own: Tensor) -> tuple[Tensor, Any]:
         outside, inside = problem.log_terms(point, rows, own)
@@ -294,29 +269,15 @@ def _prior_draws(problem: RowDensities, sample: _Sample) -> Tensor:
 
 
 def _total_and_slope(problem: RowDensities, sample: _Sample, points: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums that `_run_all_rows` differentiates, (M,), and their gradients, (M, D), at points (M, D).
-
-    The rows have their latents at the sample's first point.
-    """
+    """The sums that `_run_all_rows` differentiates, (M,), and gradients (M, D), at points (M, D)."""
     run = _run_all_rows(problem, _at_first(sample, points))
     return _totals(run, sample), run.slope
 
 
-def _graph_leaving_line(problem: RowDensities, sample: _Sample) -> str:
-    """The line of the model that takes a value out of torch's graph, quoted; "" if none does."""
-    line = left_graph(problem, sample.z[0], sample.all_together, sample.local[0])
-    return line_text(line) if line else ""
-
-
 def _check_range(problem: RowDensities, seen: FirstRun, sample: _Sample, run: _Run) -> None:
-    """Refuse rows whose densities are beyond the range or the digits of float64: latents do not change them.
-
-    A density of zero is an overflow if data are so large that their squares are; elsewhere it may be an end of the
-    support. If a density is so large that 1 nat is lost in rounding, it is the same number at all points.
-
-    Raises:
-        ModelError: names the site, the latents and the rows.
-    """
+    """Refuse rows whose densities are beyond the range or the digits of float64: latents do not change them."""
+    # A density of zero is an overflow if the data's squares are; elsewhere it may be an end of the support. One so
+    # large that 1 nat is lost in rounding is the same number at all points.
     numbers = [leaf for leaf in sample.all_together if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     largest = max((float(leaf.abs().max()) for leaf in numbers if leaf.numel()), default=0.0)
     huge = torch.finfo(torch.float64).max ** 0.5 < largest < math.inf
@@ -487,10 +448,7 @@ def _part_of_run(run: _Run, kind: str, name: str) -> Tensor | None:
 
 
 def _nudged_sample(sample: _Sample) -> _Sample:
-    """The sample with inputs changed in their last digits, by a pattern that rows share wherever they are.
-
-    By so much that it is more than what sums in another order, which round elsewhere, change.
-    """
+    """The sample with inputs changed by more than sums in another order are, the same wherever a row is."""
     nudge = 1 + ROUNDING_UNITS * torch.finfo(torch.float64).eps
 
     def nudged_leaves(rows: Any) -> Any:

@@ -31,14 +31,7 @@ FROZEN = r".* was not registered in the param store because requires_grad=False"
 
 
 def check_modules(model: Callable[..., Any]) -> None:
-    """Refuse batch normalisation by the batch at hand, in a module or in one that a function refers to.
-
-    Frozen weights are fine. If a module has some, Pyro's warning at every run of the model, that these are not
-    parameters, is suppressed from here on.
-
-    Raises:
-        ModelError: names the layer and the cure.
-    """
+    """Refuse batch normalisation by the batch at hand, in a module or in one that a function refers to."""
     for module in _modules_of(model):
         if any(not weight.requires_grad for weight in module.parameters()):
             warnings.filterwarnings("ignore", FROZEN, UserWarning)
@@ -63,26 +56,16 @@ def _modules_of(model: Callable[..., Any]) -> Iterator[nn.Module]:
 
 
 class FirstRun(NamedTuple):
-    """A run of the model on all of its rows.
+    """A run of the model on all of its rows."""
 
-    Attributes:
-        execution: its trace and the plates that it declared.
-        point: unconstrained values of the latent sites, in the order in which the model met them.
-        spread: of that point; 0 is zero.
-    """
-
-    execution: Execution
-    point: dict[str, Tensor]
-    spread: float
+    execution: Execution  # its trace and the plates that it declared
+    point: dict[str, Tensor]  # unconstrained values of the latent sites, in the order in which the model met them
+    spread: float  # of that point; 0 is zero
 
 
 @contextmanager
 def refusing_writes(names: Sequence[str], leaves: Sequence[Any]) -> Iterator[None]:
-    """Refuse a model that changes one of its arguments in place, which every run would change again.
-
-    Raises:
-        ModelError: names the argument.
-    """
+    """Refuse a model that changes one of its arguments in place, which every run would change again."""
     tensors = {name: leaf for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Tensor)}
     versions = {name: leaf._version for name, leaf in tensors.items() if not leaf.is_inference()}
     yield
@@ -95,14 +78,7 @@ def refusing_writes(names: Sequence[str], leaves: Sequence[Any]) -> Iterator[Non
 
 
 def first_run(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRun:
-    """A validated run near zero; at zero or a draw of the priors if Pyro's validation refuses that (such as p + q < 1).
-
-    `run` runs the model on all rows, validated, with latents from its argument.
-
-    Raises:
-        ModelError: a site that cannot be handled.
-        Exception: the model's own error near zero, if it runs at none of the points.
-    """
+    """A validated run near zero; at zero or a draw of the priors if that is refused (such as p + q < 1)."""
     try:
         return _run_at(run, SPREAD, dtype)
     except PyroFedError:

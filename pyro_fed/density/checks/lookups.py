@@ -104,11 +104,7 @@ class Lookups:
 
 
 def num_elements(bound: BoundModel, columns: Sequence[Tensor]) -> list[int]:
-    """Number of elements from which the model picks by each column of codes: the largest over all uses; 0 without any.
-
-    Codes pick as an index, `level[stage]`, by comparison with all numbers from 0 (one-hot), and as an observed
-    category. The model's further computations do not matter. The columns are whole numbers from 0.
-    """
+    """Number of elements from which the model picks by each column of codes, from 0: the largest; 0 without."""
     picking = _Picking(columns)
     with picking:
         execution, _ = run_at_random(bound, torch.Generator().manual_seed(0))
@@ -195,11 +191,7 @@ WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class NegativeLookups(CallWatcher):
-    """Records where the model's own lines look up by tensors that have negative numbers among them.
-
-    Attributes:
-        found: by line: the smallest of them, their number, the number of all, and the first one's place.
-    """
+    """Records lines that look up by negative numbers: the smallest, how many, of how many, the first's place."""
 
     def __init__(self) -> None:
         super().__init__()

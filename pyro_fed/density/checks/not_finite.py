@@ -39,10 +39,6 @@ COMPARING = frozenset((torch.ne, torch.eq, Tensor.ne, Tensor.eq, Tensor.__ne__, 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 #: Modules of this package that test for NaN in the model's place.
 LOOKING = frozenset((observed_values.__file__, log_probs.__file__))
-#: Values in place of NaN, which show whether the model reads them.
-STAND_INS = (-1e4, 0.5, 1e4)
-#: Spreads of the points at which densities must be finite.
-SPREADS = (0.1, 0.5)
 
 
 class _NaNTests(CallWatcher):
@@ -78,9 +74,10 @@ def unhandled_missing_values(problem: Problem) -> str | None:
 
 
 def _points(problem: Problem) -> list[Tensor]:
+    """Two points (D,) near zero at which densities must be finite."""
     generator = torch.Generator().manual_seed(2)
-    normals = [torch.randn(problem.dim, generator=generator, dtype=torch.float64) for _ in SPREADS]
-    return [(spread * one).to(problem.dtype) for spread, one in zip(SPREADS, normals, strict=True)]
+    normals = [torch.randn(problem.dim, generator=generator, dtype=torch.float64) for _ in range(2)]
+    return [(spread * one).to(problem.dtype) for spread, one in zip((0.1, 0.5), normals, strict=True)]
 
 
 def _not_looked_at(problem: Problem) -> list[str]:
@@ -106,7 +103,7 @@ def _is_read(problem: Problem, leaf: Tensor) -> bool:
     if not places:
         return True  # the model gets a copy, and it is unknown of which argument
     terms = problem.pointwise_log_lik(z)
-    for number in STAND_INS:
+    for number in (-1e4, 0.5, 1e4):
         filled = [part.nan_to_num(nan=number) if i in places else part for i, part in enumerate(parts)]
         if not torch.equal(problem.pointwise_log_lik(z, pytree.tree_unflatten(filled, form)), terms):
             return True
@@ -122,10 +119,7 @@ def _storage(leaf: Tensor) -> int:
 
 
 def nan_density_notes(problem: Problem) -> list[str]:
-    """A sentence on a site without a finite density or derivative on the latents' support; or none.
-
-    Densities are examined at draws of the prior and at zero, where Newton's method begins; derivatives at a few draws.
-    """
+    """A sentence on a site without a finite density or derivative at draws of the prior, or at zero; or none."""
     points = torch.zeros(1, problem.dim, dtype=problem.dtype)
     if not problem.layout.improper:
         with suppress(ModelError, *FAILURES):

@@ -81,11 +81,7 @@ def plate_tree(bound: BoundModel) -> str:
 
 
 def check_followers(bound: BoundModel, plates: tuple[str, ...]) -> None:
-    """Refuse sites outside `plates`, the partitioned one and those whose rows follow it, that depend on latents inside.
-
-    Raises:
-        ModelError: names the site, the latents and the cure, and draws the plates.
-    """
+    """Refuse sites outside the split plates, and those whose rows follow them, that depend on latents inside."""
     execution, found = dependences(bound)
     nodes, plate = execution.trace.nodes, plates[0]
     local = [name for name in found if not nodes[name]["is_observed"] and frame_of(nodes[name], plate) is not None]
@@ -119,11 +115,7 @@ def _cure(bound: BoundModel, sizes: dict[str, int], own: list[str]) -> str:
 
 
 def size_of_plate(plate: str, declared: Mapping[str, int]) -> int:
-    """The partitioned plate's size, among the sizes that the model declared for its plates.
-
-    Raises:
-        ModelError: the model has no such plate; names those that it has.
-    """
+    """The partitioned plate's size, among the sizes that the model declared for its plates."""
     if plate not in declared:
         raise ModelError(f"the model has no plate '{plate}'; its plates are {sorted(declared)}. Pass plate=...")
     return declared[plate]

@@ -95,32 +95,21 @@ def beside(at: Tensor) -> Tensor:
 def check_slope(
     values: Tensor,
     slope: Tensor,
-    at: Tensor,
+    points: Tensor,
     run: Callable[[Tensor], tuple[Tensor, Tensor]],
     sites: Mapping[str, Site],
-    others: Tensor,
     left: Callable[[], str],
     flat: bool,
 ) -> None:
-    """Refuse a model whose gradient is not its density's.
+    """Refuse a model whose gradient `slope` (D,) at the first of the points (P, D) is not its density's.
 
-    A value that leaves the graph does so everywhere. A difference that underflows, such as that of two distribution
-    functions far out, has lost its value at some points and not at others: a gradient that is wrong at the first point
-    and right at another is that of the density.
-
-    Args:
-        values: (M,) log densities at the points `beside` this one, in float64.
-        slope: (D,) the gradient at `at`.
-        at: (D,).
-        run: gives log densities (M,) and gradients (M, D) at points (M, D); called only if the gradient is wrong.
-        sites: latent sites of the flat vector.
-        others: further points, (P, D).
-        left: a line of the model that takes a value out of the graph, quoted; "" if none does.
-        flat: whether the likelihood is the same at all points.
-
-    Raises:
-        ModelError: names the latents.
+    `values` (M,) are log densities at the points `beside` the first, in float64. If the gradient is wrong, `run` gives
+    log densities (M,) and gradients (M, D) at points (M, D). `left` quotes a line that takes a value out of the graph;
+    `flat` says that the likelihood is the same everywhere.
     """
+    # A value that leaves the graph does so everywhere. A difference that underflows, such as that of two distribution
+    # functions far out, does so at some points: a gradient that is right at another is that of the density.
+    at = points[0]
     direction = _direction(at)
     if not _differs(values, slope, direction):
         return
@@ -133,7 +122,7 @@ def check_slope(
     names, line = listed(map(repr, odd or sites)), left()
     if flat and not line:
         raise ModelError(FLAT)
-    if not line and _right_elsewhere(run, torch.cat([others, _nearby(at)]), direction):
+    if not line and _right_elsewhere(run, torch.cat([points[1:], _nearby(at)]), direction):
         return
     raise ModelError(
         f"the gradient of the model's log density in {names} is not that of its values: "
@@ -305,24 +294,15 @@ def _gradient_verdict(values: Tensor, slope: Tensor, direction: Tensor) -> tuple
 
 
 class GradientCut(NamedTuple):
-    """An operation of the model's that lets no gradient of its numbers through.
+    """An operation of the model's that lets no gradient of its numbers through."""
 
-    Attributes:
-        line: of the model.
-        takes: its input, which has a gradient.
-        real: whether its output is real, and may still be followed in steps of its own.
-    """
-
-    line: Line
-    takes: Tensor
-    real: bool
+    line: Line  # of the model
+    takes: Tensor  # its input, which has a gradient
+    real: bool  # whether its output is real, and may still be followed in steps of its own
 
 
 class _GradientCuts(CallWatcher):
-    """Records the model's own lines whose output has no gradient although their input has one.
-
-    Operations named in `stepping` count as such although their output has a gradient.
-    """
+    """Records lines of the model whose output has no gradient, or is named in `stepping`, unlike their input."""
 
     def __init__(self, stepping: Collection[str]) -> None:
         super().__init__()
@@ -387,15 +367,7 @@ def _is_counted(value: Any) -> bool:
 def cuts(
     problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor, stepping: Collection[str] = STEP_OPERATIONS
 ) -> list[GradientCut]:
-    """Operations of the model's own lines that let no gradient of z or the rows' latents through.
-
-    Args:
-        problem: the model's densities.
-        z: (D,) a point; in a graph that requires its gradient.
-        rows: row tensors, each (n, ...).
-        local: (n, d) latents of the rows.
-        stepping: names of operations that count as such although their output has a gradient.
-    """
+    """Operations of the model's own lines that let no gradient of z (D,) or `local` (n, d) through."""
     cutting = _GradientCuts(stepping)
     try:
         with torch.enable_grad(), cutting:
@@ -405,10 +377,7 @@ def cuts(
     return cutting.found
 
 
-def left_graph(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor) -> Line | None:
-    """The line of the model that takes a value out of torch's graph at z (D,); None if no line of its own does.
-
-    `rows` are row tensors (n, ...), `local` their latents (n, d).
-    """
+def left_graph(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor) -> str:
+    """The model's line that takes a value out of torch's graph at z (D,), quoted; "" if no line of its own does."""
     found = cuts(problem, z.detach().clone().requires_grad_(), rows, local)
-    return next((cut.line for cut in found if cut.real), None)
+    return next((line_text(cut.line) for cut in found if cut.real), "")

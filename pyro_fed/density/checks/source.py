@@ -114,22 +114,12 @@ def is_users_file(path: str) -> bool:
     return not path.startswith(_STANDARD) or "site-packages" in path
 
 
-#: Depth of calls to which a model's functions are examined.
-MAX_DEPTH = 3
-
-
 class HeldData(NamedTuple):
-    """Data that a model holds.
+    """Data that a model holds."""
 
-    Attributes:
-        name: as the model calls them.
-        kind: "global", "enclosing variable" or "attribute".
-        value: the data.
-    """
-
-    name: str
-    kind: str
-    value: Any
+    name: str  # as the model calls them
+    kind: str  # "global", "enclosing variable" or "attribute"
+    value: Any  # the data
 
 
 def observed_lines(run: Callable[[], Any]) -> list[tuple[str, Line]]:
@@ -160,7 +150,7 @@ def in_a_plate(plate: str, line: Line) -> str:
 def held_data(model: Any, num_rows: int) -> list[HeldData]:
     """Arrays with as many rows as the plate that the model has from elsewhere than its arguments."""
     found: dict[str, HeldData] = {}
-    for held in _held_data(model, 0, set()):
+    for held in _held_data(model, set()):
         shape = np.shape(held.value) if isinstance(held.value, Tensor | np.ndarray) else _shape(held.value)
         if num_rows in shape:
             found.setdefault(held.name, held)
@@ -169,7 +159,7 @@ def held_data(model: Any, num_rows: int) -> list[HeldData]:
 
 def held_sizes(model: Any, num_rows: int) -> list[str]:
     """Names of whole numbers that the model has from elsewhere and that are the number of all rows."""
-    return [held.name for held in _held_data(model, 0, set()) if type(held.value) is int and held.value == num_rows]
+    return [held.name for held in _held_data(model, set()) if type(held.value) is int and held.value == num_rows]
 
 
 def as_arguments(model: Any, names: list[str], held: list[HeldData], plate: str) -> str:
@@ -199,15 +189,15 @@ def _shape(value: Any) -> tuple[int, ...]:
     return ()
 
 
-def _held_data(model: Any, depth: int, seen: set[int]) -> Iterator[HeldData]:
+def _held_data(model: Any, seen: set[int]) -> Iterator[HeldData]:
     """Data that a model and the functions that it calls have by enclosing variables, globals and attributes."""
-    if depth > MAX_DEPTH or id(model) in seen:
+    if id(model) in seen:
         return
     seen.add(id(model))
     if isinstance(model, functools.partial):
         for part in (model.func, *model.args, *model.keywords.values()):
             if callable(part) and not isinstance(part, Tensor):
-                yield from _held_data(part, depth, seen)
+                yield from _held_data(part, seen)
         return
     owner = getattr(model, "__self__", None)
     if not inspect.isfunction(model) and not inspect.ismethod(model):
@@ -219,7 +209,7 @@ def _held_data(model: Any, depth: int, seen: set[int]) -> Iterator[HeldData]:
         return
     for name, value in _variables(function):
         if inspect.isfunction(value.value) or isinstance(value.value, functools.partial):
-            yield from _held_data(value.value, depth + 1, seen)
+            yield from _held_data(value.value, seen)
         else:
             yield HeldData(name, value.kind, value.value)
 

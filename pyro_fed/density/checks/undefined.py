@@ -42,12 +42,7 @@ AWAY_FROM_EDGE = (
 
 
 class UndefinedError(ModelError):
-    """A log density, or a derivative of it, that is not finite at any of the points.
-
-    Attributes:
-        rows: numbers of the rows; none if the sites outside the plate are the cause.
-        order: of the derivative, 0 for the density itself.
-    """
+    """A density, or its derivative of an order, that is finite at no point; in these rows, if in any."""
 
     def __init__(self, message: str, rows: list[int], order: int) -> None:
         super().__init__(message)
@@ -57,10 +52,7 @@ class UndefinedError(ModelError):
 def slopes_and_bends(
     total: Callable[[Tensor, Tensor], tuple[Tensor, Any]], z: Tensor, local: Tensor
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]:
-    """Gradients of a function of z (D,) and rows' latents (m, d), products of its Hessian and ones, an extra result.
-
-    `total` returns the function's value and the extra result.
-    """
+    """Gradients of `total` in z (D,) and local (m, d), products of its Hessian and ones, and its extra result."""
     along = (0, 1) if local.numel() else (0,)
     at = (z, local)[: len(along)]
 
@@ -87,18 +79,10 @@ def refuse_undefined(
     numbers: Tensor,
     walls: Sequence[str] = (),
 ) -> None:
-    """Refuse rows whose density, or a derivative of it, is not finite at any of some points.
+    """Refuse rows whose density, or a derivative of it, is finite at none of the points (P, D).
 
-    Args:
-        problem: the model's densities, in float64.
-        points: (P, D).
-        rows: row tensors, each (m, ...).
-        local: (P, m, d) latents of the rows.
-        numbers: (m,) of the rows, for the error.
-        walls: sentences on sites whose density is zero on a part of the space.
-
-    Raises:
-        UndefinedError: names the site, the latents, the rows and the operation.
+    The rows have latents `local` (P, m, d), and `numbers` (m,) for the error. `walls` are sentences on sites whose
+    density is zero on a part of the space.
     """
     finite = _finite(problem, points, rows, local)
     for order, what in enumerate(ORDERS):

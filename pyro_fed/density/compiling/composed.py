@@ -46,17 +46,11 @@ MAX_SHARED_RATIO = 2
 
 @dataclass(frozen=True, eq=False)
 class Composed:
-    """The function φ that rows share, from z (D,) to w (m,), and their predictors in w.
+    """The function φ that rows share, from z (D,) to w (m,), and their predictors in w."""
 
-    Attributes:
-        inner: φ, z (D,) to w (m,).
-        parts: of the rows' log-likelihood as a function of w, for so many rows at a time.
-        dim: m.
-    """
-
-    inner: Callable[[Tensor], Tensor]
-    parts: Predictors
-    dim: int
+    inner: Callable[[Tensor], Tensor]  # φ, z (D,) to w (m,)
+    parts: Predictors  # of the rows' log-likelihood as a function of w, for so many rows at a time
+    dim: int  # m
 
     #: Steps that are made of it may be kept with it, see `process`.
     is_traced = True

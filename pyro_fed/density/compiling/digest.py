@@ -30,59 +30,18 @@ from torch import Tensor
 
 #: Top-level modules whose functions depend on their arguments alone, as far as a density does.
 TRUSTED = frozenset(
-    [
-        "abc",
-        "builtins",
-        "cmath",
-        "collections",
-        "contextlib",
-        "copy",
-        "dataclasses",
-        "enum",
-        "functools",
-        "itertools",
-        "math",
-        "numbers",
-        "numpy",
-        "operator",
-        "opt_einsum",
-        "pyro",
-        "pyro_fed",
-        "re",
-        "scipy",
-        "statistics",
-        "string",
-        "torch",
-        "types",
-        "typing",
-        "typing_extensions",
-        "warnings",
-    ]
+    (
+        *("abc", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum", "functools"),
+        *("itertools", "math", "numbers", "numpy", "operator", "opt_einsum", "pyro", "pyro_fed", "re", "scipy"),
+        *("statistics", "string", "torch", "types", "typing", "typing_extensions", "warnings"),
+    )
 )
 #: What trusted modules offer that depends on more.
 REFUSED = frozenset(
-    [
-        "open",
-        "input",
-        "eval",
-        "exec",
-        "compile",
-        "globals",
-        "locals",
-        "vars",
-        "dir",
-        "__import__",
-        "breakpoint",
-        "load",
-        "fromfile",
-        "memmap",
-        "random",
-        "rand",
-        "randn",
-        "randint",
-        "seed",
-        "get_param_store",
-    ]
+    (
+        *("open", "input", "eval", "exec", "compile", "globals", "locals", "vars", "dir", "__import__", "breakpoint"),
+        *("load", "fromfile", "memmap", "random", "rand", "randn", "randint", "seed", "get_param_store"),
+    )
 )
 #: Objects and bytes of content that are followed, at most: beyond it is cheaper to trace.
 MOST_OBJECTS, MOST_BYTES = 20_000, 64_000_000

@@ -49,10 +49,7 @@ def coarsest(graph: fx.Graph) -> float:
 
 
 def perturbed_copy(leaf: Tensor, by: float, generator: torch.Generator) -> Tensor:
-    """A copy of a tensor of any strides with each number larger or smaller by a part `by` of itself, at random.
-
-    Whole numbers stay, and so do rows of data that `copy_strided` does not copy.
-    """
+    """A copy of a tensor of any strides, each number changed by a part of itself; whole numbers stay."""
     if not leaf.is_floating_point():
         return leaf
 
@@ -64,10 +61,7 @@ def perturbed_copy(leaf: Tensor, by: float, generator: torch.Generator) -> Tenso
 
 
 def agree(found: Sequence[Tensor], expected: Sequence[Tensor], part: float, more: Sequence[float] = ()) -> bool:
-    """Whether two results of one step, tensors of the same shapes, differ by no more than rounding.
-
-    Rounded numbers may differ by a part of each tensor's largest number, and by `more` of each tensor; others may not.
-    """
+    """Whether results differ by at most a part of each tensor's largest number and `more`; whole numbers not."""
     for one, other, besides in zip(found, expected, more or [0.0] * len(expected), strict=True):
         known = other.isfinite()
         if not bool((one.isfinite() == known).all()):
@@ -128,12 +122,9 @@ def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...,
 
 
 def spread_out(graph: torch.fx.GraphModule) -> None:
-    """Copy what `WRITERS` write into: Inductor does not see that rows which are one row in memory must not be written.
-
-    When mapped, zeros into which a gradient is added are such rows, an expanded view of one, and the gradients
-    of all particles went into that one (torch 2.13, https://github.com/pytorch/pytorch/issues/183986 and 188084). For
-    a tensor that has its own memory, Inductor leaves the copy out. The graph is changed in place.
-    """
+    """Copy what `WRITERS` write into, in place: Inductor does not see that it may be one row in memory, expanded."""
+    # When mapped, zeros into which a gradient is added are such rows, and the gradients of all particles went into one
+    # (torch 2.13, https://github.com/pytorch/pytorch/issues/183986 and 188084). Inductor leaves out a needless copy.
     for node in graph.graph.nodes:
         if node.op == "call_function" and getattr(node.target, "overloadpacket", None) in WRITERS:
             with graph.graph.inserting_before(node):

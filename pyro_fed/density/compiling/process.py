@@ -41,11 +41,7 @@ def trial(problem: RowDensities) -> tuple[Tensor, tuple[Any, ...]]:
 
 
 def run_trial(problem: RowDensities) -> None:
-    """Compute the densities of two clients at two vectors at once.
-
-    Raises:
-        Exception: the model cannot be mapped as the problem does it.
-    """
+    """Compute the densities of two clients at two vectors at once, or raise what the model cannot be mapped for."""
     vectors, clients = trial(problem)
     over_vectors = problem.vmap(problem.log_parts, (0, None))
     problem.vmap(lambda rows: over_vectors(vectors, rows))(clients)
@@ -65,31 +61,18 @@ class Probe(NamedTuple):
 
 @dataclass
 class Common:
-    """What the runs of one model on rows of the same shapes share.
+    """What the runs of one model on rows of the same shapes share."""
 
-    Attributes:
-        mark: the digest that it is kept under.
-        level: how the model is mapped, before anything is traced.
-        probe: the model's densities of a few rows.
-        steps: traced steps, as in `Compiler.cache`.
-        calls: how often each was called before it was traced.
-        levels: the level that works, by mode.
-        found: other facts about the model, as in `Compiler.found`.
-    """
-
-    mark: bytes
-    level: str
-    probe: Probe
-    steps: dict[Any, Step] = field(default_factory=dict)
-    calls: dict[Any, int] = field(default_factory=dict)
-    levels: dict[str, str] = field(default_factory=dict)
-    found: dict[Any, Any] = field(default_factory=dict)
+    mark: bytes  # the digest that it is kept under
+    level: str  # how the model is mapped, before anything is traced
+    probe: Probe  # the model's densities of a few rows
+    steps: dict[Any, Step] = field(default_factory=dict)  # traced steps, as in `Compiler.cache`
+    calls: dict[Any, int] = field(default_factory=dict)  # how often each was called before it was traced
+    levels: dict[str, str] = field(default_factory=dict)  # the level that works, by mode
+    found: dict[Any, Any] = field(default_factory=dict)  # other facts about the model, as in `Compiler.found`
 
     def takes(self, function: Callable[..., Any] | None, problem: Any) -> bool:
-        """Whether a step that has just been traced may be kept: it is the package's own, and the model is unchanged.
-
-        `function` is None for a fact about the model itself.
-        """
+        """Whether a fact (None), or a step that is the package's own, may be kept: the model is unchanged."""
         return (function is None or shareable(function)) and mark_of(problem, self.level) == self.mark
 
 
@@ -118,10 +101,7 @@ def common_of(problem: Problem) -> Common | None:
 
 
 def with_process_cache(problem: Problem) -> Common | None:
-    """The entry of this process for the model of a run that begins.
-
-    The federation's own traces are dropped if its model has changed.
-    """
+    """The entry of this process for the model of a run that begins; traces of a model that has changed are dropped."""
     common, last = common_of(problem), problem.compiler.probe
     mark = None if common is None else common.mark
     known = "probe" in last and mark is not None and mark == last["mark"]
@@ -203,25 +183,14 @@ def _is_value(value: Any) -> bool:
 
 
 def with_known_structure(problem: Problem, mode: str) -> Problem:
-    """The problem with all that this process knows of its model, also from the rows of another federation.
-
-    A run asks before it has chosen its algorithms, which ask, say, where scores jump.
-    """
+    """The problem with all that this process knows of its model, also from the rows of another federation."""
     kept = problem.compiler
     common = with_process_cache(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
     return replace(problem, compiler=replace(kept, common=common))
 
 
 def compile_problem(problem: Problem, mode: str, rounds: int, progress: bool, seconds: float | None = None) -> Problem:
-    """The problem as a run compiles it; compiled steps, and the level that works, are kept for the next run.
-
-    Args:
-        problem: the model's densities, after `with_known_structure` or not.
-        mode: as `run` takes it.
-        rounds: number of rounds of the run.
-        progress: whether the progress of a compilation may be shown.
-        seconds: seconds of the run; None if time is not limited.
-    """
+    """The problem as a run compiles it; compiled steps, and the level that works, are kept for the next run."""
     known = problem if problem.compiler.common is not None else with_known_structure(problem, mode)
     kept, common = known.compiler, known.compiler.common
     levels = kept.levels if common is None else common.levels

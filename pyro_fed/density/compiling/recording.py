@@ -42,15 +42,10 @@ class _Value(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):
-    """Runs operations, and adds them to a graph.
+    """Runs operations, and adds them to a graph, whose nodes describe their values in `meta["tensor_meta"]`.
 
-    A tensor that no operation here has made becomes a constant of the graph: `_tensor_constant0`, or
-    `_param_constant0` for a parameter of a module. Nodes describe their values in `meta["tensor_meta"]`.
-
-    Attributes:
-        graph: the graph so far.
-        root: has the constants.
-        known: nodes of what depends on no input, as long as nothing writes over it, with its device.
+    A tensor that no operation here has made becomes a constant of the graph, in `root`. `known` nodes depend on no
+    input, as long as nothing writes over them.
     """
 
     def __init__(self) -> None:

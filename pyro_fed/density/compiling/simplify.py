@@ -35,10 +35,7 @@ POWER = aten.pow.Tensor_Scalar
 
 
 def simplify(graph: fx.Graph, busy: set[fx.Node], exact: bool) -> None:
-    """Rewrite a traced graph, in place, in fewer operations; operations that become dead stay.
-
-    `busy` nodes, whose memory is written over, are left alone; `exact` keeps all numbers to the last bit.
-    """
+    """Rewrite a traced graph in fewer operations, in place, without `busy` nodes; `exact` keeps all bits."""
     for node in reversed(list(graph.nodes)):
         if node.op != "call_function" or node in busy:
             continue

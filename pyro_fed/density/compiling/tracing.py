@@ -69,20 +69,14 @@ STRIDED = frozenset((VIEW, UNSAFE))
 
 @dataclass
 class Step:
-    """A function of flat leaves, its graph if it was traced, and the structure of its result.
+    """A function of flat leaves, its graph if it was traced, and the structure of its result."""
 
-    Attributes:
-        run: the function, or the graph.
-        spec: the structure of the result, once it has been run or traced.
-        graph: the graph with the operations that make its constants, see `unfolded_graph`; None if there is none.
-        root: has the constants that the graph takes besides.
-        inductor: Inductor's code for the graph, by the number of threads that it was made for.
-    """
-
-    run: Any
-    spec: Callable[[], Any]
+    run: Any  # the function, or the graph
+    spec: Callable[[], Any]  # the structure of the result, once it has been run or traced
+    # the graph with the operations that make its constants, see `unfolded_graph`; None if there is none
     graph: torch.fx.Graph | None = None
-    root: torch.nn.Module = field(default_factory=torch.nn.Module)
+    root: torch.nn.Module = field(default_factory=torch.nn.Module)  # has the constants that the graph takes besides
+    # Inductor's code for the graph, by the number of threads that it was made for
     inductor: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
     @property
@@ -152,11 +146,7 @@ def release(root: torch.nn.Module, *graphs: torch.fx.Graph) -> None:
 
 
 def copy_strided(leaf: Tensor, change: Callable[[Tensor], Tensor] = torch.clone) -> Tensor:
-    """A copy of the same strides, which `clone` changes if a tensor is a part of another: its views differ.
-
-    For more than `ROWS` numbers it is another tensor of the same memory: rows of data, which no step writes over.
-    `change` makes the copy of the numbers in memory, in one row.
-    """
+    """A copy of the same strides, by `change` of the numbers in memory; rows of data, above `ROWS`, are not copied."""
     if not leaf.numel():
         return leaf.clone()
     if leaf.numel() > ROWS and leaf.is_contiguous() and leaf.storage_offset() == 0:
@@ -166,13 +156,7 @@ def copy_strided(leaf: Tensor, change: Callable[[Tensor], Tensor] = torch.clone)
 
 
 def straighten(graph: torch.fx.Graph) -> None:
-    """Leave out views that change nothing, and views of views; the traced graph is changed in place.
-
-    The gradient of a part that is the whole (`z[0:len(z)]`, of a model with one latent) is a copy, left out too.
-
-    Mapping and differentiating leave many: a third of the operations of a step were such views. The memory that is seen
-    is the same, and so are the bits.
-    """
+    """Leave out views that change nothing, and views of views, in place: mapping and differentiating leave many."""
     written = _written_over(graph)
     for node in graph.nodes:
         if node.op != "call_function":
@@ -202,10 +186,7 @@ def _is_view(node: Any) -> bool:
 
 
 def share_subexpressions(graph: torch.fx.Graph) -> None:
-    """Compute common subexpressions once, unless one is written over; the traced graph is changed in place.
-
-    Torch has this, behind an import of one to two seconds.
-    """
+    """Compute common subexpressions once, unless one is written over, in place; torch has this behind a slow import."""
     written = _written_over(graph)
     found: dict[Any, torch.fx.Node] = {}
     for node in [node for node in graph.nodes if node.op == "call_function"]:
@@ -233,10 +214,7 @@ def _key(given: Any) -> Any:
 
 
 def _written_over(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Nodes whose memory some operation writes over: the node, the source of its view, and all other views of that.
-
-    A Bernoulli's density, say, is written into a sum of its own making; the rest of such a graph is not affected.
-    """
+    """Nodes whose memory some operation writes over: the node, the source of its view, and all other views of that."""
     root, writes = _memory(graph)
     roots = {root(node) for targets in writes.values() for node in targets}
     return {node for node in graph.nodes if root(node) in roots}
@@ -271,11 +249,8 @@ def _memory(
 
 
 def drop_dead(graph: torch.fx.Graph) -> None:
-    """Leave out dead operations, also writes into memory that nobody reads, which torch keeps; in place.
-
-    The density of a half-Cauchy prior writes into a tensor of its own; if only likelihoods are requested, such a
-    write would keep the whole prior.
-    """
+    """Leave out dead operations, in place, also writes into memory that nobody reads, which torch keeps."""
+    # The density of a half-Cauchy prior, say, writes into a tensor of its own, which would keep the whole prior.
     root, writes = _memory(graph)
     outside = {root(node) for node in graph.nodes if node.op in ("placeholder", "get_attr")}
     writers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
@@ -296,11 +271,7 @@ def drop_dead(graph: torch.fx.Graph) -> None:
 
 
 def fold_constants(recorder: Recorder) -> torch.fx.Graph:
-    """The recorder's graph with constants, computed once, in place of the operations that make them.
-
-    A third of the operations of a small step are of shapes and constants alone: zeros that sums begin with, the log of
-    a prior's scale. What is written over, or returned, is made anew on each call. The recorder gets the new constants.
-    """
+    """The recorder's graph with constants, a third of a small step, in place of the operations that make them."""
     graph, root = recorder.graph, recorder.root
     of, writes = _memory(graph)
     [output] = [node for node in graph.nodes if node.op == "output"]
@@ -350,11 +321,7 @@ def _is_light(value: Tensor) -> bool:
 
 @lru_cache(maxsize=1024)
 def _aliases(target: Any) -> tuple[tuple[tuple[int, str, bool], ...], bool]:
-    """An operation's arguments whose memory it shows or writes over, and whether it returns some of it.
-
-    Each argument has its place, its name, and whether it is written over. Most operations have none; the question to
-    torch takes longer than all others about a node, so that it is asked once an operation.
-    """
+    """An operation's arguments whose memory it shows (place, name, written), and whether it returns some."""
     schema = target._schema
     arguments = [(place, one.name, one.alias_info) for place, one in enumerate(schema.arguments)]
     shown = tuple((place, name, bool(alias.is_write)) for place, name, alias in arguments if alias)
@@ -368,11 +335,7 @@ def _argument_nodes(node: torch.fx.Node, place: int, name: str) -> list[torch.fx
 
 
 def call_bindings(graph: torch.fx.Graph) -> None:
-    """Call `torch.add` in place of `torch.ops.aten.add.Tensor`: the same kernels in half the time or less.
-
-    What `torch.ops` calls takes its arguments apart one by one, which costs more than to add a hundred numbers. The
-    traced graph is changed in place.
-    """
+    """Call `torch.add` in place of `torch.ops.aten.add.Tensor`, in place: the same kernels in half the time or less."""
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
@@ -384,12 +347,7 @@ def call_bindings(graph: torch.fx.Graph) -> None:
 
 
 def free_strides(graph: torch.fx.Graph) -> None:
-    """Let a graph take tensors of other strides than it was traced with: reshapes in place of views.
-
-    A mapped tensor, or one from another part of a model, has the strides of its maker; Inductor's outputs, like
-    its own operations (its `stack` keeps the order of a transposed tensor's axes). Where memory is written over, a
-    view stays one. The graph is changed in place.
-    """
+    """Let a graph take tensors of other strides than traced, in place: reshapes where nothing is written over."""
     written = _written_over(graph)
     for node in graph.nodes:
         if node.op == "call_function" and node.target in STRIDED and node not in written:
