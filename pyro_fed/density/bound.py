@@ -131,68 +131,54 @@ def _in_double(leaf: Any) -> Any:
 
 
 class RowDensities(Protocol):
-    """The part of a `Problem` that checks, starts and quadrature need, by which it is made."""
+    """The part of a `Problem` that checks, starts and quadrature need, by which it is made; see there for each."""
 
     @property
-    def bound(self) -> BoundModel:
-        """The model and its arguments."""
+    def bound(self) -> BoundModel: ...
 
     @property
-    def layout(self) -> Layout:
-        """The model's sites, latent and observed."""
+    def layout(self) -> Layout: ...
 
     @property
-    def sites(self) -> dict[str, Site]:
-        """Latent sites of the flat vector, by name, in its order."""
+    def sites(self) -> dict[str, Site]: ...
 
     @property
-    def dim(self) -> int:
-        """D, the length of the flat vector."""
+    def dim(self) -> int: ...
 
     @property
-    def local_dim(self) -> int:
-        """Latents of one row that are not in the flat vector."""
+    def local_dim(self) -> int: ...
 
     @property
-    def rows(self) -> tuple[Tensor, ...]:
-        """Row tensors, each (N, ...)."""
+    def rows(self) -> tuple[Tensor, ...]: ...
 
     @property
-    def looped(self) -> bool:
-        """Whether `vmap` is a loop over ordinary runs of the model."""
+    def looped(self) -> bool: ...
 
     @property
-    def num_rows(self) -> int:
-        """Rows over all clients."""
+    def num_rows(self) -> int: ...
 
     @property
-    def widest(self) -> int:
-        """Rows of the partitioned plate, or of the largest plate nested in it."""
+    def widest(self) -> int: ...
 
-    def doubled(self) -> RowDensities:
-        """These densities, computed in float64."""
+    def doubled(self) -> RowDensities: ...
 
-    def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
-        """`torch.func.vmap`, or its replacement for this model."""
+    def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]: ...
 
-    def terms_of(self, execution: Execution, rows: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Log density of a run site by site: outside the plate (), inside it each row's, (m,)."""
+    def terms_of(
+        self, execution: Execution, rows: tuple[Tensor, ...]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]: ...
 
     def log_terms(
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """`terms_of` a run at z (D,) with the rows' latents `local` (m, local_dim)."""
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]: ...
 
-    def log_parts(self, z: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Log prior () and each row's log-likelihood (m,)."""
+    def log_parts(self, z: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]: ...
 
     def conditional_parts(
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """`log_parts` with values of the rows' own latents, which are then not integrated out."""
+    ) -> tuple[Tensor, Tensor]: ...
 
-    def collect(self, source: Source) -> Tensor:
-        """The flat vector (D,) of the values that `source` gives to each latent site."""
+    def collect(self, source: Source) -> Tensor: ...
 
 
 def run_at_zero(bound: BoundModel) -> tuple[Execution, dict[str, Tensor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -54,13 +54,13 @@ def observation_distribution(problem: Problem, z: Tensor, rows: tuple[Tensor, ..
     return problem.execute_at(z, rows).trace.nodes[problem.layout.single_observed()]["fn"]
 
 
-def observation(problem: Problem, z: Tensor, args: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+def observation(problem: Problem, z: Tensor, args: Any) -> dict[str, Tensor]:
     """Predictions of the observed rows (m, ...) among the model's arguments, at one vector z (D,).
 
     `log_prob` (m,), `value` (m, ...), and if torch has it `mean` (m, ...), or `probs` (m, C) of categories; `labels`
     (m, L), the probability of each, if a row has several of 0 or 1.
     """
-    rows = rows_like(problem.arguments, problem.model, args, kwargs)
+    rows = rows_like(problem.arguments, problem.model, args, None)
     if len(rows[0]) == 0:
         raise DataError("the test data have no rows; nothing can be measured.")
     trace = problem.execute_at(z, rows, densities=True).trace

@@ -33,7 +33,7 @@ formula has no meaning and Eq. (8) does not depend on h.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -290,11 +290,9 @@ class Balanced(Kernel):
 
     Args:
         shrinkage: largest share of a variance that may be lost.
-        rbf: the RBF kernel.
     """
 
     shrinkage: float = 0.02
-    rbf: Kernel = field(default=MEDIAN_RBF)
 
     def __post_init__(self) -> None:
         if self.shrinkage <= 0:
@@ -303,7 +301,7 @@ class Balanced(Kernel):
     def fit(self, particles: Tensor, scores: Tensor | None = None) -> Kernel:
         count, dim = particles.shape[-2:]
         share = min(1.0, self.shrinkage * count / dim)
-        kernel = share * self.rbf + Linear()
+        kernel = share * MEDIAN_RBF + Linear()
         return (kernel if share == 1.0 else kernel + (1.0 - share) * Marginal()).fit(particles, scores)
 
     def velocity(self, points: Tensor, particles: Tensor, scores: Tensor) -> Tensor:

@@ -21,14 +21,11 @@ import torch
 from torch import Tensor, fx
 from torch.func import grad, vjp
 
-from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.predictors import (
-    CHECK_ROWS,
     Predictors,
     Rows,
+    find_structure,
     from_parts,
-    is_the_model,
-    may_have,
     numbers_of,
     parts_of,
     rows_graph,
@@ -69,22 +66,8 @@ class Composed:
 
 
 def composed_structure(problem: Problem, rows: int) -> Composed | None:
-    """The structure of a model's rows, `rows` at a time, if there is one; found and checked on a few rows, once."""
-
-    def find() -> Composed | None:
-        if rows == CHECK_ROWS:
-            return _checked_structure(problem)
-        return None if composed_structure(problem, CHECK_ROWS) is None else _find_structure(problem, rows)
-
-    found: Composed | None = problem.compiler.find_once(("composed", rows), find, problem)
-    return found
-
-
-def _checked_structure(problem: Problem) -> Composed | None:
-    """The structure of a few rows, if it has the model's derivatives."""
-    few = _find_structure(problem, CHECK_ROWS) if may_have(problem) else None
-    ours = few is not None and is_the_model(problem, lambda *at: _derivatives(few, *at))
-    return few if ours else None
+    """The structure of a model's rows, `rows` at a time, if there is one, by `find_structure`."""
+    return find_structure(problem, "composed", rows, lambda count: _find_structure(problem, count), _derivatives)
 
 
 def _derivatives(found: Composed, z: Tensor, rows: Rows, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,29 +76,26 @@ def _derivatives(found: Composed, z: Tensor, rows: Rows, weight: Tensor) -> tupl
 
 
 def _find_structure(problem: Problem, count: int) -> Composed | None:
-    try:
-        graph = rows_graph(problem, count)
-        shared = _shared_nodes(graph, count)
-        dim = numbers_of(shared)
-        if not shared or dim > MAX_SHARED_RATIO * problem.dim or not all(_fits(node, problem.dtype) for node in shared):
-            return None
-        shapes = [tuple(node.meta["tensor_meta"].shape) for node in shared]
-        sizes = [torch.Size(shape).numel() for shape in shapes]
-        ends = list(accumulate(sizes))
-        before, rest = _of_z(graph, shared), subgraph(graph, None, shared)
-        z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
-
-        def inner(point: Tensor) -> Tensor:
-            return torch.cat([part.reshape(-1) for part in before(point)])
-
-        def of_rows(w: Tensor, *rows: Tensor) -> Tensor:
-            given = [w[end - size : end].reshape(shape) for shape, size, end in zip(shapes, sizes, ends, strict=True)]
-            value: Tensor = rest(z, *rows, *given)
-            return value.contiguous()
-
-        parts = parts_of(tidy_graph(to_graph(of_rows, (inner(z), *some_rows(problem, count)))), dim, count, False)
-    except FAILURES:
+    graph = rows_graph(problem, count)
+    shared = _shared_nodes(graph, count)
+    dim = numbers_of(shared)
+    if not shared or dim > MAX_SHARED_RATIO * problem.dim or not all(_fits(node, problem.dtype) for node in shared):
         return None
+    shapes = [tuple(node.meta["tensor_meta"].shape) for node in shared]
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    ends = list(accumulate(sizes))
+    before, rest = _of_z(graph, shared), subgraph(graph, None, shared)
+    z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+
+    def inner(point: Tensor) -> Tensor:
+        return torch.cat([part.reshape(-1) for part in before(point)])
+
+    def of_rows(w: Tensor, *rows: Tensor) -> Tensor:
+        given = [w[end - size : end].reshape(shape) for shape, size, end in zip(shapes, sizes, ends, strict=True)]
+        value: Tensor = rest(z, *rows, *given)
+        return value.contiguous()
+
+    parts = parts_of(tidy_graph(to_graph(of_rows, (inner(z), *some_rows(problem, count)))), dim, count, False)
     return None if parts is None else Composed(inner, parts, dim)
 
 

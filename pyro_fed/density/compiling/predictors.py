@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -26,6 +26,7 @@ from pyro_fed.density.rows.files import picked
 from pyro_fed.ops.batched import vmap
 
 Rows = tuple[Tensor, ...]
+S = TypeVar("S")
 
 #: Predictors a row, and they and other entries of z together, that are worth it: each costs a derivative, and the
 #: expectations of these many numbers are taken together.
@@ -72,37 +73,44 @@ class Predictors:
 
 
 def predictors(problem: Problem, rows: int, wide: bool = False) -> Predictors | None:
-    """The structure of a model's rows, if any, found and checked on a few rows, once; `wide` as for `parts_of`."""
-
-    def find() -> Predictors | None:
-        if rows == CHECK_ROWS:
-            return _checked_predictors(problem, wide)
-        return None if predictors(problem, CHECK_ROWS, wide) is None else _find_predictors(problem, rows, wide)
-
-    found: Predictors | None = problem.compiler.find_once(
-        ("wide predictors" if wide else "predictors", rows), find, problem
+    """The structure of a model's rows, if there is one, by `find_structure`; `wide` as for `parts_of`."""
+    return find_structure(
+        problem,
+        "wide predictors" if wide else "predictors",
+        rows,
+        lambda count: parts_of(rows_graph(problem, count), problem.dim, count, wide),
+        from_parts,
     )
-    return found
 
 
-def _checked_predictors(problem: Problem, wide: bool) -> Predictors | None:
-    """The structure of a few rows, if it has the model's derivatives."""
-    few = _find_predictors(problem, CHECK_ROWS, wide) if may_have(problem) else None
-    ours = few is not None and is_the_model(problem, lambda *at: from_parts(few, *at))
-    return few if ours else None
+def find_structure(
+    problem: Problem,
+    name: str,
+    rows: int,
+    find: Callable[[int], S | None],
+    derivatives: Callable[[S, Tensor, Rows, Tensor], tuple[Tensor, ...]],
+) -> S | None:
+    """A structure of so many rows, if it has the model's derivatives on a few of them; found once."""
+
+    def found_or_none() -> S | None:
+        few = rows == CHECK_ROWS
+        if not (may_have(problem) if few else find_structure(problem, name, CHECK_ROWS, find, derivatives)):
+            return None
+        try:
+            found = find(rows)
+        except FAILURES:
+            return None
+        right = found is not None and (not few or is_the_model(problem, lambda *at: derivatives(found, *at)))
+        return found if right else None
+
+    structure: S | None = problem.compiler.find_once((name, rows), found_or_none, problem)
+    return structure
 
 
 def may_have(problem: Problem) -> bool:
     """Whether rows are tensors, each with a density of its own in one run of the model."""
     nested = problem.arguments.nested_plates
     return not (problem.looped or problem.local_dim or nested or problem.layout.discrete)
-
-
-def _find_predictors(problem: Problem, count: int, wide: bool) -> Predictors | None:
-    try:
-        return parts_of(rows_graph(problem, count), problem.dim, count, wide)
-    except FAILURES:
-        return None
 
 
 def rows_graph(problem: Problem, count: int) -> fx.GraphModule:
