@@ -468,10 +468,6 @@ class Problem:
         """
         return self._plate_terms(self.execute_at(z, rows, densities=True), rows)[1]
 
-    def _pooled_terms(self, z: Tensor) -> dict[str, tuple[str, Tensor]]:
-        """For each site inside the plate, at z (D,): the plate of rows that it is in, and the terms of all rows."""
-        return self.plate_terms(z, self.all_rows)
-
     def log_parts(self, z: Tensor, rows: tuple[Tensor, ...], near: NearbyModes | None = None) -> tuple[Tensor, Tensor]:
         """Log prior with Jacobians, (), and log-likelihood of each row, (m,): z (D,), rows each (m, ...).
 
@@ -549,14 +545,14 @@ class Problem:
             return many
         if self.local_dim:
             return {"_".join(self.layout.observed): self.pointwise_log_lik(z)}
-        return {name: terms for name, (_, terms) in self._pooled_terms(z).items()}
+        return {name: terms for name, (_, terms) in self.plate_terms(z, self.all_rows).items()}
 
     def term_plates(self) -> dict[str, str]:
         """The plate of rows, partitioned or nested, that each term of `site_log_lik` runs over."""
         z = torch.zeros(self.dim, dtype=self.dtype, device=self.rows[0].device)
         if self.local_dim:
             return dict.fromkeys(self.site_log_lik(z), self.plate)
-        return {name: plate for name, (plate, _) in self._pooled_terms(z).items()}
+        return {name: plate for name, (plate, _) in self.plate_terms(z, self.all_rows).items()}
 
     def log_lik(self, z: Tensor, batch: Batch | None = None) -> Tensor:
         """Weighted sum of the rows' log-likelihoods: z (..., D) → (...). All pooled rows by default.

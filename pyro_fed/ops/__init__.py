@@ -5,7 +5,7 @@ The caches of `matrices` and `batched` hold functions of their arguments: no ans
 Everything here takes and returns tensors (or frozen dataclasses of tensors), so that ``torch.func.vmap``
 runs it over clients and ``make_fx`` traces it.
 
-    kernel_base, kernels, stein, kde                SVGD and its discrepancies
+    kernel_base, kernels, stein                     SVGD and its discrepancies
     gaussian, backtrack, anderson, mixing           natural parameters
     points, langevin, step_sizes                    expectations, chains
     annealing, importance                           weights

@@ -111,13 +111,13 @@ def check_slope(
     # functions far out, does so at some points: a gradient that is right at another is that of the density.
     at = points[0]
     direction = _direction(at)
-    if not _differs(values, slope, direction):
+    if _is_right(values, slope, direction) is not False:
         return
     odd = []
     for name, site in sites.items():
         own = torch.zeros_like(direction)
         own[site.start : site.start + site.size] = direction[site.start : site.start + site.size]
-        if _differs(run(_difference_points(at, own))[0], slope, own):
+        if _is_right(run(_difference_points(at, own))[0], slope, own) is False:
             odd.append(name)
     names, line = listed(map(repr, odd or sites)), left()
     if flat and not line:
@@ -272,25 +272,15 @@ def _difference_points(at: Tensor, direction: Tensor) -> Tensor:
     return torch.stack([at + sign * step * direction for step in DIFFERENCE_STEPS for sign in (1, -1)])
 
 
-def _differs(values: Tensor, slope: Tensor, direction: Tensor) -> bool:
-    """Whether the gradient is wrong, if that can be decided."""
-    wrong, known = _gradient_verdict(values, slope, direction)
-    return bool(wrong & known)
-
-
-def _is_right(values: Tensor, slope: Tensor, direction: Tensor) -> bool:
-    """Whether the gradient is right, if that can be decided."""
-    wrong, known = _gradient_verdict(values, slope, direction)
-    return bool(~wrong & known)
-
-
-def _gradient_verdict(values: Tensor, slope: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+def _is_right(values: Tensor, slope: Tensor, direction: Tensor) -> bool | None:
+    """Whether the gradient is right along a direction; None if that cannot be decided."""
     first, second = (values[0::2] - values[1::2]) / (2 * torch.tensor(DIFFERENCE_STEPS, dtype=values.dtype))
     size = (slope * direction).abs().sum() + first.abs()
     wrong = (first - slope @ direction).abs() > WRONG_GRADIENT_SHARE * size
     rounding = torch.finfo(values.dtype).eps * values.abs().max() / min(DIFFERENCE_STEPS)  # of a difference
     agree = ((first - second).abs() <= DIFFERENCE_TOLERANCE * size) & (rounding <= WRONG_GRADIENT_SHARE * size)
-    return wrong, agree & values.isfinite().all() & slope.isfinite().all() & (size > 0)
+    decided = agree & values.isfinite().all() & slope.isfinite().all() & (size > 0)
+    return not bool(wrong) if bool(decided) else None
 
 
 class GradientCut(NamedTuple):

@@ -17,7 +17,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,13 +64,6 @@ def slopes_and_bends(
     return slopes, pull(tuple(map(torch.ones_like, slopes))), aux
 
 
-class _Finite(NamedTuple):
-    """Whether density, gradient and second derivative are finite at P points, for each row and outside of the plate."""
-
-    rows: Tensor  # (P, m, 3)
-    outside: Tensor  # (P, 1, 3)
-
-
 def refuse_undefined(
     problem: RowDensities,
     points: Tensor,
@@ -84,9 +77,9 @@ def refuse_undefined(
     The rows have latents `local` (P, m, d), and `numbers` (m,) for the error. `walls` are sentences on sites whose
     density is zero on a part of the space.
     """
-    finite = _finite(problem, points, rows, local)
+    each_row, outside = _finite(problem, points, rows, local)
     for order, what in enumerate(ORDERS):
-        for part in finite:
+        for part, inside in ((each_row, True), (outside, False)):
             bad = ~part[..., order].any(0)
             if not bool(bad.any()):
                 continue
@@ -94,7 +87,6 @@ def refuse_undefined(
             at = int(part[:, row, order - 1].float().argmax()) if order else 0
             one = tuple(leaf[row : row + 1] for leaf in rows)
             name, latents, operation = _cause(problem, points[at], one, local[at, row : row + 1], order)
-            inside = part is finite.rows
             of = f" in {int(bad.sum())} of the {len(bad)} rows that were looked at" if inside else ""
             edge = problem.bound.arguments.edge_of(bad, numbers) if inside else ""
             along = f" along {listed(map(repr, latents))}" if latents else ""
@@ -108,7 +100,9 @@ def refuse_undefined(
             )
 
 
-def _finite(problem: RowDensities, points: Tensor, rows: tuple[Any, ...], local: Tensor) -> _Finite:
+def _finite(problem: RowDensities, points: Tensor, rows: tuple[Any, ...], local: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether density, gradient and second derivative are finite at P points: rows (P, m, 3), outside (P, 1, 3)."""
+
     def at(z: Tensor, own: Tensor, row: tuple[Any, ...], inside: bool) -> Tensor:
         def total(point: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
             terms = problem.log_terms(point, row, latents)[inside]
@@ -125,7 +119,7 @@ def _finite(problem: RowDensities, points: Tensor, rows: tuple[Any, ...], local:
         found: Tensor = problem.vmap(lambda z, own: of_rows(z, own, each))(points, local[:, some].unsqueeze(2))
         return found
 
-    return _Finite(looked_at(True, torch.arange(len(rows[0]))), looked_at(False, torch.arange(1)))
+    return looked_at(True, torch.arange(len(rows[0]))), looked_at(False, torch.arange(1))
 
 
 def _cause(

@@ -80,10 +80,7 @@ class SharedCache(Protocol):
 
 @dataclass(frozen=True)
 class Compiler:
-    """Compiles steps for one problem, at one level, and remembers them by the shapes of their inputs.
-
-    It does not change, except for its caches, which `dataclasses.replace` hands on to the next.
-    """
+    """Compiles steps for one problem, at one level, by the shapes of their inputs; `replace` hands its caches on."""
 
     level: str  # "inductor", "trace", "off" or "loop"
     auto: bool = False  # choose between vmap, "trace" and "inductor" for each step by its number of calls
