@@ -60,7 +60,7 @@ def check_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
         lost = any(other is not None and not _holds_all(other) for other in moved)
         if not lost or not (said := moving_support(bound, seen, name)):
             continue
-        if _is_nonsense(bound, name):
+        if _has_density_beyond(bound, name):
             raise ModelError(said)
         warn_user(said)
 
@@ -221,10 +221,10 @@ def _run(bound: BoundModel, name: str, source: Source) -> Message | None:
 
 def _inside_support(msg: Message) -> Tensor:
     """Which values are masked, or in the support of the distribution that computes the density."""
-    inside, nonsense = _support_and_nonsense(msg)
+    inside, beyond_support = _inside_and_beyond(msg)
     if _site_density(msg).mixed:  # a component may have no part in a row
-        inside, nonsense = inside.any(-1), nonsense.any(-1)
-    inside = inside & ~nonsense
+        inside, beyond_support = inside.any(-1), beyond_support.any(-1)
+    inside = inside & ~beyond_support
     mask = mask_of(msg)
     if mask is not None:
         left_out = ~mask.bool()
@@ -233,7 +233,7 @@ def _inside_support(msg: Message) -> Tensor:
     return inside
 
 
-def _support_and_nonsense(msg: Message) -> tuple[Tensor, Tensor]:
+def _inside_and_beyond(msg: Message) -> tuple[Tensor, Tensor]:
     """Which values are in that support, and which are outside although their density is not zero."""
     given = _site_density(msg)
     inside: Tensor = given.fn.support.check(given.value)
@@ -251,13 +251,13 @@ def _holds_all(msg: Message) -> bool:
         return True
 
 
-def _is_nonsense(bound: BoundModel, name: str) -> bool:
+def _has_density_beyond(bound: BoundModel, name: str) -> bool:
     """Whether draws of the prior put rows beyond an edge where the density is not zero."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for _ in range(NUM_DRAWS):
             msg = _run(bound, name, prior_draw)
-            if msg is not None and not _holds_all(msg) and bool(_support_and_nonsense(msg)[1].any()):
+            if msg is not None and not _holds_all(msg) and bool(_inside_and_beyond(msg)[1].any()):
                 return True
     return False
 

@@ -28,7 +28,7 @@ from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.density.rows.nested import NestedRows
 
 #: Clients whose values are listed one by one; those of all others are added up.
-TOLD_CLIENTS = 200
+LISTED_CLIENTS = 200
 #: Key of these others; clients' names are never empty.
 OTHERS = ""
 #: Largest difference of two values, as a share of the sum of the magnitudes of their terms: that of the same model on
@@ -110,12 +110,12 @@ def _of_clients(
 ) -> dict[str, list[Any]]:
     """A hash of each client's rows and their log-likelihood, from terms (points, N)."""
     found: dict[str, list[Any]] = {}
-    for name, index in list(zip(names, client_rows, strict=True))[:TOLD_CLIENTS]:
+    for name, index in list(zip(names, client_rows, strict=True))[:LISTED_CLIENTS]:
         own = pytree.tree_leaves([leaf[index.to(leaf[:0].device if isinstance(leaf, Tensor) else "cpu")]
                                   for leaf in problem.rows])  # fmt: skip
         found[name] = [hash_tensors(own), [_sums(one[index]) for one in terms]]
-    if len(names) > TOLD_CLIENTS:
-        rest = torch.cat(list(client_rows[TOLD_CLIENTS:]))
+    if len(names) > LISTED_CLIENTS:
+        rest = torch.cat(list(client_rows[LISTED_CLIENTS:]))
         found[OTHERS] = ["", [_sums(one[rest]) for one in terms]]
     return found
 

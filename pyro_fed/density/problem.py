@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.bound import BoundModel
-from pyro_fed.density.checks.plates import another_size
+from pyro_fed.density.checks.plates import size_differs_error
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.latents.discrete import sum_out
 from pyro_fed.density.latents.quadrature import NearbyModes, Quadrature
@@ -265,7 +265,7 @@ class Problem:
                 return self.layout.local[msg["name"]].of_rows(block)
             site = self.sites[msg["name"]]
             if tuple(msg["fn"].shape()) != site.shape:
-                raise another_size(msg["name"], site.shape, tuple(msg["fn"].shape()))
+                raise size_differs_error(msg["name"], site.shape, tuple(msg["fn"].shape()))
             return z[site.start : site.start + site.size].reshape(site.unconstrained_shape)
 
         return source

@@ -51,6 +51,12 @@ FEWER_DRAWS, VANISHED_GRADIENT_SHARE = (25, 6, 2, 1), 3e-4
 OUTLYING_DRAW_DISTANCE = 10.0
 
 
+#: Up to the first number of values are put in every order, up to the second in reverse and shifted by one. More values
+#: are left unchanged: they are not components but covariates or groups. Signs are changed for all latents on the real
+#: line together, and for each site of as few.
+EVERY_ORDER, SOME_ORDERS = 3, 8
+
+
 class _Feasible(NamedTuple):
     """A distribution in place of an improper prior, which cannot be sampled, as Pyro's `init_to_*` need one."""
 
@@ -234,12 +240,6 @@ def _first_finite(problem: RowDensities, draw: Callable[[], Tensor]) -> Tensor:
         "likelihood's support, or give a start, such as "
         "`init_strategy=pyro.infer.autoguide.init_to_value(values=...)`"
     )
-
-
-#: Up to the first number of values are put in every order, up to the second in reverse and shifted by one. More values
-#: are left unchanged: they are not components but covariates or groups. Signs are changed for all latents on the real
-#: line together, and for each site of as few.
-EVERY_ORDER, SOME_ORDERS = 3, 8
 
 
 def images_of(

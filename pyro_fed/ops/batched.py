@@ -18,6 +18,9 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.errors import ModelError
 
+#: What torch says where one of its operations cannot be mapped, as `torch.nn.LSTM` of packed sequences.
+NO_RULE = "Batching rule not implemented"
+
 
 class _Quiet:
     """A context without torch's warnings of operations without a batching rule; its calls are counted."""
@@ -127,10 +130,6 @@ def _check_alike(outs: list[Any]) -> None:
         "by an `if` on a value: its sites must always be the same. Write the condition into the density, as by "
         "torch.where(s > 1, -torch.inf, 0.0) in a factor, or give the latent's prior that support"
     )
-
-
-#: What torch says where one of its operations cannot be mapped, as `torch.nn.LSTM` of packed sequences.
-NO_RULE = "Batching rule not implemented"
 
 
 def or_looped(mapped: Callable[..., Any], function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:

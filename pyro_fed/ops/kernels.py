@@ -40,6 +40,16 @@ from torch import Tensor
 
 from pyro_fed.ops.kernel_base import Kernel, RadialKernel, ScalarKernel, median_distance, squared_distances
 
+#: Bytes of differences that are written out at once: two to four times as fast as all of them, for which memory is
+#: asked for each time.
+BLOCK = 640_000
+#: Blocks that there are at most, larger where need be: each is a dozen operations of a traced step.
+MOST_BLOCKS = 256
+#: Numbers of a Stein matrix's differences that are written out at once: 8 MB in single precision, several times over.
+DIFFERENCES = 2_000_000
+#: Pieces that these are cut into, at most, to be as quick as the others (`BLOCK`).
+FEW_BLOCKS = 16
+
 
 def median_bandwidth(particles: Tensor, min_bandwidth: float, min_relative_bandwidth: float) -> Tensor:
     """h = med² / log n of the paper's Section 7 (0-d), with its two floors; the smallest for a single particle."""
@@ -198,17 +208,6 @@ class Linear(ScalarKernel):
 
     def trace(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.ones_like(self.gram(x, y))
-
-
-#: Bytes of differences that are written out at once: two to four times as fast as all of them, for which memory is
-#: asked for each time.
-BLOCK = 640_000
-#: Blocks that there are at most, larger where need be: each is a dozen operations of a traced step.
-MOST_BLOCKS = 256
-#: Numbers of a Stein matrix's differences that are written out at once: 8 MB in single precision, several times over.
-DIFFERENCES = 2_000_000
-#: Pieces that these are cut into, at most, to be as quick as the others (`BLOCK`).
-FEW_BLOCKS = 16
 
 
 @dataclass(frozen=True, eq=False)

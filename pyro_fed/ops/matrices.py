@@ -33,6 +33,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 MAX_CACHED_NUMBERS = 2**20
 
 
+#: Smallest eigenvalue of a matrix, relative to its diagonal: smaller ones are rounding.
+MIN_EIGENVALUE = 1e-6
+
+
 class Factor(NamedTuple):
     """P = S L L' S of a proper P, NaN elsewhere: diag S (..., D), L (..., D, D), whether P is proper (...)."""
 
@@ -188,10 +192,6 @@ def solve_lower_transposed(factor: Tensor, vector: Tensor) -> Tensor:
         known = sum((factor[..., j, i] * parts[j] for j in range(i + 1, size)), torch.zeros_like(vector[..., i]))
         parts[i] = (vector[..., i] - known) / factor[..., i, i]
     return torch.stack([parts[i] for i in range(size)], -1)
-
-
-#: Smallest eigenvalue of |H|, relative to H's diagonal.
-MIN_EIGENVALUE = 1e-6
 
 
 def times(matrix: Tensor, x: Tensor) -> Tensor:

@@ -48,13 +48,12 @@ from torch import Tensor
 
 from pyro_fed.ops.kernel_base import Kernel, product, squared_distances, weighted_differences
 from pyro_fed.ops.kernels import MEDIAN_RBF, RBF
+from pyro_fed.ops.matrices import MIN_EIGENVALUE
 
 #: λ of the Stein weights, a share of the mean of u(x_n, x_n): the weights stay near equal where that costs little.
 RIDGE = 1e-2
 #: Particles a coordinate that the weights need: each takes two identities, and as many particles are to be left over.
 PARTICLES_PER_COORDINATE = 4
-#: Ridge under matrices that are singular only by rounding or by coinciding particles, in units of their diagonal.
-SINGULAR_RIDGE = 1e-6
 #: The identities hold up to a ridge of the dtype's rounding to this power. Where the target is m of its SDs away they
 #: must hold to 1/m² of themselves or better for the variance that they leave to be the target's.
 IDENTITIES_ROUNDING = 0.8
@@ -114,7 +113,7 @@ def moments_off(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
         return largest_off(*linear_identities(particles, scores))
     weights = _stein_weights(offset, scores)
     moved = weights @ offset
-    found = (weights @ (offset - moved).square()).clamp_min(SINGULAR_RIDGE * variance)
+    found = (weights @ (offset - moved).square()).clamp_min(MIN_EIGENVALUE * variance)
     factor = (0.5 * (found / variance).log().abs()).exp().amax()
     return (moved.abs() / torch.maximum(found, variance).sqrt()).amax(), factor
 
@@ -133,7 +132,7 @@ def linear_identities(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor
 
 def largest_off(mean: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """The largest error of a mean and factor of a standard deviation, from the sums (D,) of `linear_identities`."""
-    return mean.abs().amax(), (0.5 * share.clamp_min(SINGULAR_RIDGE).log().abs()).exp().amax()
+    return mean.abs().amax(), (0.5 * share.clamp_min(MIN_EIGENVALUE).log().abs()).exp().amax()
 
 
 def _stein_weights(offset: Tensor, scores: Tensor) -> Tensor:
@@ -142,7 +141,7 @@ def _stein_weights(offset: Tensor, scores: Tensor) -> Tensor:
     eye = torch.eye(dim, dtype=offset.dtype, device=offset.device)
     scale = offset.square().mean(0).sqrt()
     x = offset / scale
-    lower = torch.linalg.cholesky_ex(x.mT @ x / count + SINGULAR_RIDGE * eye)[0]
+    lower = torch.linalg.cholesky_ex(x.mT @ x / count + MIN_EIGENVALUE * eye)[0]
     white = torch.linalg.solve_triangular(lower, x.mT, upper=False).mT
     pulled = scores * scale @ lower
     matrix = MEDIAN_RBF.fit(white).stein_matrix(white, pulled, pulled)

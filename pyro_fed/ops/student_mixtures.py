@@ -35,6 +35,10 @@ from pyro_fed.ops.points import even_normals
 MIN_VARIANCE_SHARE = 1e-8
 
 
+#: Directions in which the factor has less than this share of the whole's precision are left as they are.
+LEAST_SHARE = 0.01
+
+
 class Mixture(NamedTuple):
     """J components, each with the number of points (J,) drawn from it, or a share."""
 
@@ -130,13 +134,6 @@ def _factors(covariance: Tensor, worth: Tensor) -> Tensor:
     return torch.where((failed == 0).reshape(-1, 1, 1), lower, diagonal.sqrt())
 
 
-#: Directions in which the factor has less than this share of the whole's precision are left as they are.
-LEAST_SHARE = 0.01
-#: So are those in which the whole's mean is more than this many of the factor's variances from its centre: it is the
-#: other factors that hold the whole there, and where this one falls as a power they would draw it to themselves.
-MAX_CENTRE_DISTANCE = 1.0
-
-
 class Tails(NamedTuple):
     """The precisions of a factor that count, the others zero; its centre, degrees of freedom, and the typical r²."""
 
@@ -149,7 +146,9 @@ class Tails(NamedTuple):
     def of(cls, factor: DiagGaussian, freedom: float | None) -> Tails:
         """The tails of a factor in coordinates that whiten the whole; None leaves the coordinates unchanged."""
         keep = factor.precision > (LEAST_SHARE if freedom is not None else torch.inf)
-        keep &= factor.eta.square() <= MAX_CENTRE_DISTANCE * factor.precision
+        # Not where the whole's mean is more than one of the factor's variances from its centre: other factors hold it
+        # there, and where this one falls as a power they would draw it to themselves.
+        keep &= factor.eta.square() <= factor.precision
         values = torch.where(keep, factor.precision, 0.0)
         centre = torch.where(keep, factor.eta / torch.where(keep, factor.precision, 1.0), 0.0)
         return cls(values, centre, freedom or torch.inf, (values * (1 + centre.square())).sum())

@@ -35,12 +35,12 @@ from pyro_fed.density.checks.points import FEW_ROWS, MAX_PRIOR_DRAW, MAX_TRIES, 
 from pyro_fed.density.checks.slopes import (
     OF_STEPS,
     StepWatcher,
-    beside,
     check_slope,
-    left_graph,
+    line_leaving_graph,
+    no_derivative_error,
+    points_beside,
     said_of,
     steps,
-    without_derivative,
 )
 from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined, slopes_and_bends
 from pyro_fed.density.edges import find_walls
@@ -94,7 +94,7 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
                 sample.z,
                 partial(_total_and_slope, judged, sample),
                 judged.sites,
-                partial(left_graph, judged, sample.z[0], sample.all_together, sample.local[0]),
+                partial(line_leaving_graph, judged, sample.z[0], sample.all_together, sample.local[0]),
                 _is_flat(whole),
             )
             if stepping.found and (stepped := steps(judged, sample.z[0])):
@@ -114,7 +114,7 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
         error.args = (f"{error}{plate_tree(problem.bound)}",)
         raise
     except RuntimeError as error:
-        if (said := without_derivative(problem, error)) is None:
+        if (said := no_derivative_error(problem, error)) is None:
             raise
         raise said from error
 
@@ -218,8 +218,8 @@ def _run_all_rows(problem: RowDensities, sample: Sample, curved: bool = False) -
 
 
 def _run_all_rows_and_beside(problem: RowDensities, sample: Sample) -> tuple[_Run, Tensor]:
-    """`_run_all_rows`, and the gradient at the points `beside` the first, in one run of the model."""
-    here, first = slice(len(sample.z)), _at_first(sample, beside(sample.z[0]))
+    """`_run_all_rows`, and the gradient at `points_beside` the first, in one run of the model."""
+    here, first = slice(len(sample.z)), _at_first(sample, points_beside(sample.z[0]))
     both = sample._replace(z=torch.cat([sample.z, first.z]), local=torch.cat([sample.local, first.local]))
     run = _run_all_rows(problem, both, curved=True)
     outside, inside = ({name: value[:, here] for name, value in terms.items()} for terms in run[:2])

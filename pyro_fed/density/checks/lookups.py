@@ -33,6 +33,10 @@ PICKING: dict[Any, tuple[int, int | None, int]] = {
 EQUAL = frozenset((torch.eq, Tensor.eq, Tensor.__eq__))
 
 
+#: Dtypes of an index that may be negative.
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
 class Lookups:
     """The model's latents, and which of their axes are indexed by which codes."""
 
@@ -184,10 +188,6 @@ def _slope(total: Tensor, value: Tensor, axis: int) -> Tensor:
     if found is None:
         return torch.zeros(value.shape[axis])
     return found.nan_to_num(torch.inf).abs().movedim(axis, 0).reshape(value.shape[axis], -1).sum(1)
-
-
-#: Dtypes of an index that may be negative.
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class NegativeLookups(CallWatcher):

@@ -130,7 +130,7 @@ def check_plate_size(plate: str, size: int, num_rows: int) -> None:
         )
 
 
-def another_size(name: str, shape: tuple[int, ...], found: tuple[int, ...]) -> ModelError:
+def size_differs_error(name: str, shape: tuple[int, ...], found: tuple[int, ...]) -> ModelError:
     """The error for a latent site whose `shape` in the first run, on all rows, is not that `found` on other rows."""
     line = current_line()
     at = f" at {line_text(line)}" if line else ""

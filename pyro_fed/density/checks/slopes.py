@@ -87,7 +87,7 @@ SHAPE_QUERIES = frozenset(
 MAX_CUTS = 64
 
 
-def beside(at: Tensor) -> Tensor:
+def points_beside(at: Tensor) -> Tensor:
     """The points (M, D) at which `check_slope` takes the density around one, (D,)."""
     return _difference_points(at, _direction(at))
 
@@ -103,7 +103,7 @@ def check_slope(
 ) -> None:
     """Refuse a model whose gradient `slope` (D,) at the first of the points (P, D) is not its density's.
 
-    `values` (M,) are log densities at the points `beside` the first, in float64. If the gradient is wrong, `run` gives
+    `values` (M,) are log densities at `points_beside` the first, in float64. If the gradient is wrong, `run` gives
     log densities (M,) and gradients (M, D) at points (M, D). `left` quotes a line that takes a value out of the graph;
     `flat` says that the likelihood is the same everywhere.
     """
@@ -155,7 +155,7 @@ def said_of(found: Mapping[str, Line]) -> str:
     )
 
 
-def without_derivative(problem: RowDensities, error: Exception) -> ModelError | None:
+def no_derivative_error(problem: RowDensities, error: Exception) -> ModelError | None:
     """The error for an operation that torch cannot differentiate, from the one raised; None for other errors."""
     match = NO_DERIVATIVE.search(str(error))
     if match is None:
@@ -175,9 +175,9 @@ def _behind_cuts(problem: RowDensities, rows: tuple[Tensor, ...], point: Tensor)
     with torch.enable_grad():
         made = cuts(problem, *_parts(problem, leaf, rows))
     for cut in made:
-        weights = torch.randn(cut.takes.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+        weights = torch.randn(cut.input.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
         with torch.enable_grad():
-            (slope,) = torch.autograd.grad((weights * cut.takes).sum(), leaf, retain_graph=True, allow_unused=True)
+            (slope,) = torch.autograd.grad((weights * cut.input).sum(), leaf, retain_graph=True, allow_unused=True)
         if slope is None:
             continue
         for name in (*problem.sites, *problem.layout.local):
@@ -287,7 +287,7 @@ class GradientCut(NamedTuple):
     """An operation of the model's that lets no gradient of its numbers through."""
 
     line: Line  # of the model
-    takes: Tensor  # its input, which has a gradient
+    input: Tensor  # of the operation, which has a gradient
     real: bool  # whether its output is real, and may still be followed in steps of its own
 
 
@@ -304,10 +304,10 @@ class _GradientCuts(CallWatcher):
         made = name.endswith("_like") or name.startswith("new_")  # takes a shape alone
         real, counted = _is_cut(value), _is_counted(value) and name not in SHAPE_QUERIES
         if not made and (real or counted or name.strip("_") in self.stepping) and len(self.found) < MAX_CUTS:
-            takes = next((part for part in pytree.tree_leaves(args) if _has_gradient(part)), None)
+            cut_input = next((part for part in pytree.tree_leaves(args) if _has_gradient(part)), None)
             line = None if _in_a_function() else current_line()
-            if takes is not None and line is not None:
-                self.found.append(GradientCut(line, takes, real))
+            if cut_input is not None and line is not None:
+                self.found.append(GradientCut(line, cut_input, real))
 
 
 class StepWatcher(CallWatcher):
@@ -367,7 +367,7 @@ def cuts(
     return cutting.found
 
 
-def left_graph(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor) -> str:
+def line_leaving_graph(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor) -> str:
     """The model's line that takes a value out of torch's graph at z (D,), quoted; "" if no line of its own does."""
     found = cuts(problem, z.detach().clone().requires_grad_(), rows, local)
     return next((line_text(cut.line) for cut in found if cut.real), "")

@@ -74,7 +74,7 @@ class SharedCache(Protocol):
     levels: dict[str, str]
     found: dict[Any, Any]
 
-    def takes(self, function: Callable[..., Any] | None, problem: Any) -> bool:
+    def may_keep(self, function: Callable[..., Any] | None, problem: Any) -> bool:
         """Whether a step that has just been traced, or a fact about the model, may be kept for others."""
 
 
@@ -132,7 +132,7 @@ class Compiler:
                 self.found[name] = self.common.found[name]
             else:
                 self.found[name] = find()
-                if self.common is not None and self.common.takes(None, problem):
+                if self.common is not None and self.common.may_keep(None, problem):
                     self.common.found[name] = self.found[name]
         return self.found[name]
 
@@ -279,7 +279,7 @@ class Compiler:
             if made is None and traced:
                 return step
             self.cache[key] = step
-            if traced and self.common is not None and self.common.takes(function, problem):
+            if traced and self.common is not None and self.common.may_keep(function, problem):
                 self.common.steps[key] = step
         if self.level == "inductor" or (self.auto and traced):
             threads = torch.get_num_threads()  # is part of the code

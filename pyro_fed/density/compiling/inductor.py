@@ -21,6 +21,19 @@ from torch._subclasses import FakeTensorMode
 
 from pyro_fed.density.compiling.tracing import Step, copy_strided, free_strides
 
+#: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
+#: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
+INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_reads_threshold": 5}
+#: Operations that write into a copy of their first argument, of which Inductor writes into the argument itself where
+#: nobody looks at it again.
+WRITERS = frozenset(
+    (
+        *(torch.ops.aten.index_add, torch.ops.aten.index_copy, torch.ops.aten.index_fill, torch.ops.aten.index_put),
+        *(torch.ops.aten._unsafe_index_put, torch.ops.aten.select_scatter, torch.ops.aten.slice_scatter),
+        *(torch.ops.aten.diagonal_scatter, torch.ops.aten.as_strided_scatter),
+    )
+)
+
 
 def does_the_same(code: Callable[..., Sequence[Tensor]], step: Step, leaves: Sequence[Tensor]) -> bool:
     """Whether code gives the numbers of a traced step at some arguments, and at others near them."""
@@ -90,22 +103,6 @@ def _result_or_none(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tenso
         return run(*leaves)
     except RuntimeError:
         return None
-
-
-#: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
-#: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
-INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_reads_threshold": 5}
-
-
-#: Operations that write into a copy of their first argument, of which Inductor writes into the argument itself where
-#: nobody looks at it again.
-WRITERS = frozenset(
-    (
-        *(torch.ops.aten.index_add, torch.ops.aten.index_copy, torch.ops.aten.index_fill, torch.ops.aten.index_put),
-        *(torch.ops.aten._unsafe_index_put, torch.ops.aten.select_scatter, torch.ops.aten.slice_scatter),
-        *(torch.ops.aten.diagonal_scatter, torch.ops.aten.as_strided_scatter),
-    )
-)
 
 
 def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:

@@ -71,9 +71,9 @@ class Common:
     levels: dict[str, str] = field(default_factory=dict)  # the level that works, by mode
     found: dict[Any, Any] = field(default_factory=dict)  # other facts about the model, as in `Compiler.found`
 
-    def takes(self, function: Callable[..., Any] | None, problem: Any) -> bool:
+    def may_keep(self, function: Callable[..., Any] | None, problem: Any) -> bool:
         """Whether a fact (None), or a step that is the package's own, may be kept: the model is unchanged."""
-        return (function is None or shareable(function)) and mark_of(problem, self.level) == self.mark
+        return (function is None or is_own_step(function)) and mark_of(problem, self.level) == self.mark
 
 
 _MODELS: OrderedDict[bytes, Common] = OrderedDict()
@@ -91,7 +91,7 @@ def common_of(problem: Problem) -> Common | None:
     if mark is None:
         return None
     found = _MODELS.get(mark)
-    if found is None or not _says_the_same(problem, found.probe):
+    if found is None or not _has_probe_values(problem, found.probe):
         found = Common(mark, level, _probe(problem))
         _MODELS[mark] = found
     _MODELS.move_to_end(mark)
@@ -105,7 +105,7 @@ def with_process_cache(problem: Problem) -> Common | None:
     common, last = common_of(problem), problem.compiler.probe
     mark = None if common is None else common.mark
     known = "probe" in last and mark is not None and mark == last["mark"]
-    if "probe" in last and not known and not _says_the_same(problem, last["probe"]):
+    if "probe" in last and not known and not _has_probe_values(problem, last["probe"]):
         problem.compiler.forget()
         last.clear()
     last["mark"] = mark
@@ -146,12 +146,12 @@ def _densities(problem: Problem, vectors: Tensor, rows: tuple[Tensor, ...]) -> t
     return found
 
 
-def _says_the_same(problem: Problem, probe: Probe) -> bool:
+def _has_probe_values(problem: Problem, probe: Probe) -> bool:
     found = _densities(problem, probe.vectors, probe.rows)
     return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, probe.values, strict=True))
 
 
-def shareable(function: Callable[..., Any]) -> bool:
+def is_own_step(function: Callable[..., Any]) -> bool:
     """Whether a step is this package's own, with settings that are values: it cannot change in a process."""
     of = getattr(function, "__self__", None)
     plain = getattr(function, "__func__", function)
@@ -170,7 +170,7 @@ def _is_value(value: Any) -> bool:
     if type(value) in (tuple, frozenset):
         return all(_is_value(part) for part in value)
     if isinstance(value, FunctionType):
-        return shareable(value)
+        return is_own_step(value)
     if isinstance(value, type):
         return _is_ours(value) or value.__module__.partition(".")[0] in ("pyro", "torch")
     if getattr(value, "is_traced", False):  # it is kept beside the steps that are made of it

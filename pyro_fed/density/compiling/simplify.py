@@ -34,6 +34,14 @@ PART = aten.slice_backward.default
 POWER = aten.pow.Tensor_Scalar
 
 
+#: Numbers in a copy from which on it is not made: 32 MB in double precision, more than a processor's cache holds.
+LARGE_COPY_NUMBERS = 4_000_000
+#: By so much the copy must be larger than those of the other factor and of the product, whose axes change places.
+MIN_COPY_RATIO = 2
+#: What `matmul` makes a batch of matrices of, from its end.
+FLAT = frozenset((aten._unsafe_view.default, aten.view.default))
+
+
 def simplify(graph: fx.Graph, busy: set[fx.Node], exact: bool) -> None:
     """Rewrite a traced graph in fewer operations, in place, without `busy` nodes; `exact` keeps all bits."""
     for node in reversed(list(graph.nodes)):
@@ -175,14 +183,6 @@ def _in_order(graph: fx.Graph, parts: list[fx.Node]) -> fx.Node:
     made = graph.call_function(aten.cat.default, (pieces, dim))
     made.meta = dict(parts[0].meta)
     return made
-
-
-#: Numbers in a copy from which on it is not made: 32 MB in double precision, more than a processor's cache holds.
-LARGE_COPY_NUMBERS = 4_000_000
-#: By so much the copy must be larger than those of the other factor and of the product, whose axes change places.
-MIN_COPY_RATIO = 2
-#: What `matmul` makes a batch of matrices of, from its end.
-FLAT = frozenset((aten._unsafe_view.default, aten.view.default))
 
 
 def spread_products(graph: fx.Graph) -> None:
