@@ -8,7 +8,7 @@ inside the plate. All functions take one vector and are pure tensor functions: m
 `torch.func.vmap`, differentiate them by `torch.func.grad`.
 
 Latent sites inside the plate ("local") are not part of the vector: each row's are integrated out of its log_lik
-(see `quadrature`). `joint.JointProblem` has them in the vector.
+(see `quadrature`). `forms.JointProblem` has them in the vector.
 """
 
 from __future__ import annotations
@@ -614,7 +614,7 @@ class Problem:
         return found
 
     def images(self, point: Tensor) -> Tensor:
-        """Points (R, D) with the values of one (D,) in another order or with other signs, see `images.images_of`."""
+        """Points (R, D) with the values of one (D,) in another order or with other signs, see `starts.images_of`."""
         values = self.constrain(point, self.fewest_rows)
         return images_of(point, values, self.sites, self.transformed, self.unconstrain)
 

@@ -9,7 +9,7 @@ runs it over clients and ``make_fx`` traces it.
     gaussian, backtrack, anderson, mixing           natural parameters
     points, langevin, step_sizes                    expectations, chains
     annealing, importance                           weights
-    student_mixtures, adaptive_importance           proposals with long tails
+    student, adaptive_importance           proposals with long tails
     matrices, entries                               linear algebra
     newton_ascent                                   climbs to modes
     whitening                                       coordinates in which a Gaussian is standard

@@ -17,7 +17,7 @@ Sources: Cornuet, Marin, Mira & Robert (2012), *Adaptive multiple importance sam
 Robert (2008), *Adaptive importance sampling in general mixture classes*, for the fits; Owen & Zhou (2000), *Safe and
 effective importance sampling*, for the weights by all proposals; Vehtari et al. (2024) for k.
 
-Letters: p `log_density`, n, m and S = F F' of t as in `ops.student_mixtures`, ν `FREEDOM`, w `smoothed`.
+Letters: p `log_density`, n, m and S = F F' of t as in `ops.student`, ν `FREEDOM`, w `smoothed`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.ops.importance import Smoothed, flattened, smoothed
-from pyro_fed.ops.student_mixtures import Mixture, fitted
+from pyro_fed.ops.student import Mixture, fitted
 
 #: Degrees of freedom of each component; components of a fit, and its steps.
 FREEDOM, COMPONENTS, FIT_STEPS = 5, 8, 10

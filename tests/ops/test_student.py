@@ -5,7 +5,7 @@ import torch
 from late import late
 
 from pyro_fed.ops.gaussian import DiagGaussian
-from pyro_fed.ops.student_mixtures import Tails
+from pyro_fed.ops.student import Tails
 
 stats = late("scipy.stats")
 

@@ -5,7 +5,7 @@
 is the part of a chain's score that is specific to client s: the f-weighted mean over clients is that of the posterior.
 With C the covariance of the Gaussian q = p Π_s q_s, (C e_s)_i / sqrt(C_ii) pulls at parameter i, in its SDs. Each
 client sends their mean squares over standardised Sobol points under q, D numbers; the server keeps Σ_s f_s of them,
-which `ops.visits` turns into the longest visit. The squares are about zero, and so include the part that all clients'
+which `ops.langevin` turns into the longest visit. The squares are about zero, and so include the part that all clients'
 errors share, which is harmless: they are an upper bound, close for more than a few clients. The record has each
 client's worst.
 

@@ -2,7 +2,7 @@
 
     q(θ) = (1 - w) 1/N Σ_i t_ν(θ; θ_i, S_i) + w t_ν(θ; m, 2 S),    S_i = 1/k Σ_j∈N(i) (θ_j - θ_i)(θ_j - θ_i)'
 
-with Student's t of ν degrees of freedom (`ops.student_mixtures`), N(i) the k nearest points to θ_i, less those that are
+with Student's t of ν degrees of freedom (`ops.student`), N(i) the k nearest points to θ_i, less those that are
 more than `FARTHEST_NEIGHBOUR` times as far as the median of them (a mode with fewer points than k has neighbours in
 another one), m and S the mean and covariance of all of them. A neighbourhood's own covariance follows bent, narrow and
 separate parts; the heavy tails, and the wide component, bound the weights beyond the points. Distances are in SDs of
@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.ops.student_mixtures import Mixture
+from pyro_fed.ops.student import Mixture
 
 #: w, and the wide component's covariance in units of that of all points.
 WIDE_SHARE, WIDTH = 0.1, 2.0

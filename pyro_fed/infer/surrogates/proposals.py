@@ -35,7 +35,7 @@ from pyro_fed.ops.adaptive_importance import FREEDOM
 from pyro_fed.ops.annealing import Annealed, Difference, anneal_sparingly, from_normal, levels_for
 from pyro_fed.ops.gaussian import DiagGaussian, Gaussian
 from pyro_fed.ops.points import even_normals
-from pyro_fed.ops.student_mixtures import Tails
+from pyro_fed.ops.student import Tails
 from pyro_fed.ops.whitening import Coordinates, diagonal_coordinates
 
 #: Share of the draws at which the prior, or a client's log-likelihood, may be NaN, because the proposals' tails exceed
