@@ -29,8 +29,8 @@ from pyro_fed.errors import ModelError
 class BoundModel:
     """A model with its arguments."""
 
-    # the ordinary Pyro model
-    model: Callable[..., Any] = field(repr=False)  # of a `PyroModule` it would draw, and of the arguments show rows
+    # the ordinary Pyro model; not shown, since a `PyroModule` would draw, and arguments would show rows
+    model: Callable[..., Any] = field(repr=False)
     arguments: Arguments = field(repr=False)  # its arguments, pooled, with the row-sharded leaves marked
     plate: str  # name of the partitioned plate
     num_rows: int  # rows of the arguments, or of the model's own data

@@ -98,7 +98,8 @@ def build(
             raise _one_by_one(problem)
         check_held(problem, seen.execution.trace)
         problem = replace(problem, quadrature=problem.quadrature.fitted(problem))
-        problem = _with_fastest_mapping(problem, _try_integral)
+        one_step = replace(problem.quadrature, mode_steps=1)  # every Newton step of an integral is alike
+        problem = _with_fastest_mapping(problem, lambda one: run_trial(replace(one, quadrature=one_step)))
     _warn_of_constants(bound, layout)
     return problem
 
@@ -215,11 +216,6 @@ def _try(problem: Problem, seen: FirstRun) -> None:
     check_splits(problem, seen)
     if problem.dtype != torch.float64 and not problem.local_dim:
         run_trial(problem)
-
-
-def _try_integral(problem: Problem) -> None:
-    """Try the mapping on integrals over rows' latents, of which every Newton step is alike."""
-    run_trial(replace(problem, quadrature=replace(problem.quadrature, mode_steps=1)))
 
 
 def _with_fastest_mapping(problem: Problem, attempt: Callable[[Problem], None]) -> Problem:

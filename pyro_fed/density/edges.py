@@ -50,7 +50,7 @@ def moving_support(bound: BoundModel, seen: FirstRun, name: str) -> str:
 
 
 def check_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
-    """Warn of supports that lose rows at other latents; refuse those with a density beyond, in reach."""
+    """Warn of supports that lose rows at other latents, or refuse them if the density beyond is not zero."""
     for name, msg in seen.execution.trace.nodes.items():
         if msg["type"] != "sample" or not msg["is_observed"] or is_deterministic(msg) or not _edges(msg):
             continue
@@ -78,7 +78,7 @@ def latents_of_moving_support(bound: BoundModel) -> dict[str, list[str]]:
 
 
 def values_at_an_end(bound: BoundModel, seen: FirstRun, name: str) -> tuple[Tensor, str]:
-    """Entries of a site's density at its support's end, zero or infinite whatever the latents; a sentence."""
+    """Which entries of a site's density are at its support's end, zero or infinite for any latents; a sentence."""
     msg = seen.execution.trace.nodes[name]
     at_end = _at_end(msg)
     found = torch.zeros(msg["fn"].batch_shape, dtype=torch.bool)
@@ -131,7 +131,7 @@ def _edge_sentence(msg: Message, latents: Collection[str]) -> str:
 
 
 class _SiteDensity(NamedTuple):
-    """The distribution that computes a site's density, its input, the transforms to the site; if of a mixture."""
+    """The distribution that computes a site's density, its input, the transforms between; whether it is mixed."""
 
     fn: Any
     value: Tensor
@@ -263,7 +263,7 @@ def _has_density_beyond(bound: BoundModel, name: str) -> bool:
 
 
 def find_walls(problem: RowDensities, seen: FirstRun, computed: Collection[str]) -> list[str]:
-    """Make walls of the sites `computed` whose parameters leave their constraints at prior draws; sentences."""
+    """Sentences on the sites whose parameters leave their constraints at prior draws, which become walls."""
     bound, nodes = problem.bound, seen.execution.trace.nodes
     latents = {value.untyped_storage().data_ptr() for value in seen.execution.filler.values.values()}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def mix(weights: sparse.csr_array, values: Tensor) -> Tensor:
-    """W times the agents' values (C, ...), by W (C, C) or some rows of it (R, C): the links alone cost."""
+    """W (C, C), or some rows of it (R, C), times the agents' values (C, ...): the work grows with the links."""
     shape = (weights.shape[0], *values.shape[1:])
     flat = values.reshape(len(values), -1)
     if flat.device.type == "cpu":

@@ -192,7 +192,7 @@ def kde_weights(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tensor
 
 
 def kde_score(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: float = 0.0) -> Tensor:
-    """Gradient (..., M, D) in x of log(floor + mean_n exp(-||x - theta_n||² / 2 lambda²)), 0 for the KDE itself."""
+    """Gradient (..., M, D) in x of log(floor + mean_n exp(-||x - theta_n||² / 2 lambda²)), floor 0 for a KDE."""
     weights = kde_weights(x, centres, bandwidth)
     if floor:
         weights = weights * kde_share(x, centres, bandwidth, floor).unsqueeze(-1)

@@ -374,7 +374,7 @@ def _part_of_run(run: _Run, kind: str, name: str) -> Tensor | None:
 
 
 def _nudged_sample(sample: Sample) -> Sample:
-    """The sample with inputs changed by more than sums in another order are, the same wherever a row is."""
+    """The sample with inputs changed in their last digits, by more than sums in another order change."""
     nudge = 1 + ROUNDING_UNITS * torch.finfo(torch.float64).eps
 
     def nudged_leaves(rows: Any) -> Any:

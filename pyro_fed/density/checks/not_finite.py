@@ -91,7 +91,8 @@ def _not_looked_at(problem: Problem) -> list[str]:
     seen = {_storage(leaf) for leaf in looks.at}
     if seen - known:  # computed from data, but it is unknown which
         return []
-    with_nan = [(name, leaf) for name, _, leaf in problem.arguments.columns if _has_nan(leaf)]
+    columns = problem.arguments.columns
+    with_nan = [(name, leaf) for name, _, leaf in columns if leaf.is_floating_point() and bool(leaf.isnan().any())]
     return [name for name, leaf in with_nan if _storage(leaf) not in seen and _is_read(problem, leaf)]
 
 
@@ -108,10 +109,6 @@ def _is_read(problem: Problem, leaf: Tensor) -> bool:
         if not torch.equal(problem.pointwise_log_lik(z, pytree.tree_unflatten(filled, form)), terms):
             return True
     return False
-
-
-def _has_nan(leaf: Tensor) -> bool:
-    return leaf.is_floating_point() and bool(leaf.isnan().any())
 
 
 def _storage(leaf: Tensor) -> int:

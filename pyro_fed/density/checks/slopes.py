@@ -304,7 +304,9 @@ class _GradientCuts(CallWatcher):
         made = name.endswith("_like") or name.startswith("new_")  # takes a shape alone
         real, counted = _is_cut(value), _is_counted(value) and name not in SHAPE_QUERIES
         if not made and (real or counted or name.strip("_") in self.stepping) and len(self.found) < MAX_CUTS:
-            cut_input = next((part for part in pytree.tree_leaves(args) if _has_gradient(part)), None)
+            cut_input = next(
+                (part for part in pytree.tree_leaves(args) if isinstance(part, Tensor) and part.requires_grad), None
+            )
             line = None if _in_a_function() else current_line()
             if cut_input is not None and line is not None:
                 self.found.append(GradientCut(line, cut_input, real))
@@ -323,10 +325,6 @@ class StepWatcher(CallWatcher):
         if not self.found and (counted or name.strip("_") in STEP_OPERATIONS):
             taken = any(isinstance(part, Tensor) and is_wrapped(part) for part in pytree.tree_leaves(args))
             self.found = taken and current_line() is not None
-
-
-def _has_gradient(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _in_a_function() -> bool:

@@ -79,7 +79,8 @@ def _find_structure(problem: Problem, count: int) -> Composed | None:
     graph = rows_graph(problem, count)
     shared = _shared_nodes(graph, count)
     dim = numbers_of(shared)
-    if not shared or dim > MAX_SHARED_RATIO * problem.dim or not all(_fits(node, problem.dtype) for node in shared):
+    same_dtype = all(getattr(node.meta.get("tensor_meta"), "dtype", None) == problem.dtype for node in shared)
+    if not shared or dim > MAX_SHARED_RATIO * problem.dim or not same_dtype:
         return None
     shapes = [tuple(node.meta["tensor_meta"].shape) for node in shared]
     sizes = [torch.Size(shape).numel() for shape in shapes]
@@ -116,10 +117,6 @@ def _shared_nodes(graph: fx.GraphModule, count: int) -> list[fx.Node]:
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
     return tuple(node.meta["tensor_meta"].shape) if hasattr(node.meta.get("tensor_meta"), "shape") else ()
-
-
-def _fits(node: fx.Node, dtype: torch.dtype) -> bool:
-    return getattr(node.meta.get("tensor_meta"), "dtype", None) == dtype
 
 
 def _of_z(graph: fx.GraphModule, wanted: list[fx.Node]) -> fx.GraphModule:

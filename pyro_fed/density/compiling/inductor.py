@@ -74,7 +74,7 @@ def perturbed_copy(leaf: Tensor, by: float, generator: torch.Generator) -> Tenso
 
 
 def agree(found: Sequence[Tensor], expected: Sequence[Tensor], part: float, more: Sequence[float] = ()) -> bool:
-    """Whether results differ by at most a part of each tensor's largest number and `more`; whole numbers not."""
+    """Whether results agree: numbers up to a part of each tensor's largest and `more`, whole numbers exactly."""
     for one, other, besides in zip(found, expected, more or [0.0] * len(expected), strict=True):
         known = other.isfinite()
         if not bool((one.isfinite() == known).all()):

@@ -112,7 +112,11 @@ class Recorder(TorchDispatchMode):
         constant = None
         if func is aten.lift_fresh_copy.default:
             constant = args[0].clone() if made.numel() <= 1 else None
-        elif all_constant and torch.Tag.nondeterministic_seeded not in func.tags and _are_single_numbers(made):
+        elif (
+            all_constant
+            and torch.Tag.nondeterministic_seeded not in func.tags
+            and all(tensor.numel() <= 1 for tensor in _tensors(made))
+        ):
             args, kwargs = _replace_tensors(constants, args, kwargs)
             constant = func(*args, **kwargs)
         self._note(made, node, constant)
@@ -205,7 +209,3 @@ def _has_kernel(func: Any, tensors: list[Tensor]) -> bool:
         return False
     key = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(tensors[0].device.type))
     return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
-
-
-def _are_single_numbers(made: Any) -> bool:
-    return all(tensor.numel() <= 1 for tensor in _tensors(made))
