@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from pyro_fed.infer.langevin.gradients import ConduciveGradient, conducive_gradients
-from pyro_fed.ops.gaussian_structures import STRUCTURES
+from pyro_fed.ops.gaussian import STRUCTURES
 
 HEADS, ROWS, BATCH = np.array([1, 5, 9]), 10, 5
 

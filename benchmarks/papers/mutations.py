@@ -97,7 +97,7 @@ LANGEVIN = "infer/langevin/test_recursions.py"
 PARTICLES, PAPER, PARALLEL, UNCONSTRAINED = (
     f"infer/{name}.py:" for name in ("stein/particles", "papers/dsvgd", "papers/parallel_dsvgd", "papers/udsvgd")
 )
-KERNELS, KDE, STEPS, EP = "ops/kernel_base.py:", "ops/kde.py:", "ops/step_sizes.py:", "infer/ep/"
+KERNELS, KDE, STEPS, EP = "ops/kernel_base.py:", "ops/stein.py:", "ops/step_sizes.py:", "infer/ep/"
 TILTED, GRADIENTS = "infer/ep/tilted/", "infer/langevin/gradients.py:"
 HAMILTONIAN, TRAJECTORIES = "infer/langevin/test_fedhmc.py", "infer/langevin/trajectories.py:"
 

@@ -42,7 +42,7 @@ from benchmarks.privacy.coverage import (
     outcomes,
     posterior,
 )
-from pyro_fed.ops.balanced import Balanced
+from pyro_fed.ops.kernels import Balanced
 from pyro_fed.ops.stein import svgd_direction
 
 NORM, PARTICLES = 15.0, 50

@@ -19,7 +19,7 @@ import pyro_fed as pf
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian
 from pyro_fed.runtime.executors.base import Work
 from pyro_fed.runtime.executors.local import Vectorised
 

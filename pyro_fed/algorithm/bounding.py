@@ -54,8 +54,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.ops.entries import evenly
-from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian, Gaussian
 from pyro_fed.ops.matrices import with_absolute_eigenvalues
 
 #: Passes in which q and the limits are made to fit each other, and the move of a mean in SDs at which they end.

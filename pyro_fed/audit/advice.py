@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyro_fed.algorithm.record import NONCENTRED
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.codes import cures
-from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.checks.slopes import OF_STEPS, said_of
+from pyro_fed.density.forms import with_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import is_large
 from pyro_fed.infer.sites.gaussian_sites import gaussian

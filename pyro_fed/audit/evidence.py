@@ -23,8 +23,8 @@ from pyro_fed.audit.target import Target, for_checks
 from pyro_fed.audit.weighted_points import WeightedPoints, weighed_points
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import NEAR_LIMIT_SHARE, Limits
-from pyro_fed.density.checks.blame import Line
 from pyro_fed.density.checks.slopes import steps
+from pyro_fed.density.checks.source import Line
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import spread
 from pyro_fed.federation.federation import Federation

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pyro_fed.audit.target import BATCHES, Target
 from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, NOTHING, AdaptiveImportanceSampler, AdaptiveSettings
-from pyro_fed.ops.student_mixtures import Mixture, fitted
+from pyro_fed.ops.student import Mixture, fitted
 from pyro_fed.policy.audit import takes_weighted_points, weighted_points
 
 #: The most rounds. A round has as many points as are computed together, or fewer where they cost much.

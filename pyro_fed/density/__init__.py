@@ -6,9 +6,8 @@
 
 from pyro_fed.density.build import build
 from pyro_fed.density.derivatives.scores import likelihood_scores, prior_scores
-from pyro_fed.density.joint import JointProblem
+from pyro_fed.density.forms import JointProblem, NonCentred
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, CLIENTS, Batch, ClientData
 

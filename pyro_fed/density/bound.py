@@ -1,7 +1,8 @@
 """A Pyro model bound to its arguments and its partitioned plate, and runs of it with values for the latents.
 
 This is all that is available before a model's sites are known. `build` runs it, finds its sites (`Layout`) and makes
-the `Problem`, which has a bound model.
+the `Problem`, which has a bound model. A run at a point also shows, by derivatives there, the latents that a quantity
+of the model depends on.
 """
 
 from __future__ import annotations
@@ -20,37 +21,29 @@ from pyro_fed.density.layout import Layout, Site
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
 from pyro_fed.density.running.torch_modes import InDouble, Noticed
+from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.errors import ModelError
 
 
 @dataclass(frozen=True, eq=False)
 class BoundModel:
-    """A model with its arguments.
+    """A model with its arguments."""
 
-    Attributes:
-        model: the ordinary Pyro model.
-        arguments: its arguments, pooled, with the row-sharded leaves marked.
-        plate: name of the partitioned plate.
-        num_rows: rows of the arguments, or of the model's own data.
-        dtype: floating dtype of the unconstrained vector.
-        constants: values of `pyro.param` statements and of `pf.shared`, each as the first run finds it.
-        in_double: whether the model's computations in float32 are made in float64.
-        device: where its arguments have been moved to; None stands for the CPU.
-        noticed: facts on the functions of torch that it calls, recorded by its runs.
-        walls: names of sites whose density is zero beyond the constraints of their parameters, see `running.walls`.
-        without_curvature: what is known of rows whose second derivatives are finite at no point.
-    """
-
-    model: Callable[..., Any] = field(repr=False)  # of a `PyroModule` it would draw, and of the arguments show rows
-    arguments: Arguments = field(repr=False)
-    plate: str
-    num_rows: int
-    dtype: torch.dtype
+    # the ordinary Pyro model; not shown, since a `PyroModule` would draw, and arguments would show rows
+    model: Callable[..., Any] = field(repr=False)
+    arguments: Arguments = field(repr=False)  # its arguments, pooled, with the row-sharded leaves marked
+    plate: str  # name of the partitioned plate
+    num_rows: int  # rows of the arguments, or of the model's own data
+    dtype: torch.dtype  # floating dtype of the unconstrained vector
+    # values of `pyro.param` statements and of `pf.shared`, each as the first run finds it
     constants: dict[str, Any] = field(default_factory=dict, repr=False)
-    in_double: bool = False
-    device: torch.device | None = None
+    in_double: bool = False  # whether the model's computations in float32 are made in float64
+    device: torch.device | None = None  # where its arguments have been moved to; None stands for the CPU
+    # facts on the functions of torch that it calls, recorded by its runs
     noticed: Noticed = field(default_factory=Noticed, repr=False)
+    # names of sites whose density is zero beyond the constraints of their parameters, see `running.walls`
     walls: set[str] = field(default_factory=set)
+    # what is known of rows whose second derivatives are finite at no point
     without_curvature: list[ModelError] = field(default_factory=list, repr=False)
 
     def on(self, device: torch.device) -> BoundModel:
@@ -95,16 +88,11 @@ class BoundModel:
         discrete: Mapping[str, Tensor] | None = None,
         enumerate_at: int | None = None,
     ) -> Execution:
-        """Run the model on some rows.
+        """Run the model on some rows; surplus row tensors are ignored.
 
-        Args:
-            source: gives the latents their unconstrained values.
-            rows: row tensors, each (m, ...), m >= 1; surplus ones are ignored.
-            densities: compute the sites' log densities.
-            validate: run with Pyro's validation on.
-            placeholder: value of imputed entries (`obs_mask`).
-            discrete: values of discrete latents; the others take their first one.
-            enumerate_at: the dimension from which on the others take all of their values at once instead.
+        `densities` computes the sites' log densities, `validate` has Pyro's validation on, `placeholder` is the value
+        of imputed entries (`obs_mask`). Discrete latents have the values in `discrete`; the others take their first
+        one, or all at once in dimensions from `enumerate_at` on.
         """
         tick()
         sharded = bool(self.arguments.rows)
@@ -143,65 +131,84 @@ def _in_double(leaf: Any) -> Any:
 
 
 class RowDensities(Protocol):
-    """The part of a `Problem` that checks, starts and quadrature need, by which it is made."""
+    """The part of a `Problem` that checks, starts and quadrature need, by which it is made; see there for each."""
 
     @property
-    def bound(self) -> BoundModel:
-        """The model and its arguments."""
+    def bound(self) -> BoundModel: ...
 
     @property
-    def layout(self) -> Layout:
-        """The model's sites, latent and observed."""
+    def layout(self) -> Layout: ...
 
     @property
-    def sites(self) -> dict[str, Site]:
-        """Latent sites of the flat vector, by name, in its order."""
+    def sites(self) -> dict[str, Site]: ...
 
     @property
-    def dim(self) -> int:
-        """D, the length of the flat vector."""
+    def dim(self) -> int: ...
 
     @property
-    def local_dim(self) -> int:
-        """Latents of one row that are not in the flat vector."""
+    def local_dim(self) -> int: ...
 
     @property
-    def rows(self) -> tuple[Tensor, ...]:
-        """Row tensors, each (N, ...)."""
+    def rows(self) -> tuple[Tensor, ...]: ...
 
     @property
-    def looped(self) -> bool:
-        """Whether `vmap` is a loop over ordinary runs of the model."""
+    def looped(self) -> bool: ...
 
     @property
-    def num_rows(self) -> int:
-        """Rows over all clients."""
+    def num_rows(self) -> int: ...
 
     @property
-    def widest(self) -> int:
-        """Rows of the partitioned plate, or of the largest plate nested in it."""
+    def widest(self) -> int: ...
 
-    def doubled(self) -> RowDensities:
-        """These densities, computed in float64."""
+    def doubled(self) -> RowDensities: ...
 
-    def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
-        """`torch.func.vmap`, or its replacement for this model."""
+    def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]: ...
 
-    def terms_of(self, execution: Execution, rows: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Log density of a run site by site: outside the plate (), inside it each row's, (m,)."""
+    def terms_of(
+        self, execution: Execution, rows: tuple[Tensor, ...]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]: ...
 
     def log_terms(
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """`terms_of` a run at z (D,) with the rows' latents `local` (m, local_dim)."""
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]: ...
 
-    def log_parts(self, z: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Log prior () and each row's log-likelihood (m,)."""
+    def log_parts(self, z: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]: ...
 
     def conditional_parts(
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """`log_parts` with values of the rows' own latents, which are then not integrated out."""
+    ) -> tuple[Tensor, Tensor]: ...
 
-    def collect(self, source: Source) -> Tensor:
-        """The flat vector (D,) of the values that `source` gives to each latent site."""
+    def collect(self, source: Source) -> Tensor: ...
+
+
+def run_at_zero(bound: BoundModel) -> tuple[Execution, dict[str, Tensor]]:
+    """A differentiable run on all rows at zero, and the latents' unconstrained values, in the graph, by name."""
+    return _run(bound, lambda shape: torch.zeros(shape, dtype=bound.dtype))
+
+
+def run_at_random(bound: BoundModel, generator: torch.Generator) -> tuple[Execution, dict[str, Tensor]]:
+    """A differentiable run at a standard normal point, where no derivative is zero by chance, with log densities."""
+    return _run(bound, lambda shape: torch.randn(shape, dtype=bound.dtype, generator=generator), densities=True)
+
+
+def _run(
+    bound: BoundModel, point: Callable[[Any], Tensor], densities: bool = False
+) -> tuple[Execution, dict[str, Tensor]]:
+    places: dict[str, Tensor] = {}
+
+    def source(msg: Message, transform: Any) -> Tensor:
+        shape = transform.inverse_shape(msg["fn"].shape())
+        places[msg["name"]] = point(shape).requires_grad_()
+        return places[msg["name"]]
+
+    with torch.enable_grad():
+        return bound.execute(source, bound.all_rows, densities=densities), places
+
+
+def derivatives(value: Tensor, places: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Derivatives of a value's sum in its run's latents, by name; zero ones are included, unused latents are not."""
+    if not value.requires_grad:
+        return {}
+    with torch.enable_grad():
+        found = torch.autograd.grad(value.sum(), list(places.values()), allow_unused=True, retain_graph=True)
+    return {name: part for name, part in zip(places, found, strict=True) if part is not None}

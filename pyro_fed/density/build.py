@@ -19,15 +19,14 @@ from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import BoundModel
-from pyro_fed.density.checks.blame import line_of
 from pyro_fed.density.checks.factorisation import check_splits, where_different
-from pyro_fed.density.checks.first_run import FirstRun, first_run, refusing_writes
-from pyro_fed.density.checks.modules import check_modules
-from pyro_fed.density.checks.negative_lookups import NegativeLookups
+from pyro_fed.density.checks.first_run import FirstRun, check_modules, first_run, refusing_writes
+from pyro_fed.density.checks.lookups import NegativeLookups
 from pyro_fed.density.checks.points import ROWS_TOGETHER, SPREAD
 from pyro_fed.density.checks.sites import describe
-from pyro_fed.density.compiling import mapping
+from pyro_fed.density.checks.source import line_of
 from pyro_fed.density.compiling.compiler import FAILURES, Compiler, reason_of
+from pyro_fed.density.compiling.process import run_trial
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.latents.undetermined_latents import check_held
 from pyro_fed.density.layout import Layout
@@ -36,8 +35,12 @@ from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.files import row_blocks
 from pyro_fed.density.running.counted import asks_for_double
 from pyro_fed.density.running.shared import is_shared
-from pyro_fed.density.traits.search import ModelSearch
-from pyro_fed.errors import DataError, ModelError, listed, warn_user
+from pyro_fed.density.traits_search import ModelSearch
+from pyro_fed.errors import DataError, ModelError, PyroFedError, listed, warn_user
+
+#: Ways to map a model, the fastest first: the compiler's level, and whether the model writes into tensors that it has
+#: made (`torch_modes.Writable`). The last one works wherever the model does.
+MAPPINGS = (("off", False), ("off", True), ("loop", False))
 
 
 def build(
@@ -95,7 +98,8 @@ def build(
             raise _one_by_one(problem)
         check_held(problem, seen.execution.trace)
         problem = replace(problem, quadrature=problem.quadrature.fitted(problem))
-        problem = _with_fastest_mapping(problem, _try_integral)
+        one_step = replace(problem.quadrature, mode_steps=1)  # every Newton step of an integral is alike
+        problem = _with_fastest_mapping(problem, lambda one: run_trial(replace(one, quadrature=one_step)))
     _warn_of_constants(bound, layout)
     return problem
 
@@ -109,12 +113,7 @@ def _from_few_rows(
     whole: Mapping[str, int],
     settings: Mapping[str, Any],
 ) -> Problem | None:
-    """The densities as some of many rows show them; None where all are needed, as to refuse one of them by its number.
-
-    All rows are needed by what the model computes from them all, and by rows' latents. Each row has a finite density
-    and gradient at a point near zero, that of a block of rows is the sum of its halves', and Pyro's validation is
-    passed, or all are asked.
-    """
+    """The densities as some of many rows show them; None where all are needed, as to refuse one by its number."""
     if arguments.incomplete or settings["constants"]:
         return None
     generator = torch.Generator().manual_seed(0)
@@ -138,10 +137,7 @@ def _from_few_rows(
 
 
 def _all_are_regular(problem: Problem) -> bool:
-    """Whether all rows pass Pyro's validation near zero, with finite densities and gradients, and none needs others.
-
-    Each block's densities are those of its halves, of every second row, or a statistic of rows is in them.
-    """
+    """Whether all rows are valid and finite near zero, and each block's densities are those of its halves."""
     generator, exact = torch.Generator().manual_seed(0), problem.doubled()
     z = SPREAD * torch.randn(problem.dim, generator=generator, dtype=torch.float64)
 
@@ -167,14 +163,10 @@ def _all_are_regular(problem: Problem) -> bool:
 
 
 def _one_by_one(problem: Problem) -> ModelError:
-    """The error for latents of rows in a model that cannot be mapped over their values.
-
-    They are integrated out at many points, each of which would be a run of the model: for twelve rows with one latent
-    each a run of `FedEP` did not end in minutes.
-    """
+    """The error for latents of rows in a model that cannot be mapped over their values: one by one takes hours."""
     why, line = "", ""
     try:
-        mapping.run_trial(replace(problem, compiler=Compiler("off")))
+        run_trial(replace(problem, compiler=Compiler("off")))
     except (*FAILURES, IndexError) as error:
         why = "" if "control flow" in str(error) else f" ({reason_of(error)})"
         line = line_of(error)
@@ -187,19 +179,10 @@ def _one_by_one(problem: Problem) -> ModelError:
 
 
 def rebuilt(problem: Problem, arguments: Arguments, quadrature: Quadrature | None) -> Problem:
-    """The densities of the same model on other data of the same shapes, with compiled steps reused.
+    """The densities of the same model on other data of the same shapes, with compiled steps reused where they may be.
 
-    The model is run once, validated. Earlier checks have shown that its likelihood is a sum over rows. Compiled steps
-    hold the arguments that all clients share as constants: if these change, or rows' latents need another quadrature,
-    the steps are not reused.
-
-    Args:
-        problem: the model's densities on the data before.
-        arguments: the new ones, as `Arguments.with_leaves_of` checks them.
-        quadrature: the user's, with its open settings still open.
-
-    Raises:
-        DataError: data outside a likelihood's support, or with which the model has other sites.
+    The model is run once, validated: its likelihood is known to be a sum over rows. `quadrature` is the user's, with
+    its open settings still open.
     """
     constants = {name: value for name, value in problem.bound.constants.items() if not is_shared(name)}
     bound = replace(problem.bound, arguments=arguments, constants=constants)
@@ -232,23 +215,22 @@ def _try(problem: Problem, seen: FirstRun) -> None:
     """Refuse a model that does not split, as far as float64 shows; and try the mapping in the problem's own dtype."""
     check_splits(problem, seen)
     if problem.dtype != torch.float64 and not problem.local_dim:
-        mapping.run_trial(problem)
-
-
-def _try_integral(problem: Problem) -> None:
-    """Try the mapping on integrals over rows' latents, of which every Newton step is alike."""
-    mapping.run_trial(replace(problem, quadrature=replace(problem.quadrature, mode_steps=1)))
+        run_trial(problem)
 
 
 def _with_fastest_mapping(problem: Problem, attempt: Callable[[Problem], None]) -> Problem:
-    """The problem, mapped in the fastest way with which the attempt works."""
-
-    def mapped(way: mapping.Mapping) -> Problem:
-        candidate = replace(problem, compiler=Compiler(way.level), writes=way.writes)
-        attempt(candidate)
+    """The problem, mapped in the first of `MAPPINGS` with which the attempt works; the error is that with the last."""
+    *faster, slowest = (replace(problem, compiler=Compiler(level), writes=writes) for level, writes in MAPPINGS)
+    for candidate in faster:
+        try:
+            attempt(candidate)
+        except PyroFedError:  # a verdict, and not that of the mapping
+            raise
+        except (*FAILURES, IndexError):
+            continue
         return candidate
-
-    return mapping.choose_mapping(mapped)
+    attempt(slowest)
+    return slowest
 
 
 def _warn_of_constants(bound: BoundModel, layout: Layout) -> None:

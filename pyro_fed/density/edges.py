@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MixtureSameFamily, TransformedDistribution, constraints
 
-from pyro_fed.density.bound import BoundModel, RowDensities
-from pyro_fed.density.checks.dependence import derivatives, run_at_random
+from pyro_fed.density.bound import BoundModel, RowDensities, derivatives, run_at_random
 from pyro_fed.density.checks.first_run import FirstRun, prior_draw
 from pyro_fed.density.checks.points import FEW_DRAWS, MAX_TRIES, NUM_DRAWS, ROWS_TOGETHER
 from pyro_fed.density.running.handlers import Execution, Source
@@ -51,14 +50,7 @@ def moving_support(bound: BoundModel, seen: FirstRun, name: str) -> str:
 
 
 def check_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
-    """Warn of supports that hold all rows at the first point, and lose some of them at other latents.
-
-    A density that is zero beyond leads to a warning. One that is not zero there, as that of a transformed distribution
-    whose base does not check its support, is refused if the prior reaches so far.
-
-    Raises:
-        ModelError: a likelihood that is not a density beyond an edge.
-    """
+    """Warn of supports that lose rows at other latents, or refuse them if the density beyond is not zero."""
     for name, msg in seen.execution.trace.nodes.items():
         if msg["type"] != "sample" or not msg["is_observed"] or is_deterministic(msg) or not _edges(msg):
             continue
@@ -68,7 +60,7 @@ def check_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
         lost = any(other is not None and not _holds_all(other) for other in moved)
         if not lost or not (said := moving_support(bound, seen, name)):
             continue
-        if _is_nonsense(bound, name):
+        if _has_density_beyond(bound, name):
             raise ModelError(said)
         warn_user(said)
 
@@ -86,11 +78,7 @@ def latents_of_moving_support(bound: BoundModel) -> dict[str, list[str]]:
 
 
 def values_at_an_end(bound: BoundModel, seen: FirstRun, name: str) -> tuple[Tensor, str]:
-    """Entries of an observed site's density, of its batch shape, that are at the end of its support, with a sentence.
-
-    Their density is zero or infinite wherever latents are. All are False, with "", if there are none. The model is run
-    again only if there are values at an end.
-    """
+    """Which entries of a site's density are at its support's end, zero or infinite for any latents; a sentence."""
     msg = seen.execution.trace.nodes[name]
     at_end = _at_end(msg)
     found = torch.zeros(msg["fn"].batch_shape, dtype=torch.bool)
@@ -143,10 +131,7 @@ def _edge_sentence(msg: Message, latents: Collection[str]) -> str:
 
 
 class _SiteDensity(NamedTuple):
-    """The distribution that computes a site's density, its input, and the transforms from there to the site.
-
-    A mixture's components receive the value once for all of them, along a last dimension.
-    """
+    """The distribution that computes a site's density, its input, the transforms between; whether it is mixed."""
 
     fn: Any
     value: Tensor
@@ -236,10 +221,10 @@ def _run(bound: BoundModel, name: str, source: Source) -> Message | None:
 
 def _inside_support(msg: Message) -> Tensor:
     """Which values are masked, or in the support of the distribution that computes the density."""
-    inside, nonsense = _support_and_nonsense(msg)
+    inside, beyond_support = _inside_and_beyond(msg)
     if _site_density(msg).mixed:  # a component may have no part in a row
-        inside, nonsense = inside.any(-1), nonsense.any(-1)
-    inside = inside & ~nonsense
+        inside, beyond_support = inside.any(-1), beyond_support.any(-1)
+    inside = inside & ~beyond_support
     mask = mask_of(msg)
     if mask is not None:
         left_out = ~mask.bool()
@@ -248,7 +233,7 @@ def _inside_support(msg: Message) -> Tensor:
     return inside
 
 
-def _support_and_nonsense(msg: Message) -> tuple[Tensor, Tensor]:
+def _inside_and_beyond(msg: Message) -> tuple[Tensor, Tensor]:
     """Which values are in that support, and which are outside although their density is not zero."""
     given = _site_density(msg)
     inside: Tensor = given.fn.support.check(given.value)
@@ -266,23 +251,19 @@ def _holds_all(msg: Message) -> bool:
         return True
 
 
-def _is_nonsense(bound: BoundModel, name: str) -> bool:
+def _has_density_beyond(bound: BoundModel, name: str) -> bool:
     """Whether draws of the prior put rows beyond an edge where the density is not zero."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for _ in range(NUM_DRAWS):
             msg = _run(bound, name, prior_draw)
-            if msg is not None and not _holds_all(msg) and bool(_support_and_nonsense(msg)[1].any()):
+            if msg is not None and not _holds_all(msg) and bool(_inside_and_beyond(msg)[1].any()):
                 return True
     return False
 
 
 def find_walls(problem: RowDensities, seen: FirstRun, computed: Collection[str]) -> list[str]:
-    """Put walls where the parameters of sites leave their constraints at draws of the priors; a sentence on each site.
-
-    The problem has these walls from then on. `computed` are the sites with constrained parameters that depend on
-    latents.
-    """
+    """Sentences on the sites whose parameters leave their constraints at prior draws, which become walls."""
     bound, nodes = problem.bound, seen.execution.trace.nodes
     latents = {value.untyped_storage().data_ptr() for value in seen.execution.filler.values.values()}
 

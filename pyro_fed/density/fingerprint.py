@@ -27,17 +27,13 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.density.rows.nested import NestedRows
 
-#: SDs of the fixed points, unconstrained: from all but the origin to well outside it.
-SPREADS = (0.01, 0.3, 1.0, 2.0)
 #: Clients whose values are listed one by one; those of all others are added up.
-TOLD_CLIENTS = 200
+LISTED_CLIENTS = 200
 #: Key of these others; clients' names are never empty.
 OTHERS = ""
 #: Largest difference of two values, as a share of the sum of the magnitudes of their terms: that of the same model on
 #: two machines, or with another number of threads.
 VALUE_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9}
-#: Number of rows on which the operations are traced.
-TRACED_ROWS = 2
 
 #: Values at the fixed points: sums, and the sums of the magnitudes of their terms.
 Values = list[tuple[float, float]]
@@ -53,10 +49,7 @@ def hash_tensors(tensors: Sequence[Tensor], text: str = "") -> str:
 
 
 def label_digests(problem: Problem) -> dict[str, str]:
-    """Hashes, by argument of text or categories, of the labels that its codes stand for, in order.
-
-    Arguments that hold each row's group are left out: a client numbers its own groups.
-    """
+    """Hashes, by argument, of the labels that its codes stand for; without groups, which a client numbers itself."""
     arguments = problem.arguments
     owners = {owner for owner, *_ in arguments.nested_by_name.values()}
     return {
@@ -98,8 +91,9 @@ def _value_text(value: Any) -> str:
 def density_values(problem: Problem, client_rows: Sequence[Tensor], names: Sequence[str]) -> str:
     """The densities at the fixed points, as JSON that `difference` compares; `client_rows` are row positions (N_k,)."""
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(len(SPREADS), problem.dim, generator=generator, dtype=torch.float64)
-    points = (torch.tensor(SPREADS)[:, None] * noise).to(problem.rows[0].device, problem.dtype)
+    spreads = torch.tensor([0.01, 0.3, 1.0, 2.0])  # unconstrained: from all but the origin to well outside it
+    noise = torch.randn(len(spreads), problem.dim, generator=generator, dtype=torch.float64)
+    points = (spreads[:, None] * noise).to(problem.rows[0].device, problem.dtype)
     with torch.no_grad():
         rows = torch.cat([problem.pointwise_log_lik(part) for part in in_chunks(points, problem.evaluations)])
         prior = [problem.log_terms(point, problem.fewest_rows)[0] for point in points]
@@ -116,12 +110,12 @@ def _of_clients(
 ) -> dict[str, list[Any]]:
     """A hash of each client's rows and their log-likelihood, from terms (points, N)."""
     found: dict[str, list[Any]] = {}
-    for name, index in list(zip(names, client_rows, strict=True))[:TOLD_CLIENTS]:
+    for name, index in list(zip(names, client_rows, strict=True))[:LISTED_CLIENTS]:
         own = pytree.tree_leaves([leaf[index.to(leaf[:0].device if isinstance(leaf, Tensor) else "cpu")]
                                   for leaf in problem.rows])  # fmt: skip
         found[name] = [hash_tensors(own), [_sums(one[index]) for one in terms]]
-    if len(names) > TOLD_CLIENTS:
-        rest = torch.cat(list(client_rows[TOLD_CLIENTS:]))
+    if len(names) > LISTED_CLIENTS:
+        rest = torch.cat(list(client_rows[LISTED_CLIENTS:]))
         found[OTHERS] = ["", [_sums(one[rest]) for one in terms]]
     return found
 
@@ -132,10 +126,7 @@ def _sums(terms: Tensor) -> tuple[float, float]:
 
 
 def difference(before: str, now: str, same_rows: bool) -> str:
-    """A clause on where two models' values of `density_values` differ; "" if they agree.
-
-    `same_rows` is whether the clients' rows are the same; else only clients with the same rows are compared.
-    """
+    """A clause on where two models' `density_values` differ, of the same rows alone; "" if they agree."""
     then, here = json.loads(before), json.loads(now)
     if then["dtype"] != here["dtype"]:
         return f"it was computed in {then['dtype']}, and is in {here['dtype']} now"
@@ -175,12 +166,8 @@ def _difference_clause(before: Values, now: Values, rounding: float) -> str:
     return ""
 
 
-def operations_hash(problem: Problem, rows: int = TRACED_ROWS, nested: int | None = None) -> str:
-    """A hash of the operations in the densities of a few rows, and of all constants in them.
-
-    "not traced" for a model that cannot be traced: only its values are compared. `nested` limits the rows of each
-    group; all by default.
-    """
+def operations_hash(problem: Problem, rows: int = 2, nested: int | None = None) -> str:
+    """A hash of the operations in few rows' densities and their constants; "not traced" if that fails."""
     if problem.looped:
         return "not traced"
     leaves, spec = pytree.tree_flatten(tuple(_first_nested_rows(leaf[:rows], nested) for leaf in problem.rows))

@@ -76,33 +76,21 @@ class Site:
 
 @dataclass(frozen=True)
 class Layout:
-    """The sites of a model.
+    """The sites of a model."""
 
-    Attributes:
-        latents: latent sites outside the partitioned plate, in the order of the flat vector.
-        local: latent sites inside it, in the order of a row's own flat vector.
-        reported: deterministic sites.
-        depends_on_local: names of those `reported` whose values depend on latents inside the plate.
-        depends_on_discrete: names of those `reported` whose values depend on discrete latents.
-        observed: observed sites inside the partitioned plate (`pyro.factor` included).
-        factors: names of those `observed` that are `pyro.factor` statements.
-        improper: latent sites with an improper prior.
-        plate: name of the partitioned plate.
-        discrete: discrete latents inside it, which are summed out.
-        nesting: dimensions that the model's plates take.
-    """
-
-    latents: dict[str, Site]
-    local: dict[str, Site]
-    reported: dict[str, Site]
-    observed: dict[str, Site]
-    factors: frozenset[str]
-    improper: frozenset[str]
-    plate: str
+    latents: dict[str, Site]  # latent sites outside the partitioned plate, in the order of the flat vector
+    local: dict[str, Site]  # latent sites inside it, in the order of a row's own flat vector
+    reported: dict[str, Site]  # deterministic sites
+    observed: dict[str, Site]  # observed sites inside the partitioned plate (`pyro.factor` included)
+    factors: frozenset[str]  # names of those `observed` that are `pyro.factor` statements
+    improper: frozenset[str]  # latent sites with an improper prior
+    plate: str  # name of the partitioned plate
+    # names of those `reported` whose values depend on latents inside the plate
     depends_on_local: frozenset[str] = frozenset()
+    # names of those `reported` whose values depend on discrete latents
     depends_on_discrete: frozenset[str] = frozenset()
-    discrete: dict[str, Site] = field(default_factory=dict)
-    nesting: int = 1
+    discrete: dict[str, Site] = field(default_factory=dict)  # discrete latents inside it, which are summed out
+    nesting: int = 1  # dimensions that the model's plates take
 
     def has_length(self, num_rows: int) -> bool:
         """Whether a site outside the partitioned plate is as long as its rows are many, as one computed from them."""
@@ -123,11 +111,7 @@ class Layout:
         return -1 - self.nesting if self.discrete else None
 
     def single_observed(self) -> str:
-        """The one observed site that predictions are about.
-
-        Raises:
-            ModelError: there is none, or there are several, or new rows have latents of their own.
-        """
+        """The one observed site that predictions are about; a ModelError if there is not one."""
         if self.local:
             raise ModelError(
                 f"rows have latents of their own, sites {sorted(self.local)} inside plate '{self.plate}', so that a "

@@ -1,14 +1,17 @@
-"""Observations of a model: their values, their distribution, and predictions of new ones."""
+"""Observations of a model: their values, distribution and predictions; and values that reveal nothing of the data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
+from torch.utils import _pytree as pytree
 
+from pyro_fed.density.compiling.compiler import FAILURES
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import rows_like
 from pyro_fed.density.rows.files import row_blocks
 from pyro_fed.density.running.torch_modes import replacing
@@ -36,15 +39,8 @@ def observed_values(problem: Problem) -> dict[str, Tensor]:
 
 
 def observed_rows(log_lik: Tensor, elsewhere: Callable[[Tensor], Tensor], problem: Problem) -> Tensor:
-    """Whether rows (n,) were observed: a mask makes their log density zero at the draws and everywhere else.
-
-    Draws of the posterior alone do not tell: a row that they predict with certainty has a log density of zero, too.
-
-    Args:
-        log_lik: (S, n), the rows' log densities at draws.
-        elsewhere: the same at other points (P, D), (P, n); called if rows are in doubt.
-        problem: the model's densities.
-    """
+    """Whether rows (n,) were observed, by log densities at draws (S, n), and `elsewhere` for those in doubt."""
+    # A mask makes a log density zero everywhere; that of a row which draws predict with certainty is zero there too.
     seen = (log_lik != 0).any(0)
     if bool(seen.all()):
         return seen
@@ -54,32 +50,17 @@ def observed_rows(log_lik: Tensor, elsewhere: Callable[[Tensor], Tensor], proble
 
 
 def observation_distribution(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Any:
-    """The distribution of the one observed site, on m rows (m, ...) at one unconstrained z (D,): batch shape (m,).
-
-    Raises:
-        ModelError: the model has no or several observed sites inside the plate.
-    """
+    """The distribution of the one observed site, on m rows (m, ...) at one unconstrained z (D,): batch shape (m,)."""
     return problem.execute_at(z, rows).trace.nodes[problem.layout.single_observed()]["fn"]
 
 
-def observation(problem: Problem, z: Tensor, args: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-    """Predictions of observed rows, new ones too, at one vector z (D,).
+def observation(problem: Problem, z: Tensor, args: Any) -> dict[str, Tensor]:
+    """Predictions of the observed rows (m, ...) among the model's arguments, at one vector z (D,).
 
-    Args:
-        problem: the model's densities.
-        z: (D,).
-        args: the model's arguments with m rows of data, observations included.
-        kwargs: its keyword arguments.
-
-    Returns:
-        `log_prob` (m,), `value` (m, ...) the observations, and if torch has it `mean` (m, ...), or `probs` (m, C) if
-        the observations are categories; `labels` (m, L), the probability of each, if a row has several of 0 or 1.
-
-    Raises:
-        DataError: there are no rows.
-        ModelError: the model has no or several observed sites inside the plate.
+    `log_prob` (m,), `value` (m, ...), and if torch has it `mean` (m, ...), or `probs` (m, C) of categories; `labels`
+    (m, L), the probability of each, if a row has several of 0 or 1.
     """
-    rows = rows_like(problem.arguments, problem.model, args, kwargs)
+    rows = rows_like(problem.arguments, problem.model, args, None)
     if len(rows[0]) == 0:
         raise DataError("the test data have no rows; nothing can be measured.")
     trace = problem.execute_at(z, rows, densities=True).trace
@@ -98,3 +79,25 @@ def observation(problem: Problem, z: Tensor, args: Any, kwargs: Mapping[str, Any
     if isinstance(without_event_dims(fn), Bernoulli) and mean.dim() == 2:
         out |= {"labels": mean}
     return out | {"mean": mean}
+
+
+class Public(NamedTuple):
+    """The part of draws that does not depend on the data."""
+
+    rows: tuple[Tensor, ...]  # rows on which the sites' values are computed
+    reported: list[str]  # names of the deterministic sites whose values do not depend on these rows
+
+
+def without_data(problem: Problem, z: Tensor) -> Public:
+    """Deterministic sites outside the plate with the same values on all rows as on a made-up one, at draws z."""
+    names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
+    rows: tuple[Tensor, ...] = pytree.tree_map(torch.zeros_like, problem.fewest_rows)
+    some = z[:8]  # what depends on the data does so at any draw
+    try:
+        real, made_up = problem.constrain(some), problem.constrain(some, rows)
+    except (*FAILURES, IndexError):
+        return Public(problem.fewest_rows, [])  # the latents' values are the same on any rows
+    if not problem.arguments.split:
+        return Public(rows, [])
+    alike = [name for name in names if real[name].shape == made_up[name].shape and real[name].equal(made_up[name])]
+    return Public(rows, alike)

@@ -8,7 +8,7 @@ inside the plate. All functions take one vector and are pure tensor functions: m
 `torch.func.vmap`, differentiate them by `torch.func.grad`.
 
 Latent sites inside the plate ("local") are not part of the vector: each row's are integrated out of its log_lik
-(see `quadrature`). `joint.JointProblem` has them in the vector.
+(see `quadrature`). `forms.JointProblem` has them in the vector.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.bound import BoundModel
-from pyro_fed.density.checks.shapes import another_size
+from pyro_fed.density.checks.plates import size_differs_error
 from pyro_fed.density.compiling.compiler import Compiler
-from pyro_fed.density.compiling.loop_map import or_looped
-from pyro_fed.density.images import images_of
 from pyro_fed.density.latents.discrete import sum_out
 from pyro_fed.density.latents.quadrature import NearbyModes, Quadrature
 from pyro_fed.density.layout import Layout, Site
@@ -37,9 +35,10 @@ from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.torch_modes import Writable
 from pyro_fed.density.running.trace_sites import Message, frame_of, is_deterministic, plate_of, sum_to_rows
-from pyro_fed.density.starts import central_start, draw_starts, feasible, regular_start
-from pyro_fed.density.traits.record import Search, Traits
+from pyro_fed.density.starts import central_start, draw_starts, feasible, images_of, regular_start
+from pyro_fed.density.traits import Search, Traits
 from pyro_fed.errors import DataError, ModelError
+from pyro_fed.ops.batched import or_looped
 
 CPU = torch.device("cpu")
 
@@ -266,7 +265,7 @@ class Problem:
                 return self.layout.local[msg["name"]].of_rows(block)
             site = self.sites[msg["name"]]
             if tuple(msg["fn"].shape()) != site.shape:
-                raise another_size(msg["name"], site.shape, tuple(msg["fn"].shape()))
+                raise size_differs_error(msg["name"], site.shape, tuple(msg["fn"].shape()))
             return z[site.start : site.start + site.size].reshape(site.unconstrained_shape)
 
         return source
@@ -469,10 +468,6 @@ class Problem:
         """
         return self._plate_terms(self.execute_at(z, rows, densities=True), rows)[1]
 
-    def _pooled_terms(self, z: Tensor) -> dict[str, tuple[str, Tensor]]:
-        """For each site inside the plate, at z (D,): the plate of rows that it is in, and the terms of all rows."""
-        return self.plate_terms(z, self.all_rows)
-
     def log_parts(self, z: Tensor, rows: tuple[Tensor, ...], near: NearbyModes | None = None) -> tuple[Tensor, Tensor]:
         """Log prior with Jacobians, (), and log-likelihood of each row, (m,): z (D,), rows each (m, ...).
 
@@ -550,14 +545,14 @@ class Problem:
             return many
         if self.local_dim:
             return {"_".join(self.layout.observed): self.pointwise_log_lik(z)}
-        return {name: terms for name, (_, terms) in self._pooled_terms(z).items()}
+        return {name: terms for name, (_, terms) in self.plate_terms(z, self.all_rows).items()}
 
     def term_plates(self) -> dict[str, str]:
         """The plate of rows, partitioned or nested, that each term of `site_log_lik` runs over."""
         z = torch.zeros(self.dim, dtype=self.dtype, device=self.rows[0].device)
         if self.local_dim:
             return dict.fromkeys(self.site_log_lik(z), self.plate)
-        return {name: plate for name, (plate, _) in self._pooled_terms(z).items()}
+        return {name: plate for name, (plate, _) in self.plate_terms(z, self.all_rows).items()}
 
     def log_lik(self, z: Tensor, batch: Batch | None = None) -> Tensor:
         """Weighted sum of the rows' log-likelihoods: z (..., D) → (...). All pooled rows by default.
@@ -619,7 +614,7 @@ class Problem:
         return found
 
     def images(self, point: Tensor) -> Tensor:
-        """Points (R, D) with the values of one (D,) in another order or with other signs, see `images.images_of`."""
+        """Points (R, D) with the values of one (D,) in another order or with other signs, see `starts.images_of`."""
         values = self.constrain(point, self.fewest_rows)
         return images_of(point, values, self.sites, self.transformed, self.unconstrain)
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
-from pyro_fed.density.traits.record import LARGE_DIM, WORKED_NUMBERS
+from pyro_fed.density.traits import LARGE_DIM, WORKED_NUMBERS
 
 #: The most numbers, parameters and those of their rows, of all clients of a large model whose steps are computed
 #: together; a step holds some ten times as many. With 10⁵ parameters it is one client at a time, which takes as long as
@@ -36,15 +36,10 @@ def clients_at_once(problem: Problem, rows: int) -> int:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one run of a model with densities.
+    """The cost of one run of a model with densities."""
 
-    Args:
-        numbers: made by each row, in all intermediate results.
-        operations: of all rows, matrix products counted in full.
-    """
-
-    numbers: float
-    operations: float
+    numbers: float  # made by each row, in all intermediate results
+    operations: float  # of all rows, matrix products counted in full
 
 
 def cost_of(problem: Problem) -> Cost:

@@ -8,12 +8,17 @@ Through many layers of such small weights no signal of the inputs passes: with e
 weights' gradients are 10⁻⁵ of the last shift's, which is all that steps change. There the start is the mean of fewer
 draws, wider by a factor of two at a time, until no site's gradient is less than `VANISHED_GRADIENT_SHARE` of the
 largest.
+
+Images of a mode are further starts: its values in another order, and with other signs. A likelihood that does not
+change if components are relabelled, or if latents change their signs, as for (x'w)², has a mode at each image of one.
+If the prior distinguishes these, a mode may have a small part of the prior in its basin, which draws miss by chance.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +28,7 @@ from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.points import FEW_ROWS, MAX_TRIES, RADIUS, ROWS_TOGETHER, SPREAD
 from pyro_fed.density.checks.undefined import slopes_and_bends
 from pyro_fed.density.compiling.compiler import FAILURES, failure
+from pyro_fed.density.layout import Site
 from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, in_chunks
 from pyro_fed.density.rows.files import picked
 from pyro_fed.density.running.torch_modes import OutOfPlace
@@ -45,6 +51,12 @@ FEWER_DRAWS, VANISHED_GRADIENT_SHARE = (25, 6, 2, 1), 3e-4
 OUTLYING_DRAW_DISTANCE = 10.0
 
 
+#: Up to the first number of values are put in every order, up to the second in reverse and shifted by one. More values
+#: are left unchanged: they are not components but covariates or groups. Signs are changed for all latents on the real
+#: line together, and for each site of as few.
+EVERY_ORDER, SOME_ORDERS = 3, 8
+
+
 class _Feasible(NamedTuple):
     """A distribution in place of an improper prior, which cannot be sampled, as Pyro's `init_to_*` need one."""
 
@@ -63,20 +75,10 @@ def draw_starts(
     radius: float,
     checked: bool = True,
 ) -> Tensor:
-    """Starting points, (num_samples, D), whose log density is finite.
+    """Starting points, (num_samples, D), whose log density is finite, or is not `checked`.
 
-    Points whose density is not checked are drawn in one run of the model, if it can be mapped over draws.
-
-    Args:
-        problem: the model's densities.
-        num_samples: number of points.
-        generator: source of randomness (Pyro's samplers are seeded from it).
-        strategy: one of Pyro's `init_to_*`; None draws from the prior.
-        radius: without a strategy, improper sites start uniformly in (-radius, radius), unconstrained.
-        checked: whether the log density is checked, for many starts in one more run of the model.
-
-    Raises:
-        ModelError: no such point was found in `MAX_TRIES` draws.
+    `strategy` is one of Pyro's `init_to_*`; None draws from the prior, improper sites uniformly in (-radius, radius). A
+    ModelError says that no such point was found in `MAX_TRIES` draws.
     """
 
     def unconstrained(transform: Any, value: Tensor) -> Tensor:
@@ -110,13 +112,7 @@ def draw_starts(
 
 
 def central_start(problem: RowDensities, generator: torch.Generator, layered: bool = False) -> Tensor:
-    """The mean of `CENTRAL_DRAWS` draws of the prior, (D,); one draw if the density is not finite at the mean.
-
-    `layered` is whether rows go through layers, in which gradients may vanish.
-
-    Raises:
-        ModelError: no draw has a finite log density.
-    """
+    """The mean of `CENTRAL_DRAWS` prior draws, (D,), of fewer through layers; one draw if not finite there."""
     left, total = CENTRAL_DRAWS, torch.zeros(())
     means: list[Tensor] = []  # of the first draws, fewer at a time
     while left:
@@ -132,12 +128,9 @@ def central_start(problem: RowDensities, generator: torch.Generator, layered: bo
 
 
 def regular_start(problem: RowDensities) -> Tensor:
-    """Zeros, (D,), or another point if log density, score or curvature are not finite there, or the density beside it.
-
-    A formula such as (exp(c t) - 1) / c is NaN exactly at c = 0, and a constraint that latents share may not hold
-    there, or end there. The next points are near zero, no two entries alike, then draws of the prior. If none is inside
-    of all edges, one on an edge is taken, else zeros, and the computations that use them report the error.
-    """
+    """Zeros, (D,), or another point if log density, score or curvature are not finite there or beside it."""
+    # A formula such as (exp(c t) - 1) / c is NaN exactly at c = 0, and a constraint that latents share may end there.
+    # If no point is inside of all edges, one on an edge is taken, else zeros: the computations there report the error.
     zeros, generator = torch.zeros(problem.dim, dtype=problem.bound.dtype), torch.Generator().manual_seed(0)
     near = SPREAD * torch.randn(problem.dim, generator=generator, dtype=zeros.dtype)
     beside = torch.stack([near, -near])
@@ -191,19 +184,13 @@ def _wide_enough(problem: RowDensities, points: list[Tensor]) -> Tensor:
 
 
 def drawn_at_once(problem: RowDensities, draw: Callable[[Tensor], Tensor], count: int) -> Tensor | None:
-    """Results of `count` runs of the model that draw from its priors, from one mapped run; None if that is impossible.
-
-    `draw` runs the model; its argument has no effect.
-    """
+    """Results of `count` runs that draw from the priors, from one mapped run; None if that is impossible."""
     found: Tensor | None = None if problem.looped else mapped_draws(draw, torch.zeros(count))
     return found
 
 
 def mapped_draws(function: Callable[[Tensor], Any], inputs: Tensor) -> Any:
-    """Results (count, ...) of a function that draws from torch's global generator, for inputs (count, ...).
-
-    They come from one call of `vmap`; None if the function cannot be mapped.
-    """
+    """Results (count, ...) of one mapped call of a function that draws; None if it cannot be mapped."""
     mapped = vmap(function, randomness="different")
     found: list[Any] = []
     with OutOfPlace():
@@ -212,11 +199,7 @@ def mapped_draws(function: Callable[[Tensor], Any], inputs: Tensor) -> Any:
 
 
 def feasible(problem: RowDensities, points: Tensor, draw: Callable[[], Tensor]) -> Tensor:
-    """Points (S, D) of finite log density: these, or others by `draw` in place of those at which it is not finite.
-
-    Raises:
-        ModelError: no such point was found in `MAX_TRIES` draws.
-    """
+    """Points (S, D) of finite log density: these, or others by `draw` in place of those at which it is not finite."""
     if _all_finite(problem, points):
         return points
     return torch.stack(
@@ -257,3 +240,61 @@ def _first_finite(problem: RowDensities, draw: Callable[[], Tensor]) -> Tensor:
         "likelihood's support, or give a start, such as "
         "`init_strategy=pyro.infer.autoguide.init_to_value(values=...)`"
     )
+
+
+def images_of(
+    point: Tensor,
+    values: Mapping[str, Tensor],
+    sites: Mapping[str, Site],
+    transformed: Tensor,
+    unconstrain: Callable[[Mapping[str, Tensor]], Tensor],
+) -> Tensor:
+    """Other points (R, D), unconstrained, that may have the likelihood of one (D,); R may be zero.
+
+    All sites that have as many values along one of their axes are put in order together: the places, scales and
+    shares of a mixture's components, or the rows and the columns of a matrix of transitions. `transformed` (D,) are
+    the entries that have a transform.
+    """
+    found = [unconstrain(_reordered(values, sites, order)) for order in _orders(sites)]
+    found += [torch.where(changed, -point, point) for changed in _signs(sites, transformed)]
+    if not found:
+        return point.new_zeros(0, len(point))
+    every = torch.stack(found)
+    usable = every.isfinite().all(1) & (every != point).any(1)
+    return every[usable]
+
+
+def _orders(sites: Mapping[str, Site]) -> list[tuple[int, ...]]:
+    """The orders in which values are put, for each number of values that some site has along an axis."""
+    orders: list[tuple[int, ...]] = []
+    for size in sorted({n for site in sites.values() for n in site.shape if 1 < n <= SOME_ORDERS}):
+        whole = tuple(range(size))
+        if size <= EVERY_ORDER:
+            orders += list(permutations(whole))[1:]
+        else:
+            orders += [whole[::-1], (*whole[1:], 0)]
+    return orders
+
+
+def _reordered(values: Mapping[str, Tensor], sites: Mapping[str, Site], order: tuple[int, ...]) -> dict[str, Tensor]:
+    """Values in another order along each axis that has as many."""
+    moved = {}
+    for name in sites:
+        value = values[name]
+        for axis, size in enumerate(value.shape):
+            if size == len(order):
+                value = value.index_select(axis, torch.tensor(order, device=value.device))
+        moved[name] = value
+    return moved
+
+
+def _signs(sites: Mapping[str, Site], transformed: Tensor) -> list[Tensor]:
+    """Masks of entries (D,) that change their signs together: of sites on the real line alone."""
+    parts = []
+    for site in sites.values():
+        own = torch.zeros_like(transformed)
+        own[site.start : site.start + site.size] = True
+        if not bool(transformed[own].any()):
+            parts.append(own)
+    together = [torch.stack(parts).any(0)] if parts else []
+    return together + (parts if 1 < len(parts) <= EVERY_ORDER else [])

@@ -34,25 +34,17 @@ from pyro_fed.density.problem import Problem
 
 #: Values at two modes are the same up to this share of their size, or of one.
 SAME_VALUE = 1e-4
-#: Logits that stand for the ends of a support.
-END_LOGIT = 20.0
 #: The largest group whose elements are listed: the orders of six components.
 LARGEST_GROUP = 720
 
 
 @dataclass(frozen=True)
 class Symmetry:
-    """The map x'_i = s_i x_{p(i)} + c_i of all entries of all sites.
+    """The map x'_i = s_i x_{p(i)} + c_i of all entries of all sites."""
 
-    Attributes:
-        source: p (n,), numbers of entries.
-        sign: s (n,), 1 or -1.
-        shift: c (n,), float64.
-    """
-
-    source: Tensor
-    sign: Tensor
-    shift: Tensor
+    source: Tensor  # p (n,), numbers of entries
+    sign: Tensor  # s (n,), 1 or -1
+    shift: Tensor  # c (n,), float64
 
     def __call__(self, values: Tensor) -> Tensor:
         """x' (..., n) of x (..., n)."""
@@ -72,7 +64,8 @@ class Symmetry:
 def between(problem: Problem, one: Tensor, other: Tensor) -> Symmetry | None:
     """The map of the values at a mode (D,) to those at another (D,), with the fewest moves; None if there is none."""
     x, y = entries(problem, torch.stack([one, other]))
-    ends = entries(problem, torch.tensor([[-END_LOGIT], [END_LOGIT]], dtype=one.dtype).expand(-1, len(one)))
+    far_logits = torch.tensor([[-20.0], [20.0]], dtype=one.dtype)
+    ends = entries(problem, far_logits.expand(-1, len(one)))
     places = _places(problem)
     site = places[:, 0]
     lower, upper = (
@@ -96,14 +89,7 @@ def between(problem: Problem, one: Tensor, other: Tensor) -> Symmetry | None:
 
 
 def holds(problem: Problem, symmetry: Symmetry, points: Tensor, density: Callable[[Tensor], Tensor]) -> bool:
-    """Whether a map is a symmetry of a log density, by its values at points (M, D) and at their images.
-
-    Args:
-        problem: the model, in float64.
-        symmetry: the map.
-        points: unconstrained points, most of which have a finite density; at least half must have one.
-        density: log densities (M,) at points (M, D).
-    """
+    """Whether a map is a symmetry of a log density (M,), by its values at points (M, D) and their images."""
 
     def image(z: Tensor) -> Tensor:
         return _image(problem, symmetry, z)
@@ -132,10 +118,7 @@ def group_of(generators: Sequence[Symmetry]) -> list[Symmetry] | None:
 
 
 def spread(problem: Problem, symmetries: Sequence[Symmetry], draws: Tensor, seed: int) -> Tensor:
-    """Draws (chain, draw, D), each moved by a random element of the group of some maps, all of them equally often.
-
-    Without maps, or if the group is larger than `LARGEST_GROUP`, the draws are returned as they are.
-    """
+    """Draws (chain, draw, D), moved by random elements of the group of some maps; unchanged if that has too many."""
     group = group_of(symmetries) if symmetries else None
     if group is None:
         return draws

@@ -14,8 +14,7 @@ from pyro.nn import PyroModule
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_fed.density.checks.blame import line_of, line_text
-from pyro_fed.density.checks.source import as_arguments, held_data, in_a_plate, observed_lines
+from pyro_fed.density.checks.source import as_arguments, held_data, in_a_plate, line_of, line_text, observed_lines
 from pyro_fed.density.checks.undefined import AWAY_FROM_EDGE
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import ModelError, PyroFedError, listed

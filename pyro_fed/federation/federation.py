@@ -21,9 +21,8 @@ from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.sites import OutsideSupportError
 from pyro_fed.density.checks.undefined import UndefinedError
-from pyro_fed.density.joint import JointProblem
+from pyro_fed.density.forms import JointProblem, NonCentred, noncentred_form
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.noncentred import NonCentred, noncentred_form
 from pyro_fed.density.problem import CPU, Problem
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index

@@ -17,7 +17,7 @@ Sources: Cornuet, Marin, Mira & Robert (2012), *Adaptive multiple importance sam
 Robert (2008), *Adaptive importance sampling in general mixture classes*, for the fits; Owen & Zhou (2000), *Safe and
 effective importance sampling*, for the weights by all proposals; Vehtari et al. (2024) for k.
 
-Letters: p `log_density`, n, m and S = F F' of t as in `ops.student_mixtures`, ν `FREEDOM`, w `smoothed`.
+Letters: p `log_density`, n, m and S = F F' of t as in `ops.student`, ν `FREEDOM`, w `smoothed`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.ops.importance import Smoothed, flattened, smoothed
-from pyro_fed.ops.student_mixtures import Mixture, fitted
+from pyro_fed.ops.student import Mixture, fitted
 
 #: Degrees of freedom of each component; components of a fit, and its steps.
 FREEDOM, COMPONENTS, FIT_STEPS = 5, 8, 10
@@ -39,18 +39,12 @@ NOTHING = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveSettings:
-    """Settings of the sampler that differ between its users.
+    """Settings of the sampler that differ between its users."""
 
-    Args:
-        enough: number of equally weighted points that the points have to be worth.
-        longest_tail: largest Pareto's k of the weights.
-        second_moments: whether the points, in whitened coordinates, have to give variances too. Points far out, which
-            dominate these, then count more in a fit, and the same limit holds for k of the terms w (z - m)² of each
-            variance.
-    """
-
-    enough: float
-    longest_tail: float
+    enough: float  # number of equally weighted points that the points have to be worth
+    longest_tail: float  # largest Pareto's k of the weights
+    # whether the points, in whitened coordinates, have to give variances too. Points far out, which dominate these,
+    # then count more in a fit, and the same limit holds for k of the terms w (z - m)² of each variance
     second_moments: bool = False
 
     def are_met(self, effective: float, pareto_k: float) -> bool:
@@ -60,21 +54,13 @@ class AdaptiveSettings:
 
 @dataclass(frozen=True)
 class AdaptiveImportanceSampler:
-    """The points so far, their proposals, and the points whose log density is asked for.
+    """The points so far, their proposals, and the points whose log density is asked for."""
 
-    Args:
-        settings: the user's settings.
-        proposals: all components that points were drawn from, with the number of points of each.
-        trial: the points (T, D) that were drawn last, whose log density is asked for.
-        points: points (S, D) whose log density is known.
-        log_density: log p at these (S,), up to a constant; -inf where it is zero.
-    """
-
-    settings: AdaptiveSettings
-    proposals: Mixture
-    trial: Tensor
-    points: Tensor
-    log_density: Tensor
+    settings: AdaptiveSettings  # the user's settings
+    proposals: Mixture  # all components that points were drawn from, with the number of points of each
+    trial: Tensor  # the points (T, D) that were drawn last, whose log density is asked for
+    points: Tensor  # points (S, D) whose log density is known
+    log_density: Tensor  # log p at these (S,), up to a constant; -inf where it is zero
 
     @classmethod
     def start(cls, settings: AdaptiveSettings, first: Mixture, generator: torch.Generator) -> AdaptiveImportanceSampler:

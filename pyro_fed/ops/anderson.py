@@ -30,26 +30,13 @@ import torch
 from torch import Tensor
 
 from pyro_fed.ops.backtrack import backtrack
-from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
-
-#: Smallest share of what is added that is worth adding, and the eigenvalues of the precision that it leaves.
-MIN_FRACTION, MARGIN = 1e-3, 0.1
+from pyro_fed.ops.matrices import equilibrated_cholesky
 
 
 def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: float, longest: float) -> Gaussian:
-    """The factor (...) that is added to the step x + δ f from the last point.
-
-    It is flat if nothing is known beside the last point, or where x + δ f is not proper.
-
-    Args:
-        points: x_i of the last rounds, the present one last, (M, ...); NaN where there is none.
-        moves: f_i in natural parameters, in the same order.
-        damping: δ.
-        growth: see the module's header, above 1; for full precisions.
-        longest: see the module's header.
-    """
+    """The factor (...) added to the step x + δ f from the last of points x_i (M, ...); flat if none is known."""
     plain = _item(points, -1).product(_item(moves, -1).power(damping))
     if not points.dense:
         further = _mean_steps(points, moves, damping, longest)
@@ -63,7 +50,7 @@ def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: floa
     added = moved.product(change.power(damping)).power(-weights).product_over(0)
     length = _whitened_changes(last, _item(added, None))[0].norm(dim=-1)
     added = added.power(_bound(length, vectors[-1].norm(dim=-1), longest))
-    return added.power(backtrack(plain, added, min_fraction=MIN_FRACTION, margin=MARGIN))
+    return added.power(backtrack(plain, added, min_fraction=1e-3, margin=0.1))
 
 
 def _mean_steps(points: Gaussian, moves: Gaussian, damping: float, longest: float) -> Tensor:
@@ -103,10 +90,7 @@ def _differences(factors: Gaussian, known: Tensor) -> Gaussian:
 
 
 def least_squares(columns: Tensor, target: Tensor) -> Tensor:
-    """γ of least norm, (M - 1, ...), from columns (M - 1, ..., V) and a target (..., V).
-
-    Columns may depend on each other, or be zero: torch solves such systems on the CPU alone.
-    """
+    """γ of least norm, (M - 1, ...), from columns (M - 1, ..., V), maybe dependent, and a target (..., V)."""
     matrix, wanted = columns.movedim(0, -1).nan_to_num().cpu(), target.nan_to_num().cpu()
     solution: Tensor = torch.linalg.lstsq(matrix, wanted.unsqueeze(-1), driver="gelsd").solution
     return solution.squeeze(-1).movedim(-1, 0).to(target.device)

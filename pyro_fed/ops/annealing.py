@@ -86,17 +86,7 @@ def anneal(
     step_size: float,
     axes: Tensor | None = None,
 ) -> Annealed:
-    """Anneal draws of π_0 (S, D) to weighted draws of exp(-|z|²/2 + d(z)), in J >= 1 levels.
-
-    Args:
-        ends: d and b, with their gradients.
-        white: independent draws of π_0, (S, D).
-        generator: source of randomness of momenta, steps and acceptances.
-        levels: J, at least 1.
-        leapfrog_steps: number of steps of a transition, at least 1.
-        step_size: of the leapfrog, in SDs of the Gaussian.
-        axes: (D, D), orthonormal: z's coordinates along the axes in which momenta are drawn; None for the same.
-    """
+    """Weighted draws of exp(-|z|²/2 + d(z)) from draws of π_0 (S, D), in J levels; momenta along `axes`."""
     state = _at(ends, white)
     log_weights = torch.zeros(len(white), dtype=torch.float64, device=white.device)
     accepted = log_weights.new_zeros(())
@@ -110,10 +100,7 @@ def anneal(
 
 
 def anneal_sparingly(ends: Ends, white: Tensor, generator: torch.Generator, *, levels: int, **how: Any) -> Annealed:
-    """`anneal` by `FIRST_SHARE` of the levels if the draws' relative ESS is `SUFFICIENT_ESS_SHARE`; else by all.
-
-    `how` are the other arguments of `anneal`.
-    """
+    """`anneal` by `FIRST_SHARE` of the levels if the draws' relative ESS is `SUFFICIENT_ESS_SHARE`; else by all."""
     for number in sorted({math.ceil(FIRST_SHARE * levels), levels}):
         found = anneal(ends, white, generator, levels=number, **how)
         weights = found.log_weights.softmax(0)

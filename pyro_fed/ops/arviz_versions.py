@@ -78,11 +78,9 @@ def group_of(result: Any, name: str) -> xr.Dataset:
 
 
 def psis(log_weights: Array, efficiency: float = 1.0) -> tuple[Array, float]:
-    """Normalised Pareto-smoothed log weights (S,), and the shape k of their tail, from raw ones (S,).
+    """Normalised Pareto-smoothed log weights (S,), and the shape k of their tail, infinite if none can be fitted.
 
-    Draws that depend on each other need a longer tail: `efficiency` is the number of independent ones they are worth,
-    over S. If no tail can be fitted (fewer draws than it takes, or all of the largest weights the same), k is infinite:
-    then nothing vouches for the weights, which are those given.
+    `efficiency` is the number of independent draws that they are worth, over S: fewer need a longer tail.
     """
     if not NEW:
         import arviz
@@ -102,31 +100,21 @@ def psis(log_weights: Array, efficiency: float = 1.0) -> tuple[Array, float]:
 
 
 def leave_out_weights(log_lik: Array, efficiency: float = 1.0) -> tuple[Array, Array]:
-    """Pareto smoothed, normalised log weights (S, n) of the draws without each row, and Pareto's k (n,) of each row.
-
-    `efficiency` is the effective number of draws over S. A row of the same density at all draws, as one that they
-    predict with certainty, has equal weights, which need no tail: its k is that of a bounded one, -inf.
-    """
+    """Smoothed log weights (S, n) of draws without each row; Pareto's k (n,), -inf for a constant density."""
     smoothed = [psis(-row, efficiency) for row in log_lik.T]
     k = np.where(np.ptp(log_lik, axis=0) == 0, -np.inf, [k for _, k in smoothed])
     return np.stack([weights for weights, _ in smoothed], 1), k
 
 
 def elpd_se(variance: float, rows: int) -> float:
-    """The standard error of a sum over rows, as in the installed ArviZ.
-
-    `variance` is that of the rows' own numbers, their squares divided by the number of rows.
-    """
+    """The standard error of a sum over rows of numbers of this variance, as in the installed ArviZ."""
     number = tuple(map(int, re.findall(r"\d+", version("arviz-stats"))[:3])) if NEW else (0,)
     divisor = rows - 1 if number >= UNBIASED else rows
     return rows * math.sqrt(variance / divisor) if divisor else 0.0
 
 
 def elpd_data(found: Mapping[str, Any]) -> Any:
-    """An ELPDData, as `loo` and `compare` of the installed ArviZ make and take it.
-
-    `found` has its fields by their names in ArviZ 0.23, `elpd_loo` (or `elpd_waic`) first; other fields are kept too.
-    """
+    """An ELPDData of the installed ArviZ, from fields named as in ArviZ 0.23, `elpd_loo` (`elpd_waic`) first."""
     if not NEW:
         from arviz.stats.stats_utils import ELPDData
 
@@ -195,10 +183,7 @@ def kde(values: Array, low: float, high: float) -> tuple[Array, Array]:
 
 
 def summary(result: Any, *, chains: bool) -> pd.DataFrame:
-    """Mean, SD and 94 % interval of each scalar of the group `posterior`, a row each.
-
-    Markov chains also have Monte Carlo errors, effective sample sizes and R-hat.
-    """
+    """Mean, SD and 94 % interval of each scalar of the group `posterior`, a row each; diagnostics of chains."""
     import arviz
 
     summarise: Any = arviz.summary  # its types are those of one version

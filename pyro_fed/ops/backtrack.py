@@ -18,16 +18,12 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: Largest number of halvings of a fraction or an interval: 2^-40 is 1e-12.
 HALVINGS = 40
-#: A fraction below this is not worth making; and the smallest eigenvalue that a step leaves of a precision, relative to
-#: what it was.
-MIN_FRACTION, MARGIN = 1e-6, 0.05
+#: A fraction below this is not worth making.
+MIN_FRACTION = 1e-6
 
 
 def largest_fraction(q: Gaussian, delta: Gaussian) -> Tensor:
-    """Supremum (...) of the s >= 0 for which q δ^s is proper, in float64, for a change of the same structure.
-
-    It is infinite if the change never makes q improper, and 0 if q is improper or the change not finite.
-    """
+    """Supremum (...) of the s for which q δ^s is proper, in float64; may be infinite; 0 where undefined."""
     smallest = q.relative_change(delta).amin(-1)
     defined = q.is_proper() & torch.isfinite(smallest) & torch.isfinite(delta.eta).all(-1)
     # Zero is left out of the division: 1 / 0 would be right, but its gradient NaN.
@@ -44,30 +40,9 @@ def move(q: Gaussian, delta: Gaussian, fraction: Tensor) -> Gaussian:
     return q.product(type(delta)(precision, torch.where(still.unsqueeze(-1), 0.0, step.eta)))
 
 
-def backtrack(
-    q: Gaussian,
-    delta: Gaussian,
-    *,
-    max_fraction: float = 1.0,
-    min_fraction: float = MIN_FRACTION,
-    margin: float = MARGIN,
-) -> Tensor:
-    """The largest fraction (...) of a change that leaves q positive definite, with a margin.
-
-    It is 0 where there is no step to make; else q δ^fraction has been checked to be proper. Use it as
-    ``move(q, delta, backtrack(q, delta))``, or have both from ``backtracked_step``.
-
-    Args:
-        q: the Gaussian that is changed.
-        delta: the change, of the same structure, its batch broadcasting with that of q.
-        max_fraction: the fraction if the full step is possible (the damping).
-        min_fraction: below this, or below `max_fraction`, the step is not worth making.
-        margin: smallest allowed eigenvalue of the new precision relative to the old one, in [0, 1).
-
-    Raises:
-        ValueError: if a setting is outside its range.
-    """
-    return backtracked_step(q, delta, max_fraction=max_fraction, min_fraction=min_fraction, margin=margin)[0]
+def backtrack(q: Gaussian, delta: Gaussian, **settings: float) -> Tensor:
+    """The fraction (...) of `backtracked_step`, with its settings."""
+    return backtracked_step(q, delta, **settings)[0]
 
 
 def backtracked_step(
@@ -76,9 +51,18 @@ def backtracked_step(
     *,
     max_fraction: float = 1.0,
     min_fraction: float = MIN_FRACTION,
-    margin: float = MARGIN,
+    margin: float = 0.05,
 ) -> tuple[Tensor, Gaussian]:
-    """The fraction of `backtrack` and, if that is not 0, the Gaussian q δ^fraction, whose factor is known already.
+    """The largest fraction (...) of a change that leaves q positive definite, and q δ^fraction, whose factor is known.
+
+    The fraction is 0 where there is no step to make.
+
+    Args:
+        q: the Gaussian that is changed.
+        delta: the change, of the same structure, its batch broadcasting with that of q.
+        max_fraction: the fraction if the full step is possible (the damping).
+        min_fraction: below this, or below `max_fraction`, the step is not worth making.
+        margin: smallest allowed eigenvalue of the new precision relative to the old one, in [0, 1).
 
     Raises:
         ValueError: if a setting is outside its range.

@@ -1,25 +1,29 @@
-"""`torch.func.vmap` without its warnings of operations that have no batching rule.
+"""Functions mapped over a batch: by `torch.func.vmap`, or one slice after another; and what mapped scores return.
 
-torch computes such an operation for one slice after another, which is slower and gives the same numbers. It warns of
-each one in each pass. For a hidden Markov model, whose in-place clamp has no rule, these are thousands of lines about
-torch and none about the model.
+For an operation without a batching rule torch computes one slice after another too, with a warning in each pass: for a
+hidden Markov model, whose in-place clamp has no rule, thousands of lines about torch and none about the model. These
+warnings are switched off.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_fed.errors import ModelError
+
+#: What torch says where one of its operations cannot be mapped, as `torch.nn.LSTM` of packed sequences.
+NO_RULE = "Batching rule not implemented"
 
 
 class _Quiet:
-    """A context in which torch does not warn of operations without a batching rule.
-
-    Torch has one switch for all threads, and no way to read it. So the calls inside are counted: the first
-    one switches the warnings off, and the last one to end switches them on, which is how torch begins.
-    """
+    """A context without torch's warnings of operations without a batching rule; its calls are counted."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -62,3 +66,96 @@ def vmap(
             return mapped(*args, **keywords)
 
     return call
+
+
+class Moments(NamedTuple):
+    """Means over the points, with a leading client axis: value (C,), score (C, D), curvature (C, D[, D])."""
+
+    value: Tensor
+    score: Tensor
+    curvature: Tensor
+
+    def finite(self) -> Tensor:
+        """Whether everything that a client computed is finite: (C,)."""
+        return torch.stack([part.reshape(len(part), -1).isfinite().all(1) for part in self]).all(0)
+
+
+class FiniteSums(NamedTuple):
+    """Sums over the points at which all is finite, and the number of these."""
+
+    sums: Moments
+    finite: Tensor
+
+    def add(self, parts: Moments) -> FiniteSums:
+        """With a block of points, each part (s, ...)."""
+        finite = parts.finite()
+
+        def summed(part: Tensor) -> Tensor:
+            return torch.where(finite.reshape(-1, *[1] * (part.dim() - 1)), part.double(), 0.0).sum(0)
+
+        sums = Moments(*(before + summed(part) for before, part in zip(self.sums, parts, strict=True)))
+        return FiniteSums(sums, self.finite + finite.double().sum())
+
+
+def loop_map(function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
+    """`torch.func.vmap(function, in_dims)` one slice after another; axes are 0, None, or a pytree of these."""
+
+    def looped(*args: Any) -> Any:
+        dims = leaf_dims(in_dims, args)
+        leaves, spec = pytree.tree_flatten(args)
+        size = next(leaf.shape[0] for leaf, d in zip(leaves, dims, strict=True) if d is not None)
+        outs = [
+            function(
+                *pytree.tree_unflatten(
+                    [leaf if d is None else leaf[i] for leaf, d in zip(leaves, dims, strict=True)], spec
+                )
+            )
+            for i in range(size)
+        ]
+        _check_alike(outs)
+        return pytree.tree_map(lambda *parts: torch.stack(parts), *outs)
+
+    return looped
+
+
+def _check_alike(outs: list[Any]) -> None:
+    """Require every slice to return the same names."""
+    names = [{pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(out)[0]} for out in outs]
+    other = next((one for one in names if one != names[0]), None)
+    if other is None:
+        return
+    sites = sorted({re.findall(r"'([^']*)'", path)[-1] for path in other ^ names[0] if "'" in path})
+    raise ModelError(
+        f"the model has sites {sites or '(of other shapes)'} at some values of its latents and not at others, such as "
+        "by an `if` on a value: its sites must always be the same. Write the condition into the density, as by "
+        "torch.where(s > 1, -torch.inf, 0.0) in a factor, or give the latent's prior that support"
+    )
+
+
+def or_looped(mapped: Callable[..., Any], function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
+    """`mapped`, or slice after slice if an operation cannot be mapped: the same numbers."""
+
+    def call(*args: Any) -> Any:
+        try:
+            return mapped(*args)
+        except RuntimeError as error:
+            if NO_RULE not in str(error):
+                raise
+        return loop_map(function, in_dims)(*args)
+
+    return call
+
+
+def leaf_dims(in_dims: Any, args: Any) -> list[int | None]:
+    """The axis of each leaf of the arguments, of which `in_dims` is a prefix as a pytree."""
+    return pytree.tree_leaves(_broadcast_dims(in_dims, args), is_leaf=lambda d: d is None)
+
+
+def _broadcast_dims(in_dims: Any, args: Any) -> Any:
+    """`in_dims` as a pytree of the same structure as `args` (an int or None stands for a whole subtree)."""
+    if in_dims is None or isinstance(in_dims, int):
+        return pytree.tree_map(lambda _: in_dims, args)
+    if isinstance(args, dict):
+        return {key: _broadcast_dims(in_dims[key], args[key]) for key in args}
+    parts = [_broadcast_dims(d, a) for d, a in zip(in_dims, args, strict=True)]
+    return type(args)(*parts) if hasattr(args, "_fields") else type(args)(parts)

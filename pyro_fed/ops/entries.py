@@ -30,11 +30,9 @@ def evenly(count: int, most: int) -> Tensor:
 
 
 def far_apart(draws: Tensor, count: int) -> Tensor:
-    """Numbers (count,), int64, of draws (N, D): the first half in order, then each the farthest from those chosen.
-
-    Distances are between the ranks of their coordinates, so that long tails do not draw all of them. A basin that
-    has a small share of the draws, at their edge, has one of these where independent draws may have none.
-    """
+    """Numbers (count,), int64, of draws (N, D): the first half in order, then each the farthest by ranks."""
+    # Ranks, so that long tails do not draw all of them. A basin that has a small share of the draws, at their edge, has
+    # one of these where independent draws may have none.
     ranks = draws.argsort(0).argsort(0).double() / len(draws)
     chosen = torch.arange(-(-count // 2), device=draws.device)
     nearest = torch.cdist(ranks, ranks[chosen]).amin(1)

@@ -18,7 +18,8 @@ One class a structure, the same methods on each; leading axes (clients, say) are
 A site need not be proper: products, quotients, powers and scores never ask. What needs P⁻¹ is computed
 in float64, whatever the dtype of the fields, and comes back in that dtype; where P is not positive definite
 it is NaN: a precision is never repaired. ``is_proper`` is the flag, ``require_proper`` the exception. Sums
-of natural parameters of very different size lose digits: keep the fields in float64.
+of natural parameters of very different size lose digits: keep the fields in float64. The projection to the diagonal
+keeps the mean and the variances: of all diagonal Gaussians the result minimises KL(self || ·).
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from pyro_fed.errors import PyroFedError
-from pyro_fed.ops.natural import NaturalParameters
+from pyro_fed.ops.matrices import Factor, equilibrated_cholesky, factor_of, inverse_of, symmetrised
 from pyro_fed.ops.points import even_normals
 
 
@@ -41,28 +42,84 @@ class ImproperGaussianError(PyroFedError, ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class Gaussian(NaturalParameters, ABC):
+class Gaussian(ABC):
     """A Gaussian, or a batch of them, by its natural parameters P, of the structure's shape, and P m, (..., D)."""
+
+    precision: Tensor
+    eta: Tensor
+
+    _matrix_dims: ClassVar[int]  # trailing dimensions of the precision of one Gaussian
+
+    @classmethod
+    def zeros(
+        cls,
+        batch_shape: tuple[int, ...],
+        dim: int,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Flat factors, P = 0 and eta = 0: the unit of the product."""
+        eta = torch.zeros((*batch_shape, dim), dtype=dtype, device=device)
+        shape = (*batch_shape, *(dim,) * cls._matrix_dims)
+        return cls(torch.zeros(shape, dtype=dtype, device=device), eta)
+
+    @property
+    def dim(self) -> int:
+        """D, the number of parameters."""
+        return self.eta.shape[-1]
+
+    @property
+    def dense(self) -> bool:
+        """Whether the precision is a full matrix."""
+        return self._matrix_dims == 2
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Sizes of the axes before those of the parameters."""
+        return self.eta.shape[:-1]
+
+    def product(self, other: Gaussian) -> Self:
+        """Product of the densities, up to a constant: natural parameters add."""
+        self._check_partner(other)
+        return type(self)(self.precision + other.precision, self.eta + other.eta)
+
+    def quotient(self, other: Gaussian) -> Self:
+        """Quotient of the densities, up to a constant: a cavity, proper or not."""
+        self._check_partner(other)
+        return type(self)(self.precision - other.precision, self.eta - other.eta)
+
+    def power(self, exponent: float | Tensor) -> Self:
+        """Density to a power, up to a constant; a tensor exponent is one for each of the batch."""
+        if isinstance(exponent, Tensor):
+            wide = exponent.reshape(exponent.shape + (1,) * self._matrix_dims)
+            return type(self)(self.precision * wide, self.eta * exponent.unsqueeze(-1))
+        return type(self)(self.precision * exponent, self.eta * exponent)
+
+    def product_over(self, axis: int = 0) -> Self:
+        """Product over one axis of the batch, counted from the left: Π_k t_k of the clients' sites."""
+        if not 0 <= axis < len(self.batch_shape):
+            raise ValueError(f"product_over: expected an axis of the batch {tuple(self.batch_shape)}, received {axis}")
+        return type(self)(self.precision.sum(axis), self.eta.sum(axis))
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """This factor with fields of another dtype."""
+        return type(self)(self.precision.to(dtype), self.eta.to(dtype))
+
+    __mul__ = product
+    __truediv__ = quotient
+    __pow__ = power
 
     @classmethod
     @abstractmethod
     def from_moments(cls, mean: Tensor, spread: Tensor) -> Self:
-        """The Gaussian of a mean (..., D) and a spread as ``moments`` returns it; NaN where that is not positive.
-
-        Raises:
-            ValueError: if the spread does not have the structure's shape.
-        """
+        """The Gaussian of a mean (..., D) and a spread as ``moments`` returns it; NaN where that is not positive."""
 
     @abstractmethod
     def is_proper(self) -> Tensor:
         """Whether P is finite and positive definite and eta finite: (...), bool."""
 
     def require_proper(self, what: str) -> Self:
-        """Return this Gaussian, or raise an exception that calls it `what`; for use outside ``vmap`` and ``make_fx``.
-
-        Raises:
-            ImproperGaussianError: if one of the batch is not proper.
-        """
+        """This Gaussian, or an ImproperGaussianError that calls it `what`; for use outside ``vmap`` and ``make_fx``."""
         proper = self.is_proper()
         if not bool(proper.all()):
             bad = [tuple(index) if index else "itself" for index in (~proper).nonzero().tolist()]
@@ -139,20 +196,14 @@ class Gaussian(NaturalParameters, ABC):
         return self.transform(noise.to(self.eta.device))
 
     def even_sample(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        """Draws (num_samples, ..., D), spread evenly: each is the Gaussian's, together they have less chance error.
-
-        The same generator state gives the same draws in every dtype. See `pyro_fed.ops.points.even_normals`.
-        """
+        """Draws (num_samples, ..., D), each the Gaussian's, together with less chance error (`points.even_normals`)."""
         dim, count = self.eta.shape[-1], self.eta.shape[:-1].numel()
         noise = torch.stack([even_normals(num_samples, dim, generator) for _ in range(count)], 1)
         return self.transform(noise.reshape(num_samples, *self.eta.shape).to(self.eta.device))
 
     @abstractmethod
     def relative_change(self, delta: Gaussian) -> Tensor:
-        """Eigenvalues (..., D) of P^(-1/2) D P^(-1/2), D the precision of a change: they have no units.
-
-        They are float64, in no particular order, and NaN where undefined.
-        """
+        """Eigenvalues (..., D) of P^(-1/2) D P^(-1/2), D a change's precision: float64, unordered, or NaN."""
 
     @abstractmethod
     def to_full(self) -> Gaussian:
@@ -182,6 +233,13 @@ class Gaussian(NaturalParameters, ABC):
     def _trace_ratio(self, other: Self) -> Tensor:
         """tr(P_other P⁻¹)."""
 
+    def _check_partner(self, other: Gaussian) -> None:
+        if type(self) is not type(other) or self.dim != other.dim:
+            raise TypeError(
+                f"Gaussian: expected {type(self).__name__} of dimension {self.dim}, received "
+                f"{type(other).__name__} of dimension {other.dim}; convert one with to_full() or to_diag()"
+            )
+
     @classmethod
     def _check_moments(cls, mean: Tensor, spread: Tensor) -> None:
         expected = (*mean.shape[:-1], *(mean.shape[-1],) * cls._matrix_dims)
@@ -190,3 +248,141 @@ class Gaussian(NaturalParameters, ABC):
                 f"{cls.__name__}.from_moments: expected second moments of shape {expected} beside a mean of "
                 f"shape {tuple(mean.shape)}, received {tuple(spread.shape)}; expand them first"
             )
+
+
+def _positive_or_nan(x: Tensor) -> Tensor:
+    return torch.where((x > 0) & torch.isfinite(x), x, torch.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class FullGaussian(Gaussian):
+    """Precision (..., D, D); moments (..., D) and covariance (..., D, D)."""
+
+    _matrix_dims: ClassVar[int] = 2
+
+    @classmethod
+    def from_moments(cls, mean: Tensor, spread: Tensor) -> Self:
+        cls._check_moments(mean, spread)
+        factor = equilibrated_cholesky(spread.to(torch.float64))
+        eta = factor.solve(mean.to(torch.float64).unsqueeze(-1)).squeeze(-1)
+        return cls(factor.inverse().to(mean.dtype), eta.to(mean.dtype))
+
+    def _factor(self) -> Factor:
+        return factor_of(self.precision)
+
+    def is_proper(self) -> Tensor:
+        return self._factor().proper & torch.isfinite(self.eta).all(-1)
+
+    def log_det(self) -> Tensor:
+        return self._factor().log_det().to(self.eta.dtype)
+
+    def relative_change(self, delta: Gaussian) -> Tensor:
+        self._check_partner(delta)
+        factor = self._factor()
+        half = factor.half_solve(symmetrised(delta.precision.to(torch.float64)))
+        ratio = symmetrised(factor.half_solve(half.transpose(-1, -2)))
+        finite = torch.isfinite(ratio).all(-1).all(-1)
+        # LAPACK raises at NaN for the whole batch: what is undefined is left out and marked afterwards.
+        values = torch.linalg.eigvalsh(torch.where(finite.unsqueeze(-1).unsqueeze(-1), ratio, 0.0))
+        return torch.where(finite.unsqueeze(-1), values, torch.nan)
+
+    def to_full(self) -> FullGaussian:
+        """This factor, which is full already."""
+        return self
+
+    def to_diag(self) -> DiagGaussian:
+        """The diagonal Gaussian of the same mean and variances."""
+        double = self.to(torch.float64)
+        variances = torch.diagonal(double._spread(), dim1=-2, dim2=-1)
+        return DiagGaussian.from_moments(double._mean(), variances).to(self.eta.dtype)
+
+    def root(self) -> Tensor:
+        identity = torch.eye(self.dim, dtype=torch.float64, device=self.eta.device).expand(self.precision.shape)
+        return self._factor().half_solve_transposed(identity).to(self.eta.dtype)
+
+    def _mean(self) -> Tensor:
+        return self._factor().solve(self.eta.unsqueeze(-1)).squeeze(-1)
+
+    def _spread(self) -> Tensor:
+        return inverse_of(self.precision)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        return torch.einsum("...ij,...j->...i", self.precision, x)
+
+    def _half_solve(self, noise: Tensor) -> Tensor:
+        # Samples become columns, so that the factor is not copied for every one of them.
+        return self._factor().half_solve_transposed(noise.movedim(0, -1)).movedim(-1, 0)
+
+    def _trace_ratio(self, other: Self) -> Tensor:
+        return (self._spread() * symmetrised(other.precision)).sum((-2, -1))
+
+
+@dataclass(frozen=True, eq=False)
+class DiagGaussian(Gaussian):
+    """Precision (..., D); moments (..., D) and variances (..., D)."""
+
+    _matrix_dims: ClassVar[int] = 1
+
+    @classmethod
+    def from_moments(cls, mean: Tensor, spread: Tensor) -> Self:
+        cls._check_moments(mean, spread)
+        precision = 1.0 / _positive_or_nan(spread)
+        return cls(precision, precision * mean)
+
+    def is_proper(self) -> Tensor:
+        finite = torch.isfinite(self.precision) & torch.isfinite(self.eta)
+        return (finite & (self.precision > 0)).all(-1)
+
+    def log_det(self) -> Tensor:
+        return _positive_or_nan(self.precision).log().sum(-1)
+
+    def relative_change(self, delta: Gaussian) -> Tensor:
+        self._check_partner(delta)
+        ratio = delta.precision.to(torch.float64) / _positive_or_nan(self.precision.to(torch.float64))
+        return torch.where(torch.isfinite(ratio).all(-1, keepdim=True), ratio, torch.nan)
+
+    def to_full(self) -> FullGaussian:
+        """This factor as a FullGaussian."""
+        return FullGaussian(torch.diag_embed(self.precision), self.eta)
+
+    def to_diag(self) -> DiagGaussian:
+        """This factor, which is diagonal already."""
+        return self
+
+    def root(self) -> Tensor:
+        return _positive_or_nan(self.precision).rsqrt()
+
+    def even_sample(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        """`Gaussian.even_sample`, one of the batch after the other: draws of many parameters are many numbers."""
+        batch = self.precision.reshape(-1, self.dim), self.eta.reshape(-1, self.dim)
+        draws = self.eta.new_empty(num_samples, *batch[1].shape)
+        for at, (precision, eta) in enumerate(zip(*batch, strict=True)):
+            noise = even_normals(num_samples, self.dim, generator).to(self.eta.device)
+            draws[:, at] = type(self)(precision, eta).transform(noise)
+        return draws.reshape(num_samples, *self.eta.shape)
+
+    def _mean(self) -> Tensor:
+        return self.eta / _positive_or_nan(self.precision)
+
+    def _spread(self) -> Tensor:
+        return 1.0 / _positive_or_nan(self.precision)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        return self.precision * x
+
+    def _half_solve(self, noise: Tensor) -> Tensor:
+        return noise * _positive_or_nan(self.precision).rsqrt()
+
+    def _trace_ratio(self, other: Self) -> Tensor:
+        return (other.precision / _positive_or_nan(self.precision)).sum(-1)
+
+
+#: The classes by the name of their structure.
+STRUCTURES: dict[str, type[Gaussian]] = {
+    "full": FullGaussian,
+    "diag": DiagGaussian,
+}
+
+# vmap, make_fx and tree_map see through these classes, as through a tuple of two tensors.
+for _structure in STRUCTURES.values():
+    torch.export.register_dataclass(_structure)

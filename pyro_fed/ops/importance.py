@@ -19,11 +19,9 @@ from pyro_fed.ops.backtrack import HALVINGS
 LARGEST_PARETO_K = 0.7
 #: Parts of a sample of weighted draws that are compared.
 PARTS = 8
-#: A smaller Pareto shape is that of an exponential tail.
-SMALL_SHAPE = 1e-6
 #: If the effective number is at least this share of the draws, a large k does not matter: the tail has little weight.
 TRUSTED_SHARE = 0.95
-#: SD of log weights that is rounding: they are equal.
+#: An SD of log weights so small is rounding: they are equal; so small a Pareto shape is that of an exponential tail.
 EQUAL = 1e-6
 #: A log density so large is rounded to nats in float64: what is above it is no density, but what rounding has made of
 #: parameters beyond all that a model can compute (1e303, of a Kalman filter whose variances are 1e260).
@@ -53,10 +51,7 @@ def smoothed(log_weights: Tensor) -> Smoothed:
 
 
 def flattened(log_weights: Tensor, least: float) -> Tensor:
-    """Normalised weights (S,), raised to the largest power up to one that leaves them worth `least` draws.
-
-    The raw log weights are -inf where a draw is impossible.
-    """
+    """Normalised weights (S,), raised to the largest power up to one that leaves them worth `least` draws."""
     log_weights = log_weights.double()
     possible = log_weights > -torch.inf
 
@@ -102,8 +97,8 @@ def _unsampled_tail(weights: Tensor, k: float) -> float:
     ordered = weights.sort().values
     threshold = ordered[-tail - 1]
     median = float((ordered[-tail:] - threshold).median())
-    scale = median * k / (2**k - 1) if abs(k) > SMALL_SHAPE else median / math.log(2)
-    excess = scale * (tail**k - 1) / k if abs(k) > SMALL_SHAPE else scale * math.log(tail)
+    scale = median * k / (2**k - 1) if abs(k) > EQUAL else median / math.log(2)
+    excess = scale * (tail**k - 1) / k if abs(k) > EQUAL else scale * math.log(tail)
     return (float(threshold) + excess + max(scale + k * excess, 0.0) / (1 - k)) / count
 
 
@@ -132,10 +127,7 @@ def _moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def systematic(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Indices (count,) of draws chosen in proportion to weights (S,) that sum to one, in a random order.
-
-    Each is chosen count × its weight times, rounded up or down at random.
-    """
+    """Indices (count,) of draws in a random order, each count × its weight times, rounded up or down at random."""
     first = torch.rand((), generator=generator, dtype=torch.float64)
     steps = (torch.arange(count, dtype=torch.float64) + first) / count
     chosen = torch.searchsorted(weights.double().cpu().cumsum(0), steps).clamp_max(len(weights) - 1)

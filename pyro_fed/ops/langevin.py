@@ -13,13 +13,34 @@ With a preconditioner G = A A' (``factor`` A; G is an inverse mass, close to the
     theta_{t+1} = theta_t + h_t / 2 G v(theta_t) + sqrt(h_t) A xi_t,
 
 which is Eq. (1) in the coordinates A⁻¹ theta. G must not depend on theta.
+
+*Visits.* A chain that visits clients whose scores are wrong by e_s has a larger variance. In coordinates in which the
+posterior is N(0, I), with time t = h × steps, it follows at client s
+
+    dθ = (-θ + e_s)/2 dt + dW,    Σ_s f_s e_s = 0
+
+so that a visit of time t takes the mean from x to a x + (1 - a) e_s, a = exp(-t/2), and the errors e_s, of variance s²
+over the clients, add V to the variance of what the chain draws at the ends of its visits:
+
+    drawn anew for each visit    V = s² (1 - a)/(1 + a) = s² tanh(t/4),    near t s²/4 for short visits
+
+Where each sweep takes the n clients once, in random order, two errors of a sweep have covariance -s²/(n - 1). With
+Δ_k the errors' part after k visits of a sweep that began at zero,
+
+    Var Δ_k = (1 - a)² s² [ n Σ_j a^2j - (Σ_j a^j)² ]/(n - 1),    j = 0 .. k-1
+    V = mean over k = 1 .. n of    a^2k Var Δ_n / (1 - a^2n) + Var Δ_k
+
+near (n + 1) t² s²/24 for short sweeps: what one client does the others undo. For n = 1 there is no error, and V = 0.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 from torch import Tensor
+
+from pyro_fed.ops.backtrack import HALVINGS
 
 #: h λ from which on a step no longer contracts, λ the largest eigenvalue of A'HA, H the density's curvature.
 STABLE = 4.0
@@ -28,14 +49,9 @@ STABLE = 4.0
 def langevin_step(
     position: Tensor, score: Tensor, step_size: float | Tensor, noise: Tensor, factor: Tensor | None = None
 ) -> Tensor:
-    """The position (..., D) after a step of Eq. (1) with standard normal noise xi, preconditioned if a factor is given.
+    """The position (..., D) after a step of Eq. (1) with standard normal noise xi (..., D).
 
-    Args:
-        position: theta, (..., D).
-        score: v(theta), (..., D).
-        step_size: h, the variance of the injected noise (times G), a number or 0-d.
-        noise: standard normal xi, (..., D).
-        factor: A with G = A A': (D,) for a diagonal one, (D, D) for a dense one, ``None`` for the identity.
+    A preconditioning factor A, G = A A', is (D,) for a diagonal one or (D, D).
     """
     return drifted(position, pulled(score, factor), step_size, injected(step_size, noise, factor), factor)
 
@@ -64,3 +80,32 @@ def drifted(
 def _apply_factor(white: Tensor, factor: Tensor) -> Tensor:
     """A x, (..., D)."""
     return factor * white if factor.ndim == 1 else white @ factor.transpose(-1, -2)
+
+
+def visit_variance(time: float, num_clients: int, shuffled: bool) -> float:
+    """V/s² of visits of time t to n clients, `shuffled` in each sweep or drawn anew."""
+    if num_clients == 1:
+        return 0.0
+    if not shuffled:
+        return math.tanh(time / 4)
+    keep, n = math.exp(-time / 2), num_clients
+    visits = np.arange(1, n + 1)
+    powers = keep ** (visits - 1)
+    within = (1 - keep) ** 2 * (n * np.cumsum(powers**2) - np.cumsum(powers) ** 2) / (n - 1)
+    before = keep ** (2 * visits) * within[-1] / (1 - keep ** (2 * n))
+    return float((before + within).mean())
+
+
+def longest_visit(error: float, score_variance: float, num_clients: int, shuffled: bool, limit: float) -> float:
+    """The longest visit t, at most `limit`, for which V is at most `error`, a share of the posterior's variance."""
+
+    def fits(time: float) -> bool:
+        return score_variance * visit_variance(time, num_clients, shuffled) <= error
+
+    if fits(limit):
+        return limit
+    low, high = 0.0, limit
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return high

@@ -14,10 +14,7 @@ from torch import Tensor
 
 
 def mix(weights: sparse.csr_array, values: Tensor) -> Tensor:
-    """W times the agents' values (C, ...): memory and work grow with the links, not with the pairs.
-
-    W (C, C) has rows summing to one; some rows of it, (R, C), give values (R, ...).
-    """
+    """W (C, C), or some rows of it (R, C), times the agents' values (C, ...): the work grows with the links."""
     shape = (weights.shape[0], *values.shape[1:])
     flat = values.reshape(len(values), -1)
     if flat.device.type == "cpu":

@@ -41,39 +41,23 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Damping:
-    """Settings of the damping of steps.
+    """Settings of the damping of steps."""
 
-    Args:
-        growth: λ grows by this factor after a fall, and shrinks by it after a rise.
-        floor: lower bound of |E|.
-        rounding: share of |f| by which it may fall in a step that counts as a rise.
-    """
-
-    growth: float = 5.0
-    floor: float = 1e-6
-    rounding: float = 0.0
+    growth: float = 5.0  # λ grows by this factor after a fall, and shrinks by it after a rise
+    floor: float = 1e-6  # lower bound of |E|
+    rounding: float = 0.0  # share of |f| by which it may fall in a step that counts as a rise
 
 
 class NewtonAscent(NamedTuple):
-    """M climbs.
+    """M climbs."""
 
-    Args:
-        points: where they are, (M, D).
-        trial: the points that are looked at next, (M, D).
-        value: f at the points (M,), -inf where it is unknown.
-        score: its gradient there, (M, D).
-        curvature: H there, (M, D, D).
-        damping: λ (M,).
-        length: of the next undamped step, in SDs of the Gaussian with the curvature |H|, (M,).
-    """
-
-    points: Tensor
-    trial: Tensor
-    value: Tensor
-    score: Tensor
-    curvature: Tensor
-    damping: Tensor
-    length: Tensor
+    points: Tensor  # where they are, (M, D)
+    trial: Tensor  # the points that are looked at next, (M, D)
+    value: Tensor  # f at the points (M,), -inf where it is unknown
+    score: Tensor  # its gradient there, (M, D)
+    curvature: Tensor  # H there, (M, D, D)
+    damping: Tensor  # λ (M,)
+    length: Tensor  # of the next undamped step, in SDs of the Gaussian with the curvature |H|, (M,)
 
     @classmethod
     def begin(cls, points: Tensor, damping: float) -> NewtonAscent:

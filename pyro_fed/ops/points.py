@@ -73,13 +73,7 @@ def even_normals(num_points: int, dim: int, generator: torch.Generator) -> Tenso
 
 
 def standardised_random(num_points: int, dim: int, seed: int = 0) -> Tensor:
-    """Antithetic, standardised pseudo-random normal points (n, d), float64, in any number of dimensions.
-
-    The global random state is neither used nor changed.
-
-    Raises:
-        ValueError: if ``num_points`` is not even and positive.
-    """
+    """Antithetic, standardised pseudo-random normal points (n, d), float64, in any number of dimensions."""
     if num_points < 2 or num_points % 2:
         raise ValueError(f"standardised_random: expected an even num_points >= 2, received {num_points}")
     generator = torch.Generator().manual_seed(seed)
@@ -88,10 +82,7 @@ def standardised_random(num_points: int, dim: int, seed: int = 0) -> Tensor:
 
 
 def balanced_normal(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Standard normal numbers (n, ...), stratified over the first axis and over neighbours in `values` (n, ...).
-
-    Each number is normal whatever the values, and columns are independent of each other.
-    """
+    """Standard normal numbers (n, ...), stratified over the first axis and over neighbours in `values` (n, ...)."""
     count, columns = len(values), values.shape[1:]
     width = math.isqrt(count - 1) + 1  # of a block; as many cells have as many strata as there are blocks
     blocks = -(-count // width)

@@ -1,4 +1,4 @@
-"""Stein variational gradient descent and the kernelised Stein discrepancy, from particles and scores.
+"""Stein variational gradient descent, the kernelised Stein discrepancy, and scores of kernel density estimates.
 
 Source: Kassab & Simeone, *Federated generalized Bayesian learning via distributed Stein variational
 gradient descent*, Eq. (8); Yang, Liu & Kassab, *Client selection for federated Bayesian learning*,
@@ -24,47 +24,49 @@ discrepancy they are in units that matter, and no particle, however bad, makes t
 The sum over all pairs (V-statistic) is the squared norm of phi and so never negative, with a bias of order
 1/N; the sum over different pairs (U-statistic) has mean zero when the particles are drawn from the target
 with a fixed kernel, and may be negative. Both are squared discrepancies.
+
+*DSVGD's sites* are ratios of Gaussian kernel density estimates, whose scores are computed in log space (Kassab &
+Simeone, Section 7, Eq. (10), (14)-(15) and Appendix A.2):
+
+    q(theta) = 1/N Σ_n N(theta | theta_n, lambda² I)                                        (Algorithm 1)
+    ∇ log q(theta) = Σ_n w_n (theta_n - theta) / lambda²,   w = softmax_n(-||theta - theta_n||² / 2 lambda²)
+    ∇ log t(theta) = Σ_j [∇ log q_j(theta) - ∇ log q_{j-1}(theta)]                                   (10), (15)
+
+Letters: theta ``x`` (M, D), theta_n ``centres`` (N, D), lambda ``bandwidth`` (a standard deviation), w
+``kde_weights``, j the rounds in a client's buffer. The authors' code adds 1e-9 to every kernel value (``floor``) and
+1e-50 to their sum, so that q has an infinite flat tail and a score of zero away from its centres. Without a floor
+log-sum-exp stays finite in any dimension, and away from the centres the score points to the nearest one, as Eq. (14)
+says. How much of a mixture is left in it is for ``effective_neighbours`` to tell.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from pyro_fed.ops.kernel_base import Kernel
+from pyro_fed.ops.kernel_base import Kernel, product, squared_distances, weighted_differences
 from pyro_fed.ops.kernels import MEDIAN_RBF, RBF
-from pyro_fed.ops.pairwise import product
+from pyro_fed.ops.matrices import MIN_EIGENVALUE
 
 #: λ of the Stein weights, a share of the mean of u(x_n, x_n): the weights stay near equal where that costs little.
 RIDGE = 1e-2
 #: Particles a coordinate that the weights need: each takes two identities, and as many particles are to be left over.
 PARTICLES_PER_COORDINATE = 4
-#: Ridge under matrices that are singular only by rounding or by coinciding particles, in units of their diagonal.
-SINGULAR_RIDGE = 1e-6
 #: The identities hold up to a ridge of the dtype's rounding to this power. Where the target is m of its SDs away they
 #: must hold to 1/m² of themselves or better for the variance that they leave to be the target's.
 IDENTITIES_ROUNDING = 0.8
 
 
 def svgd_direction(particles: Tensor, scores: Tensor, kernel: Kernel) -> Tensor:
-    """The SVGD direction phi (N, D) at the particles, Eq. (8) without its step size; the kernel is fitted here.
-
-    Raises:
-        ValueError: if the shapes of particles and scores differ.
-    """
+    """The SVGD direction phi (N, D) at the particles, Eq. (8) without its step size; the kernel is fitted here."""
     _check_shapes("svgd_direction", particles, scores)
     return kernel.fit(particles, scores).velocity(particles, particles, scores)
 
 
 def stein_inner_product(particles: Tensor, left: Tensor, right: Tensor, kernel: Kernel) -> Tensor:
-    """Inner product (0-d) of the SVGD directions of two targets in the kernel's Hilbert space (V-statistic).
-
-    It is the rate at which a step along one direction lowers the divergence to the other target. The kernel is fitted
-    here.
-
-    Raises:
-        ValueError: if the shapes of particles and scores differ.
-    """
+    """Inner product (0-d) of two targets' SVGD directions (V-statistic); the kernel is fitted here."""
     _check_shapes("stein_inner_product", particles, left)
     _check_shapes("stein_inner_product", particles, right)
     return kernel.fit(particles, left).stein_matrix(particles, left, right).mean((-2, -1))
@@ -92,34 +94,17 @@ def ksd(particles: Tensor, scores: Tensor, kernel: Kernel, statistic: str = "V")
 
 
 def ksd_and_noise(particles: Tensor, scores: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor]:
-    """Squared KSD (V-statistic), and its expectation for as many independent draws of the target, both 0-d.
-
-    For draws, terms of different particles have mean zero, and there remains 1/N of the mean over the diagonal. The
-    kernel is fitted here.
-
-    Raises:
-        ValueError: if the shapes of particles and scores differ.
-    """
+    """Squared KSD (V-statistic), and its expectation for as many independent draws of the target, both 0-d."""
     _check_shapes("ksd_and_noise", particles, scores)
     matrix = kernel.fit(particles, scores).stein_matrix(particles, scores, scores)
     return matrix.mean((-2, -1)), torch.diagonal(matrix, dim1=-2, dim2=-1).mean(-1) / particles.shape[-2]
 
 
 def moments_off(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """How far the particles' means and standard deviations are from the target's, by the scores at them.
-
-    By Stein weights (see the module's header) in coordinates that whiten the particles. Where there are fewer than
-    `PARTICLES_PER_COORDINATE` particles a coordinate the weights have nothing left to choose, and one step of Newton's
-    method by the same identities stands for them: with C the particles' covariance, the mean goes by C E[s], and the
-    variances' share that is too much is -diag(E[C s x'] + C) / diag C. NaN where a score is not finite.
-
-    Returns:
-        Two 0-d tensors: the largest error of a mean, in standard deviations (the larger of the two), and the largest
-        factor, at least one, between the standard deviations.
-
-    Raises:
-        ValueError: if the shapes of particles and scores differ.
-    """
+    """Largest errors (0-d) of the particles' means, in SDs, and of their SDs, as a factor, by the scores at them."""
+    # With few particles a coordinate the weights have nothing left to choose, and one step of Newton's method by the
+    # same identities stands for them: with C the particles' covariance, the mean goes by C E[s], and the variances'
+    # share that is too much is -diag(E[C s x'] + C) / diag C.
     _check_shapes("moments_off", particles, scores)
     count, dim = particles.shape
     offset = particles - particles.mean(0)
@@ -128,7 +113,7 @@ def moments_off(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
         return largest_off(*linear_identities(particles, scores))
     weights = _stein_weights(offset, scores)
     moved = weights @ offset
-    found = (weights @ (offset - moved).square()).clamp_min(SINGULAR_RIDGE * variance)
+    found = (weights @ (offset - moved).square()).clamp_min(MIN_EIGENVALUE * variance)
     factor = (0.5 * (found / variance).log().abs()).exp().amax()
     return (moved.abs() / torch.maximum(found, variance).sqrt()).amax(), factor
 
@@ -147,7 +132,7 @@ def linear_identities(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor
 
 def largest_off(mean: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """The largest error of a mean and factor of a standard deviation, from the sums (D,) of `linear_identities`."""
-    return mean.abs().amax(), (0.5 * share.clamp_min(SINGULAR_RIDGE).log().abs()).exp().amax()
+    return mean.abs().amax(), (0.5 * share.clamp_min(MIN_EIGENVALUE).log().abs()).exp().amax()
 
 
 def _stein_weights(offset: Tensor, scores: Tensor) -> Tensor:
@@ -156,7 +141,7 @@ def _stein_weights(offset: Tensor, scores: Tensor) -> Tensor:
     eye = torch.eye(dim, dtype=offset.dtype, device=offset.device)
     scale = offset.square().mean(0).sqrt()
     x = offset / scale
-    lower = torch.linalg.cholesky_ex(x.mT @ x / count + SINGULAR_RIDGE * eye)[0]
+    lower = torch.linalg.cholesky_ex(x.mT @ x / count + MIN_EIGENVALUE * eye)[0]
     white = torch.linalg.solve_triangular(lower, x.mT, upper=False).mT
     pulled = scores * scale @ lower
     matrix = MEDIAN_RBF.fit(white).stein_matrix(white, pulled, pulled)
@@ -175,19 +160,12 @@ def _stein_weights(offset: Tensor, scores: Tensor) -> Tensor:
 
 
 def spread(particles: Tensor) -> Tensor:
-    """Standard deviation (D,) of the particle cloud in each coordinate, with divisor N.
-
-    The divisor is N because the cloud *is* the approximation, not a sample from it; with the linear kernel
-    SVGD matches exactly this covariance.
-    """
+    """Standard deviation (D,) of the particle cloud, with divisor N: the cloud *is* the approximation, no sample."""
     return (particles - particles.mean(-2, keepdim=True)).square().mean(-2).sqrt()
 
 
 def effective_number(particles: Tensor) -> Tensor:
-    """Effective number (0-d) of particles: the participation ratio N² / Σ_ij k_ij² of their RBF Gram matrix.
-
-    It is N if no two particles are near each other, in units of the median bandwidth; 1 if all coincide.
-    """
+    """Effective number (0-d) of particles, N² / Σ_ij k_ij² of their RBF Gram matrix: 1 if all coincide."""
     gram = RBF().fit(particles).gram(particles, particles)
     return len(particles) ** 2 / gram.square().sum()
 
@@ -198,3 +176,60 @@ def _check_shapes(where: str, particles: Tensor, scores: Tensor) -> None:
             f"{where}: expected particles and scores of one shape (N, D), received {tuple(particles.shape)} "
             f"and {tuple(scores.shape)}; map further dimensions with torch.func.vmap"
         )
+
+
+def _log_kernels(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tensor:
+    if isinstance(bandwidth, float | int) and bandwidth <= 0:
+        raise ValueError(f"kde: expected bandwidth > 0 (a standard deviation), received {bandwidth}")
+    return -0.5 * squared_distances(x, centres) / bandwidth**2
+
+
+def kde_weights(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tensor:
+    """Responsibility of each centre for each point: (M, D), (..., N, D) -> (..., M, N), rows summing to 1."""
+    log_kernels = _log_kernels(x, centres, bandwidth)
+    # Not a softmax: its maximum and sum would be taken once more than those of `kde_share`.
+    return (log_kernels - log_kernels.logsumexp(-1, keepdim=True)).exp()
+
+
+def kde_score(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: float = 0.0) -> Tensor:
+    """Gradient (..., M, D) in x of log(floor + mean_n exp(-||x - theta_n||² / 2 lambda²)), floor 0 for a KDE."""
+    weights = kde_weights(x, centres, bandwidth)
+    if floor:
+        weights = weights * kde_share(x, centres, bandwidth, floor).unsqueeze(-1)
+    return weighted_differences(weights, x, centres) / bandwidth**2
+
+
+def kde_share(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: float) -> Tensor:
+    """The share (..., M) that the floor leaves of the KDE score, KDE / (KDE + floor), between 0 (dead) and 1."""
+    if floor < 0:
+        raise ValueError(f"kde: expected floor >= 0, received {floor}")
+    log_sum = _log_kernels(x, centres, bandwidth).logsumexp(-1, keepdim=True).squeeze(-1)
+    log_mean = log_sum - math.log(centres.shape[-2])
+    return torch.ones_like(log_mean) if floor == 0 else torch.sigmoid(log_mean - math.log(floor))
+
+
+def effective_neighbours(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tensor:
+    """Number of centres (..., M) that make up the score at each point, 1 / Σ_n w_n²; near 1 it is the nearest."""
+    return 1.0 / kde_weights(x, centres, bandwidth).square().sum(-1)
+
+
+def buffer_score_ratio(
+    x: Tensor, after: Tensor, before: Tensor, mask: Tensor, bandwidth: float | Tensor, floor: float = 0.0
+) -> Tensor:
+    """Score (M, D) of U-DSVGD's site at x, Eq. (15): Σ_j [∇ log q_j(x) - ∇ log q_{j-1}(x)] over a client's buffer.
+
+    `after` and `before` (J, N, D) are the particles that it sent and had received, one slot a turn; `mask` (J,) says
+    which are in use.
+    """
+    difference = kde_score(x, after, bandwidth, floor) - kde_score(x, before, bandwidth, floor)
+    # Chosen, not multiplied: an unused slot may hold anything, NaN included.
+    return torch.where(mask[:, None, None], difference, 0.0).sum(0)
+
+
+def kde_draws(centres: Tensor, num_draws: int, bandwidth: float, generator: torch.Generator) -> Tensor:
+    """Draws (S, D) of the density itself, stratified: every centre has as many as the others, to within one."""
+    count = len(centres)
+    extra = torch.randperm(count, generator=generator)[: num_draws % count]
+    chosen = torch.cat([torch.arange(count).repeat(num_draws // count), extra])
+    noise = torch.randn(num_draws, centres.shape[1], generator=generator, dtype=torch.float64)
+    return centres[chosen.to(centres.device)] + bandwidth * noise.to(centres)

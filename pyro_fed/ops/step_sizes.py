@@ -49,21 +49,13 @@ class AdaGradState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AdaGrad:
-    """AdaGrad with momentum as in the SVGD reference code.
+    """AdaGrad with momentum as in the SVGD reference code."""
 
-    Args:
-        rate: epsilon, the master step size.
-        momentum: weight of the past in the running mean of squares.
-        fudge: added to the root of that mean, in units of the direction.
-        power: decay of the rate; 0 keeps it constant, as the papers do.
-        offset: number of steps after which the decay has reached 2^-power.
-    """
-
-    rate: float
-    momentum: float = 0.9
-    fudge: float = 1e-6
-    power: float = 0.0
-    offset: float = 1.0
+    rate: float  # epsilon, the master step size
+    momentum: float = 0.9  # weight of the past in the running mean of squares
+    fudge: float = 1e-6  # added to the root of that mean, in units of the direction
+    power: float = 0.0  # decay of the rate; 0 keeps it constant, as the papers do
+    offset: float = 1.0  # number of steps after which the decay has reached 2^-power
 
     def __post_init__(self) -> None:
         if self.rate <= 0 or self.fudge <= 0 or self.offset <= 0:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.gaussian_structures import DiagGaussian
+from pyro_fed.ops.gaussian import DiagGaussian, Gaussian
 
 
 class Coordinates(NamedTuple):
@@ -65,10 +64,7 @@ class Coordinates(NamedTuple):
 
 
 def diagonal_coordinates(coordinates: Coordinates, site: Gaussian) -> tuple[Coordinates, DiagGaussian, Tensor | None]:
-    """Coordinates in which a factor is diagonal, the factor there, and V: z becomes V'z, and N(0, I) stays.
-
-    `site` is the factor in `coordinates` of one Gaussian; if it is diagonal V is None.
-    """
+    """Coordinates in which a factor is diagonal, the factor there, and V (None if it was): z becomes V'z."""
     if not site.dense:
         return coordinates, DiagGaussian(site.precision, site.eta), None
     values, turn = torch.linalg.eigh(site.precision)

@@ -23,10 +23,9 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.settings_repr import all_settings
 from pyro_fed.conventions.time_limit import TimeIsUp, ending_at
 from pyro_fed.conventions.version import VERSION
-from pyro_fed.density.deterministic_sites import without_data
 from pyro_fed.density.latents.assignments import assign
 from pyro_fed.density.layout import name_dims
-from pyro_fed.density.observations import observed_rows, observed_values
+from pyro_fed.density.observations import observed_rows, observed_values, without_data
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.density.rows.labelled import Labels

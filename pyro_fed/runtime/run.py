@@ -19,11 +19,10 @@ from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.memory import kept_while_computing
 from pyro_fed.conventions.progress import Show, showing
-from pyro_fed.density.checks.funnels import with_hint
+from pyro_fed.density.checks.not_finite import nan_density_notes
 from pyro_fed.density.compiling.compiler import threads
-from pyro_fed.density.compiling.levels import compile_problem, with_known_structure
-from pyro_fed.density.nan_densities import nan_density_notes
-from pyro_fed.density.noncentred import NonCentred
+from pyro_fed.density.compiling.process import compile_problem, with_known_structure
+from pyro_fed.density.forms import NonCentred, with_hint
 from pyro_fed.density.running.handlers import check_outside, default_of
 from pyro_fed.errors import DivergenceError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation

@@ -25,7 +25,7 @@ from pyro_fed.algorithm.contributions import SentMessages
 from pyro_fed.algorithm.record import Record, Round
 from pyro_fed.infer.laplace.fedlaplace import held_values
 from pyro_fed.infer.peers.screening import two_links
-from pyro_fed.ops.gaussian_structures import STRUCTURES
+from pyro_fed.ops.gaussian import STRUCTURES
 from pyro_fed.runtime.executors import Faulty
 
 QUIET = {"progress": False, "log_likelihood": False, "num_draws": 4000, "audit": False}

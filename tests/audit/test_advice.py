@@ -64,7 +64,7 @@ BAD = {
 
 @pytest.mark.parametrize("of", ADVISED)
 def test_a_plan_is_not_advised_what_it_tries(of, monkeypatch):
-    monkeypatch.setattr("pyro_fed.density.checks.funnels.funnel_hint", lambda problem: [f"the {NONCENTRED} form"])
+    monkeypatch.setattr("pyro_fed.density.forms.funnel_hint", lambda problem: [f"the {NONCENTRED} form"])
     figures = [BAD] * 1000
     alone = ADVISED[of](Record(["a", "b"], figures=figures))
     assert "DSVGD" in alone or "FSGLD" in alone

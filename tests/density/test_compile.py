@@ -15,7 +15,8 @@ import pyro_fed as pf
 from pyro_fed.density.compiling import compiler as compiling
 from pyro_fed.density.compiling import process
 from pyro_fed.density.compiling.compiler import Compiler, choose_level, in_time, pays
-from pyro_fed.density.compiling.tracing import inductor, to_graph
+from pyro_fed.density.compiling.inductor import inductor
+from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.derivatives.rowwise import shared_curvature
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.ops.batched import quiet, vmap

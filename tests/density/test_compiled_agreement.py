@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from pyro_fed.density.compiling.agreement import does_the_same, perturbed_copy
+from pyro_fed.density.compiling.inductor import does_the_same, perturbed_copy
 from pyro_fed.density.compiling.tracing import trace
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.density.noncentred import noncentred_form
+from pyro_fed.density.forms import noncentred_form
 from pyro_fed.errors import ModelError
 
 

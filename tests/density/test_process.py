@@ -13,9 +13,9 @@ import torch
 from pyro.nn import PyroModule, PyroSample
 
 import pyro_fed as pf
+from pyro_fed.density import traits_search as search
 from pyro_fed.density.compiling import process
 from pyro_fed.density.compiling.digest import digest
-from pyro_fed.density.traits import search
 
 SCALE = 1.0
 SETTINGS = {"scale": 1.0, "parts": [1.0, 2.0]}

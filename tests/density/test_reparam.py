@@ -19,7 +19,7 @@ from pyro.infer.reparam import (
 from torch.distributions import transforms
 
 import pyro_fed as pf
-from pyro_fed.density.checks.funnels import funnels
+from pyro_fed.density.forms import funnels
 
 GENERATOR = torch.Generator().manual_seed(0)
 GROUP = torch.tensor([0, 0, 1, 2, 2, 2, 3, 4, 4, 0])

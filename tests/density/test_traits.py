@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.density.traits import search
+from pyro_fed.density import traits_search as search
 
 
 def lasso(x, y):

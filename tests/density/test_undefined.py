@@ -11,7 +11,7 @@ import torch
 from scipy import special, stats
 
 import pyro_fed as pf
-from pyro_fed.density.nan_densities import nan_density_notes
+from pyro_fed.density.checks.not_finite import nan_density_notes
 
 QUIET = {"seed": 0, "progress": False}
 

@@ -30,8 +30,8 @@ from pyro_fed.infer.sites import online_newton
 from pyro_fed.infer.sites.gaussian_sites import add_batch_axis, drop_batch_axis, gaussian, site_of, spread_points
 from pyro_fed.infer.sites.online_newton import draws_from_pool, score_and_curvature
 from pyro_fed.infer.stein.dsvgd import BALANCED
-from pyro_fed.ops.balanced import Marginal
-from pyro_fed.ops.gaussian_structures import DiagGaussian
+from pyro_fed.ops.gaussian import DiagGaussian
+from pyro_fed.ops.kernels import Marginal
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 from pyro_fed.policy import resolve
 from pyro_fed.policy.networks import SMALL_ROUNDS

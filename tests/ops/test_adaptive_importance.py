@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyro_fed.ops.adaptive_importance import FREEDOM, AdaptiveImportanceSampler, AdaptiveSettings
-from pyro_fed.ops.student_mixtures import Mixture
+from pyro_fed.ops.student import Mixture
 
 D64 = torch.float64
 #: Two Gaussians in the plane, the second far from where the search begins.

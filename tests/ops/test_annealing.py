@@ -7,7 +7,7 @@ import torch
 
 from pyro_fed.infer.surrogates.proposals import Defence
 from pyro_fed.ops.annealing import FIRST_SHARE, anneal, anneal_sparingly, from_normal
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian
 from pyro_fed.ops.importance import log_mean, smoothed, systematic
 
 DRAWS, DIM = 4000, 3

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, even_normals
 
 SEEDS, COUNT = 400, 100

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyro_fed.ops.anderson import acceleration, remember
-from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
+from pyro_fed.ops.gaussian import DiagGaussian, FullGaussian
 
 DIM, MEMORY = 4, 8
 

@@ -8,7 +8,7 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_fed.ops.backtrack import backtrack, backtracked_step, largest_fraction, move
-from pyro_fed.ops.gaussian_structures import STRUCTURES, DiagGaussian, FullGaussian
+from pyro_fed.ops.gaussian import STRUCTURES, DiagGaussian, FullGaussian
 from pyro_fed.ops.points import standardised_sobol
 
 K, D = 5, 4

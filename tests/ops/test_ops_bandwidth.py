@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from pyro_fed.ops.kernel_base import median_distance, squared_distances, weighted_differences
 from pyro_fed.ops.kernels import RBF, median_bandwidth
-from pyro_fed.ops.pairwise import median_distance, squared_distances, weighted_differences
 from pyro_fed.ops.stein import ksd, svgd_direction
 
 N, D = 7, 3

@@ -8,9 +8,8 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_fed.ops.cholesky import equilibrated_cholesky, factor_of, inverse_of
-from pyro_fed.ops.gaussian import ImproperGaussianError
-from pyro_fed.ops.gaussian_structures import STRUCTURES, DiagGaussian, FullGaussian
+from pyro_fed.ops.gaussian import STRUCTURES, DiagGaussian, FullGaussian, ImproperGaussianError
+from pyro_fed.ops.matrices import equilibrated_cholesky, factor_of, inverse_of
 
 K, D = 4, 3
 

@@ -8,7 +8,7 @@ from torch.distributions import Normal
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_fed.ops.kde import (
+from pyro_fed.ops.stein import (
     buffer_score_ratio,
     effective_neighbours,
     kde_score,

@@ -8,7 +8,7 @@ from stationary import stationary_variance
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
+from pyro_fed.ops.gaussian import DiagGaussian, FullGaussian
 from pyro_fed.ops.langevin import langevin_step
 from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState, polynomial_step
 

@@ -7,9 +7,8 @@ import torch
 from torch.func import jacrev, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_fed.ops.kernel_base import Preconditioned
+from pyro_fed.ops.kernel_base import Preconditioned, median_distance
 from pyro_fed.ops.kernels import IMQ, RBF, Linear
-from pyro_fed.ops.pairwise import median_distance
 from pyro_fed.ops.stein import ksd, spread, stein_inner_product, svgd_direction
 
 N, D = 7, 3

@@ -4,7 +4,7 @@ import pytest
 import torch
 from late import late
 
-from pyro_fed.ops.gaussian_structures import DiagGaussian
+from pyro_fed.ops.gaussian import DiagGaussian
 from pyro_fed.ops.student import Tails
 
 stats = late("scipy.stats")

@@ -5,7 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from pyro_fed.ops.visits import longest_visit, visit_variance
+from pyro_fed.ops.langevin import longest_visit, visit_variance
 
 
 def by_enumeration(time, errors):

@@ -12,7 +12,7 @@ import pyro_fed as pf
 from pyro_fed.algorithm import message_limits
 from pyro_fed.density import size
 from pyro_fed.density.size import LARGE_DIM, clients_at_once, cost_of
-from pyro_fed.ops.gaussian_structures import DiagGaussian
+from pyro_fed.ops.gaussian import DiagGaussian
 from pyro_fed.ops.points import even_normals
 from pyro_fed.runtime.executors.local import join_steps
 

@@ -15,7 +15,7 @@ from pyro_fed.analysis.judging.ksd import discrepancy
 from pyro_fed.audit import audit_draws
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.density.compiling.levels import compile_problem
+from pyro_fed.density.compiling.process import compile_problem
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of

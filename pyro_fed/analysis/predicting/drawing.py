@@ -22,14 +22,13 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_fed.analysis.predicting.groups import Groups
-from pyro_fed.density.compiling.loop_map import loop_map
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.nested import Members
 from pyro_fed.density.running.handlers import run_model
 from pyro_fed.density.running.trace_sites import is_deterministic, row_axis
 from pyro_fed.errors import DataError
 from pyro_fed.federation.pooling import parts_of
-from pyro_fed.ops.batched import vmap
+from pyro_fed.ops.batched import loop_map, vmap
 
 #: Number of draws mapped in one call. It bounds the memory, and changes no distribution.
 DRAWS_AT_ONCE = 256

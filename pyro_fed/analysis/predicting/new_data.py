@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_fed.analysis.predicting.drawing import ModelRun
 from pyro_fed.analysis.predicting.finite import has_finite_predictions, not_finite
-from pyro_fed.density.checks.blame import line_of
+from pyro_fed.density.checks.source import line_of
 from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, with_held
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.rows.leaves import UnknownLabelError

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_fed.audit.chains.hmc import Chains
 from pyro_fed.audit.few_rows import near_draws
 from pyro_fed.audit.target import Target
-from pyro_fed.density.noncentred import NonCentred, noncentred_form
+from pyro_fed.density.forms import NonCentred, noncentred_form
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import MOST_DRAWS
 

@@ -51,8 +51,8 @@ from torch import Tensor
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS
 from pyro_fed.infer.sites.gaussian_sites import gaussian, moments_of
-from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.matrices import equilibrated_cholesky
 
 #: A client is informative in a direction if its site adds at least this share to the others' precision there.
 LEAST_SHARE = 1e-3

@@ -18,8 +18,7 @@ from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, Batch, ClientData, 
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
 from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, add_batch_axis, as_state, gaussian, site_of
-from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.gaussian_structures import STRUCTURES
+from pyro_fed.ops.gaussian import STRUCTURES, Gaussian
 from pyro_fed.policy import resolve
 from pyro_fed.policy.audit import takes_full_matrices
 

@@ -10,64 +10,59 @@ This is done only for models that are refused, to describe the cause; it decides
 
 from __future__ import annotations
 
-import linecache
-import os
-import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from types import CodeType, TracebackType
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import pyro
 import torch
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.running.handlers import run_model
-
-#: Paths of code that is not the user's.
-_FOREIGN = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep
-    for path in (torch.__file__, pyro.__file__, os.path.join(os.path.dirname(__file__), "..", "..", "x"))
+from pyro_fed.density.checks.plates import rows_as_values
+from pyro_fed.density.checks.source import (
+    CallWatcher,
+    Line,
+    Statements,
+    as_arguments,
+    current_line,
+    held_data,
+    held_sizes,
+    line_of,
+    line_text,
 )
-_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.errors import ModelError, listed
+
 #: The most results that are recorded.
 MAX_RESULTS = 100_000
-#: Longest line that is quoted.
-MAX_LINE_LENGTH = 80
-#: Operations that turn their input into steps, and have a gradient of zero; without underscores.
-STEPS = frozenset(
-    (
-        *("floor", "ceil", "round", "trunc", "fix", "sign", "sgn", "frac", "heaviside", "floor_divide", "floordiv"),
-        *("rfloordiv", "remainder", "mod", "rmod", "fmod"),
-    )
-)
-#: Properties of a tensor that do not depend on its numbers.
-ASKS = frozenset(
-    ("dim", "size", "numel", "nelement", "is_floating_point", "is_complex", "__len__", "__get__", "stride")
-)
-#: The most cuts that are recorded.
-MAX_CUTS = 64
 
-Line = tuple[str, int]
+
+#: The cures in every message on rows that do not factorise.
+_CURE = (
+    "Each row's term may depend on that row, its own latents and the latents outside the plate alone; standardise or "
+    "summarise the data before the model, or in it by pf.shared('mean', lambda: x.mean(0)), make what is taken from "
+    "other rows (a lag, a rank) a column before the model, or partition over an outer plate"
+)
+
+
+class Sample(NamedTuple):
+    """The rows and points at which the model is examined."""
+
+    at: Tensor  # (n,) row numbers
+    rows: tuple[Any, ...]  # row tensors of these
+    all_together: tuple[Any, ...]  # the same as the model takes them at once
+    pairs: Tensor  # (R, 2) places in `at`
+    weight: Tensor  # (R, 2) of each row in the gradient
+    z: Tensor  # (P, D) points
+    local: Tensor  # (P, n, d) latents of the rows there
 
 
 class Suspect(NamedTuple):
-    """The known facts about the cause.
+    """The known facts about the cause."""
 
-    Attributes:
-        line: file and number, None if no line of the model's own shows it.
-        arguments: names of arguments through which other rows come in.
-        statement: file and number of the site's `pyro.sample`.
-    """
-
-    line: Line | None
-    arguments: tuple[str, ...]
-    statement: Line | None
+    line: Line | None  # file and number, None if no line of the model's own shows it
+    arguments: tuple[str, ...]  # names of arguments through which other rows come in
+    statement: Line | None  # file and number of the site's `pyro.sample`
 
     @property
     def where(self) -> str:
@@ -83,24 +78,167 @@ class Suspect(NamedTuple):
         return ""
 
 
-def line_text(line: Line) -> str:
-    """The text and the place of a line (file and number): `x - x.mean(0)` (model.py:12)."""
-    text = linecache.getline(*line).split("  #")[0].strip()
-    place = f"{os.path.basename(line[0])}:{line[1]}"
-    return f"`{text[:MAX_LINE_LENGTH]}` ({place})" if text else place
+def fails_on_some_rows_error(problem: RowDensities, error: Exception) -> ModelError:
+    """The error for a model that runs on all rows, but not on a few of them."""
+    bound = problem.bound
+    return ModelError(
+        f"the model runs on all {bound.num_rows} rows but fails on a client's part of them{line_of(error)}: "
+        f"{str(error).splitlines()[0]}. {_why_not_on_some(problem)}"
+    )
 
 
-def line_of(error: BaseException) -> str:
-    """The model's line that raised an error, after a space; "" if it is not in the model."""
-    trace: TracebackType | None = error.__traceback__
-    inside, found = False, None
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        inside = inside or code is run_model.__code__
-        if inside and is_users(code):
-            found = code.co_filename, trace.tb_lineno
-        trace = trace.tb_next
-    return f" at {line_text(found)}" if found else ""
+def _why_not_on_some(problem: RowDensities) -> str:
+    """Possible causes: data that are not arguments, rows on another axis, sizes that are not those of the rows."""
+    bound = problem.bound
+    names = list(bound.arguments.names)
+    held = held_data(bound.model, bound.num_rows)
+    if held:
+        return as_arguments(bound.model, names, held, bound.plate).strip()
+    columns = [name for name, _, _ in bound.arguments.columns]
+    said = _other_axis(bound.arguments, bound.num_rows)
+    sizes = held_sizes(bound.model, bound.num_rows)
+    if sizes:
+        one = columns[0] if columns else "y"
+        said += (
+            f"{listed(sorted(set(sizes)))} is the number of all rows, {bound.num_rows}: write len({one}), which is a "
+            "client's own at each. "
+        )
+    held_in = zip(names, bound.arguments.leaves, strict=True)
+    lengths = {name: len(leaf) for name, leaf in held_in if isinstance(leaf, Tensor) and leaf.dim()}
+    if not columns and lengths and not said:
+        return (
+            f"No argument is as long as plate '{bound.plate}', which has {bound.num_rows} rows: "
+            f"{listed(f'{name!r} has {length}' for name, length in lengths.items())}. Where the model picks rows out "
+            "of them (a filter, a lag such as y[1:], a half for each plate), do that before the model, and pass what "
+            "is left as arguments"
+        )
+    return (
+        f"{said}The arguments split by rows are {columns}, and plate '{bound.plate}' and every latent must "
+        "take their sizes from them or be independent of them. Say which arguments are split with shard=(...); a "
+        "number that is read from the rows' values, such as int(group.max()) + 1, is another one at each client: "
+        "compute it before the model and pass it as an argument, or in the model by pf.shared('groups', lambda: ...). "
+        f"{_nested_cure(problem)}".rstrip()
+    )
+
+
+def _other_axis(arguments: Arguments, num_rows: int) -> str:
+    """The cure if an argument has its rows on another axis than the first; "" if none has."""
+    for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
+        if isinstance(leaf, Tensor) and num_rows in leaf.shape and i not in arguments.split:
+            axis = list(leaf.shape).index(num_rows)
+            return (
+                f"Argument '{name}' has shape {tuple(leaf.shape)}: where its rows are on dimension {axis}, say "
+                f"shard={{'{name}': {axis}}}, or transpose it. "
+            )
+    return ""
+
+
+# -- errors -----------------------------------------------------------------------------------------------------
+def random_model_error(
+    problem: RowDensities, sample: Sample, kind: str, name: str, before: Tensor, after: Tensor | None
+) -> ModelError:
+    """The error for a model whose log density is another one when it is run again."""
+    found = blame(problem, sample.z[-1], sample.rows, sample.local[-1], sample.pairs[0], name, kind, again=True)
+    figures = ""
+    if after is not None:
+        worst = (after - before).abs().nan_to_num(torch.inf).argmax()
+        figures = f" ({float(before.flatten()[worst]):.6g}, then {float(after.flatten()[worst]):.6g})"
+    return ModelError(
+        f"{_site(problem, kind, name)} in a model that draws random numbers: run twice with the same values, it has "
+        f"another log density{figures}, so that there is no posterior. {found.where}Give what is random a "
+        "`pyro.sample` of its own, draw it once before the model and pass it as an argument, or switch it off (a "
+        "module's `.eval()`, against dropout)"
+    )
+
+
+def not_factorising_error(
+    problem: RowDensities,
+    sample: Sample,
+    kind: str,
+    name: str,
+    expected: Tensor | None,
+    found: Tensor | None,
+    off: Tensor | None,
+    together: int | None = None,
+) -> ModelError:
+    """The error for a difference: the worst one of those that are `off`."""
+    plate, together = problem.bound.plate, len(sample.at) if together is None else together
+    mine, other, (pair, point, place) = _largest_difference(kind, expected, found, off)
+    cause = blame(problem, sample.z[point], sample.rows, sample.local[point], sample.pairs[pair], name, kind, place)
+    if kind == "outside":
+        figures = f"{mine:.6g} with {together} rows, {other} with {sample.pairs.shape[1]}"
+        return _outside_plate_error(problem, name, figures, cause.where)
+    if kind == "slope":
+        return ModelError(
+            f"plate '{plate}' does not factorise over rows: the gradient of its log density is {mine:.6g} with "
+            f"{together} rows and {other} in pairs of them, though the densities agree. {cause.where}{_CURE}"
+        )
+    row = int(sample.at[sample.pairs[pair, place]])
+    beside = "beside one other" if len(sample.pairs[pair].unique()) > 1 else "by itself"
+    cure = _divided_by_rows(expected, found, off, together / sample.pairs.shape[1])
+    cure = cure or rows_as_values(problem.bound, name) or _CURE
+    return ModelError(
+        f"{_site(problem, kind, name)} in plate '{plate}' does not factorise over rows: row {row} has log density "
+        f"{mine:.6g} beside {together} rows and {other} {beside}. {cause.where}{cure}"
+    )
+
+
+def _largest_difference(
+    kind: str, expected: Tensor | None, found: Tensor | None, off: Tensor | None
+) -> tuple[float, str, tuple[int, int, int]]:
+    """The largest difference: the value expected there, the one found as text, and its pair, point and place."""
+    if found is None or expected is None or off is None:
+        return torch.nan if expected is None else float(expected.flatten()[0]), "none", (0, 0, 0)
+    apart = torch.where(off, (found - expected).abs().nan_to_num(torch.inf), -1.0)
+    index = [int(i) for i in torch.unravel_index(apart.argmax(), apart.shape)]
+    pair, point, place = [*index, 0][:3] if kind != "slope" else (0, index[0], 0)
+    return float(expected[tuple(index)]), f"{float(found[tuple(index)]):.6g}", (pair, point, place)
+
+
+def _outside_plate_error(problem: RowDensities, name: str, figures: str, where: str) -> ModelError:
+    """The error for a site outside the plate whose density changes with the rows."""
+    plate = problem.bound.plate
+    if name and name not in problem.layout.latents:
+        return ModelError(
+            f"observed site '{name}' is outside plate '{plate}', but its density changes with the rows of data "
+            f"({figures}): it cannot be split over the clients. {where}Move it inside "
+            f"`with pyro.plate('{plate}', ...)`, or say with shard=(...) which arguments are split by rows"
+        )
+    what = f"the prior of site '{name}'" if name else "the support of a latent site"
+    return ModelError(
+        f"{what}, outside plate '{plate}', changes with the rows of data ({figures}). {where}Compute "
+        "summaries of the data once, before the model, and pass them as shared arguments, or in the model by "
+        "pf.shared('name', lambda: ...), such as pf.shared('n', len(x)); or exclude an argument "
+        "that is not split by rows with shard=(...)"
+    )
+
+
+def _divided_by_rows(expected: Tensor | None, found: Tensor | None, off: Tensor | None, fewer: float) -> str:
+    """A sentence on densities that are inversely proportional to the number of rows; "" if they are not."""
+    if expected is None or found is None or off is None:
+        return ""
+    times = found[off] / expected[off]
+    if not bool(((times / fewer - 1).abs() < SAME_SHARE).all()):
+        return ""
+    return (
+        "Each row's density is divided by the number of rows, as by a scale of 1 / len(x), which is another one at "
+        "each client: take the number of all rows, as an argument or by pf.shared('n', len(x))"
+    )
+
+
+def _site(problem: RowDensities, kind: str, name: str) -> str:
+    if not name:
+        return "the support of a latent site"
+    latent = name in problem.layout.latents or name in problem.layout.local
+    return f"{'latent' if latent else 'observed'} site '{name}'"
+
+
+def _nested_cure(problem: RowDensities) -> str:
+    nested = ", ".join(f"'{name}'" for name in problem.bound.arguments.nested_plates)
+    if not nested:
+        return ""
+    plate = problem.bound.plate
+    return f"A row of {nested} may belong to one element of '{plate}' alone, by the argument that rows= names. "
 
 
 def blame(
@@ -114,18 +252,11 @@ def blame(
     place: int = 0,
     again: bool = False,
 ) -> Suspect:
-    """The cause of a difference, as far as it can be found.
+    """The cause of a difference at z (D,), as far as it can be found.
 
-    Args:
-        problem: the model's densities.
-        z: (D,) a point at which the rows differ.
-        rows: row tensors, each (n, ...).
-        local: (n, d) latents of the rows.
-        few: (m,) places of some of the rows, whose densities differ from those among all rows.
-        name: name of the site that differs.
-        kind: "inside" or "outside" the plate.
-        place: which of the few differs.
-        again: compare a run with its repetition, to find random results.
+    `few` (m,) are places of some of `rows`, with latents `local` (n, d), that differ among themselves from among all
+    rows, `place` one of them. `kind` is "inside" or "outside" the plate. `again` compares a run with its repetition,
+    to find random results.
     """
     everything = torch.arange(len(rows[0]))
     first = _record_run(problem, z, rows, local, everything)
@@ -153,7 +284,7 @@ class _Result(NamedTuple):
     value: Any
 
 
-class _Recording(TorchFunctionMode):
+class _Recording(CallWatcher):
     """Records the results of torch functions that the model's own lines call, and the line of each site."""
 
     def __init__(self) -> None:
@@ -161,174 +292,16 @@ class _Recording(TorchFunctionMode):
         self.results: list[_Result] = []
         self.statements: dict[str, Line] = {}
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        value = func(*args, **(kwargs or {}))
+    def note(self, function: Any, args: Sequence[Any], value: Any) -> None:
         line = current_line()
         if line is not None and len(self.results) < MAX_RESULTS:
-            self.results.append(_Result(func, line, _detached_copy(value)))
-        return value
-
-
-class Statements(Messenger):
-    """Records the line of each `pyro.sample` in `statements`, by the site's name."""
-
-    def __init__(self, statements: dict[str, Line]) -> None:
-        super().__init__()
-        self.statements = statements
-
-    def _pyro_sample(self, msg: Any) -> None:
-        line = current_line()
-        if line is not None:
-            self.statements[msg["name"]] = line
-
-
-class GradientCut(NamedTuple):
-    """An operation of the model's that lets no gradient of its numbers through.
-
-    Attributes:
-        line: of the model.
-        takes: its input, which has a gradient.
-        real: whether its output is real, and may still be followed in steps of its own.
-    """
-
-    line: Line
-    takes: Tensor
-    real: bool
-
-
-class _Cutting(TorchFunctionMode):
-    """Records the model's own lines whose output has no gradient although their input has one.
-
-    `stepping` names operations that count as such although their output has a gradient.
-    """
-
-    def __init__(self, stepping: Collection[str]) -> None:
-        super().__init__()
-        self.stepping = stepping
-        self.found: list[GradientCut] = []
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        value = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
-        made = name.endswith("_like") or name.startswith("new_")  # takes a shape alone
-        real, counted = _is_cut(value), _is_counted(value) and name not in ASKS
-        if not made and (real or counted or name.strip("_") in self.stepping) and len(self.found) < MAX_CUTS:
-            takes = next((part for part in pytree.tree_leaves(args) if _has_gradient(part)), None)
-            line = None if _in_a_function() else current_line()
-            if takes is not None and line is not None:
-                self.found.append(GradientCut(line, takes, real))
-        return value
-
-
-class Stepping(TorchFunctionMode):
-    """Records whether a line of the model's own may make steps of a tensor that is mapped or differentiated."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = False
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        value = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
-        counted = isinstance(value, float) or (_is_counted(value) and name not in ASKS)
-        if not self.found and (counted or name.strip("_") in STEPS):
-            taken = any(isinstance(part, Tensor) and is_wrapped(part) for part in pytree.tree_leaves(args))
-            self.found = taken and current_line() is not None
-        return value
-
-
-def _has_gradient(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
-
-
-def _in_a_function() -> bool:
-    """Whether the running code is the forward part of a `torch.autograd.Function`, which has a gradient of its own."""
-    frame: Any = sys._getframe(2)
-    apply: Any = torch.autograd.Function.apply
-    while frame is not None and frame.f_code is not run_model.__code__:
-        if frame.f_code is apply.__func__.__code__:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _is_cut(value: Any) -> bool:
-    """Whether these are real numbers without a gradient."""
-    if isinstance(value, Tensor):
-        return value.is_floating_point() and not value.requires_grad
-    return isinstance(value, float)
-
-
-def _is_counted(value: Any) -> bool:
-    """Whether these are whole numbers, or truth values."""
-    if isinstance(value, Tensor):
-        return not value.is_floating_point() and not value.is_complex()
-    return isinstance(value, int)
-
-
-def cuts(
-    problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor, stepping: Collection[str] = STEPS
-) -> list[GradientCut]:
-    """Operations of the model's own lines that let no gradient of z or the rows' latents through.
-
-    Args:
-        problem: the model's densities.
-        z: (D,) a point; in a graph that requires its gradient.
-        rows: row tensors, each (n, ...).
-        local: (n, d) latents of the rows.
-        stepping: names of operations that count as such although their output has a gradient.
-    """
-    cutting = _Cutting(stepping)
-    try:
-        with torch.enable_grad(), cutting:
-            problem.log_terms(z, rows, local)
-    except (RuntimeError, ValueError, IndexError, TypeError):  # as far as it came
-        pass
-    return cutting.found
-
-
-def left_graph(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor) -> Line | None:
-    """The line of the model that takes a value out of torch's graph at z (D,); None if no line of its own does.
-
-    `rows` are row tensors (n, ...), `local` their latents (n, d).
-    """
-    found = cuts(problem, z.detach().clone().requires_grad_(), rows, local)
-    return next((cut.line for cut in found if cut.real), None)
+            self.results.append(_Result(function, line, _detached_copy(value)))
 
 
 def _detached_copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     return tuple(_detached_copy(part) for part in value) if isinstance(value, (list, tuple)) else None
-
-
-def current_line() -> Line | None:
-    """The innermost line of the model itself that is running; None outside the model's run."""
-    frame: Any = sys._getframe(1)
-    found: Line | None = None
-    while frame is not None and frame.f_code is not run_model.__code__:
-        if found is None and is_users(frame.f_code):
-            found = frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
-    return found if frame is not None else None
-
-
-def is_users(code: CodeType) -> bool:
-    """Whether this is code of the model's own, and not of torch, Pyro, the standard library or this package."""
-    return is_users_file(code.co_filename)
-
-
-def is_users_file(path: str) -> bool:
-    """Whether a file at this path is the user's, as `is_users`."""
-    if path.startswith(_FOREIGN):
-        return False
-    return not path.startswith(_STANDARD) or "site-packages" in path
 
 
 def _record_run(

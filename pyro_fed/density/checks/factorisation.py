@@ -28,27 +28,27 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.limits import ROUNDING_UNITS, SAME_SHARE
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.blame import Stepping, blame, left_graph, line_of, line_text
+from pyro_fed.density.checks.blame import Sample, fails_on_some_rows_error, not_factorising_error, random_model_error
 from pyro_fed.density.checks.first_run import FirstRun, local_points, points
-from pyro_fed.density.checks.plate_tree import plate_tree
-from pyro_fed.density.checks.points import (
-    FEW_ROWS,
-    MAX_PRIOR_DRAW,
-    MAX_TRIES,
-    RADIUS,
-    ROWS_TOGETHER,
+from pyro_fed.density.checks.plates import plate_tree
+from pyro_fed.density.checks.points import FEW_ROWS, MAX_PRIOR_DRAW, MAX_TRIES, RADIUS, ROWS_TOGETHER
+from pyro_fed.density.checks.slopes import (
+    OF_STEPS,
+    StepWatcher,
+    check_slope,
+    line_leaving_graph,
+    no_derivative_error,
+    points_beside,
+    said_of,
+    steps,
 )
-from pyro_fed.density.checks.shapes import rows_as_values
-from pyro_fed.density.checks.slopes import OF_STEPS, beside, check_slope, said_of, steps, without_derivative
-from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes
 from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined, slopes_and_bends
 from pyro_fed.density.edges import find_walls
-from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.density.running.trace_sites import is_imputed
 from pyro_fed.density.running.walls import Computed
 from pyro_fed.density.starts import draw_starts
-from pyro_fed.density.traits.record import WORKED_NUMBERS
+from pyro_fed.density.traits import WORKED_NUMBERS
 from pyro_fed.errors import ModelError, PyroFedError, listed, warn_user
 
 #: Rows that are examined in pairs, and the number of columns whose extreme rows are among them.
@@ -59,41 +59,10 @@ FEWEST_TO_PAIR = 6
 LOOPED_ROWS, LOOPED_POINTS = 12, 2
 
 Terms = dict[str, Tensor]
-#: The cures in every message on rows that do not factorise.
-_CURE = (
-    "Each row's term may depend on that row, its own latents and the latents outside the plate alone; standardise or "
-    "summarise the data before the model, or in it by pf.shared('mean', lambda: x.mean(0)), make what is taken from "
-    "other rows (a lag, a rank) a column before the model, or partition over an outer plate"
-)
-
-
-class _Sample(NamedTuple):
-    """The rows and points at which the model is examined.
-
-    Attributes:
-        at: (n,) row numbers.
-        rows: row tensors of these.
-        all_together: the same as the model takes them at once.
-        pairs: (R, 2) places in `at`.
-        weight: (R, 2) of each row in the gradient.
-        z: (P, D) points.
-        local: (P, n, d) latents of the rows there.
-    """
-
-    at: Tensor
-    rows: tuple[Any, ...]
-    all_together: tuple[Any, ...]
-    pairs: Tensor
-    weight: Tensor
-    z: Tensor
-    local: Tensor
 
 
 class _Run(NamedTuple):
-    """Densities as the pairs have them: outside the plate (R, P), inside it (R, P, 2); a gradient of all, (P, D).
-
-    `regular` (P,) is True where these, and curvatures if they are computed, are finite.
-    """
+    """Densities of pairs, outside (R, P) and inside (R, P, 2), a gradient (P, D), and what is finite (P,)."""
 
     outside: Terms
     inside: Terms
@@ -103,17 +72,12 @@ class _Run(NamedTuple):
 
 
 def check_splits(problem: RowDensities, seen: FirstRun) -> None:
-    """Refuse a model that does not split, mapping it as the problem does; `seen` is its first run, on all rows.
-
-    Raises:
-        ModelError: names the site and the plate, and the cure, and draws the plates if there are several.
-        Exception: the model's own error if it cannot be mapped in this way.
-    """
+    """Refuse a model that does not split, mapping it as the problem does; `seen` is its first run, on all rows."""
     try:
         with torch.random.fork_rng(devices=[]):  # a model's own draws must not change later ones
             judged = problem.doubled()
             sample = _sample(judged, seen)
-            with Stepping() as stepping, Computed() as computed:
+            with StepWatcher() as stepping, Computed() as computed:
                 whole, values = _run_all_rows_and_beside(judged, sample)
             if walls := find_walls(problem, seen, computed.names):
                 whole, values = _run_all_rows_and_beside(judged, sample)
@@ -127,11 +91,10 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
             check_slope(
                 values,
                 whole.slope[0],
-                sample.z[0],
+                sample.z,
                 partial(_total_and_slope, judged, sample),
                 judged.sites,
-                sample.z[1:],
-                partial(_graph_leaving_line, judged, sample),
+                partial(line_leaving_graph, judged, sample.z[0], sample.all_together, sample.local[0]),
                 _is_flat(whole),
             )
             if stepping.found and (stepped := steps(judged, sample.z[0])):
@@ -151,13 +114,13 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
         error.args = (f"{error}{plate_tree(problem.bound)}",)
         raise
     except RuntimeError as error:
-        if (said := without_derivative(problem, error)) is None:
+        if (said := no_derivative_error(problem, error)) is None:
             raise
         raise said from error
 
 
 # -- rows and points --------------------------------------------------------------------------------------------
-def _sample(problem: RowDensities, seen: FirstRun) -> _Sample:
+def _sample(problem: RowDensities, seen: FirstRun) -> Sample:
     bound = problem.bound
     count = _reference_rows(bound.num_rows, problem.dim)
     at = torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[:count].sort().values
@@ -165,7 +128,7 @@ def _sample(problem: RowDensities, seen: FirstRun) -> _Sample:
     number = LOOPED_POINTS if problem.looped or problem.dim * PAIRED_ROWS > WORKED_NUMBERS else None
     pairs = _pairs(problem, rows)
     weight = torch.rand(pairs.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    return _Sample(
+    return Sample(
         at,
         rows,
         bound.all_rows if len(at) == bound.num_rows else rows,
@@ -182,10 +145,7 @@ def _reference_rows(num_rows: int, dim: int) -> int:
 
 
 def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
-    """Places (R, 2): the rows with extreme values and others at random, each once; few rows each paired with itself.
-
-    If there are two rows, each is taken alone, (2, 1), so that a dependence on their number shows.
-    """
+    """Places (R, 2): rows with extreme values and others at random, each once; few paired with themselves."""
     count = len(rows[0])
     if count < FEWEST_TO_PAIR:
         return torch.arange(count).unsqueeze(-1).expand(-1, 1 if count == 2 else 2)
@@ -216,10 +176,7 @@ def _run(
     share: float,
     curved: bool = False,
 ) -> Any:
-    """Gradient (D,) of the weighted sum of the rows' terms and a share of the sites outside, and all terms.
-
-    Also the sum and, if `curved`, the result of `slopes_and_bends`: everything that must be finite.
-    """
+    """Gradient (D,) of weighted rows' terms and a share of the sites outside; what must be finite; all terms."""
 
     def total(point: Tensor, own: Tensor) -> tuple[Tensor, Any]:
         outside, inside = problem.log_terms(point, rows, own)
@@ -235,7 +192,7 @@ def _run(
     return slopes[0], (value, *slopes, *bends), terms
 
 
-def _run_all_rows(problem: RowDensities, sample: _Sample, curved: bool = False) -> _Run:
+def _run_all_rows(problem: RowDensities, sample: Sample, curved: bool = False) -> _Run:
     """All rows of the sample at once, weighted as in the pairs."""
     pairs, weight = sample.pairs, sample.weight
     each = weight.new_zeros(len(sample.at)).index_add(0, pairs.flatten(), weight.flatten())  # (n,)
@@ -260,9 +217,9 @@ def _run_all_rows(problem: RowDensities, sample: _Sample, curved: bool = False) 
     )
 
 
-def _run_all_rows_and_beside(problem: RowDensities, sample: _Sample) -> tuple[_Run, Tensor]:
-    """`_run_all_rows`, and the gradient at the points `beside` the first, in one run of the model."""
-    here, first = slice(len(sample.z)), _at_first(sample, beside(sample.z[0]))
+def _run_all_rows_and_beside(problem: RowDensities, sample: Sample) -> tuple[_Run, Tensor]:
+    """`_run_all_rows`, and the gradient at `points_beside` the first, in one run of the model."""
+    here, first = slice(len(sample.z)), _at_first(sample, points_beside(sample.z[0]))
     both = sample._replace(z=torch.cat([sample.z, first.z]), local=torch.cat([sample.local, first.local]))
     run = _run_all_rows(problem, both, curved=True)
     outside, inside = ({name: value[:, here] for name, value in terms.items()} for terms in run[:2])
@@ -270,7 +227,7 @@ def _run_all_rows_and_beside(problem: RowDensities, sample: _Sample) -> tuple[_R
     return first_points, _totals(run, sample)[len(sample.z) :]
 
 
-def _from_a_regular_point(problem: RowDensities, sample: _Sample, regular: Tensor) -> _Sample:
+def _from_a_regular_point(problem: RowDensities, sample: Sample, regular: Tensor) -> Sample:
     """The sample, first at a point where all is finite: one of its own or a prior draw; unchanged without one."""
     if bool(regular.any()):
         first = int(regular.float().argmax())
@@ -283,7 +240,7 @@ def _from_a_regular_point(problem: RowDensities, sample: _Sample, regular: Tenso
     return sample
 
 
-def _prior_draws(problem: RowDensities, sample: _Sample) -> Tensor:
+def _prior_draws(problem: RowDensities, sample: Sample) -> Tensor:
     """Draws of the priors at which all may be finite, (P, D)."""
     generator = torch.Generator().manual_seed(0)
     return draw_starts(problem, MAX_TRIES, generator, None, RADIUS, checked=False).clamp(
@@ -291,30 +248,16 @@ def _prior_draws(problem: RowDensities, sample: _Sample) -> Tensor:
     )
 
 
-def _total_and_slope(problem: RowDensities, sample: _Sample, points: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums that `_run_all_rows` differentiates, (M,), and their gradients, (M, D), at points (M, D).
-
-    The rows have their latents at the sample's first point.
-    """
+def _total_and_slope(problem: RowDensities, sample: Sample, points: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums that `_run_all_rows` differentiates, (M,), and gradients (M, D), at points (M, D)."""
     run = _run_all_rows(problem, _at_first(sample, points))
     return _totals(run, sample), run.slope
 
 
-def _graph_leaving_line(problem: RowDensities, sample: _Sample) -> str:
-    """The line of the model that takes a value out of torch's graph, quoted; "" if none does."""
-    line = left_graph(problem, sample.z[0], sample.all_together, sample.local[0])
-    return line_text(line) if line else ""
-
-
-def _check_range(problem: RowDensities, seen: FirstRun, sample: _Sample, run: _Run) -> None:
-    """Refuse rows whose densities are beyond the range or the digits of float64: latents do not change them.
-
-    A density of zero is an overflow if data are so large that their squares are; elsewhere it may be an end of the
-    support. If a density is so large that 1 nat is lost in rounding, it is the same number at all points.
-
-    Raises:
-        ModelError: names the site, the latents and the rows.
-    """
+def _check_range(problem: RowDensities, seen: FirstRun, sample: Sample, run: _Run) -> None:
+    """Refuse rows whose densities are beyond the range or the digits of float64: latents do not change them."""
+    # A density of zero is an overflow if the data's squares are; elsewhere it may be an end of the support. One so
+    # large that 1 nat is lost in rounding is the same number at all points.
     numbers = [leaf for leaf in sample.all_together if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     largest = max((float(leaf.abs().max()) for leaf in numbers if leaf.numel()), default=0.0)
     huge = torch.finfo(torch.float64).max ** 0.5 < largest < math.inf
@@ -340,12 +283,12 @@ def _is_flat(run: _Run) -> bool:
     return all(bool((terms == terms[:, :1]).all()) for terms in run.inside.values())
 
 
-def _at_first(sample: _Sample, points: Tensor) -> _Sample:
+def _at_first(sample: Sample, points: Tensor) -> Sample:
     """The sample at points (M, D), with its first point's latents of rows at each."""
     return sample._replace(z=points, local=sample.local[:1].expand(len(points), *sample.local.shape[1:]))
 
 
-def _totals(run: _Run, sample: _Sample) -> Tensor:
+def _totals(run: _Run, sample: Sample) -> Tensor:
     """Weighted sums of a run's terms at its points, (M,)."""
     found = run.slope.new_zeros(len(run.slope))
     for terms in run.outside.values():
@@ -355,7 +298,7 @@ def _totals(run: _Run, sample: _Sample) -> Tensor:
     return found
 
 
-def _run_each_pair(problem: RowDensities, sample: _Sample) -> _Run:
+def _run_each_pair(problem: RowDensities, sample: Sample) -> _Run:
     """Every pair by itself."""
     pairs, share = sample.pairs, 1.0 / len(sample.pairs)
 
@@ -371,66 +314,12 @@ def _run_each_pair(problem: RowDensities, sample: _Sample) -> _Run:
     except (RuntimeError, IndexError, ValueError) as error:
         if not problem.looped:
             raise
-        raise _not_on_some(problem, error) from error
+        raise fails_on_some_rows_error(problem, error) from error
     return _Run(outside, inside, slope.sum(0), slope.abs().sum(0), slope.isfinite().all(2).all(0))
 
 
-def _not_on_some(problem: RowDensities, error: Exception) -> ModelError:
-    bound = problem.bound
-    return ModelError(
-        f"the model runs on all {bound.num_rows} rows but fails on a client's part of them{line_of(error)}: "
-        f"{str(error).splitlines()[0]}. {_why_not_on_some(problem)}"
-    )
-
-
-def _why_not_on_some(problem: RowDensities) -> str:
-    """Possible causes: data that are not arguments, rows on another axis, sizes that are not those of the rows."""
-    bound = problem.bound
-    names = list(bound.arguments.names)
-    held = held_data(bound.model, bound.num_rows)
-    if held:
-        return as_arguments(bound.model, names, held, bound.plate).strip()
-    columns = [name for name, _, _ in bound.arguments.columns]
-    said = _other_axis(bound.arguments, bound.num_rows)
-    sizes = held_sizes(bound.model, bound.num_rows)
-    if sizes:
-        one = columns[0] if columns else "y"
-        said += (
-            f"{listed(sorted(set(sizes)))} is the number of all rows, {bound.num_rows}: write len({one}), which is a "
-            "client's own at each. "
-        )
-    held_in = zip(names, bound.arguments.leaves, strict=True)
-    lengths = {name: len(leaf) for name, leaf in held_in if isinstance(leaf, Tensor) and leaf.dim()}
-    if not columns and lengths and not said:
-        return (
-            f"No argument is as long as plate '{bound.plate}', which has {bound.num_rows} rows: "
-            f"{listed(f'{name!r} has {length}' for name, length in lengths.items())}. Where the model picks rows out "
-            "of them (a filter, a lag such as y[1:], a half for each plate), do that before the model, and pass what "
-            "is left as arguments"
-        )
-    return (
-        f"{said}The arguments split by rows are {columns}, and plate '{bound.plate}' and every latent must "
-        "take their sizes from them or be independent of them. Say which arguments are split with shard=(...); a "
-        "number that is read from the rows' values, such as int(group.max()) + 1, is another one at each client: "
-        "compute it before the model and pass it as an argument, or in the model by pf.shared('groups', lambda: ...). "
-        f"{_nested_cure(problem)}".rstrip()
-    )
-
-
-def _other_axis(arguments: Arguments, num_rows: int) -> str:
-    """The cure if an argument has its rows on another axis than the first; "" if none has."""
-    for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
-        if isinstance(leaf, Tensor) and num_rows in leaf.shape and i not in arguments.split:
-            axis = list(leaf.shape).index(num_rows)
-            return (
-                f"Argument '{name}' has shape {tuple(leaf.shape)}: where its rows are on dimension {axis}, say "
-                f"shard={{'{name}': {axis}}}, or transpose it. "
-            )
-    return ""
-
-
 # -- comparing --------------------------------------------------------------------------------------------------
-def _compare(problem: RowDensities, sample: _Sample, whole: _Run, apart: _Run) -> None:
+def _compare(problem: RowDensities, sample: Sample, whole: _Run, apart: _Run) -> None:
     """Refuse values that differ between the rows together and in pairs by more than rounding."""
     for kind, name, _ in _differences(whole, apart):
         _look_again(problem, sample, kind, name, whole, apart)
@@ -461,14 +350,14 @@ def where_different(a: Tensor, b: Tensor, size: Tensor | None = None) -> Tensor:
     return ~(((a - b).abs() <= SAME_SHARE * (1 + scale)) | same)
 
 
-def _look_again(problem: RowDensities, sample: _Sample, kind: str, name: str, whole: _Run, apart: _Run) -> None:
+def _look_again(problem: RowDensities, sample: Sample, kind: str, name: str, whole: _Run, apart: _Run) -> None:
     """Refuse the model for a difference, unless it is rounding."""
     expected, found = _part_of_run(whole, kind, name), _part_of_run(apart, kind, name)
     if found is None or expected is None:
-        raise _refusal(problem, sample, kind, name, expected, None, None)
+        raise not_factorising_error(problem, sample, kind, name, expected, None, None)
     again = _part_of_run(_run_each_pair(problem, sample), kind, name)
     if again is None or bool(where_different(again, found).any()):
-        raise _random(problem, sample, kind, name, found, again)
+        raise random_model_error(problem, sample, kind, name, found, again)
     off = _steep(whole, apart) if kind == "slope" else where_different(expected, found)
     moved = _nudged_sample(sample)
     rounding = torch.zeros_like(expected)
@@ -477,18 +366,15 @@ def _look_again(problem: RowDensities, sample: _Sample, kind: str, name: str, wh
         rounding = rounding + (torch.inf if other is None else (other - value).abs().nan_to_num(torch.inf))
     off &= ~((found - expected).abs() <= rounding)
     if bool(off.any()):
-        raise _refusal(problem, sample, kind, name, expected, found, off)
+        raise not_factorising_error(problem, sample, kind, name, expected, found, off)
 
 
 def _part_of_run(run: _Run, kind: str, name: str) -> Tensor | None:
     return run.slope if kind == "slope" else getattr(run, kind).get(name)
 
 
-def _nudged_sample(sample: _Sample) -> _Sample:
-    """The sample with inputs changed in their last digits, by a pattern that rows share wherever they are.
-
-    By so much that it is more than what sums in another order, which round elsewhere, change.
-    """
+def _nudged_sample(sample: Sample) -> Sample:
+    """The sample with inputs changed in their last digits, by more than sums in another order change."""
     nudge = 1 + ROUNDING_UNITS * torch.finfo(torch.float64).eps
 
     def nudged_leaves(rows: Any) -> Any:
@@ -502,7 +388,7 @@ def _nudged_sample(sample: _Sample) -> _Sample:
     )
 
 
-def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: _Sample, apart: _Run) -> None:
+def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: Sample, apart: _Run) -> None:
     """Compare the pairs with all rows at once, at the first point, if these are more than the sample."""
     bound = problem.bound
     if len(sample.at) == bound.num_rows:
@@ -528,10 +414,12 @@ def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: _Sample, ap
     )
     for kind, name, off in _differences(everything, first):
         expected, found = _part_of_run(everything, kind, name), _part_of_run(first, kind, name)
-        raise _refusal(problem, sample._replace(z=sample.z[:1]), kind, name, expected, found, off, bound.num_rows)
+        raise not_factorising_error(
+            problem, sample._replace(z=sample.z[:1]), kind, name, expected, found, off, bound.num_rows
+        )
 
 
-def _check_imputed(problem: RowDensities, seen: FirstRun, sample: _Sample, whole: _Run) -> None:
+def _check_imputed(problem: RowDensities, seen: FirstRun, sample: Sample, whole: _Run) -> None:
     """Refuse a model that uses imputed entries elsewhere: another value for them must change nothing."""
     trace, plates = seen.execution.trace, seen.execution.filler.plates
     if not any(msg["type"] == "sample" and is_imputed(msg, plates) for msg in trace.nodes.values()):
@@ -546,110 +434,3 @@ def _check_imputed(problem: RowDensities, seen: FirstRun, sample: _Sample, whole
                 "obs=torch.where(known, x, drawn.detach()))` under `poutine.mask(mask=known)`, and then "
                 "`torch.where(known, x, drawn)` in place of x; or mask the likelihood, or impute outside the model"
             )
-
-
-# -- errors -----------------------------------------------------------------------------------------------------
-def _random(
-    problem: RowDensities, sample: _Sample, kind: str, name: str, before: Tensor, after: Tensor | None
-) -> ModelError:
-    found = blame(problem, sample.z[-1], sample.rows, sample.local[-1], sample.pairs[0], name, kind, again=True)
-    figures = ""
-    if after is not None:
-        worst = (after - before).abs().nan_to_num(torch.inf).argmax()
-        figures = f" ({float(before.flatten()[worst]):.6g}, then {float(after.flatten()[worst]):.6g})"
-    return ModelError(
-        f"{_site(problem, kind, name)} in a model that draws random numbers: run twice with the same values, it has "
-        f"another log density{figures}, so that there is no posterior. {found.where}Give what is random a "
-        "`pyro.sample` of its own, draw it once before the model and pass it as an argument, or switch it off (a "
-        "module's `.eval()`, against dropout)"
-    )
-
-
-def _refusal(
-    problem: RowDensities,
-    sample: _Sample,
-    kind: str,
-    name: str,
-    expected: Tensor | None,
-    found: Tensor | None,
-    off: Tensor | None,
-    together: int | None = None,
-) -> ModelError:
-    """The error for a difference: the worst one of those that are `off`."""
-    plate, together = problem.bound.plate, len(sample.at) if together is None else together
-    mine, other, (pair, point, place) = _largest_difference(kind, expected, found, off)
-    cause = blame(problem, sample.z[point], sample.rows, sample.local[point], sample.pairs[pair], name, kind, place)
-    if kind == "outside":
-        figures = f"{mine:.6g} with {together} rows, {other} with {sample.pairs.shape[1]}"
-        return _refusal_outside(problem, name, figures, cause.where)
-    if kind == "slope":
-        return ModelError(
-            f"plate '{plate}' does not factorise over rows: the gradient of its log density is {mine:.6g} with "
-            f"{together} rows and {other} in pairs of them, though the densities agree. {cause.where}{_CURE}"
-        )
-    row = int(sample.at[sample.pairs[pair, place]])
-    beside = "beside one other" if len(sample.pairs[pair].unique()) > 1 else "by itself"
-    cure = _divided_by_rows(expected, found, off, together / sample.pairs.shape[1])
-    cure = cure or rows_as_values(problem.bound, name) or _CURE
-    return ModelError(
-        f"{_site(problem, kind, name)} in plate '{plate}' does not factorise over rows: row {row} has log density "
-        f"{mine:.6g} beside {together} rows and {other} {beside}. {cause.where}{cure}"
-    )
-
-
-def _largest_difference(
-    kind: str, expected: Tensor | None, found: Tensor | None, off: Tensor | None
-) -> tuple[float, str, tuple[int, int, int]]:
-    """The largest difference: the value expected there, the one found as text, and its pair, point and place."""
-    if found is None or expected is None or off is None:
-        return torch.nan if expected is None else float(expected.flatten()[0]), "none", (0, 0, 0)
-    apart = torch.where(off, (found - expected).abs().nan_to_num(torch.inf), -1.0)
-    index = [int(i) for i in torch.unravel_index(apart.argmax(), apart.shape)]
-    pair, point, place = [*index, 0][:3] if kind != "slope" else (0, index[0], 0)
-    return float(expected[tuple(index)]), f"{float(found[tuple(index)]):.6g}", (pair, point, place)
-
-
-def _refusal_outside(problem: RowDensities, name: str, figures: str, where: str) -> ModelError:
-    """The error for a site outside the plate whose density changes with the rows."""
-    plate = problem.bound.plate
-    if name and name not in problem.layout.latents:
-        return ModelError(
-            f"observed site '{name}' is outside plate '{plate}', but its density changes with the rows of data "
-            f"({figures}): it cannot be split over the clients. {where}Move it inside "
-            f"`with pyro.plate('{plate}', ...)`, or say with shard=(...) which arguments are split by rows"
-        )
-    what = f"the prior of site '{name}'" if name else "the support of a latent site"
-    return ModelError(
-        f"{what}, outside plate '{plate}', changes with the rows of data ({figures}). {where}Compute "
-        "summaries of the data once, before the model, and pass them as shared arguments, or in the model by "
-        "pf.shared('name', lambda: ...), such as pf.shared('n', len(x)); or exclude an argument "
-        "that is not split by rows with shard=(...)"
-    )
-
-
-def _divided_by_rows(expected: Tensor | None, found: Tensor | None, off: Tensor | None, fewer: float) -> str:
-    """A sentence on densities that are inversely proportional to the number of rows; "" if they are not."""
-    if expected is None or found is None or off is None:
-        return ""
-    times = found[off] / expected[off]
-    if not bool(((times / fewer - 1).abs() < SAME_SHARE).all()):
-        return ""
-    return (
-        "Each row's density is divided by the number of rows, as by a scale of 1 / len(x), which is another one at "
-        "each client: take the number of all rows, as an argument or by pf.shared('n', len(x))"
-    )
-
-
-def _site(problem: RowDensities, kind: str, name: str) -> str:
-    if not name:
-        return "the support of a latent site"
-    latent = name in problem.layout.latents or name in problem.layout.local
-    return f"{'latent' if latent else 'observed'} site '{name}'"
-
-
-def _nested_cure(problem: RowDensities) -> str:
-    nested = ", ".join(f"'{name}'" for name in problem.bound.arguments.nested_plates)
-    if not nested:
-        return ""
-    plate = problem.bound.plate
-    return f"A row of {nested} may belong to one element of '{plate}' alone, by the argument that rows= names. "

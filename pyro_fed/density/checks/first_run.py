@@ -8,44 +8,64 @@ large, the point is a draw of the priors at which they are.
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is there
 
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.negative_lookups import NegativeLookups
+from pyro_fed.density.checks.lookups import NegativeLookups
 from pyro_fed.density.checks.points import MAX_PRIOR_DRAW, MAX_TRIES, RADIUS, SPREAD
 from pyro_fed.density.layout import Site
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.trace_sites import Message, unconstraining
 from pyro_fed.errors import ModelError, PyroFedError
 
+#: The warning of `pyro.module` on each frozen weight at every run of the model: it is not a parameter, as intended.
+FROZEN = r".* was not registered in the param store because requires_grad=False"
+
+
+def check_modules(model: Callable[..., Any]) -> None:
+    """Refuse batch normalisation by the batch at hand, in a module or in one that a function refers to."""
+    for module in _modules_of(model):
+        if any(not weight.requires_grad for weight in module.parameters()):
+            warnings.filterwarnings("ignore", FROZEN, UserWarning)
+        for name, layer in module.named_modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or not layer.track_running_stats):
+                raise ModelError(
+                    f"layer '{name or type(layer).__name__}' of the model is a {type(layer).__name__}, which scales a "
+                    "row by the mean and SD of the rows that happen to stand beside it, others at each client: the "
+                    "likelihood is no product over rows. Take a GroupNorm or LayerNorm, which look at the row alone, "
+                    "or hold its statistics fixed, by the module's .eval()"
+                )
+
+
+def _modules_of(model: Callable[..., Any]) -> Iterator[nn.Module]:
+    """The model if it is a module, the module whose method it is, and those that a function refers to."""
+    owner = getattr(model, "__self__", model)
+    if isinstance(owner, nn.Module):
+        yield owner
+    elif inspect.isfunction(model):
+        found = inspect.getclosurevars(model)
+        yield from (value for value in {**found.globals, **found.nonlocals}.values() if isinstance(value, nn.Module))
+
 
 class FirstRun(NamedTuple):
-    """A run of the model on all of its rows.
+    """A run of the model on all of its rows."""
 
-    Attributes:
-        execution: its trace and the plates that it declared.
-        point: unconstrained values of the latent sites, in the order in which the model met them.
-        spread: of that point; 0 is zero.
-    """
-
-    execution: Execution
-    point: dict[str, Tensor]
-    spread: float
+    execution: Execution  # its trace and the plates that it declared
+    point: dict[str, Tensor]  # unconstrained values of the latent sites, in the order in which the model met them
+    spread: float  # of that point; 0 is zero
 
 
 @contextmanager
 def refusing_writes(names: Sequence[str], leaves: Sequence[Any]) -> Iterator[None]:
-    """Refuse a model that changes one of its arguments in place, which every run would change again.
-
-    Raises:
-        ModelError: names the argument.
-    """
+    """Refuse a model that changes one of its arguments in place, which every run would change again."""
     tensors = {name: leaf for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Tensor)}
     versions = {name: leaf._version for name, leaf in tensors.items() if not leaf.is_inference()}
     yield
@@ -58,14 +78,7 @@ def refusing_writes(names: Sequence[str], leaves: Sequence[Any]) -> Iterator[Non
 
 
 def first_run(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRun:
-    """A validated run near zero; at zero or a draw of the priors if Pyro's validation refuses that (such as p + q < 1).
-
-    `run` runs the model on all rows, validated, with latents from its argument.
-
-    Raises:
-        ModelError: a site that cannot be handled.
-        Exception: the model's own error near zero, if it runs at none of the points.
-    """
+    """A validated run near zero; at zero or a draw of the priors if that is refused (such as p + q < 1)."""
     try:
         return _run_at(run, SPREAD, dtype)
     except PyroFedError:

@@ -1,24 +1,27 @@
-"""The dimension of a latent that an argument of codes indexes, as in `level[hospital]`.
+"""What a model looks up by codes, as in `level[hospital]`: the latent's dimension, and codes that are negative.
 
 A row with code k then depends on element k of that dimension alone, and a category k on element k alone, up to terms
 that all categories share. Both are found by derivatives of one run, however the model writes them.
+
+A negative code is silently taken for the last group: pandas codes missing values as -1, and `level[group - 1]` is -1
+for a group with number 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Categorical
-from torch.overrides import TorchFunctionMode
 
 from pyro_fed.conventions.limits import SAME_SHARE
-from pyro_fed.density.bound import BoundModel
-from pyro_fed.density.checks.dependence import run_at_random
+from pyro_fed.density.bound import BoundModel, run_at_random
+from pyro_fed.density.checks.source import CallWatcher, Line, current_line, line_text
 from pyro_fed.density.rows.labelled import plain
 from pyro_fed.density.running.trace_sites import Message, is_deterministic, sum_to_rows, without_event_dims
+from pyro_fed.errors import warn_user
 
 #: Functions that pick elements: positions of the elements, of their dimension (None: the first) and of the index.
 PICKING: dict[Any, tuple[int, int | None, int]] = {
@@ -28,6 +31,10 @@ PICKING: dict[Any, tuple[int, int | None, int]] = {
 }
 #: Functions that compare, as one-hot codes compare with all numbers.
 EQUAL = frozenset((torch.eq, Tensor.eq, Tensor.__eq__))
+
+
+#: Dtypes of an index that may be negative.
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class Lookups:
@@ -101,11 +108,7 @@ class Lookups:
 
 
 def num_elements(bound: BoundModel, columns: Sequence[Tensor]) -> list[int]:
-    """Number of elements from which the model picks by each column of codes: the largest over all uses; 0 without any.
-
-    Codes pick as an index, `level[stage]`, by comparison with all numbers from 0 (one-hot), and as an observed
-    category. The model's further computations do not matter. The columns are whole numbers from 0.
-    """
+    """Number of elements from which the model picks by each column of codes, from 0: the largest; 0 without."""
     picking = _Picking(columns)
     with picking:
         execution, _ = run_at_random(bound, torch.Generator().manual_seed(0))
@@ -113,11 +116,11 @@ def num_elements(bound: BoundModel, columns: Sequence[Tensor]) -> list[int]:
         if site["type"] == "sample" and site["is_observed"] and isinstance(site["value"], Tensor):
             fn: Any = without_event_dims(site["fn"])
             if isinstance(fn, Categorical):
-                picking.note(site["value"], fn.logits.shape[-1])
+                picking.note_index(site["value"], fn.logits.shape[-1])
     return picking.found
 
 
-class _Picking(TorchFunctionMode):
+class _Picking(CallWatcher):
     """Records the number of elements from which columns of codes pick."""
 
     def __init__(self, columns: Sequence[Tensor]) -> None:
@@ -125,23 +128,19 @@ class _Picking(TorchFunctionMode):
         self.columns = columns
         self.found = [0] * len(columns)
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func is Tensor.__getitem__:
+    def note(self, function: Any, args: Sequence[Any], value: Any) -> None:
+        if function is Tensor.__getitem__:
             for index, size in _indices(*args):
-                self.note(index, size)
-        elif func in EQUAL and len(args) == 2:
+                self.note_index(index, size)
+        elif function in EQUAL and len(args) == 2:
             for one, other in (args, args[::-1]):
                 if _is_one_hot(one, other):
-                    self.note(one, len(other))
-        elif func in PICKING and len(args) > max(PICKING[func][0], PICKING[func][2]):
-            of, dim, by = PICKING[func]
-            self.note(args[by], args[of].shape[0 if dim is None else args[dim]])
-        return made
+                    self.note_index(one, len(other))
+        elif function in PICKING and len(args) > max(PICKING[function][0], PICKING[function][2]):
+            of, dim, by = PICKING[function]
+            self.note_index(args[by], args[of].shape[0 if dim is None else args[dim]])
 
-    def note(self, index: Any, size: int) -> None:
+    def note_index(self, index: Any, size: int) -> None:
         """Record the number of elements from which an index picks, if it is one of the columns."""
         if not isinstance(index, Tensor):
             return
@@ -189,3 +188,34 @@ def _slope(total: Tensor, value: Tensor, axis: int) -> Tensor:
     if found is None:
         return torch.zeros(value.shape[axis])
     return found.nan_to_num(torch.inf).abs().movedim(axis, 0).reshape(value.shape[axis], -1).sum(1)
+
+
+class NegativeLookups(CallWatcher):
+    """Records lines that look up by negative numbers: the smallest, how many, of how many, the first's place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[Line, tuple[int, int, int, int]] = {}
+
+    def note(self, function: Any, args: Sequence[Any], value: Any) -> None:
+        if function is Tensor.__getitem__:
+            for index in args[1] if isinstance(args[1], tuple) else (args[1],):
+                if isinstance(index, Tensor) and index.dtype in WHOLE and index.dim():
+                    self._note_negatives(index)
+
+    def _note_negatives(self, index: Tensor) -> None:
+        below = (plain(index) < 0).flatten()
+        if not bool(below.any()):
+            return
+        line = current_line()
+        if line is not None:
+            self.found[line] = int(plain(index).min()), int(below.sum()), len(below), int(below.nonzero()[0])
+
+    def warn(self) -> None:
+        """Warn of the negative lookups found."""
+        for line, (least, count, size, first) in self.found.items():
+            warn_user(
+                f"the model looks up by negative numbers at {line_text(line)}: {least} among {count} of {size} entries"
+                f", the first of them {first}. torch counts these from the end, so that they are taken for the last "
+                "ones. pandas codes what is missing as -1: drop these rows, or give them a group of their own"
+            )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.first_run import FirstRun
-from pyro_fed.density.checks.plate_tree import check_followers, check_plate_size, size_of_plate
+from pyro_fed.density.checks.plates import check_followers, check_plate_size, size_of_plate
 from pyro_fed.density.edges import check_moving_supports, moving_support, values_at_an_end
 from pyro_fed.density.latents.discrete import is_discrete
 from pyro_fed.density.layout import Layout, Site
@@ -36,11 +36,7 @@ TAKEN = ("chain", "draw")
 
 
 class OutsideSupportError(DataError):
-    """Data outside a likelihood's support.
-
-    Attributes:
-        row: the first such row of all, if it is known.
-    """
+    """Data outside a likelihood's support; `row` is the first such row of all, if it is known."""
 
     def __init__(self, message: str, row: int | None) -> None:
         super().__init__(message)
@@ -48,18 +44,7 @@ class OutsideSupportError(DataError):
 
 
 def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None = None) -> Layout:
-    """List the sites of a model's first run; the model is run again only if it has latents inside the plate.
-
-    Args:
-        bound: the model and its arguments.
-        seen: its first run, on all rows.
-        whole: sizes of the split plates with others' rows too, if the rows are a part of all; a model that has its
-            sizes as numbers declares these.
-
-    Raises:
-        ModelError: names the site, the plate, what was expected and the cure.
-        DataError: data outside a likelihood's support, or rows that do not fit the plate.
-    """
+    """List the sites of a model's first run; `whole` has sizes of split plates that declare others' rows too."""
     execution = seen.execution
     _check_names(execution.trace, execution.plates)
     shapes = {name: tuple(value.shape) for name, value in seen.point.items()}

@@ -5,7 +5,7 @@ gradient g is compared with the central difference (f(z + h d) - f(z - h d)) / 2
 differences agree with each other, and not with g · d, the gradient is wrong.
 
 Rounding, comparing and counting turn a latent into steps: the gradient is right between two of them, mostly zero, and
-does not show the next. If the model has such an operation, see `blame.GradientCut`, the latents that go into it are
+does not show the next. If the model has such an operation, see `GradientCut`, the latents that go into it are
 followed along a line as in `compiling.jumps`: intervals over which the density changes by most that its gradient does
 not explain, |f(b) - f(a) - (b - a) (g(a) + g(b)) / 2|, are cut repeatedly. For a density that is smooth, or at
 least continuous, that remainder tends to zero.
@@ -14,18 +14,20 @@ least continuous, that remainder tends to zero.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch.func import grad_and_value
+from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.blame import STEPS as STEPPING
-from pyro_fed.density.checks.blame import Line, cuts, line_text
 from pyro_fed.density.checks.points import FEW_ROWS
+from pyro_fed.density.checks.source import CallWatcher, Line, current_line, line_text
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.jumps import (
     NUM_CUT_INTERVALS,
@@ -38,10 +40,11 @@ from pyro_fed.density.compiling.jumps import (
 )
 from pyro_fed.density.layout import Site
 from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
+from pyro_fed.density.running.handlers import run_model
 from pyro_fed.errors import ModelError, listed
 
 #: The two steps, in units of the unconstrained space: the error of rounding is 1e-9 of the density, of curvature 1e-6.
-STEPS = (1e-4, 3e-5)
+DIFFERENCE_STEPS = (1e-4, 3e-5)
 #: Relative tolerance between the differences, and error above which a gradient is wrong, unless it is rounding.
 DIFFERENCE_TOLERANCE, WRONG_GRADIENT_SHARE = 1e-3, 1e-2
 
@@ -65,7 +68,26 @@ FLAT = (
 )
 
 
-def beside(at: Tensor) -> Tensor:
+#: Operations that turn their input into steps, and have a gradient of zero; without underscores.
+STEP_OPERATIONS = frozenset(
+    (
+        *("floor", "ceil", "round", "trunc", "fix", "sign", "sgn", "frac", "heaviside", "floor_divide", "floordiv"),
+        *("rfloordiv", "remainder", "mod", "rmod", "fmod"),
+    )
+)
+
+
+#: Properties of a tensor that do not depend on its numbers.
+SHAPE_QUERIES = frozenset(
+    ("dim", "size", "numel", "nelement", "is_floating_point", "is_complex", "__len__", "__get__", "stride")
+)
+
+
+#: The most cuts that are recorded.
+MAX_CUTS = 64
+
+
+def points_beside(at: Tensor) -> Tensor:
     """The points (M, D) at which `check_slope` takes the density around one, (D,)."""
     return _difference_points(at, _direction(at))
 
@@ -73,45 +95,34 @@ def beside(at: Tensor) -> Tensor:
 def check_slope(
     values: Tensor,
     slope: Tensor,
-    at: Tensor,
+    points: Tensor,
     run: Callable[[Tensor], tuple[Tensor, Tensor]],
     sites: Mapping[str, Site],
-    others: Tensor,
     left: Callable[[], str],
     flat: bool,
 ) -> None:
-    """Refuse a model whose gradient is not its density's.
+    """Refuse a model whose gradient `slope` (D,) at the first of the points (P, D) is not its density's.
 
-    A value that leaves the graph does so everywhere. A difference that underflows, such as that of two distribution
-    functions far out, has lost its value at some points and not at others: a gradient that is wrong at the first point
-    and right at another is that of the density.
-
-    Args:
-        values: (M,) log densities at the points `beside` this one, in float64.
-        slope: (D,) the gradient at `at`.
-        at: (D,).
-        run: gives log densities (M,) and gradients (M, D) at points (M, D); called only if the gradient is wrong.
-        sites: latent sites of the flat vector.
-        others: further points, (P, D).
-        left: a line of the model that takes a value out of the graph, quoted; "" if none does.
-        flat: whether the likelihood is the same at all points.
-
-    Raises:
-        ModelError: names the latents.
+    `values` (M,) are log densities at `points_beside` the first, in float64. If the gradient is wrong, `run` gives
+    log densities (M,) and gradients (M, D) at points (M, D). `left` quotes a line that takes a value out of the graph;
+    `flat` says that the likelihood is the same everywhere.
     """
+    # A value that leaves the graph does so everywhere. A difference that underflows, such as that of two distribution
+    # functions far out, does so at some points: a gradient that is right at another is that of the density.
+    at = points[0]
     direction = _direction(at)
-    if not _differs(values, slope, direction):
+    if _is_right(values, slope, direction) is not False:
         return
     odd = []
     for name, site in sites.items():
         own = torch.zeros_like(direction)
         own[site.start : site.start + site.size] = direction[site.start : site.start + site.size]
-        if _differs(run(_difference_points(at, own))[0], slope, own):
+        if _is_right(run(_difference_points(at, own))[0], slope, own) is False:
             odd.append(name)
     names, line = listed(map(repr, odd or sites)), left()
     if flat and not line:
         raise ModelError(FLAT)
-    if not line and _right_elsewhere(run, torch.cat([others, _nearby(at)]), direction):
+    if not line and _right_elsewhere(run, torch.cat([points[1:], _nearby(at)]), direction):
         return
     raise ModelError(
         f"the gradient of the model's log density in {names} is not that of its values: "
@@ -144,7 +155,7 @@ def said_of(found: Mapping[str, Line]) -> str:
     )
 
 
-def without_derivative(problem: RowDensities, error: Exception) -> ModelError | None:
+def no_derivative_error(problem: RowDensities, error: Exception) -> ModelError | None:
     """The error for an operation that torch cannot differentiate, from the one raised; None for other errors."""
     match = NO_DERIVATIVE.search(str(error))
     if match is None:
@@ -154,7 +165,7 @@ def without_derivative(problem: RowDensities, error: Exception) -> ModelError | 
     names = frozenset((match[1], CALLED.get(match[1], match[1])))
     found = cuts(problem.doubled(), *_parts(problem, point, rows), names)
     at = f" at {line_text(found[0].line)}" if found else ""
-    cure = OF_STEPS if match[1] in STEPPING else "Write it by functions that have one"
+    cure = OF_STEPS if match[1] in STEP_OPERATIONS else "Write it by functions that have one"
     return ModelError(f"torch has no derivative of {match[1]}{at}, and all algorithms here follow gradients. {cure}")
 
 
@@ -164,9 +175,9 @@ def _behind_cuts(problem: RowDensities, rows: tuple[Tensor, ...], point: Tensor)
     with torch.enable_grad():
         made = cuts(problem, *_parts(problem, leaf, rows))
     for cut in made:
-        weights = torch.randn(cut.takes.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+        weights = torch.randn(cut.input.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
         with torch.enable_grad():
-            (slope,) = torch.autograd.grad((weights * cut.takes).sum(), leaf, retain_graph=True, allow_unused=True)
+            (slope,) = torch.autograd.grad((weights * cut.input).sum(), leaf, retain_graph=True, allow_unused=True)
         if slope is None:
             continue
         for name in (*problem.sites, *problem.layout.local):
@@ -258,25 +269,103 @@ def _direction(at: Tensor) -> Tensor:
 
 
 def _difference_points(at: Tensor, direction: Tensor) -> Tensor:
-    return torch.stack([at + sign * step * direction for step in STEPS for sign in (1, -1)])
+    return torch.stack([at + sign * step * direction for step in DIFFERENCE_STEPS for sign in (1, -1)])
 
 
-def _differs(values: Tensor, slope: Tensor, direction: Tensor) -> bool:
-    """Whether the gradient is wrong, if that can be decided."""
-    wrong, known = _gradient_verdict(values, slope, direction)
-    return bool(wrong & known)
-
-
-def _is_right(values: Tensor, slope: Tensor, direction: Tensor) -> bool:
-    """Whether the gradient is right, if that can be decided."""
-    wrong, known = _gradient_verdict(values, slope, direction)
-    return bool(~wrong & known)
-
-
-def _gradient_verdict(values: Tensor, slope: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    first, second = (values[0::2] - values[1::2]) / (2 * torch.tensor(STEPS, dtype=values.dtype))
+def _is_right(values: Tensor, slope: Tensor, direction: Tensor) -> bool | None:
+    """Whether the gradient is right along a direction; None if that cannot be decided."""
+    first, second = (values[0::2] - values[1::2]) / (2 * torch.tensor(DIFFERENCE_STEPS, dtype=values.dtype))
     size = (slope * direction).abs().sum() + first.abs()
     wrong = (first - slope @ direction).abs() > WRONG_GRADIENT_SHARE * size
-    rounding = torch.finfo(values.dtype).eps * values.abs().max() / min(STEPS)  # of a difference
+    rounding = torch.finfo(values.dtype).eps * values.abs().max() / min(DIFFERENCE_STEPS)  # of a difference
     agree = ((first - second).abs() <= DIFFERENCE_TOLERANCE * size) & (rounding <= WRONG_GRADIENT_SHARE * size)
-    return wrong, agree & values.isfinite().all() & slope.isfinite().all() & (size > 0)
+    decided = agree & values.isfinite().all() & slope.isfinite().all() & (size > 0)
+    return not bool(wrong) if bool(decided) else None
+
+
+class GradientCut(NamedTuple):
+    """An operation of the model's that lets no gradient of its numbers through."""
+
+    line: Line  # of the model
+    input: Tensor  # of the operation, which has a gradient
+    real: bool  # whether its output is real, and may still be followed in steps of its own
+
+
+class _GradientCuts(CallWatcher):
+    """Records lines of the model whose output has no gradient, or is named in `stepping`, unlike their input."""
+
+    def __init__(self, stepping: Collection[str]) -> None:
+        super().__init__()
+        self.stepping = stepping
+        self.found: list[GradientCut] = []
+
+    def note(self, function: Any, args: Sequence[Any], value: Any) -> None:
+        name = getattr(function, "__name__", "")
+        made = name.endswith("_like") or name.startswith("new_")  # takes a shape alone
+        real, counted = _is_cut(value), _is_counted(value) and name not in SHAPE_QUERIES
+        if not made and (real or counted or name.strip("_") in self.stepping) and len(self.found) < MAX_CUTS:
+            cut_input = next(
+                (part for part in pytree.tree_leaves(args) if isinstance(part, Tensor) and part.requires_grad), None
+            )
+            line = None if _in_a_function() else current_line()
+            if cut_input is not None and line is not None:
+                self.found.append(GradientCut(line, cut_input, real))
+
+
+class StepWatcher(CallWatcher):
+    """Records whether a line of the model's own may make steps of a tensor that is mapped or differentiated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def note(self, function: Any, args: Sequence[Any], value: Any) -> None:
+        name = getattr(function, "__name__", "")
+        counted = isinstance(value, float) or (_is_counted(value) and name not in SHAPE_QUERIES)
+        if not self.found and (counted or name.strip("_") in STEP_OPERATIONS):
+            taken = any(isinstance(part, Tensor) and is_wrapped(part) for part in pytree.tree_leaves(args))
+            self.found = taken and current_line() is not None
+
+
+def _in_a_function() -> bool:
+    """Whether the running code is the forward part of a `torch.autograd.Function`, which has a gradient of its own."""
+    frame: Any = sys._getframe(1)
+    apply: Any = torch.autograd.Function.apply
+    while frame is not None and frame.f_code is not run_model.__code__:
+        if frame.f_code is apply.__func__.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_cut(value: Any) -> bool:
+    """Whether these are real numbers without a gradient."""
+    if isinstance(value, Tensor):
+        return value.is_floating_point() and not value.requires_grad
+    return isinstance(value, float)
+
+
+def _is_counted(value: Any) -> bool:
+    """Whether these are whole numbers, or truth values."""
+    if isinstance(value, Tensor):
+        return not value.is_floating_point() and not value.is_complex()
+    return isinstance(value, int)
+
+
+def cuts(
+    problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor, stepping: Collection[str] = STEP_OPERATIONS
+) -> list[GradientCut]:
+    """Operations of the model's own lines that let no gradient of z (D,) or `local` (n, d) through."""
+    cutting = _GradientCuts(stepping)
+    try:
+        with torch.enable_grad(), cutting:
+            problem.log_terms(z, rows, local)
+    except (RuntimeError, ValueError, IndexError, TypeError):  # as far as it came
+        pass
+    return cutting.found
+
+
+def line_leaving_graph(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor) -> str:
+    """The model's line that takes a value out of torch's graph at z (D,), quoted; "" if no line of its own does."""
+    found = cuts(problem, z.detach().clone().requires_grad_(), rows, local)
+    return next((line_text(cut.line) for cut in found if cut.real), "")

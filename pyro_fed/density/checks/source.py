@@ -1,4 +1,7 @@
-"""A model's source: the lines of its sites, and the data that it holds by itself instead of as arguments."""
+"""A model's source: its own lines that are running, the lines of its sites, and the data that it holds by itself.
+
+Data that a model holds instead of taking them as arguments are the same at every client.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,117 @@ import dis
 import functools
 import inspect
 import linecache
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from types import CodeType
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyro
 import torch
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from pyro_fed.density.checks.blame import Line, Statements, is_users
+from pyro_fed.density.running.handlers import run_model
 from pyro_fed.errors import listed
 
-#: Depth of calls to which a model's functions are examined.
-MAX_DEPTH = 3
+#: Paths of code that is not the user's.
+_FOREIGN = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (torch.__file__, pyro.__file__, os.path.join(os.path.dirname(__file__), "..", "..", "x"))
+)
+
+
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+
+
+#: Longest line that is quoted.
+MAX_LINE_LENGTH = 80
+
+
+Line = tuple[str, int]
+
+
+def line_text(line: Line) -> str:
+    """The text and the place of a line (file and number): `x - x.mean(0)` (model.py:12)."""
+    text = linecache.getline(*line).split("  #")[0].strip()
+    place = f"{os.path.basename(line[0])}:{line[1]}"
+    return f"`{text[:MAX_LINE_LENGTH]}` ({place})" if text else place
+
+
+def line_of(error: BaseException) -> str:
+    """The model's line that raised an error, after a space; "" if it is not in the model."""
+    trace: TracebackType | None = error.__traceback__
+    inside, found = False, None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        inside = inside or code is run_model.__code__
+        if inside and is_users(code):
+            found = code.co_filename, trace.tb_lineno
+        trace = trace.tb_next
+    return f" at {line_text(found)}" if found else ""
+
+
+class CallWatcher(TorchFunctionMode):
+    """Passes each function of torch that is called, its positional arguments and its result to `note`."""
+
+    def note(self, function: Any, args: Sequence[Any], value: Any) -> None:
+        """Record a call."""
+        raise NotImplementedError
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        value = func(*args, **(kwargs or {}))
+        self.note(func, args, value)
+        return value
+
+
+class Statements(Messenger):
+    """Records the line of each `pyro.sample` in `statements`, by the site's name."""
+
+    def __init__(self, statements: dict[str, Line]) -> None:
+        super().__init__()
+        self.statements = statements
+
+    def _pyro_sample(self, msg: Any) -> None:
+        line = current_line()
+        if line is not None:
+            self.statements[msg["name"]] = line
+
+
+def current_line() -> Line | None:
+    """The innermost line of the model itself that is running; None outside the model's run."""
+    frame: Any = sys._getframe(1)
+    found: Line | None = None
+    while frame is not None and frame.f_code is not run_model.__code__:
+        if found is None and is_users(frame.f_code):
+            found = frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return found if frame is not None else None
+
+
+def is_users(code: CodeType) -> bool:
+    """Whether this is code of the model's own, and not of torch, Pyro, the standard library or this package."""
+    return is_users_file(code.co_filename)
+
+
+def is_users_file(path: str) -> bool:
+    """Whether a file at this path is the user's, as `is_users`."""
+    if path.startswith(_FOREIGN):
+        return False
+    return not path.startswith(_STANDARD) or "site-packages" in path
 
 
 class HeldData(NamedTuple):
-    """Data that a model holds.
+    """Data that a model holds."""
 
-    Attributes:
-        name: as the model calls them.
-        kind: "global", "enclosing variable" or "attribute".
-        value: the data.
-    """
-
-    name: str
-    kind: str
-    value: Any
+    name: str  # as the model calls them
+    kind: str  # "global", "enclosing variable" or "attribute"
+    value: Any  # the data
 
 
 def observed_lines(run: Callable[[], Any]) -> list[tuple[str, Line]]:
@@ -64,7 +150,7 @@ def in_a_plate(plate: str, line: Line) -> str:
 def held_data(model: Any, num_rows: int) -> list[HeldData]:
     """Arrays with as many rows as the plate that the model has from elsewhere than its arguments."""
     found: dict[str, HeldData] = {}
-    for held in _held_data(model, 0, set()):
+    for held in _held_data(model, set()):
         shape = np.shape(held.value) if isinstance(held.value, Tensor | np.ndarray) else _shape(held.value)
         if num_rows in shape:
             found.setdefault(held.name, held)
@@ -73,7 +159,7 @@ def held_data(model: Any, num_rows: int) -> list[HeldData]:
 
 def held_sizes(model: Any, num_rows: int) -> list[str]:
     """Names of whole numbers that the model has from elsewhere and that are the number of all rows."""
-    return [held.name for held in _held_data(model, 0, set()) if type(held.value) is int and held.value == num_rows]
+    return [held.name for held in _held_data(model, set()) if type(held.value) is int and held.value == num_rows]
 
 
 def as_arguments(model: Any, names: list[str], held: list[HeldData], plate: str) -> str:
@@ -103,15 +189,15 @@ def _shape(value: Any) -> tuple[int, ...]:
     return ()
 
 
-def _held_data(model: Any, depth: int, seen: set[int]) -> Iterator[HeldData]:
+def _held_data(model: Any, seen: set[int]) -> Iterator[HeldData]:
     """Data that a model and the functions that it calls have by enclosing variables, globals and attributes."""
-    if depth > MAX_DEPTH or id(model) in seen:
+    if id(model) in seen:
         return
     seen.add(id(model))
     if isinstance(model, functools.partial):
         for part in (model.func, *model.args, *model.keywords.values()):
             if callable(part) and not isinstance(part, Tensor):
-                yield from _held_data(part, depth, seen)
+                yield from _held_data(part, seen)
         return
     owner = getattr(model, "__self__", None)
     if not inspect.isfunction(model) and not inspect.ismethod(model):
@@ -123,7 +209,7 @@ def _held_data(model: Any, depth: int, seen: set[int]) -> Iterator[HeldData]:
         return
     for name, value in _variables(function):
         if inspect.isfunction(value.value) or isinstance(value.value, functools.partial):
-            yield from _held_data(value.value, depth + 1, seen)
+            yield from _held_data(value.value, seen)
         else:
             yield HeldData(name, value.kind, value.value)
 

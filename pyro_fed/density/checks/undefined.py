@@ -17,14 +17,14 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.blame import Line, Statements, is_users_file, line_text
+from pyro_fed.density.checks.source import Line, Statements, is_users_file, line_text
 from pyro_fed.density.running.handlers import run_model
 from pyro_fed.errors import ModelError, listed
 
@@ -42,12 +42,7 @@ AWAY_FROM_EDGE = (
 
 
 class UndefinedError(ModelError):
-    """A log density, or a derivative of it, that is not finite at any of the points.
-
-    Attributes:
-        rows: numbers of the rows; none if the sites outside the plate are the cause.
-        order: of the derivative, 0 for the density itself.
-    """
+    """A density, or its derivative of an order, that is finite at no point; in these rows, if in any."""
 
     def __init__(self, message: str, rows: list[int], order: int) -> None:
         super().__init__(message)
@@ -57,10 +52,7 @@ class UndefinedError(ModelError):
 def slopes_and_bends(
     total: Callable[[Tensor, Tensor], tuple[Tensor, Any]], z: Tensor, local: Tensor
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]:
-    """Gradients of a function of z (D,) and rows' latents (m, d), products of its Hessian and ones, an extra result.
-
-    `total` returns the function's value and the extra result.
-    """
+    """Gradients of `total` in z (D,) and local (m, d), products of its Hessian and ones, and its extra result."""
     along = (0, 1) if local.numel() else (0,)
     at = (z, local)[: len(along)]
 
@@ -72,13 +64,6 @@ def slopes_and_bends(
     return slopes, pull(tuple(map(torch.ones_like, slopes))), aux
 
 
-class _Finite(NamedTuple):
-    """Whether density, gradient and second derivative are finite at P points, for each row and outside of the plate."""
-
-    rows: Tensor  # (P, m, 3)
-    outside: Tensor  # (P, 1, 3)
-
-
 def refuse_undefined(
     problem: RowDensities,
     points: Tensor,
@@ -87,22 +72,14 @@ def refuse_undefined(
     numbers: Tensor,
     walls: Sequence[str] = (),
 ) -> None:
-    """Refuse rows whose density, or a derivative of it, is not finite at any of some points.
+    """Refuse rows whose density, or a derivative of it, is finite at none of the points (P, D).
 
-    Args:
-        problem: the model's densities, in float64.
-        points: (P, D).
-        rows: row tensors, each (m, ...).
-        local: (P, m, d) latents of the rows.
-        numbers: (m,) of the rows, for the error.
-        walls: sentences on sites whose density is zero on a part of the space.
-
-    Raises:
-        UndefinedError: names the site, the latents, the rows and the operation.
+    The rows have latents `local` (P, m, d), and `numbers` (m,) for the error. `walls` are sentences on sites whose
+    density is zero on a part of the space.
     """
-    finite = _finite(problem, points, rows, local)
+    each_row, outside = _finite(problem, points, rows, local)
     for order, what in enumerate(ORDERS):
-        for part in finite:
+        for part, inside in ((each_row, True), (outside, False)):
             bad = ~part[..., order].any(0)
             if not bool(bad.any()):
                 continue
@@ -110,7 +87,6 @@ def refuse_undefined(
             at = int(part[:, row, order - 1].float().argmax()) if order else 0
             one = tuple(leaf[row : row + 1] for leaf in rows)
             name, latents, operation = _cause(problem, points[at], one, local[at, row : row + 1], order)
-            inside = part is finite.rows
             of = f" in {int(bad.sum())} of the {len(bad)} rows that were looked at" if inside else ""
             edge = problem.bound.arguments.edge_of(bad, numbers) if inside else ""
             along = f" along {listed(map(repr, latents))}" if latents else ""
@@ -124,7 +100,9 @@ def refuse_undefined(
             )
 
 
-def _finite(problem: RowDensities, points: Tensor, rows: tuple[Any, ...], local: Tensor) -> _Finite:
+def _finite(problem: RowDensities, points: Tensor, rows: tuple[Any, ...], local: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether density, gradient and second derivative are finite at P points: rows (P, m, 3), outside (P, 1, 3)."""
+
     def at(z: Tensor, own: Tensor, row: tuple[Any, ...], inside: bool) -> Tensor:
         def total(point: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
             terms = problem.log_terms(point, row, latents)[inside]
@@ -141,7 +119,7 @@ def _finite(problem: RowDensities, points: Tensor, rows: tuple[Any, ...], local:
         found: Tensor = problem.vmap(lambda z, own: of_rows(z, own, each))(points, local[:, some].unsqueeze(2))
         return found
 
-    return _Finite(looked_at(True, torch.arange(len(rows[0]))), looked_at(False, torch.arange(1)))
+    return looked_at(True, torch.arange(len(rows[0]))), looked_at(False, torch.arange(1))
 
 
 def _cause(

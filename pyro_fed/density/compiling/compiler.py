@@ -34,13 +34,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.time_limit import tick
-from pyro_fed.density.compiling.agreement import does_the_same
-from pyro_fed.density.compiling.loop_map import leaf_dims, loop_map
+from pyro_fed.density.compiling.inductor import does_the_same, inductor
 from pyro_fed.density.compiling.recording import record
-from pyro_fed.density.compiling.tracing import Step, eager, inductor, trace
+from pyro_fed.density.compiling.tracing import Step, eager, trace
 from pyro_fed.density.rows.files import is_mapped, let_go
 from pyro_fed.errors import ContractError, SettingError, warn_user
-from pyro_fed.ops.batched import vmap
+from pyro_fed.ops.batched import leaf_dims, loop_map, vmap
 
 #: What `run` takes as `compile`, and the level that each is where nothing stands against it.
 LEVELS = {"auto": "trace", "off": "off", "trace": "trace", "inductor": "inductor"}
@@ -50,8 +49,14 @@ MODES = tuple(LEVELS)
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError)
 #: Seconds that Inductor saves per call and graph node, and what it costs to compile (measured, one thread).
 SECONDS_SAVED_PER_NODE = 2.5e-6
+
+
 SECONDS_TO_COMPILE = 4.0
+
+
 SECONDS_TO_COMPILE_NODE = 0.02
+
+
 #: Of the seconds that a run has left where it has a limit of time, what the compilation of one step may take: each of
 #: several steps is compiled, by Inductor that a fresh process first has to load, on a machine that others may be using.
 COMPILING_SHARE = 0.1
@@ -69,56 +74,35 @@ class SharedCache(Protocol):
     levels: dict[str, str]
     found: dict[Any, Any]
 
-    def takes(self, function: Callable[..., Any] | None, problem: Any) -> bool:
+    def may_keep(self, function: Callable[..., Any] | None, problem: Any) -> bool:
         """Whether a step that has just been traced, or a fact about the model, may be kept for others."""
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """Compiles steps for one problem, at one level, and remembers them by the shapes of their inputs.
+    """Compiles steps for one problem, at one level, by the shapes of their inputs; `replace` hands its caches on."""
 
-    It does not change, except for its caches, which `dataclasses.replace` hands on to the next.
-
-    Attributes:
-        level: "inductor", "trace", "off" or "loop".
-        auto: choose between vmap, "trace" and "inductor" for each step by its number of calls.
-        rounds: rounds ahead, to estimate the number of calls.
-        seconds: time for these rounds; None if time is not limited.
-        cache: the steps, shared by all compilers of the same model.
-        levels: the level found for each mode, shared too.
-        kin: compilers of other forms of the same problem by name, shared too.
-        calls: how often each step was called before it was traced, shared too.
-        common: what other federations of the same model have traced; None if these are not known.
-        untraceable: why nothing of this run can be traced, once it is known.
-        found: facts about the model, by name, see `find_once`.
-        probe: the model's densities of a few rows in the last run, see `process.with_process_cache`.
-    """
-
-    level: str
-    auto: bool = False
-    rounds: int = 1
-    seconds: float | None = None
-    cache: dict[Any, Step] = field(default_factory=dict)
-    levels: dict[str, str] = field(default_factory=dict)
+    level: str  # "inductor", "trace", "off" or "loop"
+    auto: bool = False  # choose between vmap, "trace" and "inductor" for each step by its number of calls
+    rounds: int = 1  # rounds ahead, to estimate the number of calls
+    seconds: float | None = None  # time for these rounds; None if time is not limited
+    cache: dict[Any, Step] = field(default_factory=dict)  # the steps, shared by all compilers of the same model
+    levels: dict[str, str] = field(default_factory=dict)  # the level found for each mode, shared too
+    # compilers of other forms of the same problem by name, shared too
     kin: dict[str, Compiler] = field(default_factory=dict)
+    # how often each step was called before it was traced, shared too
     calls: dict[Any, int] = field(default_factory=dict)
+    # what other federations of the same model have traced; None if these are not known
     common: SharedCache | None = None
-    untraceable: list[str] = field(default_factory=list)
-    found: dict[Any, Any] = field(default_factory=dict)
+    untraceable: list[str] = field(default_factory=list)  # why nothing of this run can be traced, once it is known
+    found: dict[Any, Any] = field(default_factory=dict)  # facts about the model, by name, see `find_once`
+    # the model's densities of a few rows in the last run, see `process.with_process_cache`
     probe: dict[str, Any] = field(default_factory=dict)
 
     def at(
         self, mode: str, level: str, rounds: int, common: SharedCache | None = None, seconds: float | None = None
     ) -> Compiler:
-        """The compiler of a run, which shares what is compiled.
-
-        Args:
-            mode: as `run` takes it.
-            level: the best level that works.
-            rounds: number of rounds of the run.
-            common: what other federations of the same model have traced.
-            seconds: seconds of the run; None if time is not limited.
-        """
+        """The compiler of a run at the best level that works; `common` has what other federations traced."""
         auto = mode == "auto" and level == "trace"
         return replace(self, level=level, auto=auto, rounds=rounds, seconds=seconds, common=common, untraceable=[])
 
@@ -142,16 +126,13 @@ class Compiler:
         return self.kin.setdefault(name, Compiler(self.level))
 
     def find_once(self, name: Any, find: Callable[[], Any], problem: Any) -> Any:
-        """A fact about the model's graph, found once, and like a step kept for other federations of the model.
-
-        It has a hashable name, and holds no rows.
-        """
+        """A fact about the model's graph, by a hashable name: found once, without rows, for all federations."""
         if name not in self.found:
             if self.common is not None and name in self.common.found:
                 self.found[name] = self.common.found[name]
             else:
                 self.found[name] = find()
-                if self.common is not None and self.common.takes(None, problem):
+                if self.common is not None and self.common.may_keep(None, problem):
                     self.common.found[name] = self.found[name]
         return self.found[name]
 
@@ -160,14 +141,7 @@ class Compiler:
         return loop_map(function, in_dims) if self.level == "loop" else vmap(function, in_dims=in_dims)
 
     def mapped(self, function: Callable[..., Any], problem: Any, in_dims: Any, calls: int = 1) -> Callable[..., Any]:
-        """`function(problem, *args)` mapped over clients (leading axes as `in_dims` says) and compiled.
-
-        Args:
-            function: pure function of pytrees of tensors; hashable, as a frozen dataclass's methods are.
-            problem: its first argument, the same for all clients.
-            in_dims: as for `torch.func.vmap`.
-            calls: how often it is called in a round.
-        """
+        """`function(problem, *args)` mapped over clients and compiled; it is called so often in a round."""
 
         def call(*args: Any) -> Any:
             tick()
@@ -199,24 +173,7 @@ class Compiler:
         length: int,
         const_dims: Any = 0,
     ) -> tuple[Any, Any]:
-        """`length` compiled steps for all clients at once: `carry, out = function(problem, carry, const, x)`.
-
-        Args:
-            function: one client's step: pure, hashable; `out` may be `()`.
-            problem: its first argument, the same for all clients.
-            carry: pytree with a leading client axis (C, ...).
-            const: pytree that does not change over the steps; axes as `const_dims`.
-            xs: pytree of per-step inputs, (length, C, ...), or ().
-            length: number of steps.
-            const_dims: client axes of `const`.
-
-        Returns:
-            the last carry, and the outputs stacked on a leading axis, (length, C, ...).
-
-        Raises:
-            ContractError: a tensor of `xs` has not as many entries on its first axis as there are steps, or the
-                function returns no pair.
-        """
+        """`length` compiled steps for all clients, see `Problem.scan`: last carry, outputs (length, C, ...)."""
         if length == 0:
             return carry, ()
         state, carried = _carry_leaves(carry)
@@ -248,20 +205,10 @@ class Compiler:
         const_dims: Any = 0,
         every: Any = 1,
     ) -> tuple[Any, Any]:
-        """A `scan` after the other, each of other clients' constants: the same steps, with nothing else between them.
+        """One `scan` after the other, each of other clients' constants, see `Problem.scans`.
 
-        Args:
-            function: one client's step, as for `scan`.
-            problem: its first argument.
-            carry: pytree with a leading client axis (C, ...).
-            const: pytree of what does not change over a scan's steps, of K clients; axes as `const_dims`.
-            xs: pytree of per-step inputs, (B T, C, ...).
-            at: whose constants the C clients of each scan are, (B, C).
-            const_dims: client axes of `const`.
-            every: of each output one step in so many is kept, the last of them; as a pytree that is a prefix of theirs.
-
-        Returns:
-            the carry after each scan, stacked, (B, C, ...), and the outputs of all steps that are kept, (B T, C, ...).
+        `at` (B, C) are the clients of each scan. Returns the carry after each, (B, C, ...), and the outputs of the
+        steps that are kept, one in `every`, (B T, C, ...).
         """
         state, carried = _carry_leaves(carry)
         (fixed, held), (inputs, given) = pytree.tree_flatten(const), pytree.tree_flatten(xs)
@@ -332,7 +279,7 @@ class Compiler:
             if made is None and traced:
                 return step
             self.cache[key] = step
-            if traced and self.common is not None and self.common.takes(function, problem):
+            if traced and self.common is not None and self.common.may_keep(function, problem):
                 self.common.steps[key] = step
         if self.level == "inductor" or (self.auto and traced):
             threads = torch.get_num_threads()  # is part of the code
@@ -416,17 +363,13 @@ def in_time(num_nodes: int, seconds: float | None) -> bool:
     return seconds is None or SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes <= COMPILING_SHARE * seconds
 
 
+def has_cpp_compiler() -> bool:
+    """Whether Inductor can compile here."""
+    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
 def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor, ...]) -> str:
-    """The best level, at most `mode`, at which a function works: "inductor", "trace", "off" or "loop".
-
-    Args:
-        mode: "auto", "off", "trace" or "inductor".
-        function: the function to run, mapped and differentiated as a step does it, of tensors alone.
-        example: tensors to try it on.
-
-    Raises:
-        SettingError: an unknown mode, or "inductor" without a C++ compiler.
-    """
+    """The best level, up to `mode`, at which a function works: "inductor", "trace", "off" or "loop"."""
     if mode not in MODES:
         raise SettingError(f"compile must be one of {MODES}, received {mode!r}")
     if mode == "inductor" and not has_cpp_compiler():
@@ -451,10 +394,7 @@ def maps(function: Callable[..., Any], example: tuple[Tensor, ...]) -> bool:
 
 
 def _carry_leaves(carry: Any) -> tuple[list[Tensor], Any]:
-    """Leaves and structure of what steps carry.
-
-    A carry that is also a constant would be compiled as one input; a compiled step returns contiguous tensors.
-    """
+    """Copies of the leaves of what steps carry, which may be a constant too, and their structure."""
     state, spec = pytree.tree_flatten(carry)
     return [leaf.clone(memory_format=torch.contiguous_format) for leaf in state], spec
 
@@ -491,20 +431,14 @@ def _run_steps(
 
 
 class _Turns(NamedTuple):
-    """How the carry of C clients moves among them, in each of B scans in which each of them takes part once.
-
-    `order` (B, C) says whose turn it is at each place, `moves` (B, C) its place in the scan before.
-    """
+    """How the carry of C clients moves: whose turn is where in each scan (B, C), and where each was before."""
 
     order: Tensor
     moves: tuple[Tensor, ...]
 
 
 def _turns(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> _Turns | None:
-    """How the carry moves in scans of clients (B, C); None if a scan has some client several times, or not at all.
-
-    To move what is carried, a position each, costs less than to pick the clients' constants, all of their rows.
-    """
+    """How the carry moves, cheaper than picking constants; None if a scan has not each client once."""
     count = at.shape[1]
     if any(dim is not None and len(leaf) != count for leaf, dim in zip(leaves, dims, strict=True)):
         return None
@@ -551,11 +485,6 @@ def failure(attempt: Callable[[], Any]) -> str:
 def reason_of(error: Exception) -> str:
     """The message of an error, in one line."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def has_cpp_compiler() -> bool:
-    """Whether Inductor can compile here."""
-    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 
 
 @contextmanager

@@ -21,14 +21,11 @@ import torch
 from torch import Tensor, fx
 from torch.func import grad, vjp
 
-from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.predictors import (
-    CHECK_ROWS,
     Predictors,
     Rows,
+    find_structure,
     from_parts,
-    is_the_model,
-    may_have,
     numbers_of,
     parts_of,
     rows_graph,
@@ -46,17 +43,11 @@ MAX_SHARED_RATIO = 2
 
 @dataclass(frozen=True, eq=False)
 class Composed:
-    """The function φ that rows share, from z (D,) to w (m,), and their predictors in w.
+    """The function φ that rows share, from z (D,) to w (m,), and their predictors in w."""
 
-    Attributes:
-        inner: φ, z (D,) to w (m,).
-        parts: of the rows' log-likelihood as a function of w, for so many rows at a time.
-        dim: m.
-    """
-
-    inner: Callable[[Tensor], Tensor]
-    parts: Predictors
-    dim: int
+    inner: Callable[[Tensor], Tensor]  # φ, z (D,) to w (m,)
+    parts: Predictors  # of the rows' log-likelihood as a function of w, for so many rows at a time
+    dim: int  # m
 
     #: Steps that are made of it may be kept with it, see `process`.
     is_traced = True
@@ -75,22 +66,8 @@ class Composed:
 
 
 def composed_structure(problem: Problem, rows: int) -> Composed | None:
-    """The structure of a model's rows, `rows` at a time, if there is one; found and checked on a few rows, once."""
-
-    def find() -> Composed | None:
-        if rows == CHECK_ROWS:
-            return _checked_structure(problem)
-        return None if composed_structure(problem, CHECK_ROWS) is None else _find_structure(problem, rows)
-
-    found: Composed | None = problem.compiler.find_once(("composed", rows), find, problem)
-    return found
-
-
-def _checked_structure(problem: Problem) -> Composed | None:
-    """The structure of a few rows, if it has the model's derivatives."""
-    few = _find_structure(problem, CHECK_ROWS) if may_have(problem) else None
-    ours = few is not None and is_the_model(problem, lambda *at: _derivatives(few, *at))
-    return few if ours else None
+    """The structure of a model's rows, `rows` at a time, if there is one, by `find_structure`."""
+    return find_structure(problem, "composed", rows, lambda count: _find_structure(problem, count), _derivatives)
 
 
 def _derivatives(found: Composed, z: Tensor, rows: Rows, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,29 +76,27 @@ def _derivatives(found: Composed, z: Tensor, rows: Rows, weight: Tensor) -> tupl
 
 
 def _find_structure(problem: Problem, count: int) -> Composed | None:
-    try:
-        graph = rows_graph(problem, count)
-        shared = _shared_nodes(graph, count)
-        dim = numbers_of(shared)
-        if not shared or dim > MAX_SHARED_RATIO * problem.dim or not all(_fits(node, problem.dtype) for node in shared):
-            return None
-        shapes = [tuple(node.meta["tensor_meta"].shape) for node in shared]
-        sizes = [torch.Size(shape).numel() for shape in shapes]
-        ends = list(accumulate(sizes))
-        before, rest = _of_z(graph, shared), subgraph(graph, None, shared)
-        z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
-
-        def inner(point: Tensor) -> Tensor:
-            return torch.cat([part.reshape(-1) for part in before(point)])
-
-        def of_rows(w: Tensor, *rows: Tensor) -> Tensor:
-            given = [w[end - size : end].reshape(shape) for shape, size, end in zip(shapes, sizes, ends, strict=True)]
-            value: Tensor = rest(z, *rows, *given)
-            return value.contiguous()
-
-        parts = parts_of(tidy_graph(to_graph(of_rows, (inner(z), *some_rows(problem, count)))), dim, count, False)
-    except FAILURES:
+    graph = rows_graph(problem, count)
+    shared = _shared_nodes(graph, count)
+    dim = numbers_of(shared)
+    same_dtype = all(getattr(node.meta.get("tensor_meta"), "dtype", None) == problem.dtype for node in shared)
+    if not shared or dim > MAX_SHARED_RATIO * problem.dim or not same_dtype:
         return None
+    shapes = [tuple(node.meta["tensor_meta"].shape) for node in shared]
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    ends = list(accumulate(sizes))
+    before, rest = _of_z(graph, shared), subgraph(graph, None, shared)
+    z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+
+    def inner(point: Tensor) -> Tensor:
+        return torch.cat([part.reshape(-1) for part in before(point)])
+
+    def of_rows(w: Tensor, *rows: Tensor) -> Tensor:
+        given = [w[end - size : end].reshape(shape) for shape, size, end in zip(shapes, sizes, ends, strict=True)]
+        value: Tensor = rest(z, *rows, *given)
+        return value.contiguous()
+
+    parts = parts_of(tidy_graph(to_graph(of_rows, (inner(z), *some_rows(problem, count)))), dim, count, False)
     return None if parts is None else Composed(inner, parts, dim)
 
 
@@ -142,10 +117,6 @@ def _shared_nodes(graph: fx.GraphModule, count: int) -> list[fx.Node]:
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
     return tuple(node.meta["tensor_meta"].shape) if hasattr(node.meta.get("tensor_meta"), "shape") else ()
-
-
-def _fits(node: fx.Node, dtype: torch.dtype) -> bool:
-    return getattr(node.meta.get("tensor_meta"), "dtype", None) == dtype
 
 
 def _of_z(graph: fx.GraphModule, wanted: list[fx.Node]) -> fx.GraphModule:

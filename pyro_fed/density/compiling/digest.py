@@ -1,7 +1,7 @@
 """A digest of all that a Python function depends on: its code, closure, defaults, the globals it reads, and theirs.
 
 Equal digests mean that two functions compute the same, so that what was traced of one serves the other.
-What cannot be followed to its values has no digest at all (`Untold`), never a guess:
+What cannot be followed to its values has no digest at all (`UnknownContent`), never a guess:
 
     values          by content: numbers, texts, tensors, arrays, containers, instances with all that they hold
     code            by its instructions and constants, and those of what it reads from its globals and its closure
@@ -30,59 +30,18 @@ from torch import Tensor
 
 #: Top-level modules whose functions depend on their arguments alone, as far as a density does.
 TRUSTED = frozenset(
-    [
-        "abc",
-        "builtins",
-        "cmath",
-        "collections",
-        "contextlib",
-        "copy",
-        "dataclasses",
-        "enum",
-        "functools",
-        "itertools",
-        "math",
-        "numbers",
-        "numpy",
-        "operator",
-        "opt_einsum",
-        "pyro",
-        "pyro_fed",
-        "re",
-        "scipy",
-        "statistics",
-        "string",
-        "torch",
-        "types",
-        "typing",
-        "typing_extensions",
-        "warnings",
-    ]
+    (
+        *("abc", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum", "functools"),
+        *("itertools", "math", "numbers", "numpy", "operator", "opt_einsum", "pyro", "pyro_fed", "re", "scipy"),
+        *("statistics", "string", "torch", "types", "typing", "typing_extensions", "warnings"),
+    )
 )
 #: What trusted modules offer that depends on more.
 REFUSED = frozenset(
-    [
-        "open",
-        "input",
-        "eval",
-        "exec",
-        "compile",
-        "globals",
-        "locals",
-        "vars",
-        "dir",
-        "__import__",
-        "breakpoint",
-        "load",
-        "fromfile",
-        "memmap",
-        "random",
-        "rand",
-        "randn",
-        "randint",
-        "seed",
-        "get_param_store",
-    ]
+    (
+        *("open", "input", "eval", "exec", "compile", "globals", "locals", "vars", "dir", "__import__", "breakpoint"),
+        *("load", "fromfile", "memmap", "random", "rand", "randn", "randint", "seed", "get_param_store"),
+    )
 )
 #: Objects and bytes of content that are followed, at most: beyond it is cheaper to trace.
 MOST_OBJECTS, MOST_BYTES = 20_000, 64_000_000
@@ -95,7 +54,7 @@ CHANGES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_STAR"})
 TAKES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"})
 
 
-class Untold(Exception):
+class UnknownContent(Exception):
     """Something whose values cannot be followed."""
 
 
@@ -103,7 +62,7 @@ def digest(*parts: Any) -> bytes | None:
     """A digest of all that functions, modules, tensors, settings or containers of them depend on; None if unknown."""
     try:
         return Walk().digest_of(parts)
-    except (Untold, RecursionError):
+    except (UnknownContent, RecursionError):
         return None
 
 
@@ -129,7 +88,7 @@ class Walk:
             self.hash.update(raw)
             self.bytes += len(raw)
         if self.bytes > MOST_BYTES:
-            raise Untold("too much content")
+            raise UnknownContent("too much content")
 
     def feed(self, value: Any) -> None:
         """Add a value with all that it depends on."""
@@ -142,7 +101,7 @@ class Walk:
         self.seen[id(value)] = len(self.seen)
         self.alive.append(value)
         if len(self.seen) > MOST_OBJECTS:
-            raise Untold("too many objects")
+            raise UnknownContent("too many objects")
         self._feed_new(value)
 
     def _feed_new(self, value: Any) -> None:
@@ -187,15 +146,15 @@ class Walk:
 
     def _tensor(self, value: Tensor) -> None:
         if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
-            raise Untold("a tensor without plain content")
+            raise UnknownContent("a tensor without plain content")
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
-            raise Untold("a tensor under a transform")
+            raise UnknownContent("a tensor under a transform")
         self.feed(type(value))
         self.say(str(value.dtype), str(value.device), repr(tuple(value.shape)), repr(value.stride()))
         self.say(int(value.requires_grad))
         self.bytes += value.numel() * value.element_size()
         if self.bytes > MOST_BYTES:
-            raise Untold("too much content")
+            raise UnknownContent("too much content")
         plain = value.detach().cpu().contiguous().as_strided((value.numel(),), (1,))  # an expanded 1 has a stride of 0
         self.say(plain.view(torch.uint8).numpy().tobytes())
         if type(value) not in (Tensor, torch.nn.Parameter) or vars(value):
@@ -203,7 +162,7 @@ class Walk:
 
     def _array(self, value: np.ndarray) -> None:
         if value.dtype.hasobject:
-            raise Untold("an array of objects")
+            raise UnknownContent("an array of objects")
         self.say("array", str(value.dtype), repr(value.shape), repr(value.strides), value.tobytes())
 
     def _function(self, value: types.FunctionType) -> None:
@@ -230,13 +189,13 @@ class Walk:
         steps = list(dis.get_instructions(code))
         for place, step in enumerate(steps):
             if step.opname in CHANGES:
-                raise Untold(f"{step.opname} {step.argval}")
+                raise UnknownContent(f"{step.opname} {step.argval}")
             if step.opname == "IMPORT_NAME" and not _is_library_module(str(step.argval)):
-                raise Untold(f"it imports {step.argval}")
+                raise UnknownContent(f"it imports {step.argval}")
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 self._read(str(step.argval), scope, steps[place + 1 :])
             if step.opname in TAKES and step.argval in REFUSED:
-                raise Untold(f"it calls {step.argval}")
+                raise UnknownContent(f"it calls {step.argval}")
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._globals(constant, scope)
@@ -244,13 +203,13 @@ class Walk:
     def _read(self, name: str, scope: Mapping[str, Any], after: list[dis.Instruction]) -> None:
         """A global by name, or the attribute of a user's module under that name."""
         if name in REFUSED and name not in scope:
-            raise Untold(f"it calls {name}")
+            raise UnknownContent(f"it calls {name}")
         if name not in scope:
             builtins = scope.get("__builtins__", {})
             held = builtins if isinstance(builtins, dict) else vars(builtins)
             self.say("builtin", name)
             if name in held and held[name] is not vars(sys.modules["builtins"]).get(name):
-                raise Untold(f"another {name}")
+                raise UnknownContent(f"another {name}")
             return
         value = scope[name]
         self.say("global", name)
@@ -258,7 +217,7 @@ class Walk:
             if not isinstance(value, types.ModuleType) or _is_library_module(value.__name__):
                 break
             if step.opname not in ("LOAD_ATTR", "LOAD_METHOD") or step.argval not in vars(value):
-                raise Untold(f"module {value.__name__}")
+                raise UnknownContent(f"module {value.__name__}")
             value = vars(value)[step.argval]
             self.say("attribute", str(step.argval))
         self.feed(value)
@@ -271,7 +230,7 @@ class Walk:
 
     def _module(self, value: types.ModuleType) -> None:
         if not _is_library_module(value.__name__):
-            raise Untold(f"module {value.__name__}")
+            raise UnknownContent(f"module {value.__name__}")
         self.say("module", value.__name__)
 
     def _builtin(self, value: Any) -> None:
@@ -279,14 +238,14 @@ class Walk:
         name = getattr(value, "__qualname__", value.__name__)
         module = getattr(value, "__module__", None)
         if value.__name__ in REFUSED or (module is not None and not _is_library_module(module)):
-            raise Untold(f"it calls {name}")
+            raise UnknownContent(f"it calls {name}")
         self.say("builtin", getattr(value, "__module__", None) or "", name)
         if owner is None or isinstance(owner, types.ModuleType):
             of = getattr(value, "__objclass__", None)
             if of is not None:
                 self.feed(of)
             elif module is None:
-                raise Untold(f"it calls {name}")
+                raise UnknownContent(f"it calls {name}")
             return
         if isinstance(owner, type) and _is_library_module(owner.__module__):
             self.say(owner.__module__, owner.__qualname__)
@@ -298,7 +257,7 @@ class Walk:
             self.say("class", value.__module__, value.__qualname__)
             return
         if not value.__flags__ & PYTHON_CLASS:
-            raise Untold(f"class {value.__qualname__} is not written in Python")
+            raise UnknownContent(f"class {value.__qualname__} is not written in Python")
         self._items("bases", value.__mro__[1:])
         self.feed(type(value))
         held = {name: part for name, part in vars(value).items() if name not in UNREAD}
@@ -309,13 +268,13 @@ class Walk:
         if not _is_library_module(kind.__module__) and any(
             name in vars(one) for one in kind.__mro__[:-1] for name in PICKLING
         ):
-            raise Untold(f"{kind.__name__} says itself what its state is")
+            raise UnknownContent(f"{kind.__name__} says itself what its state is")
         try:
             state = object.__reduce_ex__(value, 4)
         except TypeError as error:  # it has a state that Python does not see
-            raise Untold(str(error)) from None
+            raise UnknownContent(str(error)) from None
         if not isinstance(state, tuple) or getattr(state[0], "__module__", "") != "copyreg":
-            raise Untold(f"a {kind.__name__}")
+            raise UnknownContent(f"a {kind.__name__}")
         made, held, *lists = state[1:]
         self.feed(kind)
         self._items("made of", made[1:])

@@ -41,10 +41,6 @@ from pyro_fed.density.compiling.tracing import resizing_quietly, to_graph
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.batched import vmap
 
-#: The intervals at first: ends by powers of ten, so many a power, to both sides of zero.
-SMALLEST_POWER, LARGEST_POWER, PLACES_PER_POWER = -2, 4, 4
-#: Lines that are followed, each with A_i v of size one.
-LINES = 2
 #: Of the intervals of a row so many are cut, each into so many.
 NUM_CUT_INTERVALS, PIECES_PER_INTERVAL = 6, 16
 #: Numbers of the rows' lines that are followed at once, each in some hundred intervals: some 60 MB, and more are no
@@ -66,14 +62,12 @@ TURNING = frozenset(
 
 
 def scores_jump(problem: Problem, parts: Predictors, z: Tensor) -> bool:
-    """Whether the score of some of a few rows jumps along a line of its predictors.
-
-    `z` is the point in which they are linear, zero or its image.
-    """
+    """Whether the score of some of a few rows jumps along a line of predictors, which are linear in z."""
     rows, generator = some_rows(problem, parts.rows), torch.Generator().manual_seed(0)
     try:
         with resizing_quietly():
-            found = _largest_jumps(parts, z, rows, torch.randn(LINES, len(z), generator=generator).to(z))
+            two_lines = torch.randn(2, len(z), generator=generator).to(z)
+            found = _largest_jumps(parts, z, rows, two_lines)
             return bool((found.jump > JUMP * found.most).any())
     except FAILURES:
         return False
@@ -102,10 +96,7 @@ def scores_turn(problem: Problem) -> bool:
 
 
 def prior_turns(problem: Problem) -> Tensor:
-    """Whether the prior's score jumps along each coordinate, (D,): all of a site if one of its inspected ones does.
-
-    Of more than `MOST_DIM` parameters none is inspected.
-    """
+    """Whether the prior's score jumps along each coordinate, (D,): all of a site if one of its inspected ones does."""
     turns = torch.zeros(problem.dim, dtype=torch.bool)
     sites = [site for site in problem.layout.latents.values() if site.size]
     looked = [sorted({site.start, site.start + site.size - 1}) for site in sites]
@@ -155,25 +146,18 @@ def _each_by_itself(problem: Problem) -> Callable[..., Tensor]:
 
 
 class _Intervals(NamedTuple):
-    """Figures of intervals along lines, (L, m, K).
+    """Figures of intervals along lines, (L, m, K)."""
 
-    Attributes:
-        jump: the change of the scores that second derivatives do not explain.
-        most: the largest score anywhere on the line so far, (L, m, 1).
-        cusp: the scores' size at the ends, if the density rises to the interval and falls behind it; else infinite.
-        change: the change of the log density.
-    """
-
-    jump: Tensor
-    most: Tensor
+    jump: Tensor  # the change of the scores that second derivatives do not explain
+    most: Tensor  # the largest score anywhere on the line so far, (L, m, 1)
+    # the scores' size at the ends, if the density rises to the interval and falls behind it; else infinite
     cusp: Tensor
-    change: Tensor
+    change: Tensor  # the change of the log density
 
 
 def first_intervals(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Beginnings and ends (K,) of the intervals of a line that are looked at first: to both sides of zero."""
-    count = (LARGEST_POWER - SMALLEST_POWER) * PLACES_PER_POWER + 1
-    ends = 10 ** torch.linspace(SMALLEST_POWER, LARGEST_POWER, count, dtype=torch.float64)
+    """Beginnings and ends (K,) of a line's first intervals: 0.01 to 10,000, four a power of ten, both sides of zero."""
+    ends = 10 ** torch.linspace(-2, 4, 25, dtype=torch.float64)
     places = torch.cat([-ends.flip(0), ends.new_zeros(1), ends]).to(like)
     return places[:-1], places[1:]
 
@@ -220,16 +204,7 @@ def _largest_jumps(parts: Predictors, z: Tensor, rows: Rows, lines: Tensor) -> _
 def _unexplained_changes(
     parts: Predictors, z: Tensor, rows: Rows, line: tuple[Tensor, Tensor], start: Tensor, end: Tensor
 ) -> _Intervals:
-    """Figures of intervals (L, m, K) from `start` to `end`.
-
-    Args:
-        parts: predictors of m rows.
-        z: as for `scores_jump`.
-        rows: m of them.
-        line: predictors at t = 0, (m, p), and the lines' directions (L, m, p).
-        start: beginnings of the intervals.
-        end: ends of the intervals.
-    """
+    """Figures of intervals (L, m, K) of lines from predictors (m, p) in directions (L, m, p), for m rows."""
     usual, directions = line
 
     def at(t: Tensor, direction: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # a graph may write into z

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -26,6 +26,7 @@ from pyro_fed.density.rows.files import picked
 from pyro_fed.ops.batched import vmap
 
 Rows = tuple[Tensor, ...]
+S = TypeVar("S")
 
 #: Predictors a row, and they and other entries of z together, that are worth it: each costs a derivative, and the
 #: expectations of these many numbers are taken together.
@@ -33,43 +34,16 @@ MOST_PREDICTORS, MOST_NUMBERS = 4, 6
 #: Parameters a number, of wide predictors: those of a network's rows, its first layer's units and the entries of z
 #: behind them, are many, but fewer than all of z.
 WIDE_SHARE = 2
-#: Rows and points at which the parts are compared with the model, and the spread of the points.
-CHECK_ROWS, CHECK_POINTS, CHECK_SCALE = 7, 3, 0.3
-#: Relative difference from the model, in units of the dtype's rounding to the power of one half, that is rounding.
-MAX_ROUNDINGS = 2.0
+#: Rows at which the parts are compared with the model.
+CHECK_ROWS = 7
 
 #: Operations that are linear in their first argument (in each tensor of a list), whatever the others say.
 LINEAR = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "slice",
-        "select",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "permute",
-        "transpose",
-        "t",
-        "clone",
-        "alias",
-        "detach",
-        "neg",
-        "sum",
-        "mean",
-        "cat",
-        "stack",
-        "index",
-        "index_select",
-        "gather",
-        "embedding",
-        "split",
-        "unbind",
-        "diagonal",
-        "flip",
-        "lift_fresh_copy",
-    ]
+    (
+        *("view", "_unsafe_view", "reshape", "slice", "select", "unsqueeze", "squeeze", "expand", "permute"),
+        *("transpose", "t", "clone", "alias", "detach", "neg", "sum", "mean", "cat", "stack", "index"),
+        *("index_select", "gather", "embedding", "split", "unbind", "diagonal", "flip", "lift_fresh_copy"),
+    )
 )
 #: Operations that are linear in each of two arguments.
 BILINEAR = frozenset(["mul", "mm", "bmm", "mv", "dot"])
@@ -81,21 +55,13 @@ SUMS_OF_PRODUCTS = frozenset(["addmm", "addmv", "baddbmm"])
 
 @dataclass(frozen=True, eq=False)
 class Predictors:
-    """The parts of the rows' log-likelihood, for so many rows at a time.
+    """The parts of the rows' log-likelihood, for so many rows at a time."""
 
-    Attributes:
-        linear: z (D,) and rows to the predictors, (m, p).
-        rest: predictors (m, p), z (D,) and rows to log-likelihoods (m,).
-        direct: entries of z that `rest` takes besides, in order.
-        width: p.
-        rows: m.
-    """
-
-    linear: Callable[..., Tensor]
-    rest: Callable[..., Tensor]
-    direct: tuple[int, ...]
-    width: int
-    rows: int
+    linear: Callable[..., Tensor]  # z (D,) and rows to the predictors, (m, p)
+    rest: Callable[..., Tensor]  # predictors (m, p), z (D,) and rows to log-likelihoods (m,)
+    direct: tuple[int, ...]  # entries of z that `rest` takes besides, in order
+    width: int  # p
+    rows: int  # m
 
     @property
     def is_wide(self) -> bool:
@@ -107,40 +73,44 @@ class Predictors:
 
 
 def predictors(problem: Problem, rows: int, wide: bool = False) -> Predictors | None:
-    """The structure of a model's rows, `rows` at a time, if there is one; found and checked on a few rows, once.
-
-    `wide` allows more numbers than `MOST_NUMBERS` too, up to one in `WIDE_SHARE` parameters.
-    """
-
-    def find() -> Predictors | None:
-        if rows == CHECK_ROWS:
-            return _checked_predictors(problem, wide)
-        return None if predictors(problem, CHECK_ROWS, wide) is None else _find_predictors(problem, rows, wide)
-
-    found: Predictors | None = problem.compiler.find_once(
-        ("wide predictors" if wide else "predictors", rows), find, problem
+    """The structure of a model's rows, if there is one, by `find_structure`; `wide` as for `parts_of`."""
+    return find_structure(
+        problem,
+        "wide predictors" if wide else "predictors",
+        rows,
+        lambda count: parts_of(rows_graph(problem, count), problem.dim, count, wide),
+        from_parts,
     )
-    return found
 
 
-def _checked_predictors(problem: Problem, wide: bool) -> Predictors | None:
-    """The structure of a few rows, if it has the model's derivatives."""
-    few = _find_predictors(problem, CHECK_ROWS, wide) if may_have(problem) else None
-    ours = few is not None and is_the_model(problem, lambda *at: from_parts(few, *at))
-    return few if ours else None
+def find_structure(
+    problem: Problem,
+    name: str,
+    rows: int,
+    find: Callable[[int], S | None],
+    derivatives: Callable[[S, Tensor, Rows, Tensor], tuple[Tensor, ...]],
+) -> S | None:
+    """A structure of so many rows, if it has the model's derivatives on a few of them; found once."""
+
+    def found_or_none() -> S | None:
+        few = rows == CHECK_ROWS
+        if not (may_have(problem) if few else find_structure(problem, name, CHECK_ROWS, find, derivatives)):
+            return None
+        try:
+            found = find(rows)
+        except FAILURES:
+            return None
+        right = found is not None and (not few or is_the_model(problem, lambda *at: derivatives(found, *at)))
+        return found if right else None
+
+    structure: S | None = problem.compiler.find_once((name, rows), found_or_none, problem)
+    return structure
 
 
 def may_have(problem: Problem) -> bool:
     """Whether rows are tensors, each with a density of its own in one run of the model."""
     nested = problem.arguments.nested_plates
     return not (problem.looped or problem.local_dim or nested or problem.layout.discrete)
-
-
-def _find_predictors(problem: Problem, count: int, wide: bool) -> Predictors | None:
-    try:
-        return parts_of(rows_graph(problem, count), problem.dim, count, wide)
-    except FAILURES:
-        return None
 
 
 def rows_graph(problem: Problem, count: int) -> fx.GraphModule:
@@ -167,10 +137,11 @@ def some_rows(problem: Problem, count: int) -> Rows:
 
 
 def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool, with_latents: bool = False) -> Predictors | None:
-    """The predictors that a graph of log-likelihoods (m,) of z (D,) and m rows shows; `wide` as for `predictors`.
+    """The predictors that a graph of log-likelihoods (m,) of z (D,) and m rows shows.
 
-    `with_latents`: the first of the rows are their latents, in which predictors are linear too; then m may be the rows
-    of a nested plate, and entries of z that go elsewhere are `direct`.
+    `wide` allows more numbers than `MOST_NUMBERS`, up to one in `WIDE_SHARE` parameters. `with_latents`: the first of
+    the rows are their latents, in which predictors are linear too; then m may be the rows of a nested plate, and
+    entries of z that go elsewhere are `direct`.
     """
     nodes = list(graph.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -198,7 +169,7 @@ def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool, with_laten
     numbers = len(direct) + sum(widths)
     if (sum(widths) > MOST_PREDICTORS or numbers > MOST_NUMBERS) and not (wide and WIDE_SHARE * numbers <= dim):
         return None
-    linear, rest = _graph_up_to(graph, ours), _graph_from(graph, ours)
+    linear, rest = subgraph(graph, ours, []), subgraph(graph, None, ours)
 
     def all_linear(z: Tensor, *rows: Tensor) -> Tensor:
         found = [u.movedim(a, 0).reshape(count, -1) for u, a in zip(linear(z, *rows), axes, strict=True)]
@@ -266,7 +237,7 @@ def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, 
     """The entries of z that these linear values, the same for all rows, take."""
     if not ends:
         return ()
-    part = _graph_up_to(graph, ends)
+    part = subgraph(graph, ends, [])
     z = next(node for node in graph.graph.nodes if node.op == "placeholder").meta["tensor_meta"]
     rows = [
         torch.zeros(node.meta["tensor_meta"].shape, dtype=node.meta["tensor_meta"].dtype)
@@ -280,10 +251,7 @@ def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, 
 
 
 def subgraph(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.Node]) -> fx.GraphModule:
-    """The part of a graph that makes the wanted nodes (None: its output), with some nodes given as further inputs.
-
-    It has the graph's own inputs first, and returns the wanted values in a list.
-    """
+    """The part of a graph that makes the wanted nodes (None: its output), some nodes given as inputs."""
     new = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for node in graph.graph.nodes:
@@ -304,22 +272,14 @@ def subgraph(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx
     return fx.GraphModule(graph, new)
 
 
-def _graph_up_to(graph: fx.GraphModule, ends: list[fx.Node]) -> fx.GraphModule:
-    return subgraph(graph, ends, [])
-
-
-def _graph_from(graph: fx.GraphModule, ends: list[fx.Node]) -> fx.GraphModule:
-    return subgraph(graph, None, ends)
-
-
 def is_the_model(problem: Problem, ours: Callable[[Tensor, Rows, Tensor], tuple[Tensor, ...]]) -> bool:
     """Whether `ours`, of a point (D,), rows and weights, has the model's value, score and Hessian at several points."""
     rows = some_rows(problem, CHECK_ROWS)
     generator = torch.Generator().manual_seed(0)
-    points = CHECK_SCALE * torch.randn(CHECK_POINTS, problem.dim, generator=generator, dtype=torch.float64)
+    points = 0.3 * torch.randn(3, problem.dim, generator=generator, dtype=torch.float64)
     points = points.to(rows[0].device, problem.dtype)
     weight = torch.rand(CHECK_ROWS, generator=generator, dtype=torch.float64).to(points) + 0.5
-    near = MAX_ROUNDINGS * torch.finfo(problem.dtype).eps ** 0.5
+    near = 2.0 * torch.finfo(problem.dtype).eps ** 0.5  # half of the digits, as rounding leaves of second derivatives
 
     def weighted(z: Tensor) -> Tensor:
         return (problem.log_parts(z, rows)[1] * weight).sum()
@@ -360,11 +320,7 @@ def from_parts(found: Predictors, z: Tensor, rows: Rows, weight: Tensor) -> tupl
 def curvatures(
     found: Predictors, u: Tensor, z: Tensor, rows: Rows, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """First and second derivatives of a weighted sum of rows in their predictors u (m, p) and direct entries t of z.
-
-    Returns:
-        The value (), derivatives in u (m, p) and t (r,), and second ones (m, p, p), (m, p, r) and (r, r).
-    """
+    """Value () and derivatives of weighted rows in u (m, p) and direct t (r,): u, t, uu, ut and tt."""
     at = list(found.direct)
 
     def total(u: Tensor, t: Tensor) -> Tensor:

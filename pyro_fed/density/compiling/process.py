@@ -1,4 +1,4 @@
-"""Steps that are traced once in a process: every federation of the same model and shapes finds them again.
+"""How a model is compiled in a run: the level that works, and the steps that this process has traced of the same model.
 
 A traced step holds no rows: they are its inputs. It holds everything else that the model reads: its code, its closure's
 and globals' values, and the arguments that all clients share, as constants. So steps are kept under a digest of all of
@@ -13,19 +13,39 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from pyro.poutine import runtime
 from torch import Tensor
+from torch.func import grad
 from torch.utils import _pytree as pytree
 
+from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.checks.points import SPREAD
+from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps
 from pyro_fed.density.compiling.digest import PLAIN, TORCH_PLAIN, digest
-from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.compiling.tracing import Step
 from pyro_fed.density.problem import Problem
+from pyro_fed.ops.batched import vmap
+
+
+def trial(problem: RowDensities) -> tuple[Tensor, tuple[Any, ...]]:
+    """The trial arguments of mapping and compiling: vectors (2, D), and two clients of two rows, each (2, 2, ...)."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = SPREAD * torch.randn(2, problem.dim, generator=generator, dtype=problem.bound.dtype)
+    clients = pytree.tree_map(lambda leaf: leaf[:2].expand(2, *leaf[:2].shape), problem.rows)
+    return vectors.to(problem.rows[0].device), clients
+
+
+def run_trial(problem: RowDensities) -> None:
+    """Compute the densities of two clients at two vectors at once, or raise what the model cannot be mapped for."""
+    vectors, clients = trial(problem)
+    over_vectors = problem.vmap(problem.log_parts, (0, None))
+    problem.vmap(lambda rows: over_vectors(vectors, rows))(clients)
+
 
 #: Models whose steps are kept; the one that was not used for longest goes first.
 MOST_MODELS = 32
@@ -41,32 +61,19 @@ class Probe(NamedTuple):
 
 @dataclass
 class Common:
-    """What the runs of one model on rows of the same shapes share.
+    """What the runs of one model on rows of the same shapes share."""
 
-    Attributes:
-        mark: the digest that it is kept under.
-        level: how the model is mapped, before anything is traced.
-        probe: the model's densities of a few rows.
-        steps: traced steps, as in `Compiler.cache`.
-        calls: how often each was called before it was traced.
-        levels: the level that works, by mode.
-        found: other facts about the model, as in `Compiler.found`.
-    """
+    mark: bytes  # the digest that it is kept under
+    level: str  # how the model is mapped, before anything is traced
+    probe: Probe  # the model's densities of a few rows
+    steps: dict[Any, Step] = field(default_factory=dict)  # traced steps, as in `Compiler.cache`
+    calls: dict[Any, int] = field(default_factory=dict)  # how often each was called before it was traced
+    levels: dict[str, str] = field(default_factory=dict)  # the level that works, by mode
+    found: dict[Any, Any] = field(default_factory=dict)  # other facts about the model, as in `Compiler.found`
 
-    mark: bytes
-    level: str
-    probe: Probe
-    steps: dict[Any, Step] = field(default_factory=dict)
-    calls: dict[Any, int] = field(default_factory=dict)
-    levels: dict[str, str] = field(default_factory=dict)
-    found: dict[Any, Any] = field(default_factory=dict)
-
-    def takes(self, function: Callable[..., Any] | None, problem: Any) -> bool:
-        """Whether a step that has just been traced may be kept: it is the package's own, and the model is unchanged.
-
-        `function` is None for a fact about the model itself.
-        """
-        return (function is None or shareable(function)) and mark_of(problem, self.level) == self.mark
+    def may_keep(self, function: Callable[..., Any] | None, problem: Any) -> bool:
+        """Whether a fact (None), or a step that is the package's own, may be kept: the model is unchanged."""
+        return (function is None or is_own_step(function)) and mark_of(problem, self.level) == self.mark
 
 
 _MODELS: OrderedDict[bytes, Common] = OrderedDict()
@@ -84,7 +91,7 @@ def common_of(problem: Problem) -> Common | None:
     if mark is None:
         return None
     found = _MODELS.get(mark)
-    if found is None or not _says_the_same(problem, found.probe):
+    if found is None or not _has_probe_values(problem, found.probe):
         found = Common(mark, level, _probe(problem))
         _MODELS[mark] = found
     _MODELS.move_to_end(mark)
@@ -94,14 +101,11 @@ def common_of(problem: Problem) -> Common | None:
 
 
 def with_process_cache(problem: Problem) -> Common | None:
-    """The entry of this process for the model of a run that begins.
-
-    The federation's own traces are dropped if its model has changed.
-    """
+    """The entry of this process for the model of a run that begins; traces of a model that has changed are dropped."""
     common, last = common_of(problem), problem.compiler.probe
     mark = None if common is None else common.mark
     known = "probe" in last and mark is not None and mark == last["mark"]
-    if "probe" in last and not known and not _says_the_same(problem, last["probe"]):
+    if "probe" in last and not known and not _has_probe_values(problem, last["probe"]):
         problem.compiler.forget()
         last.clear()
     last["mark"] = mark
@@ -142,12 +146,12 @@ def _densities(problem: Problem, vectors: Tensor, rows: tuple[Tensor, ...]) -> t
     return found
 
 
-def _says_the_same(problem: Problem, probe: Probe) -> bool:
+def _has_probe_values(problem: Problem, probe: Probe) -> bool:
     found = _densities(problem, probe.vectors, probe.rows)
     return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, probe.values, strict=True))
 
 
-def shareable(function: Callable[..., Any]) -> bool:
+def is_own_step(function: Callable[..., Any]) -> bool:
     """Whether a step is this package's own, with settings that are values: it cannot change in a process."""
     of = getattr(function, "__self__", None)
     plain = getattr(function, "__func__", function)
@@ -166,7 +170,7 @@ def _is_value(value: Any) -> bool:
     if type(value) in (tuple, frozenset):
         return all(_is_value(part) for part in value)
     if isinstance(value, FunctionType):
-        return shareable(value)
+        return is_own_step(value)
     if isinstance(value, type):
         return _is_ours(value) or value.__module__.partition(".")[0] in ("pyro", "torch")
     if getattr(value, "is_traced", False):  # it is kept beside the steps that are made of it
@@ -176,3 +180,38 @@ def _is_value(value: Any) -> bool:
         and is_dataclass(value)
         and all(_is_value(getattr(value, one.name)) for one in fields(value))
     )
+
+
+def with_known_structure(problem: Problem, mode: str) -> Problem:
+    """The problem with all that this process knows of its model, also from the rows of another federation."""
+    kept = problem.compiler
+    common = with_process_cache(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
+    return replace(problem, compiler=replace(kept, common=common))
+
+
+def compile_problem(problem: Problem, mode: str, rounds: int, progress: bool, seconds: float | None = None) -> Problem:
+    """The problem as a run compiles it; compiled steps, and the level that works, are kept for the next run."""
+    known = problem if problem.compiler.common is not None else with_known_structure(problem, mode)
+    kept, common = known.compiler, known.compiler.common
+    levels = kept.levels if common is None else common.levels
+    if mode not in levels:
+        particles, clients = trial(problem)
+
+        def log_density(z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
+            log_prior, pointwise = problem.log_parts(z, rows)
+            return log_prior + pointwise.sum()
+
+        def scores(z: Tensor, *rows: Tensor) -> Tensor:
+            """Scores mapped as in a step: over the particles of each client, and over the clients."""
+            found: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
+            return found
+
+        example = (particles, *clients)
+        if mode == "auto":  # whether it can be traced is seen once anything is
+            level = "trace" if maps(scores, example) else "loop"
+        else:
+            level = choose_level(mode, scores, example)
+        if level != LEVELS[mode]:  # with a warning, which the next run gives again
+            return replace(problem, compiler=kept.at(mode, level, rounds, None, seconds), progress=progress)
+        levels[mode] = level
+    return replace(problem, compiler=kept.at(mode, levels[mode], rounds, common, seconds), progress=progress)

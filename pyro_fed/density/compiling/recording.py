@@ -42,15 +42,10 @@ class _Value(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):
-    """Runs operations, and adds them to a graph.
+    """Runs operations, and adds them to a graph, whose nodes describe their values in `meta["tensor_meta"]`.
 
-    A tensor that no operation here has made becomes a constant of the graph: `_tensor_constant0`, or
-    `_param_constant0` for a parameter of a module. Nodes describe their values in `meta["tensor_meta"]`.
-
-    Attributes:
-        graph: the graph so far.
-        root: has the constants.
-        known: nodes of what depends on no input, as long as nothing writes over it, with its device.
+    A tensor that no operation here has made becomes a constant of the graph, in `root`. `known` nodes depend on no
+    input, as long as nothing writes over them.
     """
 
     def __init__(self) -> None:
@@ -117,7 +112,11 @@ class Recorder(TorchDispatchMode):
         constant = None
         if func is aten.lift_fresh_copy.default:
             constant = args[0].clone() if made.numel() <= 1 else None
-        elif all_constant and torch.Tag.nondeterministic_seeded not in func.tags and _are_single_numbers(made):
+        elif (
+            all_constant
+            and torch.Tag.nondeterministic_seeded not in func.tags
+            and all(tensor.numel() <= 1 for tensor in _tensors(made))
+        ):
             args, kwargs = _replace_tensors(constants, args, kwargs)
             constant = func(*args, **kwargs)
         self._note(made, node, constant)
@@ -210,7 +209,3 @@ def _has_kernel(func: Any, tensors: list[Tensor]) -> bool:
         return False
     key = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(tensors[0].device.type))
     return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
-
-
-def _are_single_numbers(made: Any) -> bool:
-    return all(tensor.numel() <= 1 for tensor in _tensors(made))

@@ -16,30 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.time_limit import tick
-from pyro_fed.density.compiling.products import spread_products
 from pyro_fed.density.compiling.recording import LIKE, Recorder, record
-from pyro_fed.density.compiling.simplify import changes_nothing, looks, simplify
+from pyro_fed.density.compiling.simplify import changes_nothing, looks, simplify, spread_products
 
-#: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
-#: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
-INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_reads_threshold": 5}
-
-#: Operations that write into a copy of their first argument, of which Inductor writes into the argument itself where
-#: nobody looks at it again.
-WRITERS = frozenset(
-    (
-        *(torch.ops.aten.index_add, torch.ops.aten.index_copy, torch.ops.aten.index_fill, torch.ops.aten.index_put),
-        *(torch.ops.aten._unsafe_index_put, torch.ops.aten.select_scatter, torch.ops.aten.slice_scatter),
-        *(torch.ops.aten.diagonal_scatter, torch.ops.aten.as_strided_scatter),
-    )
-)
 #: Operations whose binding in Python, of the same name, takes the same arguments: in the module, and of a tensor.
 FUNCTIONS = frozenset(
     (
@@ -85,20 +69,14 @@ STRIDED = frozenset((VIEW, UNSAFE))
 
 @dataclass
 class Step:
-    """A function of flat leaves, its graph if it was traced, and the structure of its result.
+    """A function of flat leaves, its graph if it was traced, and the structure of its result."""
 
-    Attributes:
-        run: the function, or the graph.
-        spec: the structure of the result, once it has been run or traced.
-        graph: the graph with the operations that make its constants, see `unfolded_graph`; None if there is none.
-        root: has the constants that the graph takes besides.
-        inductor: Inductor's code for the graph, by the number of threads that it was made for.
-    """
-
-    run: Any
-    spec: Callable[[], Any]
+    run: Any  # the function, or the graph
+    spec: Callable[[], Any]  # the structure of the result, once it has been run or traced
+    # the graph with the operations that make its constants, see `unfolded_graph`; None if there is none
     graph: torch.fx.Graph | None = None
-    root: torch.nn.Module = field(default_factory=torch.nn.Module)
+    root: torch.nn.Module = field(default_factory=torch.nn.Module)  # has the constants that the graph takes besides
+    # Inductor's code for the graph, by the number of threads that it was made for
     inductor: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
     @property
@@ -168,11 +146,7 @@ def release(root: torch.nn.Module, *graphs: torch.fx.Graph) -> None:
 
 
 def copy_strided(leaf: Tensor, change: Callable[[Tensor], Tensor] = torch.clone) -> Tensor:
-    """A copy of the same strides, which `clone` changes if a tensor is a part of another: its views differ.
-
-    For more than `ROWS` numbers it is another tensor of the same memory: rows of data, which no step writes over.
-    `change` makes the copy of the numbers in memory, in one row.
-    """
+    """A copy of the same strides, by `change` of the numbers in memory; rows of data, above `ROWS`, are not copied."""
     if not leaf.numel():
         return leaf.clone()
     if leaf.numel() > ROWS and leaf.is_contiguous() and leaf.storage_offset() == 0:
@@ -182,13 +156,7 @@ def copy_strided(leaf: Tensor, change: Callable[[Tensor], Tensor] = torch.clone)
 
 
 def straighten(graph: torch.fx.Graph) -> None:
-    """Leave out views that change nothing, and views of views; the traced graph is changed in place.
-
-    The gradient of a part that is the whole (`z[0:len(z)]`, of a model with one latent) is a copy, left out too.
-
-    Mapping and differentiating leave many: a third of the operations of a step were such views. The memory that is seen
-    is the same, and so are the bits.
-    """
+    """Leave out views that change nothing, and views of views, in place: mapping and differentiating leave many."""
     written = _written_over(graph)
     for node in graph.nodes:
         if node.op != "call_function":
@@ -218,10 +186,7 @@ def _is_view(node: Any) -> bool:
 
 
 def share_subexpressions(graph: torch.fx.Graph) -> None:
-    """Compute common subexpressions once, unless one is written over; the traced graph is changed in place.
-
-    Torch has this, behind an import of one to two seconds.
-    """
+    """Compute common subexpressions once, unless one is written over, in place; torch has this behind a slow import."""
     written = _written_over(graph)
     found: dict[Any, torch.fx.Node] = {}
     for node in [node for node in graph.nodes if node.op == "call_function"]:
@@ -249,10 +214,7 @@ def _key(given: Any) -> Any:
 
 
 def _written_over(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Nodes whose memory some operation writes over: the node, the source of its view, and all other views of that.
-
-    A Bernoulli's density, say, is written into a sum of its own making; the rest of such a graph is not affected.
-    """
+    """Nodes whose memory some operation writes over: the node, the source of its view, and all other views of that."""
     root, writes = _memory(graph)
     roots = {root(node) for targets in writes.values() for node in targets}
     return {node for node in graph.nodes if root(node) in roots}
@@ -287,11 +249,8 @@ def _memory(
 
 
 def drop_dead(graph: torch.fx.Graph) -> None:
-    """Leave out dead operations, also writes into memory that nobody reads, which torch keeps; in place.
-
-    The density of a half-Cauchy prior writes into a tensor of its own; if only likelihoods are requested, such a
-    write would keep the whole prior.
-    """
+    """Leave out dead operations, in place, also writes into memory that nobody reads, which torch keeps."""
+    # The density of a half-Cauchy prior, say, writes into a tensor of its own, which would keep the whole prior.
     root, writes = _memory(graph)
     outside = {root(node) for node in graph.nodes if node.op in ("placeholder", "get_attr")}
     writers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
@@ -312,11 +271,7 @@ def drop_dead(graph: torch.fx.Graph) -> None:
 
 
 def fold_constants(recorder: Recorder) -> torch.fx.Graph:
-    """The recorder's graph with constants, computed once, in place of the operations that make them.
-
-    A third of the operations of a small step are of shapes and constants alone: zeros that sums begin with, the log of
-    a prior's scale. What is written over, or returned, is made anew on each call. The recorder gets the new constants.
-    """
+    """The recorder's graph with constants, a third of a small step, in place of the operations that make them."""
     graph, root = recorder.graph, recorder.root
     of, writes = _memory(graph)
     [output] = [node for node in graph.nodes if node.op == "output"]
@@ -366,11 +321,7 @@ def _is_light(value: Tensor) -> bool:
 
 @lru_cache(maxsize=1024)
 def _aliases(target: Any) -> tuple[tuple[tuple[int, str, bool], ...], bool]:
-    """An operation's arguments whose memory it shows or writes over, and whether it returns some of it.
-
-    Each argument has its place, its name, and whether it is written over. Most operations have none; the question to
-    torch takes longer than all others about a node, so that it is asked once an operation.
-    """
+    """An operation's arguments whose memory it shows (place, name, written), and whether it returns some."""
     schema = target._schema
     arguments = [(place, one.name, one.alias_info) for place, one in enumerate(schema.arguments)]
     shown = tuple((place, name, bool(alias.is_write)) for place, name, alias in arguments if alias)
@@ -384,11 +335,7 @@ def _argument_nodes(node: torch.fx.Node, place: int, name: str) -> list[torch.fx
 
 
 def call_bindings(graph: torch.fx.Graph) -> None:
-    """Call `torch.add` in place of `torch.ops.aten.add.Tensor`: the same kernels in half the time or less.
-
-    What `torch.ops` calls takes its arguments apart one by one, which costs more than to add a hundred numbers. The
-    traced graph is changed in place.
-    """
+    """Call `torch.add` in place of `torch.ops.aten.add.Tensor`, in place: the same kernels in half the time or less."""
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
@@ -399,41 +346,8 @@ def call_bindings(graph: torch.fx.Graph) -> None:
             node.op, node.target = "call_method", METHODS[name]
 
 
-def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
-    """Inductor's code for a traced graph, which may be changed; that of an equal graph comes from its cache on disk."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    free_strides(graph.graph)
-    spread_out(graph)
-    mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by
-    with tracing(TracingContext(mode)):
-        inputs: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
-        code: Callable[..., Any] = torch._inductor.compile(graph, inputs, options=INDUCTOR)
-        return code
-
-
-def spread_out(graph: torch.fx.GraphModule) -> None:
-    """Copy what `WRITERS` write into: Inductor does not see that rows which are one row in memory must not be written.
-
-    When mapped, zeros into which a gradient is added are such rows, an expanded view of one, and the gradients
-    of all particles went into that one (torch 2.13, https://github.com/pytorch/pytorch/issues/183986 and 188084). For
-    a tensor that has its own memory, Inductor leaves the copy out. The graph is changed in place.
-    """
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and getattr(node.target, "overloadpacket", None) in WRITERS:
-            with graph.graph.inserting_before(node):
-                copy = graph.graph.call_function(torch.ops.aten.clone.default, (node.args[0],))
-            node.args = (copy, *node.args[1:])
-    graph.recompile()
-
-
 def free_strides(graph: torch.fx.Graph) -> None:
-    """Let a graph take tensors of other strides than it was traced with: reshapes in place of views.
-
-    A mapped tensor, or one from another part of a model, has the strides of its maker; Inductor's outputs, like
-    its own operations (its `stack` keeps the order of a transposed tensor's axes). Where memory is written over, a
-    view stays one. The graph is changed in place.
-    """
+    """Let a graph take tensors of other strides than traced, in place: reshapes where nothing is written over."""
     written = _written_over(graph)
     for node in graph.nodes:
         if node.op == "call_function" and node.target in STRIDED and node not in written:

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.density.derivatives.nodes import CLOSE, PAIRS, rule
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import choose
-from pyro_fed.ops.moments import Moments
 from pyro_fed.ops.points import standardised_sobol
 
 #: Difference of two rules, in SDs and as a part of q's precision, with which the finer one is accepted.

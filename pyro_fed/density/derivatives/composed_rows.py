@@ -29,8 +29,8 @@ from pyro_fed.density.derivatives.row_sums import Sums, unwhiten_sums
 from pyro_fed.density.derivatives.rowwise import each_of, whitened_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData
-from pyro_fed.ops.gaussian_structures import FullGaussian
-from pyro_fed.ops.moments import Moments
+from pyro_fed.ops.batched import Moments
+from pyro_fed.ops.gaussian import FullGaussian
 
 #: As a part of their variances, noise by which numbers that say the same, as a scale and its logarithm, are told apart.
 COVARIANCE_JITTER = 1e-3

@@ -27,8 +27,8 @@ from pyro_fed.density.derivatives.scores import prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, ClientData, row_pieces
 from pyro_fed.ops.batched import vmap
-from pyro_fed.ops.cholesky import symmetrised
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian
+from pyro_fed.ops.matrices import symmetrised
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_sobol
 from pyro_fed.ops.whitening import Coordinates, site_scores
 

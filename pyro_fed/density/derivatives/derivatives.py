@@ -61,8 +61,8 @@ from pyro_fed.density.derivatives.rowwise import (
 from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, NUMBERS_IN_MEMORY, Batch, ClientData
-from pyro_fed.density.traits.record import FULL_DIM, NETWORK_NUMBERS
-from pyro_fed.ops.moments import FiniteSums, Moments
+from pyro_fed.density.traits import FULL_DIM, NETWORK_NUMBERS
+from pyro_fed.ops.batched import FiniteSums, Moments
 
 Structure = Literal["full", "diag"]
 Kind = Literal["hessian", "fisher"]

@@ -33,9 +33,9 @@ from pyro_fed.density.derivatives.scores import clients_log_likelihoods
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.traits import FULL_DIM, Traits
-from pyro_fed.ops.cholesky import equilibrated_cholesky
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import evenly, with_trailing_axes
-from pyro_fed.ops.moments import Moments
+from pyro_fed.ops.matrices import equilibrated_cholesky
 
 #: Rows that stand for all at first are `TRIED_ROWS`, of all clients, and at least so many a parameter; `MORE` times as
 #: many where they do not.

@@ -41,8 +41,7 @@ from pyro_fed.density.derivatives.row_sums import sums_of
 from pyro_fed.density.latents.quadrature import NearbyModes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.ops.batched import vmap
-from pyro_fed.ops.moments import FiniteSums, Moments
+from pyro_fed.ops.batched import FiniteSums, Moments, vmap
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from torch import Tensor
 from pyro_fed.density.derivatives.scores import prior_scores_and_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import evenly
-from pyro_fed.ops.moments import Moments
 
 #: Ends of the cells along a coordinate, in SDs.
 EDGES = torch.linspace(-4.5, 4.5, 25, dtype=torch.float64)

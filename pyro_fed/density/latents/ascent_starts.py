@@ -39,7 +39,7 @@ from pyro_fed.density.latents.quadrature import (
 )
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.ops.entries import choose as chosen
-from pyro_fed.ops.tiny import solve_lower, solve_lower_transposed
+from pyro_fed.ops.matrices import solve_lower, solve_lower_transposed
 
 if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem

@@ -16,7 +16,7 @@ from pyro_fed.density.compiling.predictors import CHECK_ROWS, some_rows, tidy_gr
 from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import cost_of
-from pyro_fed.density.traits.record import LARGE_WORK, NETWORK_POINTS
+from pyro_fed.density.traits import LARGE_WORK, NETWORK_POINTS
 from pyro_fed.errors import ModelError
 
 

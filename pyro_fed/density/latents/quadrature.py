@@ -54,8 +54,8 @@ from pyro_fed.density.latents.tails import Line, Profile, line
 from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.matrices import log_det_lower, solve_lower, solve_lower_transposed
 from pyro_fed.ops.points import standardised_sobol
-from pyro_fed.ops.tiny import log_det_lower, solve_lower, solve_lower_transposed
 
 #: What a model needs is found at so many θ, uniform on (-RADIUS, RADIUS), and at `FEW_ROWS` rows; the number of modes,
 #: and the nodes of several latents, at the first `FEW_DRAWS` of these θ and as many rows as there are θ.

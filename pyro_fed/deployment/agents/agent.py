@@ -27,7 +27,7 @@ from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
-from pyro_fed.density.compiling.levels import compile_problem
+from pyro_fed.density.compiling.process import compile_problem
 from pyro_fed.density.fingerprint import (
     COLUMNS_CURE,
     LABELS_CURE,

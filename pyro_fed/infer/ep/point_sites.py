@@ -30,8 +30,7 @@ from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, as_state
 from pyro_fed.infer.sites.online_newton import FIRST_CURVATURE, OnlineNewton
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.gaussian_structures import DiagGaussian
+from pyro_fed.ops.gaussian import DiagGaussian, Gaussian
 
 #: The steps by which the curvature at the point is measured.
 CURVATURE_STEPS = OnlineNewton(steps=20)

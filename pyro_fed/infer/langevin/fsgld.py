@@ -43,8 +43,7 @@ from pyro_fed.infer.langevin.step import Fixed, Measured, Step
 from pyro_fed.infer.langevin.visits import STABLE_STEP_SHARE
 from pyro_fed.infer.surrogates.measuring import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
-from pyro_fed.ops.langevin import STABLE
-from pyro_fed.ops.visits import longest_visit
+from pyro_fed.ops.langevin import STABLE, longest_visit
 
 
 @explains_unknown

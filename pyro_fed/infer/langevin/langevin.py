@@ -20,7 +20,7 @@ Deviations, all settings, all off in the papers' recipes, and those of `gradient
   chooses t by them. SGLD has no clients and takes `step.largest`. If the step is shorter than for t = `visit_time`,
   burn-in is longer by the same factor.
 * `sweeps`: if f_s is uniform, clients in random sweeps (`schedule.Shuffled`) instead of drawn anew for each visit:
-  the errors of one client and the others cancel, see `ops.visits`.
+  the errors of one client and the others cancel, see `ops.langevin`.
 * `target_ess`: the run ends when the slowest coordinate has this many effective draws and R-hat is small.
 """
 

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.infer.sites.gaussian_sites import absolute
-from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.matrices import MIN_EIGENVALUE
+from pyro_fed.ops.matrices import MIN_EIGENVALUE, equilibrated_cholesky
 
 #: A curvature that falls by this log factor for each posterior SD is that of a mode at infinity: there a Newton step
 #: keeps its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on

@@ -57,8 +57,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
-from pyro_fed.ops.kde import effective_neighbours, kde_draws, kde_score
-from pyro_fed.ops.stein import ksd, largest_off, linear_identities, spread
+from pyro_fed.ops.stein import effective_neighbours, kde_draws, kde_score, ksd, largest_off, linear_identities, spread
 
 #: A KDE with fewer effective neighbours than this has no more information than the particle's own old position.
 FEWEST_NEIGHBOURS = 2.0

@@ -39,7 +39,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.infer.sites.records import entries_as
-from pyro_fed.ops.pairwise import squared_distances
+from pyro_fed.ops.kernel_base import squared_distances
 
 #: Number of steps whose gradients L-BFGS keeps.
 LBFGS_MEMORY = 10

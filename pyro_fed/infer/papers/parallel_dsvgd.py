@@ -30,7 +30,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.papers.dsvgd import Approximation, PaperDSVGD
 from pyro_fed.infer.sites.records import entries_as
-from pyro_fed.ops.kde import kde_score
+from pyro_fed.ops.stein import kde_score
 
 
 class Server(NamedTuple):

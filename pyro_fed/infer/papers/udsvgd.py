@@ -24,7 +24,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.papers.dsvgd import Approximation, SiteParticles
 from pyro_fed.infer.sites.records import entries_as
-from pyro_fed.ops.kde import buffer_score_ratio, kde_score
+from pyro_fed.ops.stein import buffer_score_ratio, kde_score
 
 
 class Turns(NamedTuple):

@@ -24,11 +24,10 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, row_dtype
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, add_batch_axis, fit_prior, site_of, with_prior
-from pyro_fed.ops.cholesky import equilibrated_cholesky
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.matrices import positive_part
-from pyro_fed.ops.moments import Moments
+from pyro_fed.ops.matrices import equilibrated_cholesky, positive_part
 
 #: First λ, and the factors by which it falls after a step that improves f_i and rises after one that does not.
 LAMBDA_START, LAMBDA_FALL, LAMBDA_RISE = 1e-2, 0.2, 8.0

@@ -37,8 +37,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     where,
 )
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.gaussian_structures import DiagGaussian
+from pyro_fed.ops.gaussian import DiagGaussian, Gaussian
 
 #: Variance about an agent's first point at which the prior is evaluated.
 NARROW_VARIANCE = 1e-4

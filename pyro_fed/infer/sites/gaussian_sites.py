@@ -34,11 +34,10 @@ from pyro_fed.density.derivatives import Derivatives, Kind, Structure
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.backtrack import backtrack
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import choose, with_trailing_axes
-from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.gaussian_structures import STRUCTURES
+from pyro_fed.ops.gaussian import STRUCTURES, Gaussian
 from pyro_fed.ops.matrices import times, with_absolute_eigenvalues
-from pyro_fed.ops.moments import Moments
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 
 #: Largest total of numbers of the points of an expectation; large models have fewer points.

@@ -83,9 +83,8 @@ from pyro_fed.infer.stein.states import (
     with_pace,
 )
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey
-from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
-from pyro_fed.ops.kernels import MEDIAN_RBF
+from pyro_fed.ops.kernels import MEDIAN_RBF, Balanced
 from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState
 from pyro_fed.ops.whitening import Coordinates
 

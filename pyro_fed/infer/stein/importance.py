@@ -19,7 +19,7 @@ dimension.
 
 Only values are needed, no derivatives: a client sends one number for each point in each round.
 
-Letters: z `points`, log p `value`, n, m and F of t as in `ops.student_mixtures`.
+Letters: z `points`, log p `value`, n, m and F of t as in `ops.student`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.ops.adaptive_importance import FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K
-from pyro_fed.ops.student_mixtures import Mixture, fitted
+from pyro_fed.ops.matrices import equilibrated_cholesky
+from pyro_fed.ops.student import Mixture, fitted
 
 #: Points of a round.
 POINTS = 1024

@@ -53,6 +53,7 @@ from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, largest_move, moments_of
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, with_trailing_axes
+from pyro_fed.ops.matrices import equilibrated_cholesky
 from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent
 
 

@@ -36,8 +36,7 @@ from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, w
 from pyro_fed.infer.sites.power_iteration import largest_likelihood_curvature
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.entries import choose, with_trailing_axes
-from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.gaussian_structures import STRUCTURES
+from pyro_fed.ops.gaussian import STRUCTURES, Gaussian
 from pyro_fed.ops.langevin import STABLE, langevin_step
 from pyro_fed.ops.matrices import positive_part, times
 

@@ -37,8 +37,7 @@ from pyro_fed.infer.sites.gaussian_sites import MAX_NEWTON_STEPS, POINT_NUMBERS,
 from pyro_fed.infer.surrogates.local_sgld import LocalSGLD
 from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.batched import quiet
-from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
+from pyro_fed.ops.gaussian import DiagGaussian, FullGaussian, Gaussian
 from pyro_fed.ops.matrices import positive_part, times
 
 #: Length of a Newton step to the mode of p(θ) Π q_s(θ), in its SDs, at which they stop.

@@ -18,7 +18,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.checks.points import FEW_DRAWS
-from pyro_fed.density.joint import JointProblem
+from pyro_fed.density.forms import JointProblem
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.latents.quadrature import NearbyModes, Nodes, Quadrature
@@ -26,7 +26,7 @@ from pyro_fed.density.latents.several_modes import missed_mode_log_mass, needed_
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
-from pyro_fed.ops.tiny import log_det_lower
+from pyro_fed.ops.matrices import log_det_lower
 
 if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation

@@ -20,7 +20,7 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.time_limit import TimeIsUp, is_time
-from pyro_fed.density.checks.funnels import with_hint
+from pyro_fed.density.forms import with_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import group_of, spread
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError, warn_user

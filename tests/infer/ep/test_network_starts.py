@@ -16,7 +16,7 @@ from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.laplace.laplace_point import mode_level
 from pyro_fed.infer.sites.gaussian_sites import add_batch_axis
-from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
+from pyro_fed.ops.gaussian import DiagGaussian, FullGaussian
 from pyro_fed.policy import resolve
 
 F64 = torch.float64

@@ -18,7 +18,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.tilted import Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.sites.gaussian_sites import gaussian, sobol
-from pyro_fed.ops.gaussian_structures import DiagGaussian
+from pyro_fed.ops.gaussian import DiagGaussian
 from pyro_fed.policy import resolve
 
 SGD = {"sampler": "sgd", "preconditioned": False, "unit": "epochs", "steps": 4, "burn_in": 0, "batch_size": 7}

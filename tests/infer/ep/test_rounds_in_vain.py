@@ -14,7 +14,7 @@ import pyro_fed as pf
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.steps import Server
 from pyro_fed.infer.sites.records import as_entries
-from pyro_fed.ops.gaussian_structures import DiagGaussian
+from pyro_fed.ops.gaussian import DiagGaussian
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": 0}
 

@@ -8,7 +8,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.density.traits import Traits
 from pyro_fed.infer.peers.peer_sites import _proper_first_sites, without_distribution
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian
 
 AGENTS = 4
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": 1}

@@ -8,7 +8,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.infer.peers.peer_sites import public_belief, seen_whole
-from pyro_fed.ops.gaussian_structures import STRUCTURES
+from pyro_fed.ops.gaussian import STRUCTURES
 
 AGENTS, DIM = 10, 4
 

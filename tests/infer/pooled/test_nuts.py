@@ -12,8 +12,7 @@ from late import late
 from pyro.infer import NUTS as PyroNUTS
 
 import pyro_fed as pf
-from pyro_fed.density.checks.funnels import funnel_hint
-from pyro_fed.density.noncentred import noncentred_form
+from pyro_fed.density.forms import funnel_hint, noncentred_form
 from pyro_fed.errors import SettingError
 
 az = late("arviz")

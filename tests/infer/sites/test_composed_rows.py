@@ -13,7 +13,7 @@ from pyro_fed.density.compiling.predictors import CHECK_ROWS
 from pyro_fed.density.derivatives import composed_rows, derivatives, looks
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.infer.sites.gaussian_sites import spread_points
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian
 
 FEATURES = 3
 

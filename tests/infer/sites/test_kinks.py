@@ -12,7 +12,7 @@ import pyro_fed as pf
 from pyro_fed.density.compiling import jumps
 from pyro_fed.density.derivatives.kinks import with_kinks
 from pyro_fed.density.traits import Traits
-from pyro_fed.ops.moments import Moments
+from pyro_fed.ops.batched import Moments
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False}
 WIDTH = 0.7

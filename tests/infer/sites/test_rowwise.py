@@ -14,7 +14,7 @@ from pyro_fed.density.derivatives import derivatives, nodes, rowwise
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.sites.gaussian_sites import spread_points
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian
 
 ROWS, FEATURES = 60, 3
 

@@ -10,7 +10,7 @@ from pyro_fed.density.derivatives import nodes
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.rowwise import expected_sums, scarce
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian
 
 F64 = torch.float64
 ROWS, DIM = 80, 100

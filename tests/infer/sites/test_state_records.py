@@ -7,8 +7,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
+from pyro_fed.ops.gaussian import DiagGaussian, FullGaussian, Gaussian
 
 
 class Inner(NamedTuple):

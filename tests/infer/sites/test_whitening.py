@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
+from pyro_fed.ops.gaussian import DiagGaussian, FullGaussian
 from pyro_fed.ops.whitening import Coordinates, diagonal_coordinates
 
 DIM = 4

@@ -11,7 +11,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.infer.stein.survey import whitened_resample
 from pyro_fed.ops.importance import flattened
-from pyro_fed.ops.student_mixtures import Mixture, fitted
+from pyro_fed.ops.student import Mixture, fitted
 
 D64 = torch.float64
 

@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 import pyro_fed as pf
 from pyro_fed.errors import SettingError
-from pyro_fed.ops.kde import kde_draws
+from pyro_fed.ops.stein import kde_draws
 
 LAMBDA, NUM_DRAWS = 0.55, 20_000
 

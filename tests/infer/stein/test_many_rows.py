@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import pyro_fed as pf
+from pyro_fed.density import traits as record
 from pyro_fed.density.derivatives import looks, scores
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.traits import record
 from pyro_fed.infer.stein import dsvgd
 from pyro_fed.infer.stein.states import TiltedTarget
 

@@ -12,7 +12,7 @@ from pyro.distributions import constraints
 
 import pyro_fed as pf
 from models import gaussian_mixture_1d
-from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
+from pyro_fed.ops.gaussian import DiagGaussian, FullGaussian
 from pyro_fed.ops.newton_ascent import newton_steps
 from pyro_fed.ops.whitening import Coordinates
 

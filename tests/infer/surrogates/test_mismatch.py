@@ -6,7 +6,7 @@ import torch
 from gaussian_case import exact, federation, moments, shards
 
 import pyro_fed as pf
-from pyro_fed.ops.visits import longest_visit, visit_variance
+from pyro_fed.ops.langevin import longest_visit, visit_variance
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
 X = shards(num_clients=4, rows=25)

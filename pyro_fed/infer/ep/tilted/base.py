@@ -31,8 +31,8 @@ from pyro_fed.infer.sites.gaussian_sites import (
     spread_points,
     with_prior,
 )
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.moments import Moments
 
 #: Factor on the number of points if rows' scores jump: with 128 points the sums of few rows change by 0.002 SDs as
 #: points pass over a jump, and runs do not converge.

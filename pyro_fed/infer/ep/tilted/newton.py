@@ -42,8 +42,8 @@ from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInfe
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import absolute, is_finite, moments_of, moves, site_of, where
 from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked_step, move
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.moments import Moments
 
 #: A client's q̂ has converged when no mean has moved by more than this many SDs in a step, and no SD by more than this
 #: share, as Newton's method for the mode has. The fixed point does not depend on it.

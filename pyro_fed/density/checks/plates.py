@@ -1,6 +1,7 @@
-"""A model's plates: the size of the partitioned one, and a drawing of all with the sites that they hold.
+"""A model's plates: their sizes, a drawing with their sites and what these depend on, and shapes that do not fit.
 
-The drawing has their nesting, their sites, and the latents that each site's density depends on.
+Shapes that do not fit are those of a latent whose size depends on the rows at hand, since `int(group.max()) + 1` is
+another number at every client, and of a site that has rows twice: in its plate, and as values of each row.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pyro_fed.density.bound import BoundModel
-from pyro_fed.density.checks.dependence import derivatives, run_at_zero
+from pyro_fed.density.bound import BoundModel, derivatives, run_at_zero
+from pyro_fed.density.checks.source import current_line, line_text
 from pyro_fed.density.running.handlers import Execution
 from pyro_fed.density.running.trace_sites import frame_of, is_deterministic, plate_of
 from pyro_fed.errors import DataError, ModelError
@@ -80,11 +81,7 @@ def plate_tree(bound: BoundModel) -> str:
 
 
 def check_followers(bound: BoundModel, plates: tuple[str, ...]) -> None:
-    """Refuse sites outside `plates`, the partitioned one and those whose rows follow it, that depend on latents inside.
-
-    Raises:
-        ModelError: names the site, the latents and the cure, and draws the plates.
-    """
+    """Refuse sites outside the split plates, and those whose rows follow them, that depend on latents inside."""
     execution, found = dependences(bound)
     nodes, plate = execution.trace.nodes, plates[0]
     local = [name for name in found if not nodes[name]["is_observed"] and frame_of(nodes[name], plate) is not None]
@@ -118,11 +115,7 @@ def _cure(bound: BoundModel, sizes: dict[str, int], own: list[str]) -> str:
 
 
 def size_of_plate(plate: str, declared: Mapping[str, int]) -> int:
-    """The partitioned plate's size, among the sizes that the model declared for its plates.
-
-    Raises:
-        ModelError: the model has no such plate; names those that it has.
-    """
+    """The partitioned plate's size, among the sizes that the model declared for its plates."""
     if plate not in declared:
         raise ModelError(f"the model has no plate '{plate}'; its plates are {sorted(declared)}. Pass plate=...")
     return declared[plate]
@@ -135,3 +128,44 @@ def check_plate_size(plate: str, size: int, num_rows: int) -> None:
             f"plate '{plate}' has size {size}, but the data split by rows have {num_rows} rows. Where the rows are on "
             "another dimension than the first, name it, shard={'counts': 1}, or transpose the argument"
         )
+
+
+def size_differs_error(name: str, shape: tuple[int, ...], found: tuple[int, ...]) -> ModelError:
+    """The error for a latent site whose `shape` in the first run, on all rows, is not that `found` on other rows."""
+    line = current_line()
+    at = f" at {line_text(line)}" if line else ""
+    return ModelError(
+        f"latent site '{name}' has shape {shape} with all rows and {found} with some of them{at}: its size is "
+        "read from the rows, such as by int(group.max()) + 1, len(group.unique()) or len(x), and differs between "
+        "clients. "
+        "Compute the number of groups once: before the model, and pass it as an argument, or in the model by "
+        "pf.shared('groups', lambda: int(group.max()) + 1); what has one value a row belongs into the plate"
+    )
+
+
+def rows_as_values(bound: BoundModel, name: str) -> str:
+    """A sentence on a site inside the plate each of whose rows holds all rows' values; "" if that is not so."""
+    site = run_at_zero(bound)[0].trace.nodes.get(name)
+    frame = None if site is None else frame_of(site, bound.plate)
+    if site is None or frame is None or frame.dim is None:
+        return ""
+    fn, count = site["fn"], bound.num_rows
+    batch, event = tuple(fn.batch_shape), tuple(fn.event_shape)
+    value = tuple(site["value"].shape)
+    if count not in event and count in value[len(value) - len(event) :]:
+        return (
+            f"Its values have the shape {value}, its distribution {batch + event} by .to_event({len(event)}), so that "
+            f"each of the {count} rows has all {count} values: give both the same shape, as by y[:, None]"
+        )
+    if count in event:
+        return (
+            f"Each of the {count} rows has all {count} as one value, by .to_event({len(event)}): leave that out, since "
+            "the plate makes them rows already"
+        )
+    taken = {each.dim for each in site["cond_indep_stack"]}
+    if any(size == count and at - len(batch) not in taken for at, size in enumerate(batch)):
+        return (
+            f"The site has the shape {batch}, each row beside each, in place of {(count,)}: its values, or its "
+            f"distribution's parameters, are a column {(count, 1)}. Leave their last dimension out, as in y.squeeze(-1)"
+        )
+    return ""

@@ -7,47 +7,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.density.checks.funnels import funnel_hint, latent_scales, necks_of_rows
 from pyro_fed.density.compiling.jumps import prior_turns, scores_jump, scores_turn
 from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
 from pyro_fed.density.edges import latents_of_moving_support
+from pyro_fed.density.forms import effects_of, funnel_hint, latent_scales, necks_of_rows
 from pyro_fed.density.latents.layered import check_affordable
 from pyro_fed.density.latents.quadrature import GAUSSIAN_ORDER
-from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import cost_of
-from pyro_fed.density.traits.record import Neck, Search
+from pyro_fed.density.traits import Neck, Search
 
 
 class ModelSearch(Search):
-    """Finds the traits of a problem. Results without rows are kept for other federations of the same model."""
+    """Finds the traits of a problem; those that hold no rows are kept for other federations of the same model."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
     def linear_predictors(self) -> bool:
-        """Found in the operations of a few rows, and checked on these."""
         return predictors(self.problem, CHECK_ROWS) is not None
 
     def layers(self) -> bool:
-        """Found in the operations of a few rows."""
         return has_layers(self.problem)
 
     def labels(self) -> bool:
-        """Found in the first row's distribution at the origin."""
         return self._observes_once and bool(self._observation().has_enumerate_support)
 
     def observed_values(self) -> int:
-        """All of a discrete observation, the nodes of a Gaussian's rule for another."""
         if not self._observes_once:
             return 1
         fn = self._observation()
+        # All of a discrete observation, the nodes of a Gaussian's rule for another.
         return len(fn.enumerate_support()) if fn.has_enumerate_support else GAUSSIAN_ORDER
 
     def scores_jump(self, in_predictors: bool) -> bool:
-        """Followed along lines, see `compiling.jumps`."""
         problem = self.problem
 
         def find() -> bool:
@@ -61,43 +56,33 @@ class ModelSearch(Search):
         return found
 
     def prior_kinks(self) -> Tensor:
-        """Followed along coordinates, see `compiling.jumps`."""
         problem = self.problem
         found: Tensor = problem.compiler.find_once("prior turns", lambda: prior_turns(problem), problem)
         return found
 
     def latent_scales(self) -> bool:
-        """Found in a run of the model at the origin."""
         problem = self.problem
-
-        def find() -> bool:
-            return next(latent_scales(problem), None) is not None
-
-        found: bool = problem.compiler.find_once("latent scales", find, problem)
+        found: bool = problem.compiler.find_once(
+            "latent scales", lambda: next(latent_scales(problem), None) is not None, problem
+        )
         return found
 
     def effects(self) -> tuple[str, ...]:
-        """Found in a run of the model at the origin."""
         return effects_of(self.problem)
 
     def moving_supports(self) -> dict[str, list[str]]:
-        """Found in a run of the model at a random point."""
         return latents_of_moving_support(self.problem.bound)
 
     def funnel_hint(self) -> list[str]:
-        """Found in a run of the model at the origin."""
         return funnel_hint(self.problem)
 
     def necks_of_rows(self) -> list[Neck]:
-        """Found in a run of the model at the origin."""
         return necks_of_rows(self.problem)
 
     def numbers_of_a_row(self) -> float:
-        """Counted in runs of the model."""
         return cost_of(self.problem).numbers
 
     def require_affordable(self) -> None:
-        """Judged by the cost of a round, see `latents.layered`."""
         check_affordable(self.problem)
 
     @property

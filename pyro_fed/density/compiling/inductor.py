@@ -1,4 +1,4 @@
-"""Whether compiled code agrees with its step: both are run on the same arguments, and may differ by rounding alone.
+"""Inductor's code for a traced step, and whether it agrees with the step: both are run on the same arguments.
 
 Rounding is relative to the terms of a sum, not to a small remainder of a large sum, as a score is at the mode. How
 large the terms are shows when the arguments are moved, each number by a part of itself, up or down at random. The code
@@ -12,11 +12,27 @@ is compared there too, as it may be right by chance where rows are equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 
-from pyro_fed.density.compiling.tracing import Step, copy_strided
+from pyro_fed.density.compiling.tracing import Step, copy_strided, free_strides
+
+#: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
+#: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
+INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_reads_threshold": 5}
+#: Operations that write into a copy of their first argument, of which Inductor writes into the argument itself where
+#: nobody looks at it again.
+WRITERS = frozenset(
+    (
+        *(torch.ops.aten.index_add, torch.ops.aten.index_copy, torch.ops.aten.index_fill, torch.ops.aten.index_put),
+        *(torch.ops.aten._unsafe_index_put, torch.ops.aten.select_scatter, torch.ops.aten.slice_scatter),
+        *(torch.ops.aten.diagonal_scatter, torch.ops.aten.as_strided_scatter),
+    )
+)
 
 
 def does_the_same(code: Callable[..., Sequence[Tensor]], step: Step, leaves: Sequence[Tensor]) -> bool:
@@ -46,10 +62,7 @@ def coarsest(graph: fx.Graph) -> float:
 
 
 def perturbed_copy(leaf: Tensor, by: float, generator: torch.Generator) -> Tensor:
-    """A copy of a tensor of any strides with each number larger or smaller by a part `by` of itself, at random.
-
-    Whole numbers stay, and so do rows of data that `copy_strided` does not copy.
-    """
+    """A copy of a tensor of any strides, each number changed by a part of itself; whole numbers stay."""
     if not leaf.is_floating_point():
         return leaf
 
@@ -61,10 +74,7 @@ def perturbed_copy(leaf: Tensor, by: float, generator: torch.Generator) -> Tenso
 
 
 def agree(found: Sequence[Tensor], expected: Sequence[Tensor], part: float, more: Sequence[float] = ()) -> bool:
-    """Whether two results of one step, tensors of the same shapes, differ by no more than rounding.
-
-    Rounded numbers may differ by a part of each tensor's largest number, and by `more` of each tensor; others may not.
-    """
+    """Whether results agree: numbers up to a part of each tensor's largest and `more`, whole numbers exactly."""
     for one, other, besides in zip(found, expected, more or [0.0] * len(expected), strict=True):
         known = other.isfinite()
         if not bool((one.isfinite() == known).all()):
@@ -93,3 +103,28 @@ def _result_or_none(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tenso
         return run(*leaves)
     except RuntimeError:
         return None
+
+
+def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
+    """Inductor's code for a traced graph, which may be changed; that of an equal graph comes from its cache on disk."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    free_strides(graph.graph)
+    spread_out(graph)
+    mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by
+    with tracing(TracingContext(mode)):
+        inputs: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
+        code: Callable[..., Any] = torch._inductor.compile(graph, inputs, options=INDUCTOR)
+        return code
+
+
+def spread_out(graph: torch.fx.GraphModule) -> None:
+    """Copy what `WRITERS` write into, in place: Inductor does not see that it may be one row in memory, expanded."""
+    # When mapped, zeros into which a gradient is added are such rows, and the gradients of all particles went into one
+    # (torch 2.13, https://github.com/pytorch/pytorch/issues/183986 and 188084). Inductor leaves out a needless copy.
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and getattr(node.target, "overloadpacket", None) in WRITERS:
+            with graph.graph.inserting_before(node):
+                copy = graph.graph.call_function(torch.ops.aten.clone.default, (node.args[0],))
+            node.args = (copy, *node.args[1:])
+    graph.recompile()

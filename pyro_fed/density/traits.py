@@ -41,71 +41,53 @@ NETWORK_NUMBERS = 10_000_000
 
 
 class Neck(NamedTuple):
-    """Where the scale of a site is small, as far as its logarithm is linear in the flat vector.
+    """Where the scale of a site is small, as far as its logarithm is linear in the flat vector."""
 
-    Attributes:
-        site: its name.
-        scales: latents that its scale depends on.
-        log_scale: the scale's logarithm at zero, the mean over its entries.
-        slope: that logarithm's derivatives there, (D,).
-    """
-
-    site: str
-    scales: list[str]
-    log_scale: float
-    slope: Tensor
+    site: str  # its name
+    scales: list[str]  # latents that its scale depends on
+    log_scale: float  # the scale's logarithm at zero, the mean over its entries
+    slope: Tensor  # that logarithm's derivatives there, (D,)
 
 
 class Search(ABC):
-    """Finds the traits of one model that need a run of it, or a search of its operations."""
+    """Finds those traits of one model that need a run of it, or a search of its operations; see `Traits` for each."""
 
     @abstractmethod
-    def linear_predictors(self) -> bool:
-        """Whether a row depends on a few numbers that are linear in the parameters."""
+    def linear_predictors(self) -> bool: ...
 
     @abstractmethod
-    def layers(self) -> bool:
-        """Whether rows go through layers of weights."""
+    def layers(self) -> bool: ...
 
     @abstractmethod
-    def labels(self) -> bool:
-        """Whether a row's observation is one of finitely many values."""
+    def labels(self) -> bool: ...
 
     @abstractmethod
-    def observed_values(self) -> int:
-        """Number of values of a row's observation at which its expected scores are computed."""
+    def observed_values(self) -> int: ...
 
     @abstractmethod
     def scores_jump(self, in_predictors: bool) -> bool:
         """Whether rows' scores jump: in their linear predictors if `in_predictors`, or else in all parameters."""
 
     @abstractmethod
-    def prior_kinks(self) -> Tensor:
-        """The coordinates along which the prior's score jumps, (D,) bool."""
+    def prior_kinks(self) -> Tensor: ...
 
     @abstractmethod
-    def latent_scales(self) -> bool:
-        """Whether a latent's scale depends on another latent."""
+    def latent_scales(self) -> bool: ...
 
     @abstractmethod
-    def require_affordable(self) -> None:
-        """Refuse a network whose rows' own latents cost too much to be integrated out."""
+    def require_affordable(self) -> None: ...
 
     @abstractmethod
-    def effects(self) -> tuple[str, ...]:
-        """Names of the latents that have a form in units of their latent scale."""
+    def effects(self) -> tuple[str, ...]: ...
 
     @abstractmethod
-    def moving_supports(self) -> dict[str, list[str]]:
-        """Latents whose support depends on other latents, with these."""
+    def moving_supports(self) -> dict[str, list[str]]: ...
 
     @abstractmethod
-    def funnel_hint(self) -> list[str]:
-        """A sentence on the sites to reparameterise if chains do not mix; none if there are no such sites."""
+    def funnel_hint(self) -> list[str]: ...
 
     @abstractmethod
-    def necks_of_rows(self) -> list[Neck]:
-        """Where the scales of rows' own latents are small, if these scales are latent."""
+    def necks_of_rows(self) -> list[Neck]: ...
 
     @abstractmethod
     def numbers_of_a_row(self) -> float:
