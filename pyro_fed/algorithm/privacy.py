@@ -36,19 +36,86 @@ Letters: z `noise_multiplier`, r `norm`, γ `grid`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
+from scipy.optimize import brentq
+from scipy.special import erfcx, ndtr, ndtri
 from torch import Tensor
 
-from pyro_fed.algorithm.accountant import gaussian_epsilon
 from pyro_fed.algorithm.combination import Shortened, as_numbers, clip
-from pyro_fed.algorithm.secret_noise import with_discrete_gaussian
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.limits import STANDARD_ERRORS
 from pyro_fed.conventions.setting_checks import check_between, check_choice, check_positive
 from pyro_fed.errors import SettingError
+
+#: Steps of the grid in one SD of `standard_normal`.
+STEPS = 2.0**40
+
+
+def with_discrete_gaussian(numbers: Tensor, sd: float) -> Tensor:
+    """Whole numbers (P,), int64, with independent discrete Gaussian noise of SD s > 0, clamped to the range of int64.
+
+    Raises:
+        ImportError: opendp is not installed.
+    """
+    return torch.tensor(_mechanism(sd)(numbers.tolist()), dtype=torch.int64)
+
+
+def standard_normal(like: Tensor) -> Tensor:
+    """Standard normal numbers of a tensor's shape, dtype and device, on a grid of 2⁻⁴⁰.
+
+    Raises:
+        ImportError: opendp is not installed.
+    """
+    numbers = with_discrete_gaussian(torch.zeros(like.numel(), dtype=torch.int64), STEPS)
+    return (numbers.double() / STEPS).reshape(like.shape).to(like)
+
+
+@lru_cache(maxsize=16)
+def _mechanism(sd: float) -> Callable[[list[int]], list[int]]:
+    """OpenDP's measurement of vectors of whole numbers."""
+    from opendp.domains import atom_domain, vector_domain
+    from opendp.measurements import make_gaussian
+    from opendp.metrics import l2_distance
+    from opendp.mod import enable_features
+
+    enable_features("contrib")  # OpenDP's mark of what its own committee has not yet reviewed in full
+    found: Callable[[list[int]], list[int]] = make_gaussian(
+        vector_domain(atom_domain(T="i64")), l2_distance(T="i64"), scale=sd
+    )
+    return found
+
+
+def gaussian_epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
+    """ε of R >= 1 releases with Gaussian noise, exactly; 0 if δ alone is enough.
+
+    `noise_multiplier` is z, the noise's SD over the sensitivity; δ lies between 0 and 1.
+
+    Example:
+        >>> gaussian_epsilon(noise_multiplier=4.0, releases=5, delta=1e-6)  # 2.26
+    """
+    sigma = noise_multiplier / math.sqrt(releases)
+    largest = 0.5 / sigma
+    if _delta(largest, sigma) <= delta:
+        return 0.0
+    a = brentq(lambda a: _delta(a, sigma) - delta, float(ndtri(delta)), largest, xtol=1e-14, rtol=1e-14)
+    return (largest - float(a)) / sigma
+
+
+def _delta(a: float, sigma: float) -> float:
+    """The right-hand side of (1)."""
+    density = math.exp(-(a**2) / 2) / math.sqrt(2 * math.pi)
+    return float(ndtr(a) - density * _mills(1 / sigma - a))
+
+
+def _mills(x: float) -> float:
+    """Mills' ratio Φ(-x)/φ(x)."""
+    return math.sqrt(math.pi / 2) * float(erfcx(x / math.sqrt(2)))
+
 
 #: Steps of the grid in `norm`, or in the noise where that is longer, as a power of two.
 GRID_BITS = 36

@@ -28,14 +28,14 @@ from pyro_fed.density.checks.points import ROWS_TOGETHER, SPREAD
 from pyro_fed.density.checks.sites import describe
 from pyro_fed.density.compiling import mapping
 from pyro_fed.density.compiling.compiler import FAILURES, Compiler, reason_of
+from pyro_fed.density.latents.latent_checks import check_held
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.latents.undetermined_latents import check_held
 from pyro_fed.density.layout import Layout
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.files import row_blocks
-from pyro_fed.density.running.counted import asks_for_double
-from pyro_fed.density.running.shared import is_shared
+from pyro_fed.density.running.log_probs import asks_for_double
+from pyro_fed.density.running.model_calls import is_shared
 from pyro_fed.density.traits.search import ModelSearch
 from pyro_fed.errors import DataError, ModelError, listed, warn_user
 

@@ -24,8 +24,7 @@ from torch.utils import _pytree as pytree
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import in_chunks
-from pyro_fed.density.rows.nested import NestedRows
+from pyro_fed.density.rows.batches import NestedRows, in_chunks
 
 #: SDs of the fixed points, unconstrained: from all but the origin to well outside it.
 SPREADS = (0.01, 0.3, 1.0, 2.0)

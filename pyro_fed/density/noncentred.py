@@ -22,8 +22,7 @@ from pyro_fed.density.checks.funnels import latent_scales
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import Execution, Source
-from pyro_fed.density.running.location_scale import LocationScale
-from pyro_fed.density.running.trace_sites import Message
+from pyro_fed.density.running.trace_sites import LocationScale, Message
 from pyro_fed.density.traits.record import Traits
 
 

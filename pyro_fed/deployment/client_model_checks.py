@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.running.shared import PREFIX, is_shared
+from pyro_fed.density.running.model_calls import PREFIX, is_shared
 from pyro_fed.errors import ModelError
 
 

@@ -10,7 +10,7 @@ values of φ during a run. Random numbers come from the seed: the same seed give
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,17 +20,18 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.compiling.compiler import failure
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.running.handlers import for_pyro, run_by_pyro
-from pyro_fed.density.running.trace_sites import frame_of, innermost
+from pyro_fed.density.rows.batches import Batch
+from pyro_fed.density.running.handlers import for_pyro, run_by_pyro, run_model
+from pyro_fed.density.running.trace_sites import Message, frame_of, innermost, sum_to_rows
 from pyro_fed.density.starts import mapped_draws
 from pyro_fed.errors import SettingError
-from pyro_fed.guides.guide_sites import check_names, check_support, model_sites, sampled_sites
-from pyro_fed.guides.param_store import own_params
+from pyro_fed.guides.guide_runs import check_names, check_support, model_sites, own_params, sampled_sites
 
 #: End of the message that refuses a guide's names.
 CURE = "give it these sites, or take an automatic guide such as AutoMultivariateNormal"
@@ -235,3 +236,74 @@ def _check_sites(guide: str, trace: Any, problem: Problem, automatic: bool, amor
     if not automatic:  # an automatic one draws on the model's own unconstrained scale
         for name, (support, _) in model_sites(problem).items():
             check_support(guide, nodes[name], support)
+
+
+class _Substituted(Messenger):
+    """Give global sites their values, and draw those inside the plate."""
+
+    def __init__(self, values: Mapping[str, Tensor], plate: str, constants: dict[str, Any]) -> None:
+        super().__init__()
+        self.values, self.plate, self.constants = values, plate, constants
+
+    def _pyro_sample(self, msg: Message) -> None:
+        if msg["name"] in self.values:
+            msg["value"], msg["done"] = self.values[msg["name"]], True
+
+
+def local_gradients(
+    program: GuideProgram, own: Tensor, points: Tensor, batch: Batch, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Gradients of one client's A_k, a mean over draws, in the draws (S, D), times S, and in ψ_k, float64.
+
+    `own` is ψ_k, `points` are z (S, D), and `seed` is that of ε_k.
+    """
+    with program.at(program.start, seed, own), torch.enable_grad():
+        z = points.detach().clone().requires_grad_()
+
+        def value(one: Tensor) -> Tensor:
+            return local_bound(program, one, batch)
+
+        found = mapped_draws(value, z) if program.mappable else None
+        if found is None:
+            found = torch.stack([value(one) for one in z])
+        by_point, *by_leaf = torch.autograd.grad(
+            found.sum(), [z, *program.own_leaves], allow_unused=True, materialize_grads=True
+        )
+    return by_point.double(), flat(by_leaf) / len(points)
+
+
+def local_bound(program: GuideProgram, z: Tensor, batch: Batch) -> Tensor:
+    """log p(y_k, u_k | x) - log q(u_k | y_k, x) of one draw of u_k, summed over rows, (), within `at`; z is (D,)."""
+    problem, rows = program.problem, batch.rows
+    drawn = drawn_inside(program, problem.execute_at(z, rows).filler.values, rows)
+    values = {name: drawn.nodes[name]["value"] for name in problem.layout.local}
+    given = problem.from_vector(z, rows)
+
+    def source(msg: Message, transform: Any) -> Tensor:
+        if msg["name"] not in values:
+            return given(msg, transform)
+        found: Tensor = transform.inv(values[msg["name"]])
+        return found
+
+    _, inside = problem.terms_of(problem.execute(source, rows, densities=True), rows)
+    drawn.compute_log_prob()
+    frames = [(node, frame_of(node, problem.plate)) for node in sampled_sites(drawn).values()]
+    log_q = [sum_to_rows(node, frame.dim) for node, frame in frames if frame is not None]
+    terms = torch.stack([term for site, term in inside.items() if site]).sum(0) - torch.stack(log_q).sum(0)
+    return (terms * batch.weight).sum()
+
+
+def drawn_inside(program: GuideProgram, values: Mapping[str, Tensor], rows: tuple[Tensor, ...]) -> Any:
+    """The trace of a guide on some rows (m, ...), with its global sites' values given; within the program's `at`."""
+    problem = program.problem
+    sharded = bool(problem.arguments.rows)
+    args, kwargs = problem.arguments.rebuild(rows if sharded else ())
+    return run_model(
+        program.guide,
+        args,
+        kwargs,
+        _Substituted({name: values[name] for name in problem.sites}, problem.plate, problem.bound.constants),
+        indices=torch.arange(len(rows[0])) if sharded else rows[0],
+        dtype=problem.dtype,
+        members=problem.arguments.members(rows),
+    ).trace

@@ -24,7 +24,7 @@ from pyro_fed.conventions.settings_repr import all_settings
 from pyro_fed.conventions.time_limit import TimeIsUp, ending_at
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.deterministic_sites import without_data
-from pyro_fed.density.latents.assignments import assign
+from pyro_fed.density.latents.draws import assign
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.observations import observed_rows, observed_values
 from pyro_fed.density.problem import Problem

@@ -12,7 +12,7 @@ import torch
 
 from pyro_fed.density.checks.dependence import derivatives, run_at_zero
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.running.location_scale import LocationScale
+from pyro_fed.density.running.trace_sites import LocationScale
 from pyro_fed.density.traits.record import Neck
 
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.density.checks.blame import is_users
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.running import log_probs, observed_values
+from pyro_fed.density.running import log_probs, site_values
 
 #: Functions that distinguish NaN from numbers.
 TELLING = frozenset(
@@ -31,7 +31,7 @@ TELLING = frozenset(
 COMPARING = frozenset((torch.ne, torch.eq, Tensor.ne, Tensor.eq, Tensor.__ne__, Tensor.__eq__))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 #: Modules of this package that test for NaN in the model's place.
-LOOKING = frozenset((observed_values.__file__, log_probs.__file__))
+LOOKING = frozenset((site_values.__file__, log_probs.__file__))
 #: Values in place of NaN, which show whether the model reads them.
 STAND_INS = (-1e4, 0.5, 1e4)
 #: Spreads of the points at which densities must be finite.

@@ -9,14 +9,14 @@ from .few_rows import first_row_count as first_row_count
 from .few_rows import log_likelihoods_at as log_likelihoods_at
 from .few_rows import of_some_rows as of_some_rows
 from .few_rows import pick_rows as pick_rows
-from .looks import flat_direction as flat_direction
-from .looks import look_at_likelihood as look_at_likelihood
-from .looks import look_at_prior as look_at_prior
 from .scores import clients_likelihood_curves as clients_likelihood_curves
 from .scores import clients_likelihood_scores as clients_likelihood_scores
 from .scores import clients_likelihood_scores_and_values as clients_likelihood_scores_and_values
 from .scores import clients_log_likelihoods as clients_log_likelihoods
+from .scores import flat_direction as flat_direction
 from .scores import likelihood_scores as likelihood_scores
+from .scores import look_at_likelihood as look_at_likelihood
+from .scores import look_at_prior as look_at_prior
 from .scores import prior_scores as prior_scores
 from .scores import prior_scores_and_values as prior_scores_and_values
 from .scores import prior_values as prior_values

@@ -40,17 +40,16 @@ from torch.func import grad_and_value, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
-from pyro_fed.density.derivatives.agreement import (
+from pyro_fed.density.derivatives.composed_rows import at_each_composed, means_at, means_of_parabola, shares
+from pyro_fed.density.derivatives.integrated import integrated
+from pyro_fed.density.derivatives.nodes import (
+    MANY_ROWS_A_PARAMETER,
     TRIED_POINTS_DIVISOR,
     as_many_as_needed,
     where_settled,
     where_straight,
 )
-from pyro_fed.density.derivatives.composed_rows import at_each_composed, means_at, means_of_parabola, shares
-from pyro_fed.density.derivatives.fisher import fisher_information
-from pyro_fed.density.derivatives.integrated import integrated
-from pyro_fed.density.derivatives.kinks import with_kinks
-from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
+from pyro_fed.density.derivatives.other_curvatures import fisher_information, with_kinks
 from pyro_fed.density.derivatives.rowwise import (
     LEAST_STRUCTURE_WORK,
     at_points,

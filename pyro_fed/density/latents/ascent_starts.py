@@ -27,7 +27,7 @@ from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.limits import NEGLIGIBLE, SUM_ROUNDING_UNITS
-from pyro_fed.density.latents.ascent import Ascent, Centre
+from pyro_fed.density.latents.modes import Ascent, Centre
 from pyro_fed.density.latents.quadrature import (
     GAUSSIAN_ORDER,
     NEAR_STEPS,

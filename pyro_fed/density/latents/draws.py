@@ -27,15 +27,24 @@ independent draws a mean errs by a tenth of an SD, and by three tenths in the wo
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pyro_fed.density.latents.ascent import Centre
+from pyro_fed.density.latents.discrete import log_weights
+
+if TYPE_CHECKING:
+    from pyro_fed.density.layout import Site
+    from pyro_fed.density.problem import Problem
+
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
-from pyro_fed.density.latents.several_modes import log_shares
+from pyro_fed.density.latents.modes import Centre, log_shares
 from pyro_fed.density.rows.batches import CHUNK, NUMBERS_IN_MEMORY
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.points import balanced_normal
@@ -44,6 +53,7 @@ from pyro_fed.ops.tiny import log_det_lower, solve_lower_transposed
 if TYPE_CHECKING:
     from pyro_fed.density.latents.quadrature import Quadrature
     from pyro_fed.density.problem import Problem
+
 
 #: T is found at so many draws of θ, such that so much of the start may be left: one draw of a thousand.
 PILOTS, FORGOTTEN = 8, 1e-3
@@ -317,3 +327,56 @@ def _chain_ends(weights: list[Tensor], uniform: Tensor) -> Tensor:
         rise = over[step] - over.gather(0, at.unsqueeze(0)).squeeze(0)
         at = torch.where(uniform[step - 1].log() < rise, step, at)
     return at
+
+
+def draw_uniforms(
+    sites: Mapping[str, Site], num_draws: int, generator: torch.Generator, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The randomness of `draw_assignments`: a number in [0, 1) for each value of each site, (S, *batch shape)."""
+    return {
+        name: torch.rand(num_draws, *site.batch_shape, generator=generator, dtype=dtype) for name, site in sites.items()
+    }
+
+
+def draw_assignments(problem: Problem, z: Tensor, uniforms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One draw of every discrete site of all rows, and of the deterministic sites that depend on them.
+
+    Args:
+        problem: the model's densities.
+        z: (D,) unconstrained vector.
+        uniforms: each (*batch shape).
+
+    Returns:
+        site name → (*site shape).
+    """
+    known: dict[str, Tensor] = {}
+    for name in problem.layout.discrete:
+        trace = problem.execute_at(z, problem.all_rows, densities=True, discrete=known).trace
+        known[name] = _pick(trace, name, uniforms[name])
+    trace = problem.execute_at(z, problem.all_rows, discrete=known).trace
+    return known | {name: trace.nodes[name]["value"] for name in problem.layout.depends_on_discrete}
+
+
+def _pick(trace: Any, name: str, uniform: Tensor) -> Tensor:
+    fn = trace.nodes[name]["fn"]
+    cdf = log_weights(trace, name).softmax(-1).cumsum(-1)
+    number = (uniform.unsqueeze(-1) >= cdf[..., :-1]).sum(-1)
+    support = fn.enumerate_support(expand=False).reshape(-1, *fn.event_shape)
+    picked: Tensor = support[number]
+    return picked
+
+
+def assign(problem: Problem, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Draws of the discrete latents given z (S, D), and of the deterministic sites that depend on them.
+
+    Args:
+        problem: the model's densities.
+        z: (S, D) unconstrained vectors.
+        generator: source of randomness.
+
+    Returns:
+        site name → (S, *site shape).
+    """
+    uniforms = draw_uniforms(problem.layout.discrete, len(z), generator, problem.dtype)
+    draws: dict[str, Tensor] = problem.vmap(lambda one, u: draw_assignments(problem, one, u))(z, uniforms)
+    return draws

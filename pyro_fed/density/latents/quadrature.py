@@ -48,8 +48,17 @@ from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, RADIUS, ROWS_TOGETHER
-from pyro_fed.density.latents.ascent import Ascent, Centre, Climber, Rows
-from pyro_fed.density.latents.several_modes import MOST_STARTS, alive, log_shares, modes_at_points, needed_starts
+from pyro_fed.density.latents.modes import (
+    MOST_STARTS,
+    Ascent,
+    Centre,
+    Climber,
+    Rows,
+    alive,
+    log_shares,
+    modes_at_points,
+    needed_starts,
+)
 from pyro_fed.density.latents.tails import Line, Profile, line
 from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import SettingError

@@ -19,11 +19,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pyro_fed.density.checks.points import ROWS_TOGETHER
 from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
-from pyro_fed.density.rows.containers import Table, as_tree, is_column
+from pyro_fed.density.rows.containers import Orders, Table, as_tree, in_order, is_column, orders_of
 from pyro_fed.density.rows.files import Place, blocks, is_mapped, mapped, picked, place_of, written
 from pyro_fed.density.rows.labelled import Labels, labelled
 from pyro_fed.density.rows.leaves import LabelsByName, read_leaf
-from pyro_fed.density.rows.order import Orders, in_order, orders_of
 from pyro_fed.errors import DataError
 from pyro_fed.ops.entries import all_finite
 

@@ -18,15 +18,12 @@ from torch.distributions import Distribution
 
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.latents.discrete import Enumerate, first_value, is_discrete
-from pyro_fed.density.rows.nested import MaskPadding, Members
-from pyro_fed.density.running.data_calls import data_calls
+from pyro_fed.density.rows.batches import MaskPadding, Members
 from pyro_fed.density.running.log_probs import mappable_safe_log, own_log_probs
-from pyro_fed.density.running.observed_values import ObservedValues
-from pyro_fed.density.running.plates import Subsample, pinned_plates
-from pyro_fed.density.running.shared import keeping
+from pyro_fed.density.running.model_calls import Subsample, data_calls, keeping, pinned_plates
+from pyro_fed.density.running.site_values import ObservedValues, put_walls
 from pyro_fed.density.running.torch_modes import Noticed, placing, replacing
 from pyro_fed.density.running.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
-from pyro_fed.density.running.walls import put_walls
 from pyro_fed.errors import SettingError, listed, without_shapes
 
 #: Where this package's own handlers are from.

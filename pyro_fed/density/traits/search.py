@@ -12,7 +12,7 @@ from pyro_fed.density.compiling.jumps import prior_turns, scores_jump, scores_tu
 from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
 from pyro_fed.density.edges import latents_of_moving_support
-from pyro_fed.density.latents.layered import check_affordable
+from pyro_fed.density.latents.latent_checks import check_affordable
 from pyro_fed.density.latents.quadrature import GAUSSIAN_ORDER
 from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.observations import observation_distribution
@@ -97,7 +97,7 @@ class ModelSearch(Search):
         return cost_of(self.problem).numbers
 
     def require_affordable(self) -> None:
-        """Judged by the cost of a round, see `latents.layered`."""
+        """Judged by the cost of a round, see `latents.latent_checks`."""
         check_affordable(self.problem)
 
     @property

@@ -38,7 +38,7 @@ from pyro_fed.conventions.nested_settings import resolve
 from pyro_fed.density.derivatives import of_some_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.guides.automatic import guided_covariance
+from pyro_fed.guides.gaussian_guides import guided_covariance
 from pyro_fed.infer.ep import ascent, findings, prior_site, step_control
 from pyro_fed.infer.ep.contributions import EPContributions, without_value
 from pyro_fed.infer.ep.states import CHANGE, Server, first_server

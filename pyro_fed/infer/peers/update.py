@@ -24,7 +24,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.guides.fitting import GuideFit
+from pyro_fed.guides.gaussian_guides import GuideFit
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.tilted import IVON, Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.ep.tilted.base import site_from

@@ -30,7 +30,7 @@ One φ carries the noise of the few draws behind Adam's last steps. φ̄ average
 et al., 2020), and errs half as much as the φ at the end of a rate that falls a hundredfold.
 
 Latents inside the plate are integrated out of log p_k, which is what the best of all local guides would give. Where the
-guide has these sites, and takes any rows, its local part is used in place: see `guides.amortised`.
+guide has these sites, and takes any rows, its local part is used in place: see `guides.program`.
 
 Letters: φ `params`, z `points`, ε's seed `noise_seed`, S `num_particles`, m `local_steps`.
 
@@ -58,9 +58,8 @@ from pyro_fed.density.derivatives import clients_likelihood_scores, clients_like
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.guides.amortised import local_gradients
-from pyro_fed.guides.kept_draws import KeptDraws
-from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program
+from pyro_fed.guides.guide_runs import KeptDraws
+from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program, local_gradients
 from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.optim import OPTIM, Adam
 from pyro_fed.infer.sites.records import as_entries, entries_as

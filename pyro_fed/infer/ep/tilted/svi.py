@@ -1,6 +1,6 @@
 """Stochastic variational inference on the tilted density with a Gaussian guide: "svi".
 
-See `guides.fitting` for the objective and the letters. The guide begins at the end m of a Newton step on the tilted
+See `guides.gaussian_guides` for the objective and the letters. The guide begins at the end m of a Newton step on the tilted
 density, with its inverse curvature A A' as covariance, so that the step size has no units; it falls linearly to zero.
 """
 
@@ -16,7 +16,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_betas, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.guides.fitting import GuideFit
+from pyro_fed.guides.gaussian_guides import GuideFit
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, site_from, tilted_scale
 
 

@@ -1,32 +1,83 @@
-"""A Gaussian guide fitted to a likelihood times a Gaussian cavity by Adam: the "svi" of FedEP, PVI and P2PVI.
+"""Pyro guides that FedEP can federate in natural parameters: automatic Gaussian guides, by the family that they span.
 
-    max_{a, B}  E_{z ~ N(0, I)}[log p_k(θ) + log c(θ)] + log |det B|,    θ = m + A (a + B z)
-
-with reparametrised gradients, as Pyro's `SVI` does with `Trace_ELBO` and an automatic Gaussian guide, or Bayes by
-backprop for a network, for all clients of a round in one compiled step. The guide begins at a Gaussian of mean m and
-covariance A A', so that Adam's rate is in its SDs; with `units` "parameters" and a diagonal A a step of the location is
-one of θ, as if Adam moves μ and log σ (a step of log σ is the same in both). Adam starts afresh in every round.
-
-Source: Kingma & Ba (2015), Adam; Blundell et al. (2015), *Weight uncertainty in neural networks*.
-
-Letters: c `cavity`, a `loc`; B lower triangular, or diagonal with the structure "diag", held as `raw` with the
-logarithm of its diagonal.
+`AutoDiagonalNormal` and `AutoNormal` are diagonal Gaussians on the unconstrained scale, `AutoMultivariateNormal` is a
+full one. No other automatic guide is an exponential family with sites to multiply and divide, not even
+`AutoLowRankMultivariateNormal`: a product of low-rank factors has full rank. `SFVI` fits these directly.
 """
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from pyro.infer import autoguide
 from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.errors import SettingError
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times
+
+#: The structure of an automatic guide, by the name of its class.
+FAMILIES: dict[str, Literal["diag", "full"]] = {
+    "AutoDiagonalNormal": "diag",
+    "AutoNormal": "diag",
+    "AutoMultivariateNormal": "full",
+}
+#: The algorithm that fits another automatic guide, by the guide's name; by default `SFVI(guide=...)`.
+FITTED_BY = {
+    "AutoLaplaceApproximation": "FedLaplace(), which finds the mode and its Hessian",
+    "AutoDelta": "SFVI(guide=AutoDelta), whose answer is a point, the MAP estimate; FedLaplace() has its SDs as well",
+}
+
+
+def is_hand_written(guide: Any) -> bool:
+    """Whether a guide is a function of the model's arguments, or a `PyroModule`, and not an automatic one."""
+    kind = guide if inspect.isclass(guide) else type(guide)
+    return callable(guide) and not issubclass(kind, autoguide.AutoGuide)
+
+
+def guided_covariance(owner: Any, guide: Any, covariance: str) -> Literal["diag", "full"]:
+    """The covariance of an automatic guide, in place of the setting if that is "auto"; `owner` is for messages.
+
+    Raises:
+        SettingError: the guide is hand-written, has no Gaussian family, or not that of the setting.
+    """
+    name = type(owner).__name__
+    if is_hand_written(guide):
+        raise SettingError(
+            f"{name}: a hand-written guide is federated by FedEP and PVI alone; use FedEP(guide=...), or an automatic "
+            "guide such as AutoMultivariateNormal"
+        )
+    family = covariance_of(owner, guide)
+    if covariance not in ("auto", family):
+        raise SettingError(
+            f"{name}: covariance={covariance!r} is not that of the guide, {family!r}: give one of the two"
+        )
+    return family
+
+
+def covariance_of(owner: Any, guide: Any) -> Literal["diag", "full"]:
+    """The Gaussian family of an automatic guide, given as class or instance.
+
+    Raises:
+        SettingError: a guide whose factors cannot be multiplied and divided.
+    """
+    kind = guide if inspect.isclass(guide) else type(guide)
+    for base in kind.__mro__:
+        if base.__module__ == autoguide.guides.__name__ and base.__name__ in FAMILIES:
+            return FAMILIES[base.__name__]
+    name = getattr(guide, "__name__", kind.__name__)
+    raise SettingError(
+        f"{type(owner).__name__}: guide {name} has no natural parameters that can be multiplied and divided, as "
+        f"{sorted(FAMILIES)} have: use {FITTED_BY.get(name, f'SFVI(guide={name})')}"
+    )
+
 
 #: Precision and eta of the cavity, and the coordinates: A and m.
 Frame = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
+import pyro
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.running.handlers import RowsCount, for_pyro, run_by_pyro
 from pyro_fed.density.running.trace_sites import innermost, unconstraining
 from pyro_fed.errors import SettingError, warn_user
+
+
+@contextmanager
+def own_params(seed: int) -> Iterator[None]:
+    """An empty param store and a seeded generator; both are restored afterwards."""
+    store = pyro.get_param_store()
+    before = store.get_state()
+    with torch.random.fork_rng(devices=[]):
+        store.clear()
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` asks all devices, which takes milliseconds
+        try:
+            yield
+        finally:
+            store.clear()  # `set_state` adds to what is there
+            store.set_state(before)
+
 
 #: Unconstrained values, which together cover a support, up to rounding.
 REACHING = (-16.0, -4.0, -1.0, 0.0, 1.0, 4.0, 16.0)
@@ -80,3 +103,50 @@ def model_sites(problem: Problem) -> dict[str, tuple[Any, Any]]:
 
     problem.collect(source)
     return found
+
+
+@contextmanager
+def pooled_model(problem: Problem, seed: int, temperature: float) -> Iterator[Callable[..., Any]]:
+    """The model on all rows, to be run within the context, where Pyro has a param store and random numbers of its own.
+
+    The rows' likelihood is raised to 1 / `temperature`, as in the densities.
+    """
+    constants = problem.bound.constants
+    with torch.enable_grad(), own_params(seed), run_by_pyro(problem.dtype, constants):
+        model = for_pyro(problem.model, constants, problem.arguments.incomplete)
+        if temperature != 1:
+            model = RowsCount(1 / temperature, (problem.plate, *problem.arguments.nested_plates))(model)
+        yield model
+
+
+#: Number of draws that are stored by default: as many as the audit uses.
+DEFAULT_KEPT_DRAWS = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptDraws:
+    """An algorithm whose state has the guide's draws, `draws` (S, D).
+
+    Args:
+        num_guide_draws: S; None keeps as many as the run is asked for, and `DEFAULT_KEPT_DRAWS` at least.
+    """
+
+    num_guide_draws: int | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_guide_draws", allow_none=True)
+
+    def for_draws(self, num_draws: int) -> Self:
+        """The algorithm with this number of draws, unless the settings give one."""
+        if self.num_guide_draws is not None:
+            return self
+        return replace(self, num_guide_draws=max(num_draws, DEFAULT_KEPT_DRAWS))
+
+    @property
+    def kept_draw_count(self) -> int:
+        """S, the number of draws that are stored."""
+        return DEFAULT_KEPT_DRAWS if self.num_guide_draws is None else self.num_guide_draws
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """The guide's draws, each once: (1, S, D), or the first `num_draws` of them."""
+        return shared["draws"][None, :num_draws]
