@@ -188,11 +188,7 @@ def within_cohort(values: Tensor, pull: float, share: Tensor | None = None) -> t
 
 
 def distances_from_cohort(values: Tensor) -> Tensor:
-    """The distance (K,) of each client's numbers (K, ...) from their medians, in the cohort's SDs: the median number.
-
-    A client all of whose numbers are too large, of the wrong sign, or of somebody else's data has most of them far
-    from the median; an honest one 0.7 SDs.
-    """
+    """Distances (K,) of the median number of each client from the cohort's medians, in its SDs: 0.7 of like clients."""
     flat = values.reshape(len(values), -1)
     flat = flat[:, evenly(flat.shape[1], MAX_COMPARED_NUMBERS)].double()
     away = (flat - flat.quantile(0.5, 0)).abs()
@@ -295,14 +291,7 @@ def _by_parameter(
 
 
 def _room(part: Tensor, spread: Tensor, pull: float, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The middle of pulls, the limits of their distances from it, and the distances of honest ones by chance, (K, D).
-
-    Args:
-        part: pulls, in SDs, (K, D).
-        spread: each site's information on each parameter, as a share of q's precision, (K, D).
-        pull: b.
-        rows: r, (K, 1).
-    """
+    """The middle of pulls (K, D), limits of the distances from it, and honest ones' distances by chance; r is (K, 1)."""
     share = rows.squeeze(-1)
     middle = rows.clamp_max(1.0) * median_of(part / rows, share)
     usual = median_of((part - middle).abs() / rows.sqrt(), share) / NORMAL_MEDIAN_DEVIATION

@@ -31,11 +31,7 @@ def check_combination(
     graph: Graph | None = None,
     num_rows: int = 0,
 ) -> None:
-    """Refuse a combination if a phase of the run needs more than sums, or if it does not fit the clients.
-
-    Raises:
-        SettingError: names the algorithm and the cure.
-    """
+    """Refuse, by a SettingError, a combination that a phase of the run, or the number of clients, does not allow."""
     if combination is None:
         return
     combination.check_clients(num_clients)

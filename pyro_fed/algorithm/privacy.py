@@ -57,20 +57,12 @@ STEPS = 2.0**40
 
 
 def with_discrete_gaussian(numbers: Tensor, sd: float) -> Tensor:
-    """Whole numbers (P,), int64, with independent discrete Gaussian noise of SD s > 0, clamped to the range of int64.
-
-    Raises:
-        ImportError: opendp is not installed.
-    """
+    """Whole numbers (P,), int64, with independent discrete Gaussian noise of SD s > 0, clamped to int64's range."""
     return torch.tensor(_mechanism(sd)(numbers.tolist()), dtype=torch.int64)
 
 
 def standard_normal(like: Tensor) -> Tensor:
-    """Standard normal numbers of a tensor's shape, dtype and device, on a grid of 2⁻⁴⁰.
-
-    Raises:
-        ImportError: opendp is not installed.
-    """
+    """Standard normal numbers of a tensor's shape, dtype and device, on a grid of 2⁻⁴⁰."""
     numbers = with_discrete_gaussian(torch.zeros(like.numel(), dtype=torch.int64), STEPS)
     return (numbers.double() / STEPS).reshape(like.shape).to(like)
 
@@ -91,13 +83,7 @@ def _mechanism(sd: float) -> Callable[[list[int]], list[int]]:
 
 
 def gaussian_epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
-    """ε of R >= 1 releases with Gaussian noise, exactly; 0 if δ alone is enough.
-
-    `noise_multiplier` is z, the noise's SD over the sensitivity; δ lies between 0 and 1.
-
-    Example:
-        >>> gaussian_epsilon(noise_multiplier=4.0, releases=5, delta=1e-6)  # 2.26
-    """
+    """ε of R >= 1 releases with Gaussian noise of z times the sensitivity, exactly; 0 if δ alone is enough."""
     sigma = noise_multiplier / math.sqrt(releases)
     largest = 0.5 / sigma
     if _delta(largest, sigma) <= delta:

@@ -91,13 +91,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Released:
-    """The privacy that a run spent.
-
-    Attributes:
-        noise: the largest SD of the noise in a mean, in SDs without it; of a point in its own units.
-        epsilon: ε, of all rounds.
-        delta: δ.
-    """
+    """The ε and δ that a run spent, and the noise's largest SD in a mean, in SDs (of a point in its units)."""
 
     noise: float
     epsilon: float
@@ -213,10 +207,7 @@ class Record:
         return [*self.notes, *self.doubts]
 
     def untried(self, *names: str) -> str:
-        """The algorithms that no plan tries anyway, as a phrase: "FSGLD, DSVGD or NUTS".
-
-        The last of `names` is named if a plan tries all.
-        """
+        """The algorithms that no plan tries anyway, as "FSGLD, DSVGD or NUTS"; the last of `names` if it tries all."""
         *others, last = [name for name in names if name not in self.planned] or names[-1:]
         return f"{', '.join(others)} or {last}" if others else last
 
@@ -240,11 +231,7 @@ class Record:
         }
 
     def restore(self, plain: dict[str, Any]) -> None:
-        """Restore a record that `to_plain` wrote.
-
-        Raises:
-            ValueError: other entries than those that it writes.
-        """
+        """Restore a record that `to_plain` wrote; ValueError for other entries."""
         if plain.keys() != self.to_plain().keys():
             raise ValueError(f"a record has {list(self.to_plain())}, received {list(plain)!s:.200}")
         for name, value in plain.items():

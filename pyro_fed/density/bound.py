@@ -37,7 +37,7 @@ class BoundModel:
         in_double: whether the model's computations in float32 are made in float64.
         device: where its arguments have been moved to; None stands for the CPU.
         noticed: facts on the functions of torch that it calls, recorded by its runs.
-        walls: names of sites whose density is zero beyond the constraints of their parameters, see `running.site_values`.
+        walls: names of sites whose density is zero beyond their parameters' constraints, see `running.site_values`.
         without_curvature: what is known of rows whose second derivatives are finite at no point.
     """
 

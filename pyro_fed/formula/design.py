@@ -67,13 +67,7 @@ class Formula:
     """A formula with the levels and constants of the rows that it was made from."""
 
     def __init__(self, text: str, frame: pd.DataFrame) -> None:
-        """Parse a formula on a frame of all rows.
-
-        Raises:
-            SettingError: the formula cannot be read, or names columns that the frame lacks.
-            DataError: columns that it uses have missing values.
-            ImportError: `formulae` is not installed.
-        """
+        """Parse a formula on a frame of all rows; SettingError if it is wrong, DataError for missing values."""
         try:
             self._formulae: Any = importlib.import_module("formulae")
         except ImportError as error:
@@ -106,11 +100,7 @@ class Formula:
         self.own = self._design(frame, True, self._matrices.common, group)
 
     def on(self, frame: pd.DataFrame) -> Design:
-        """The design of other rows, which need no response.
-
-        Raises:
-            DataError: a level or group that the formula's own rows do not have, or a column is missing.
-        """
+        """The design of other rows, which need no response; DataError for unknown levels, or without a column."""
         common, group = self._matrices.common, self._matrices.group
         known = frame.copy()  # columns of effects do not depend on the group, which may be a new one
         for factor in self.own.factors:
@@ -178,11 +168,7 @@ def _dense(matrix: Any) -> np.ndarray:
 
 
 def pooled(clients: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, np.ndarray]:
-    """All clients' rows, and each row's client.
-
-    Raises:
-        DataError: there are no rows, or clients whose columns are of different kinds.
-    """
+    """All clients' rows, and each row's client; DataError without rows, or for columns of different kinds."""
     if not clients or not sum(len(frame) for frame in clients.values()):
         raise DataError("glm: there are no rows")
     kinds: dict[str, dict[str, list[str]]] = {}

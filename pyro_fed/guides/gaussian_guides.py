@@ -43,11 +43,7 @@ def is_hand_written(guide: Any) -> bool:
 
 
 def guided_covariance(owner: Any, guide: Any, covariance: str) -> Literal["diag", "full"]:
-    """The covariance of an automatic guide, in place of the setting if that is "auto"; `owner` is for messages.
-
-    Raises:
-        SettingError: the guide is hand-written, has no Gaussian family, or not that of the setting.
-    """
+    """The covariance of an automatic guide, in place of "auto"; SettingError where the setting is another."""
     name = type(owner).__name__
     if is_hand_written(guide):
         raise SettingError(
@@ -63,11 +59,7 @@ def guided_covariance(owner: Any, guide: Any, covariance: str) -> Literal["diag"
 
 
 def covariance_of(owner: Any, guide: Any) -> Literal["diag", "full"]:
-    """The Gaussian family of an automatic guide, given as class or instance.
-
-    Raises:
-        SettingError: a guide whose factors cannot be multiplied and divided.
-    """
+    """The Gaussian family of an automatic guide; SettingError where its factors cannot be multiplied and divided."""
     kind = guide if inspect.isclass(guide) else type(guide)
     for base in kind.__mro__:
         if base.__module__ == autoguide.guides.__name__ and base.__name__ in FAMILIES:
@@ -122,11 +114,7 @@ class GuideFit:
         noise: Noise,
         pace: Tensor | None = None,
     ) -> Gaussian:
-        """The guides of C clients, Gaussians (C,) of the structure of `start`, at which they begin.
-
-        `cavity` c (C,) may be improper; `noise` is of `draw_noise`, (steps, C, ...), and `pace` (C,) are factors of
-        Adam's rate, None for one.
-        """
+        """Guides of C clients from `start`, by cavities that may be improper; `pace` (C,) multiplies Adam's rate."""
         mean, factor = start.mean(), start.root()
         rows, dims = with_batches(data, self.batch_size)
         zero = (torch.zeros_like(mean), torch.zeros_like(factor))
@@ -164,11 +152,7 @@ class GuideFit:
 
 
 def negative_elbo(problem: Problem, guide: tuple[Tensor, Tensor], frame: Frame, batch: Batch, draws: Tensor) -> Tensor:
-    """The negative evidence lower bound of one client up to a constant, ().
-
-    `guide` is a, (D,), and `raw`, (D,) or (D, D); `frame` holds precision and eta of the cavity, A and m; `draws` are
-    z, (S, D).
-    """
+    """The negative evidence lower bound of one client up to a constant, (), by a (D,), B as `raw`, and z (S, D)."""
     loc, raw = guide
     precision, eta, factor, mean = frame
 

@@ -48,14 +48,7 @@ def sampled_sites(trace: Any) -> dict[str, Any]:
 
 
 def check_names(guide: str, found: set[str], problem: Problem, cure: str, warn: bool = True) -> None:
-    """Refuse a guide whose global sites are not the model's; warn about those inside the plate.
-
-    `found` are the names of the guide's sites, without auxiliary ones; `cure` ends the message, and `warn` says whether
-    the sites inside the plate are not used.
-
-    Raises:
-        SettingError: lists the sites.
-    """
+    """Refuse a guide whose global sites are not the model's, with a cure; warn of unused ones inside the plate."""
     expected, local = set(problem.sites), set(problem.layout.local)
     unknown, missing = sorted(found - expected - local), sorted(expected - found)
     if unknown or missing:
@@ -72,11 +65,7 @@ def check_names(guide: str, found: set[str], problem: Problem, cure: str, warn: 
 
 
 def check_support(guide: str, msg: Any, support: Any) -> None:
-    """Refuse a site, with its message `msg`, whose distribution reaches beyond the model's support.
-
-    Raises:
-        SettingError: names the site and both supports.
-    """
+    """Refuse a site, with its message `msg`, whose distribution reaches beyond the model's support."""
     kind, value = type(innermost(msg["fn"])).__name__, msg["value"]
     points = [value] if kind == "Delta" else _points_of(unconstraining(msg), value)
     if not all(bool(support.check(point).all()) for point in points):
@@ -107,10 +96,7 @@ def model_sites(problem: Problem) -> dict[str, tuple[Any, Any]]:
 
 @contextmanager
 def pooled_model(problem: Problem, seed: int, temperature: float) -> Iterator[Callable[..., Any]]:
-    """The model on all rows, to be run within the context, where Pyro has a param store and random numbers of its own.
-
-    The rows' likelihood is raised to 1 / `temperature`, as in the densities.
-    """
+    """The model on all rows, to the power 1 / `temperature`, with a param store and random numbers of its own."""
     constants = problem.bound.constants
     with torch.enable_grad(), own_params(seed), run_by_pyro(problem.dtype, constants):
         model = for_pyro(problem.model, constants, problem.arguments.incomplete)

@@ -253,10 +253,7 @@ class _Substituted(Messenger):
 def local_gradients(
     program: GuideProgram, own: Tensor, points: Tensor, batch: Batch, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of one client's A_k, a mean over draws, in the draws (S, D), times S, and in ψ_k, float64.
-
-    `own` is ψ_k, `points` are z (S, D), and `seed` is that of ε_k.
-    """
+    """Gradients of one client's A_k, a mean over draws z (S, D), in these, times S, and in ψ_k, `own`, float64."""
     with program.at(program.start, seed, own), torch.enable_grad():
         z = points.detach().clone().requires_grad_()
 

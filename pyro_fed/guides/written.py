@@ -336,12 +336,7 @@ def _rows(outputs: Tensor, inputs: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def read_guide(guide: Callable[..., Any], problem: Problem) -> GuideFamily:
-    """The families of a guide's global sites; warns of local ones, which are not used.
-
-    Raises:
-        SettingError: a site that is no exponential family listed here, that depends on another, that the model lacks,
-            or a global site of the model that the guide lacks.
-    """
+    """The families of a guide's global sites, with a warning of local ones; SettingError for any other guide."""
     name = getattr(guide, "__name__", type(guide).__name__)
     first, second = _run(guide, problem, 0), _run(guide, problem, 1)
     check_names(name, set(first), problem, CURE)

@@ -38,11 +38,7 @@ COVARIANCE_JITTER = 1e-3
 
 @dataclass(frozen=True)
 class Through:
-    """φ at the points of a client.
-
-    Args:
-        found: the model's structure.
-    """
+    """φ of the model's structure at the points of a client."""
 
     found: Composed
 
@@ -52,26 +48,12 @@ class Through:
         return made
 
     def mean_back(self, problem: Problem, points: Tensor, score: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
-        """Means over points of score (D,) and curvature (D, D) in z, of rows that are a parabola in w.
-
-        Args:
-            problem: the model's densities.
-            points: (M, D).
-            score: in w at each, (M, m), float64.
-            curvature: of the parabola, (m, m), float64.
-        """
+        """Means over points (M, D) of score and curvature in z, by scores in w (M, m) and a parabola's curvature."""
         scores, hessians = problem.vmap(lambda z, s: self.found.back(z, s, -curvature))(points, score)
         return scores.mean(0), -hessians.mean(0)
 
     def back(self, problem: Problem, points: Tensor, score: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (M, D) and curvatures (M, D, D) in z, of those in w.
-
-        Args:
-            problem: the model's densities.
-            points: (M, D).
-            score: (M, m), float64.
-            curvature: -∇², (M, m, m), float64.
-        """
+        """Scores (M, D) and curvatures (M, D, D) in z at points (M, D), of those in w, (M, m) and (M, m, m)."""
         scores, hessians = problem.vmap(self.found.back)(points, score, -curvature)
         return scores, -hessians
 
@@ -82,13 +64,7 @@ def shares(problem: Problem) -> bool:
 
 
 def at_each_composed(problem: Problem, points: Tensor, data: ClientData | Batch) -> Sums | None:
-    """C clients' log-likelihoods and derivatives at each of M points, (C, M, ...); None without such a structure.
-
-    Args:
-        problem: the model's densities.
-        points: (C, M, D).
-        data: the clients' rows, or these with weights of their own.
-    """
+    """`rowwise.at_each` at points (C, M, D) of models with such a structure; None without it."""
     found = composed_structure(problem, CHECK_ROWS)
     if found is None:
         return None
@@ -101,13 +77,7 @@ def at_each_composed(problem: Problem, points: Tensor, data: ClientData | Batch)
 
 
 def means_at(problem: Problem, points: Tensor, batch: Batch) -> Sums | None:
-    """Means over points of C clients' log-likelihoods and derivatives; None without such a structure.
-
-    Args:
-        problem: the model's densities.
-        points: (S, C, D).
-        batch: the clients' rows.
-    """
+    """Means over points (S, C, D) of C clients' log-likelihoods and derivatives; None without such a structure."""
     found = composed_structure(problem, CHECK_ROWS)
     if found is None:
         return None
@@ -125,14 +95,7 @@ def means_at(problem: Problem, points: Tensor, batch: Batch) -> Sums | None:
 
 
 def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Tensor) -> tuple[Moments, Tensor] | None:
-    """`means_at` of rows taken as parabolas in what they share, and for which clients they may be, (C,).
-
-    Args:
-        problem: the model's densities.
-        points: (S, C, D), more than a few.
-        batch: the clients' rows.
-        share: of all rows, that each client has, (C,).
-    """
+    """`means_at` of rows taken as parabolas in w, and for which clients they may be; `share` (C,) is of all rows."""
     found = composed_structure(problem, CHECK_ROWS)
     if found is None:
         return None

@@ -88,11 +88,7 @@ class Tangents:
     def add(
         self, problem: Problem, total: Tensor, const: tuple[Any, Tensor], piece: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Any]:
-        """The count with a piece of one client's rows.
-
-        `const` holds the row tensors and the points (P, D); `piece` holds the rows' numbers (b,) and their weights
-        (b,), zero for padding.
-        """
+        """The count with a piece of one client's rows, at points (P, D), by row numbers (b,) and weights (b,)."""
         (rows, points), (index, weight) = const, piece
         picked = tuple(leaf[index] for leaf in rows)
         parts, eps = self.parts, torch.finfo(points.dtype).eps

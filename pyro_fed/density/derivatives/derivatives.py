@@ -366,10 +366,7 @@ class Derivatives:
 
 
 def _site_by_site(problem: Problem, signs: Tensor) -> Tensor:
-    """Signs (D,) one latent site at a time, (sites, D), zero elsewhere.
-
-    Of all sites at once a weight's diagonal entry would have those between it and its scale in it, many times itself.
-    """
+    """Signs (D,) one latent site at a time, (sites, D), zero elsewhere."""
     sizes = torch.tensor([site.size for site in problem.sites.values()], device=signs.device)
     site = torch.repeat_interleave(torch.arange(len(sizes), device=signs.device), sizes)
     return signs * (site == torch.arange(len(sizes), device=signs.device).unsqueeze(-1)).to(signs)

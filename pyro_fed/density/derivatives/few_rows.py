@@ -47,13 +47,7 @@ SPREAD = 512
 
 
 class Quadratic(NamedTuple):
-    """What few rows miss of all rows' log density, level + a'w - w'E w / 2; leading axes are clients.
-
-    Args:
-        level: (...).
-        slope: a (..., D).
-        curvature: E (..., D, D), symmetric.
-    """
+    """What few rows miss of all rows' log density: level (...), slope a (..., D), curvature E (..., D, D)."""
 
     level: Tensor
     slope: Tensor
@@ -69,13 +63,7 @@ class Quadratic(NamedTuple):
 
 
 def row_numbers(dim: int, num_rows: int, divisor: int = 1) -> Iterator[int]:
-    """How many rows are tried in the place of all, one number after the other, up to a quarter of them.
-
-    Args:
-        dim: parameters, D.
-        num_rows: of all clients.
-        divisor: of the first number, as for `first_row_count`.
-    """
+    """Numbers of rows that are tried in the place of all, up to a quarter; `divisor` as for `first_row_count`."""
     count = first_row_count(dim, divisor)
     while count * MORE <= num_rows:
         yield count

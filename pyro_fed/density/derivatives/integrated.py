@@ -47,11 +47,7 @@ from pyro_fed.ops.moments import FiniteSums, Moments
 
 @dataclass(frozen=True)
 class Integrated:
-    """Sums over a client's rows of log marginal likelihoods and their derivatives.
-
-    Args:
-        parts: the predictors of the observations given the rows' latents.
-    """
+    """Sums over a client's rows of log marginal likelihoods and derivatives, by the predictors of its observations."""
 
     parts: Predictors
 
@@ -62,15 +58,7 @@ class Integrated:
     def at(
         self, problem: Problem, points: Tensor, rows: Any, weight: Tensor, near: NearbyModes | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Value (s,), score (s, D) and curvature (s, D, D) at points (s, D).
-
-        Args:
-            problem: the model's densities.
-            points: (s, D).
-            rows: the client's row tensors, each (m, ...).
-            weight: (m,).
-            near: what is known of the rows near the points.
-        """
+        """Value (s,), score (s, D) and curvature (s, D, D) of weighted rows (m, ...) at points (s, D)."""
         parts, leaves, owner = self.parts, pytree.tree_leaves(rows), owners(problem, rows)
         chosen = list(parts.direct)
         eye = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
@@ -110,12 +98,7 @@ class Integrated:
 
 
 def integrated(problem: Problem, rows: Any) -> Integrated | None:
-    """How rows of such shapes are integrated by their predictors; None where there are none, or too many to pay.
-
-    Args:
-        problem: the model's densities.
-        rows: a client's row tensors.
-    """
+    """How rows of such shapes are integrated by their predictors; None where there are none, or too many to pay."""
 
     def checked() -> bool:
         """Of a few rows, in double precision: rounding is most of what single precision leaves of a long sum."""

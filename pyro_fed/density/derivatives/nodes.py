@@ -42,22 +42,12 @@ SOBOL, WIDE_SOBOL = 128, 512
 
 
 def order_of(rows: float, numbers: int) -> int:
-    """Gauss-Hermite nodes a number, 0 for Sobol points.
-
-    Args:
-        rows: a parameter.
-        numbers: that a row depends on.
-    """
+    """Gauss-Hermite nodes a number, 0 for Sobol points, by rows a parameter and numbers that a row depends on."""
     return (FEW_ORDERS if rows >= MANY_ROWS_A_PARAMETER else ORDERS).get(numbers, 0)
 
 
 def may_be_straight(rows: float, numbers: int) -> bool:
-    """Whether so many rows a parameter make it likely that `PAIRS` do, at less than the finer rule's cost.
-
-    Args:
-        rows: a parameter.
-        numbers: that a row depends on.
-    """
+    """Whether so many rows a parameter make it likely that `PAIRS` do, at less than the finer rule's cost."""
     finer = FEW_ORDERS[numbers] ** numbers if numbers in FEW_ORDERS else SOBOL
     return rows >= MANY_ROWS_A_PARAMETER and finer >= WORTH_A_TRY * (1 + 2 * numbers)
 
@@ -86,10 +76,7 @@ def rule(order: int, numbers: int, wide: int) -> tuple[Tensor, Tensor]:
 
 
 def _equally_spaced(count: int, reach: float, numbers: int) -> tuple[Tensor, Tensor]:
-    """The product of rules for N(0, 1); of a smooth function the error falls off faster than any power of the spacing.
-
-    Source: Trefethen & Weideman (2014), the exponentially convergent trapezoidal rule.
-    """
+    """The product of trapezoidal rules for N(0, 1), which converge exponentially (Trefethen & Weideman 2014)."""
     line = torch.linspace(-reach, reach, count, dtype=torch.float64)
     weight = torch.softmax(-line.square() / 2, 0)
     every = torch.cartesian_prod(*[torch.arange(count)] * numbers).reshape(-1, numbers)
@@ -109,12 +96,7 @@ FEWEST_RULE_POINTS, TRIED_POINTS_DIVISOR = 8, 2
 
 
 def as_many_as_needed(points: Tensor, means: Callable[[Tensor], Moments]) -> Moments:
-    """The means at the fewest points that agree with half as many, each client's by its own.
-
-    Args:
-        points: (S, C, D), which have q's mean and covariance; all of them are the last resort.
-        means: computes the means at points (s, C, D).
-    """
+    """The means at the fewest points that agree with half as many, client by client; at `points` if none do."""
     count, _, dim = points.shape
     fewest = FEWEST_RULE_POINTS
     while fewest < 2 * dim:  # fewer have not the covariance
@@ -179,13 +161,7 @@ def _rule_difference(one: Moments, other: Moments, root: Tensor) -> Tensor:
 
 
 def differences(one: Moments, other: Moments, root: Tensor) -> tuple[Tensor, Tensor]:
-    """By how much two rules differ, in SDs and as a part of the precision, each (C,).
-
-    Args:
-        one: means by one rule.
-        other: by another one.
-        root: R of q's covariance R R', (C, D, D).
-    """
+    """By how much two rules differ, in SDs and as a part of the precision, each (C,); q has the covariance R R'."""
     pull = (root.mT @ (other.score - one.score)[..., None].double())[..., 0]
     change = (other.curvature - one.curvature).double()
     diagonal = change.dim() == 2

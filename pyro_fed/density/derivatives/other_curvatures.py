@@ -42,14 +42,7 @@ def fisher_kind(problem: Problem) -> str:
 
 
 def fisher_information(problem: Problem, z: Tensor, batch: Batch, structure: str) -> Tensor:
-    """F(θ) of a client's batch.
-
-    Args:
-        problem: the model.
-        z: (D,).
-        batch: rows and weights.
-        structure: "full" for (D, D), "diag" for the diagonal (D,).
-    """
+    """F(θ) of a client's batch, (D, D) or, of the structure "diag", (D,)."""
     if fisher_kind(problem) == "empirical":
         with quiet:
             scores = jacrev(lambda t: problem.pointwise_log_lik(t, batch.rows))(z).unsqueeze(1)
@@ -92,13 +85,7 @@ POINTS = 64
 
 
 def with_kinks(problem: Problem, points: Tensor, found: Moments) -> Moments:
-    """The prior's moments, scores and curvatures along coordinates along which its score jumps by the scores there.
-
-    Args:
-        problem: the model's densities.
-        points: under Gaussians, (S, C, D), with their first two moments.
-        found: means of the prior's value, score and negative Hessian (or its diagonal) at these points.
-    """
+    """The prior's moments at points (S, C, D), along coordinates along which its score jumps by the scores there."""
     turns = problem.traits.prior_kinks.to(points.device)
     if len(points) == 1 or not bool(turns.any()):
         return found
@@ -123,14 +110,7 @@ def with_kinks(problem: Problem, points: Tensor, found: Moments) -> Moments:
 
 
 def _along(problem: Problem, others: Tensor, sd: Tensor, entry: int) -> tuple[Tensor, Tensor]:
-    """Mean score (C,) along a coordinate, and its column of the curvature, (C, D).
-
-    Args:
-        problem: the model's densities.
-        others: points (S, C, D) whose entry there is its mean given the others.
-        sd: its SD given them, (C,).
-        entry: which.
-    """
+    """Mean score (C,) along a coordinate of points (S, C, D), of SD `sd` (C,), and its curvatures (C, D)."""
     edges, (mass, slope) = EDGES.to(others), (part.to(others) for part in _cells())
     places = others.unsqueeze(1).repeat(1, len(edges), 1, 1)  # (S, K + 1, C, D)
     places[..., entry] += edges[None, :, None] * sd

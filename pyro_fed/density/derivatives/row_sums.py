@@ -77,14 +77,7 @@ class Rowwise:
     def add(
         self, problem: Problem, total: Sums, const: tuple[Any, Tensor, Tensor], piece: tuple[Tensor, Tensor]
     ) -> tuple[Sums, Any]:
-        """A piece of one client's rows.
-
-        Args:
-            problem: the model's densities.
-            total: so far.
-            const: the row tensors, q's mean (D,) and its root R (D, D).
-            piece: the rows' numbers (b,), and their weights (b,), zero for padding.
-        """
+        """The sums with a piece of one client's rows, under q of mean and root R; row numbers (b,) and weights (b,)."""
         (rows, mean, root), (index, weight) = const, piece
         picked = tuple(leaf[index] for leaf in rows)
         parts, at = self.parts, list(self.parts.direct)
@@ -104,14 +97,7 @@ class Rowwise:
     def add_points(
         self, problem: Problem, total: Sums, rows: Any, piece: tuple[Tensor, Tensor, Tensor]
     ) -> tuple[Sums, Any]:
-        """A piece of one client's rows, at points in place of nodes.
-
-        Args:
-            problem: the model's densities.
-            total: so far.
-            rows: the client's row tensors, each (n, ...).
-            piece: the rows' numbers (b,), their weights (b,), and points (s, D), over which the sum is taken.
-        """
+        """The same at points (s, D), over which the sum is taken, in place of nodes."""
         index, weight, points = piece
         found = self._over(points, tuple(leaf[index] for leaf in rows), weight)
         return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
@@ -119,27 +105,14 @@ class Rowwise:
     def add_each(
         self, problem: Problem, total: Sums, const: tuple[Any, Tensor], piece: tuple[Tensor, Tensor]
     ) -> tuple[Sums, Any]:
-        """A piece of one client's rows, at each of some points.
-
-        Args:
-            problem: the model's densities.
-            total: so far, with a leading axis of the points.
-            const: the row tensors, and the points (M, D).
-            piece: the rows' numbers (b,), and their weights (b,), zero for padding.
-        """
+        """The same at each of points (M, D), an axis of the sums."""
         (rows, points), (index, weight) = const, piece
         slopes, of_t, each = self._parts(points, tuple(leaf[index] for leaf in rows), weight)
         found = vmap(lambda *parts: sums_of(slopes, of_t, parts))(*each)
         return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
 
     def add_share(self, problem: Problem, total: Tensor, _: Any, share: tuple[Tensor, Batch]) -> tuple[Tensor, Any]:
-        """The curvature (D, D) of rows, summed over them and over the points.
-
-        Args:
-            problem: the model's densities.
-            total: so far.
-            share: points (s, D), and a client's rows and their weights.
-        """
+        """The curvature (D, D) of rows, summed over them and over their share of the points, (s, D)."""
         points, batch = share
         return total + self._over(points, batch.rows, batch.weight)[2].double(), ()
 
@@ -200,11 +173,7 @@ def _squares(slopes: Tensor) -> Tensor:
 
 
 def semidefinite_cholesky(matrix: Tensor) -> Tensor:
-    """The lower Cholesky factor of small matrices (..., p, p), with zeros in the place of pivots that are not positive.
-
-    Args:
-        matrix: symmetric, positive semidefinite up to rounding.
-    """
+    """Lower Cholesky factors of small matrices (..., p, p), with zeros for pivots that are not positive."""
     size = matrix.shape[-1]
     rows: list[list[Tensor]] = []
     for i in range(size):
@@ -225,14 +194,7 @@ def semidefinite_cholesky(matrix: Tensor) -> Tensor:
 def sums_of(
     slopes: Tensor, of_t: Tensor, means: Sequence[Tensor], diagonal: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Value, score and curvature of a piece of rows.
-
-    Args:
-        slopes: derivatives of the predictors along D directions, (D, b, p).
-        of_t: those of t, (r, D).
-        means: of `predictors.curvatures`.
-        diagonal: of the curvature alone.
-    """
+    """Value, score and curvature of rows by slopes (D, b, p) of u, slopes (r, D) of t, and means of `curvatures`."""
     value, by_u, by_t, uu, ut, tt = means
     flat = slopes.flatten(1)  # (D, b p)
     score = flat @ by_u.flatten() + by_t @ of_t
@@ -255,12 +217,7 @@ def sums_of(
 
 
 def unwhiten_sums(sums: Sums, root: Tensor) -> Sums:
-    """From R' score and R' H R to score and H.
-
-    Args:
-        sums: whitened.
-        root: R, upper triangular.
-    """
+    """Score and H from R' score and R' H R."""
 
     def back(x: Tensor) -> Tensor:
         solved: Tensor = torch.linalg.solve_triangular(root.mT, x, upper=False)  # R is upper triangular

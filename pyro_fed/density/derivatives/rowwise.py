@@ -51,14 +51,7 @@ Find = Callable[[int], Predictors | None]
 
 
 def expected_sums(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData | Batch) -> Sums | None:
-    """Expectations of C clients' log-likelihoods and their derivatives; None where a row has no such structure.
-
-    Args:
-        problem: the model's densities.
-        mean: q's, (C, D), float64.
-        root: R (C, D, D), q = N(m, R R'); None for derivatives at the mean.
-        data: the clients' rows, or these with weights of their own (C, n).
-    """
+    """Expectations under N(mean, R R'), or values at the mean, of C clients; None where a row has no such structure."""
     sample = predictors(problem, CHECK_ROWS)
     several = sample is None  # more numbers than a finer rule is for, as of a softmax: where pairs do
     if sample is None and not _may_pair(problem):
@@ -121,12 +114,7 @@ def _pair_sums_and_bend(
 
 
 def thin_rows(data: ClientData, times: int) -> ClientData:
-    """Every so many-th row of each client.
-
-    Args:
-        data: the clients' rows.
-        times: one in how many.
-    """
+    """Every so many-th row of each client."""
     return data._replace(row_index=data.row_index[:, ::times], num_rows=-(-data.num_rows // times))
 
 
@@ -185,16 +173,7 @@ def _plan_by(find: Find, dim: int, longest: int, order: int, wide: bool) -> tupl
 
 
 def whitened_of(problem: Problem, find: Find, order: int, mean: Tensor, root: Tensor, batch: Batch) -> Sums | None:
-    """Whitened expectations of C clients' rows under Gaussians of what their predictors are linear in.
-
-    Args:
-        problem: the model's densities.
-        find: predictors of so many rows.
-        order: of the rule, see `nodes.rule`.
-        mean: (C, m), float64.
-        root: R of the covariance R R', (C, m, m), float64.
-        batch: the clients' rows (C, n, ...) and weights (C, n).
-    """
+    """Whitened expectations of C clients' rows under Gaussians (C, m) of what their predictors are linear in."""
     plan = _plan_by(find, mean.shape[1], batch.weight.shape[1], order, False)
     if plan is None:
         return None
@@ -204,14 +183,7 @@ def whitened_of(problem: Problem, find: Find, order: int, mean: Tensor, root: Te
 
 
 def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = False) -> Sums | None:
-    """Means over points of C clients' log-likelihoods and derivatives; None where a row has no such structure.
-
-    Args:
-        problem: the model's densities.
-        points: (S, C, D).
-        batch: the clients' rows (C, n, ...) and weights (C, n).
-        diagonal: the curvature's diagonal alone, (C, D).
-    """
+    """Means over points (S, C, D) of C clients' log-likelihoods and derivatives; None without such a structure."""
     count, clients, dim = points.shape
     longest = batch.weight.shape[1]
     sample = predictors(problem, CHECK_ROWS)
@@ -236,27 +208,14 @@ def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = F
 
 
 def at_each(problem: Problem, points: Tensor, data: ClientData) -> Sums | None:
-    """C clients' log-likelihoods and derivatives at each of M points, (C, M, ...); None where rows have no structure.
-
-    Args:
-        problem: the model's densities.
-        points: (C, M, D).
-        data: the clients' rows.
-    """
+    """C clients' log-likelihoods and derivatives at each of points (C, M, D); None without such a structure."""
     if predictors(problem, CHECK_ROWS) is None:
         return None
     return each_of(problem, lambda size: predictors(problem, size), points, data)
 
 
 def each_of(problem: Problem, find: Find, points: Tensor, data: ClientData | Batch) -> Sums | None:
-    """`at_each` by the predictors that are found for so many rows at a time, in what the points are of.
-
-    Args:
-        problem: the model's densities.
-        find: gives the predictors of so many rows, or None if there are none.
-        points: (C, M, m), in the problem's dtype.
-        data: the clients' rows, or these with weights of their own (C, n).
-    """
+    """`at_each` by the predictors that are found for so many rows at a time, in what the points (C, M, m) are of."""
     sample = find(CHECK_ROWS)
     if sample is None:
         return None
@@ -276,13 +235,7 @@ def each_of(problem: Problem, find: Find, points: Tensor, data: ClientData | Bat
 
 
 def shared_curvature(problem: Problem, cut: Tensor, batch: Batch) -> Tensor | None:
-    """Sums over rows of their curvatures at their share of the points, (C, D, D); None without such a structure.
-
-    Args:
-        problem: the model's densities.
-        cut: the points in B shares, (B, C, s, D).
-        batch: the clients' rows (C, n, ...) and weights (C, n); row i has share i mod B.
-    """
+    """Sums (C, D, D) over rows of curvatures at a share of the points (B, C, s, D): of row i the share i mod B."""
     few = predictors(problem, CHECK_ROWS, wide=True)
     if few is None:
         return None

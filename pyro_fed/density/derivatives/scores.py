@@ -105,10 +105,7 @@ def _by_points(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
 
 
 def likelihood_curves(problem: Problem, at: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
-    """Second derivatives (N, D) of the log-likelihood of weighted rows along directions, ∇² log p(x | θ) v.
-
-    `at` has unconstrained points (N, D), and a direction v (N, D) of each.
-    """
+    """∇² log p(x | θ) v, (N, D), of weighted rows; `at` has points θ (N, D) and directions v (N, D)."""
 
     def log_lik(z: Tensor) -> Tensor:
         return problem.log_lik(z, batch)
@@ -142,19 +139,7 @@ def are_many(data: ClientData, densities: int) -> bool:
 def by_pieces(
     problem: Problem, function: Callable[..., Any], zero: Any, points: Any, data: ClientData, densities: int
 ) -> Any:
-    """Sums over C clients' rows, in pieces that fit into a processor's cache.
-
-    Args:
-        problem: the model's densities.
-        function: `function(problem, points, batch)` of one client, a tensor or several, each a sum over rows.
-        zero: initial values of the sums, (C, ...) each, float64.
-        points: of each client, (C, ...), or a pytree of them.
-        data: the clients' rows.
-        densities: number of densities of a row of each client.
-
-    Returns:
-        Sums like `zero`.
-    """
+    """Sums, like `zero`, of `function(problem, points, batch)` over C clients' rows, in pieces that fit a cache."""
     index, weight = row_pieces(data, max(1, BLOCK // densities))
     const = (data.rows, points)
     return problem.scan(_Sum(function).add, zero, const, (index, weight), len(index), (None, 0))[0]

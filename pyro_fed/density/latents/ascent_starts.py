@@ -69,15 +69,7 @@ def from_modes(
     compute: Callable[[Batch], T],
     choose: Callable[[Tensor, T, T], T],
 ) -> T:
-    """What is computed of C clients' rows at points of one posterior, by ascents that begin where they best do.
-
-    Args:
-        problem: the model's densities.
-        points: (C, S, D), unconstrained.
-        batch: the clients' rows.
-        compute: of the rows, with or without places where ascents begin.
-        choose: of two results, the first for the clients (C,) that are named, else the second.
-    """
+    """What `compute` makes of C clients' rows at points (C, S, D), by ascents that begin where they best do."""
     near = ascent_starts(problem, points, batch)
     if near is None:
         return compute(batch)
@@ -86,13 +78,7 @@ def from_modes(
 
 
 def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStarts | None:
-    """The rows of C clients with what is known of them near points; None where nothing is, or it saves nothing.
-
-    Args:
-        problem: the model's densities.
-        points: (C, S, D), unconstrained.
-        batch: the clients' rows, each as often as its weight says.
-    """
+    """The rows of C clients with what is known of them near points (C, S, D); None where that saves nothing."""
     rule, dim = problem.quadrature, problem.local_dim
     if not dim or rule.starts or ((rule.mode_steps or 0) <= NEAR_STEPS and not rule.by_tails(dim)):
         return None
@@ -127,12 +113,7 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
 
 
 def one_client(rows: tuple[Tensor, ...], like: Tensor) -> Batch:
-    """Rows as the batch of a single client, (1, m, ...).
-
-    Args:
-        rows: row tensors, each (m, ...).
-        like: has the dtype of the weights.
-    """
+    """Rows (m, ...) as the batch of a single client, (1, m, ...), with weights of the dtype of `like`."""
     return Batch(pytree.tree_map(lambda leaf: leaf.unsqueeze(0), rows), like.new_ones(1, len(rows[0])))
 
 
@@ -227,10 +208,7 @@ def _slope(problem: Problem, points: Tensor, batch: Batch, centre: Centre) -> Te
 
 
 def _trial(problem: Problem, probes: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """What ascents that begin near leave at points (C, P, D) after each step, in SDs of latents, (C, P, steps, m).
-
-    And what rules with fewer nodes add to the rows' log-likelihood, (C, P, rules), and the size of its terms, (C, P).
-    """
+    """What steps from near leave at points (C, P, D), in SDs (C, P, steps, m), and `_by_rules` there."""
     bare = batch._replace(near=())
     foot = problem.mapped(_feet, (0, BATCHES), calls=0)(probes, batch)
     state, left = problem.scan(_climb, foot, (probes, bare), (), batch.near[0].steps.shape[1], (0, BATCHES))

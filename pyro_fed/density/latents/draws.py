@@ -78,17 +78,7 @@ class ModeRandomness(NamedTuple):
 
 
 def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], generator: torch.Generator) -> Tensor:
-    """Draws of the rows' latents, unconstrained.
-
-    Args:
-        problem: the model's densities.
-        theta: (S, D).
-        rows: row tensors, each (m, ...), of one client or of all.
-        generator: source of randomness.
-
-    Returns:
-        (S, m, local_dim).
-    """
+    """Draws of the rows' latents at θ (S, D), unconstrained: (S, m, local_dim)."""
     rule = problem.quadrature
     by_tails, several = rule.by_tails(problem.local_dim), bool(rule.starts)
     centre, steps = _centres(problem, theta, rows), rule.draw_steps
@@ -112,12 +102,7 @@ def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], gener
 
 
 def evenly_mixed(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Uniform numbers (S, m), float64, stratified over the S draws of each row: as many modes are chosen as masses say.
-
-    Args:
-        like: (S, m, d).
-        generator: source of randomness.
-    """
+    """Uniform numbers (S, m), stratified over the S draws of each row: as many modes are chosen as masses say."""
     count, rows = like.shape[:2]
     order = torch.rand(count, rows, generator=generator, dtype=torch.float64).argsort(0)
     return (order + torch.rand(count, rows, generator=generator, dtype=torch.float64)) / count
@@ -184,15 +169,7 @@ def _proposals(rule: Quadrature, modes: Tensor, last: Tensor, steps: int, genera
 
 
 def draw_given(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]) -> Tensor:
-    """One draw of the latents of m rows, (m, d), given θ (D,).
-
-    Args:
-        problem: the model's densities.
-        theta: (D,).
-        centre: where the rows' nodes are at this θ.
-        noise: the randomness of the draw.
-        rows: row tensors, each (m, ...).
-    """
+    """One draw of the latents of m rows, (m, d), given θ (D,)."""
     places, over_student, over_normal = weighted_proposals(problem, theta, centre, noise, rows)
     at = _chain_ends([over_student] * (len(places) - 2) + [over_normal], noise.uniform)
     return places.gather(0, at[None, :, None].expand(1, *places.shape[1:])).squeeze(0)
@@ -201,15 +178,7 @@ def draw_given(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals
 def weighted_proposals(
     problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Its proposals (T + 2, m, d), and their log weights over Student's t and over a normal, (T + 2, m) each.
-
-    Args:
-        problem: the model's densities.
-        theta: (D,).
-        centre: where the rows' nodes are at this θ.
-        noise: the randomness of the draw.
-        rows: row tensors, each (m, ...).
-    """
+    """Its proposals (T + 2, m, d), and their log weights over Student's t and over a normal, (T + 2, m) each."""
     nodes = torch.cat([noise.student, noise.normal.unsqueeze(0)]).to(centre.mode)
     places = centre.mode + solve_lower_transposed(centre.factor, nodes)
     values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place)[1])(places)
@@ -221,15 +190,7 @@ def weighted_proposals(
 def draw_by_tails(
     problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
 ) -> Tensor:
-    """Latents of rows that have one each, whose nodes are placed by its tails: (m, 1).
-
-    Args:
-        problem: the model's densities.
-        theta: (D,).
-        centre: modes and curvatures of the rows at this θ.
-        noise: the randomness of the draw.
-        rows: row tensors, each (m, ...).
-    """
+    """Latents of rows that have one each, whose nodes are placed by its tails: (m, 1)."""
     places, weights = offered_by_tails(problem, theta, centre, noise, rows)
     at = _chain_ends([weights] * (len(places) - 1), noise.uniform)
     return places.gather(0, at.unsqueeze(0)).squeeze(0).unsqueeze(-1)
@@ -238,15 +199,7 @@ def draw_by_tails(
 def offered_by_tails(
     problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Its proposals and their log weights, (T + 2, m) each.
-
-    Args:
-        problem: the model's densities.
-        theta: (D,).
-        centre: modes and curvatures of the rows at this θ.
-        noise: the randomness of the draw.
-        rows: row tensors, each (m, ...).
-    """
+    """Its proposals and their log weights, (T + 2, m) each."""
     profile = problem.quadrature.profile(problem, theta, rows, centre)
     uniform = torch.cat([noise.student, torch.special.ndtr(noise.normal).unsqueeze(0)]).squeeze(-1)
     places, log_slope, log_proposed = profile.inverse(uniform.to(centre.mode))
@@ -257,15 +210,7 @@ def offered_by_tails(
 def draw_among(
     problem: Problem, theta: Tensor, centre: Centre, noise: ModeRandomness, rows: tuple[Tensor, ...]
 ) -> Tensor:
-    """Latents of rows with several modes, (m, d).
-
-    Args:
-        problem: the model's densities.
-        theta: (D,).
-        centre: J modes and curvatures of the rows at this θ, (J, m, ...).
-        noise: the randomness of the draw.
-        rows: row tensors, each (m, ...).
-    """
+    """Latents of rows with J modes, whose centre has an axis of these, (m, d)."""
     rule, student, normal = problem.quadrature, noise.proposals.student, noise.proposals.normal.unsqueeze(0)
     log_mass = rule.log_masses(problem, theta, rows, centre)[1].nan_to_num(nan=-torch.inf)
     log_mass = log_mass - torch.logsumexp(log_mass, 0)
@@ -339,16 +284,7 @@ def draw_uniforms(
 
 
 def draw_assignments(problem: Problem, z: Tensor, uniforms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One draw of every discrete site of all rows, and of the deterministic sites that depend on them.
-
-    Args:
-        problem: the model's densities.
-        z: (D,) unconstrained vector.
-        uniforms: each (*batch shape).
-
-    Returns:
-        site name → (*site shape).
-    """
+    """A draw at z (D,) of every discrete site of all rows, and of the deterministic sites that depend on them."""
     known: dict[str, Tensor] = {}
     for name in problem.layout.discrete:
         trace = problem.execute_at(z, problem.all_rows, densities=True, discrete=known).trace
@@ -367,16 +303,7 @@ def _pick(trace: Any, name: str, uniform: Tensor) -> Tensor:
 
 
 def assign(problem: Problem, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draws of the discrete latents given z (S, D), and of the deterministic sites that depend on them.
-
-    Args:
-        problem: the model's densities.
-        z: (S, D) unconstrained vectors.
-        generator: source of randomness.
-
-    Returns:
-        site name → (S, *site shape).
-    """
+    """Draws (S, *site shape) of the discrete latents given z (S, D), and of what depends on them."""
     uniforms = draw_uniforms(problem.layout.discrete, len(z), generator, problem.dtype)
     draws: dict[str, Tensor] = problem.vmap(lambda one, u: draw_assignments(problem, one, u))(z, uniforms)
     return draws

@@ -32,15 +32,7 @@ if TYPE_CHECKING:
 
 
 def check_held(problem: Problem, trace: Any) -> None:
-    """Refuse latents of rows whose density is the same wherever they are.
-
-    Args:
-        problem: the model's densities, with its rows.
-        trace: of a run on all rows.
-
-    Raises:
-        ModelError: names the site, a row and the cure.
-    """
+    """Refuse, by a ModelError, latents of rows whose density is the same wherever they are; `trace` is of all rows."""
     for name, site in problem.layout.local.items():
         free = _without_density(trace.nodes[name], site)
         if free is None or not _has_bounded_support(trace.nodes[name], site):
@@ -105,17 +97,7 @@ def _rows_without_use(problem: Problem, at: int) -> Tensor:
 
 
 def check_affordable(problem: Problem) -> None:
-    """Refuse a network whose rows' own latents cost too much to be integrated out.
-
-    `LARGE_WORK` numbers a round take some two seconds, of fifty to hundreds of rounds. An offset of each of twelve
-    clients with twenty rows makes 5e8 numbers, a last layer of eight weights 3e10, two codes of each of 200 rows 2e12.
-
-    Args:
-        problem: the model's densities.
-
-    Raises:
-        ModelError: names the latents, the cost and the cures.
-    """
+    """Refuse, by a ModelError, a network whose rows' own latents cost too much to be integrated out."""
     plain = not (problem.looped or problem.arguments.nested_plates or problem.layout.discrete)
     if not problem.local_dim or not plain or not _has_layers(problem):
         return

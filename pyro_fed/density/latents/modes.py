@@ -36,11 +36,7 @@ class Centre(NamedTuple):
         return Centre(*(part[which] for part in self))
 
     def places_at(self, units: Tensor) -> Tensor:
-        """Places so many SDs from the modes, m + C⁻ᵀ u.
-
-        Args:
-            units: u, (..., d), like `mode` or with more axes before.
-        """
+        """Places so many SDs (..., d) from the modes, m + C⁻ᵀ u."""
         return self.mode + solve_lower_transposed(self.factor, units)
 
     def units_of(self, place: Tensor) -> Tensor:
@@ -113,11 +109,7 @@ class Climber:
         return Centre(*(part.detach() for part in (state.place, factor, decrement, state.here.value)))
 
     def newton(self, here: Look) -> tuple[Tensor, Tensor]:
-        """The step |H|⁻¹ ∇f and the factor of |H|.
-
-        A latent on which f does not depend, as one that a mask leaves out with all that is observed of it, has a unit
-        curvature. Its integral is infinite, and the same at all θ: it has to stay that, whatever the others' curvature.
-        """
+        """The step |H|⁻¹ ∇f and the factor of |H|."""
         unused = (here.curvature == 0).all(-1) & (here.score == 0)
         factor = absolute_cholesky(here.curvature + torch.diag_embed(unused.to(here.curvature)), self.floor)
         return solve_lower_transposed(factor, solve_lower(factor, here.score)), factor
@@ -184,18 +176,7 @@ class Rule(Protocol):
 
 
 def search(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known: Centre) -> Centre:
-    """The modes of the rows' latents at each θ: those that are known, and what ascents find beside them.
-
-    Args:
-        problem: the model's densities.
-        rule: says how modes are climbed to.
-        theta: (S, D).
-        rows: row tensors, each (m, ...).
-        known: (S, J, m, ...), the first of the J those that the ladder stands around.
-
-    Returns:
-        (S, J + `MOST_NEW`, m, ...); where fewer are new the first one again, with a `value` of -inf.
-    """
+    """The known modes (S, J, m, ...) at θ (S, D) and `MOST_NEW` that ascents find, of value -inf if there are fewer."""
     known = _swap_axes(known)  # (J, S, m, ...)
     ends, good = _ends(problem, rule, theta, rows, known.at(0))
     count = len(known.mode)
@@ -219,15 +200,7 @@ def search(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known: 
 
 
 def _ends(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, first: Centre) -> tuple[Centre, Tensor]:
-    """Where the ascents from the ladder's R rungs end, (R, S, m, ...), and which ends are modes, (R, S, m).
-
-    Args:
-        problem: the model's densities.
-        rule: says how modes are climbed to.
-        theta: (S, D).
-        rows: row tensors, each (m, ...).
-        first: (S, m, ...), what the ladder stands around.
-    """
+    """Where the ascents from the ladder's R rungs end, (R, S, m, ...), and which ends are modes, (R, S, m)."""
     climber = rule.climber(0)
     height = torch.tensor(RUNGS, dtype=first.mode.dtype, device=first.mode.device)
     units = (height[:, None, None] * directions(problem.local_dim, first.mode)).flatten(0, 1)
@@ -293,15 +266,7 @@ def log_shares(centre: Centre, place: Tensor) -> Tensor:
 def needed_starts(
     problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known_modes: Centre | None = None
 ) -> tuple[tuple[float, ...], ...]:
-    """Places from which the rows' other modes at θ (S, D) are found: () if each row has one mode that has the mass.
-
-    Args:
-        problem: the model's densities.
-        rule: without such places, or with those that there are.
-        theta: (S, D).
-        rows: row tensors, each (m, ...).
-        known_modes: those that the rule finds, (S, J, m, ...), if they are known.
-    """
+    """Places from which the rows' other modes at θ (S, D) are found: () if each row has one mode that has the mass."""
     starts = rule.starts or ()
     found = search(problem, rule, theta, rows, known_modes or modes_at_points(problem, rule, theta, rows))
     known = found.mode.shape[1] - MOST_NEW
@@ -323,14 +288,7 @@ def needed_starts(
 
 
 def missed_mode_log_mass(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> Tensor:
-    """By how much modes that a rule does not find raise each row's log marginal likelihood at θ (S, D): (S, m).
-
-    Args:
-        problem: the model's densities.
-        rule: as it is fitted.
-        theta: (S, D).
-        rows: row tensors, each (m, ...).
-    """
+    """By how much modes that a rule does not find raise each row's log marginal likelihood at θ (S, D): (S, m)."""
     known = modes_at_points(problem, rule, theta, rows)
     every = search(problem, rule, theta, rows, known)
 

@@ -84,10 +84,7 @@ NEAR_STEPS = 3
 
 
 class Nodes(NamedTuple):
-    """Where the log joint densities f of m rows are taken, (Q, m, d), and what is added to each, (Q, m).
-
-    log p(y_i | θ) = log Σ_q exp(f_i(θ, x_iq) + log_weight_iq).
-    """
+    """Where the log joint densities f of m rows are taken, (Q, m, d), and what is added to each, (Q, m)."""
 
     place: Tensor
     log_weight: Tensor
@@ -225,10 +222,7 @@ class Quadrature(metaclass=Checked):
         return replace(found, mode_steps=steps)
 
     def _with_feet(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Quadrature, Tensor, Ascent]:
-        """These settings, θ (S, D) and the feet of the rows' ascents there, all finite.
-
-        Where they are not, ascents begin beside zero if no place is given, and draws of the priors are among θ.
-        """
+        """These settings, θ (S, D) and finite feet of rows' ascents there, if need be beside zero or at prior draws."""
         foot = self._foot(problem, theta, rows)
         finite = _is_finite(foot)
         if bool(finite.all()):
@@ -242,11 +236,7 @@ class Quadrature(metaclass=Checked):
         return rule, theta[finite], pytree.tree_map(lambda part: part[finite], foot)
 
     def _for_modes(self, problem: RowDensities, theta: Tensor, rows: Rows, modes: Centre) -> Quadrature:
-        """With the places from which all modes at θ (S, D) are found, where rows have several beside one (S, m, ...).
-
-        Raises:
-            SettingError: places of another number of latents.
-        """
+        """With the places from which all modes at θ (S, D) are found, where rows have several beside `modes`."""
         dim = problem.local_dim
         if self.starts and len(self.starts[0]) != dim:
             raise SettingError(
@@ -290,10 +280,7 @@ class Quadrature(metaclass=Checked):
         return self._largest_difference(found, exact) <= max(self.node_tolerance, error)
 
     def _enough_for_one(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> int:
-        """The fewest nodes of `ORDERS` by which a row's log marginal likelihood at θ (S, D) is that by `order`.
-
-        Several latents have as many as they need already, and rows of several modes keep what they have.
-        """
+        """The fewest nodes of `ORDERS` by which a row's log marginal likelihood at θ (S, D) is that by `order`."""
         most = self.places(1)
         if problem.local_dim > 1 or self.starts:
             return most
@@ -315,10 +302,7 @@ class Quadrature(metaclass=Checked):
         return float((found - exact).nan_to_num(nan=math.inf).abs()[known].max()) if bool(known.any()) else 0.0
 
     def _sufficient_order(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
-        """The fewest nodes a dimension of `ORDERS` whose score and curvature at θ (S, D) are those of the next rule.
-
-        A single latent's rule has few nodes, and keeps them; so does a model of many parameters, whose curvature costs.
-        """
+        """The fewest nodes a dimension of `ORDERS` whose score and curvature at θ (S, D) are those of the next rule."""
         dim = problem.local_dim
         most = replace(self, order=self.max_order)
         tried = [order for order in ORDERS if order <= most.places(dim)]
@@ -603,13 +587,7 @@ def _is_finite(foot: Ascent) -> Tensor:
 
 
 def by_curvature(centre: Centre, units: Tensor, log_weights: Tensor) -> Nodes:
-    """A rule for N(0, I) at the modes of rows and in the units of their curvatures there.
-
-    Args:
-        centre: modes and curvatures.
-        units: (Q, d).
-        log_weights: (Q,).
-    """
+    """A rule for N(0, I), (Q, d) and log weights (Q,), at the modes of rows and in units of their curvatures there."""
     units, log_weights = units.to(centre.mode), log_weights.to(centre.mode)
     log_weight = (log_weights + 0.5 * units.square().sum(-1)).unsqueeze(-1) - log_det_lower(centre.factor)
     constant = 0.5 * units.shape[-1] * math.log(2 * math.pi)

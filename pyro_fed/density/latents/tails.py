@@ -47,11 +47,7 @@ class Line(NamedTuple):
     high: Tensor
 
     def at(self, share: Tensor) -> tuple[Tensor, Tensor]:
-        """A place of each row, and the log of dx/dt there: (..., m) each.
-
-        Args:
-            share: how far between low and high, () or (..., m).
-        """
+        """A place of each row at a share of the way from low to high, and the log of dx/dt there: (..., m) each."""
         t = self.low + share * (self.high - self.low)
         return self.centre + self.scale * t.sinh(), self.scale.log() + log_cosh(t)
 
@@ -67,11 +63,7 @@ class Profile(NamedTuple):
     log_weight: Tensor
 
     def inverse(self, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Places that a density takes which is linear in t between nodes: x, log dx/dt and log density in t, (K, m).
-
-        Args:
-            uniform: (K, m) how much of its mass is to the left.
-        """
+        """x, log dx/dt and log density in t (K, m), by the mass to the left, if density is linear between nodes."""
         weight = (self.log_weight - self.log_weight.amax(0)).exp().clamp_min(torch.finfo(uniform.dtype).tiny)
         part = 0.5 * (weight[1:] + weight[:-1])
         below = part.cumsum(0) / part.sum(0)
@@ -92,14 +84,7 @@ def log_cosh(t: Tensor) -> Tensor:
 
 
 def line(look: Callable[[Tensor], Tensor], mode: Tensor, sd: Tensor, order: int) -> Line:
-    """Where `order` nodes should be.
-
-    Args:
-        look: log densities (K, m) at places (K, m).
-        mode: (m,) about where the density is highest.
-        sd: (m,) by the curvature there.
-        order: nodes.
-    """
+    """Where `order` nodes should be, by log densities at places (K, m), the modes and the SDs by curvature (m,)."""
     t = STEP * torch.arange(-POINTS_PER_SIDE, POINTS_PER_SIDE + 1, dtype=mode.dtype, device=mode.device).unsqueeze(-1)
     fall = min(CUT_OFF_FALL * order, -math.log(torch.finfo(mode.dtype).eps))
     centre, scale = mode, sd.clamp_max(MAX_CURVATURE_SD)

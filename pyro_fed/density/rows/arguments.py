@@ -68,10 +68,7 @@ class Arguments:
         return len(self.rows[0]) if self.sharded else None
 
     def edge_of(self, chosen: Tensor, numbers: Tensor | None = None) -> str:
-        """A clause on an argument that has one sign, or is not finite, in the chosen rows and in no others; or "".
-
-        `chosen` (m,) says which of the rows with `numbers` (m,), or of all, are chosen.
-        """
+        """A clause on an argument of one sign, or not finite, in the `chosen` (m,) of some rows alone; or ""."""
         for name, nested, leaf in self.columns if not bool(chosen.all()) else ():
             if nested is not None or name in self.labels:
                 continue
@@ -217,10 +214,7 @@ class Arguments:
         return self if same else replace(self, leaves=cast)
 
     def copy_as(self, dtype: torch.dtype) -> Arguments:
-        """Copies of these arguments, floating ones in `dtype`: later changes to the caller's arrays have no effect.
-
-        Leaves in files stay there.
-        """
+        """Copies of these arguments, floating ones in `dtype`, apart from the caller's arrays; files stay files."""
         owned = (_cast(leaf, dtype, copy=True) for leaf in self.leaves)
         return replace(self, leaves=tuple(owned))
 
@@ -230,11 +224,7 @@ class Arguments:
         return replace(self, leaves=tuple(moved))
 
     def with_leaves_of(self, other: Arguments, dtype: torch.dtype) -> Arguments:
-        """These arguments with the values, in `dtype`, of others of the same model, equal to them in all else.
-
-        Raises:
-            DataError: names the first leaf of another structure, shape, dtype, or Python value.
-        """
+        """These arguments with the values of others, in `dtype`; DataError where these differ in any other respect."""
         self.check_structure(other)
         other = other.rows_first(self.axes)
         more = len(other.leaves)  # leaves of this layer's own follow the model's
@@ -391,10 +381,7 @@ def rows_like(
 def with_held(
     arguments: Arguments, model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
-    """Keyword arguments for other data: those given, and the federation's own that have no rows and are not given.
-
-    The model is the one without the data that `functools.partial` held.
-    """
+    """Keyword arguments for other data: those given, and the federation's own that have no rows and are not given."""
     held = {**_without_rows(arguments, getattr(model, "separable", ())), **(kwargs or {})}
     return held if _binds(model, args, held) else kwargs
 

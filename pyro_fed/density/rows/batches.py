@@ -41,10 +41,7 @@ class NestedRows:
         return NestedRows(self.where, self.leaves, capacity)
 
     def packed(self, groups: Tensor, weight: Tensor) -> NestedRows:
-        """The rows of the groups at positions (..., m) without their padding.
-
-        `weight` (..., m) is zero for groups that are padding themselves.
-        """
+        """The rows of the groups at positions (..., m) without padding; groups that are padding have no weight."""
         size = self.where.shape[1]
         valid = (self.where[groups] & (weight > 0).unsqueeze(-1)).flatten(-2)
         order = (~valid).to(torch.uint8).argsort(dim=-1, stable=True)[..., : self.capacity]
@@ -273,11 +270,7 @@ def _permutations(num_rows: int, count: int, generator: torch.Generator) -> Tens
 
 
 def _distinct(num_rows: int, count: int, generator: torch.Generator) -> Tensor:
-    """The first `count` numbers (count,), int64, of a random permutation, at a cost independent of `num_rows`.
-
-    Row numbers are drawn with replacement, and only the first occurrence of each counts; `num_rows` is at least twice
-    `count`.
-    """
+    """The first `count` numbers of a random permutation of at least twice as many, at a cost of `count`."""
     drawn = torch.empty(0, dtype=torch.int64)
     first = torch.empty(num_rows, dtype=torch.int64)
     while True:
@@ -292,18 +285,7 @@ def _distinct(num_rows: int, count: int, generator: torch.Generator) -> Tensor:
 def draw_anew(
     num_rows: int, batch_size: int, num_steps: int, generator: torch.Generator, dtype: torch.dtype
 ) -> Minibatch:
-    """Positions of `num_steps` minibatches, drawn independently of each other, no row twice in one.
-
-    Args:
-        num_rows: rows the client has, N_k.
-        batch_size: m.
-        num_steps: number of minibatches.
-        generator: the client's generator for this round.
-        dtype: dtype of the weights.
-
-    Returns:
-        Minibatch with position (num_steps, m) and weight (num_steps, m).
-    """
+    """`draw_minibatches`, drawn independently of each other, no row twice in one."""
     if num_rows <= batch_size:
         return draw_minibatches(num_rows, batch_size, num_steps, generator, dtype)
     if num_rows > SORTED_ROWS and num_rows >= 2 * batch_size:
@@ -362,10 +344,7 @@ def at_work(picks: Minibatch) -> Tensor:
 
 
 def with_batches(data: ClientData, batch_size: int | None) -> tuple[Batch | ClientData, Batch | ClientData]:
-    """The data of a step and their client axes: all rows at once, or the rows to pick `batch_size` from.
-
-    `(const, const_dims)` for `Problem.scan`; `batch_of(const, x)` is the step's batch.
-    """
+    """`const` and its client axes for `Problem.scan`: all rows at once, or the rows to pick from, for `batch_of`."""
     if batch_size is None:
         return data.full_batch(), BATCHES
     return data, CLIENTS

@@ -25,12 +25,7 @@ DEEPEST = 4
 
 
 class Table:
-    """The columns of a data frame while a model runs: tensors by name, or all of them as a matrix.
-
-    Args:
-        columns: their names.
-        blocks: one matrix (rows, columns) of all columns, or a tensor for each column.
-    """
+    """A data frame while a model runs, of columns by name, or as one matrix; blocks are that or a tensor each."""
 
     def __init__(self, columns: Sequence[Any], blocks: Sequence[Tensor]) -> None:
         self._columns, self._blocks = list(columns), list(blocks)
@@ -180,12 +175,7 @@ class Fields:
 
 @dataclass(frozen=True)
 class TableKind:
-    """A data frame.
-
-    Attributes:
-        columns: their names.
-        whole: whether its columns, of one dtype, are one leaf.
-    """
+    """A data frame; `whole` if its columns, of one dtype, are one leaf."""
 
     columns: tuple[Any, ...]
     whole: bool
@@ -375,10 +365,7 @@ KEYWORDS = ""
 def orders_of(
     args: Sequence[Any], kwargs: Mapping[str, Any], heads: Sequence[str], kinds: tuple[type, ...] = (Table, dict)
 ) -> dict[str, tuple[Any, ...]]:
-    """Columns and keys of all tables and dictionaries (`kinds`) among a model's arguments, as it receives them.
-
-    `heads` are the model's names of the positional ones.
-    """
+    """Columns and keys of all tables and dictionaries (`kinds`) among a model's arguments, by name."""
     named = [*zip(heads, args, strict=True), *kwargs.items()]
     found = {KEYWORDS: tuple(kwargs)} if kwargs and dict in kinds else {}
     return found | {name: order for head, value in named for name, order in _orders(value, head, kinds)}
@@ -397,13 +384,7 @@ def _orders(value: Any, name: str, kinds: tuple[type, ...]) -> Iterator[tuple[st
 
 
 def in_order(tree: tuple[tuple[Any, ...], dict[str, Any]], heads: Sequence[str], orders: Orders) -> Any:
-    """A model's arguments with columns and keys in their former order; new columns are left out of a table.
-
-    `tree` is `(args, kwargs)` with containers as nodes, `heads` the model's names of the positional arguments.
-
-    Raises:
-        DataError: a table lacks a column, and has one of another name.
-    """
+    """A model's arguments as a tree, columns and keys as before, without new ones; DataError for renamed columns."""
     args, kwargs = tree
     return (
         tuple(_in_known_order(part, head, orders) for head, part in zip(heads, args, strict=True)),

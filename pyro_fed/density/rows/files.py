@@ -103,16 +103,7 @@ def mapped_array(array: np.ndarray) -> Tensor | None:
 
 
 def mapped(place: Place, origins: Sequence[tuple[int, Place]] = (), temporary: bool = False) -> Tensor:
-    """The array at a place in a file as a tensor.
-
-    Args:
-        place: of the array.
-        origins: places that its rows were copied from, each with the number of its first row here.
-        temporary: remove the file together with the tensor.
-
-    Raises:
-        DataError: there is no such file, or it is too short.
-    """
+    """The array at a place in a file as a tensor; DataError without it. A `temporary` file ends with the tensor."""
     first = place.offset - place.offset % mmap.ALLOCATIONGRANULARITY
     length = place.offset - first + place.num_bytes
     try:
@@ -163,10 +154,7 @@ def let_go(leaf: Tensor) -> None:
 
 
 def place_of(leaf: Tensor) -> Place | None:
-    """Where a mapped tensor lies: in the file that its rows came from, if that has all of them, as they are.
-
-    None if it lies in a temporary file alone, which other processes may not have.
-    """
+    """Where a mapped tensor lies, the file of its rows if that has all; None if in a temporary file alone."""
     mapping = _MAPPINGS[leaf.untyped_storage().data_ptr()]
     whole, size = mapping.place, leaf.element_size()
     inside = int(leaf.storage_offset()) * size

@@ -24,11 +24,7 @@ from pyro_fed.errors import LISTED, listed, shown
 
 
 class Labels(tuple[Any, ...]):
-    """The labels that the codes 0, 1, ... stand for.
-
-    Attributes:
-        ordered: whether the user has given this order, by ordered categories or by names of elements.
-    """
+    """The labels of the codes 0, 1, ...; `ordered` if the user has given this order."""
 
     ordered: bool
 
@@ -39,13 +35,7 @@ class Labels(tuple[Any, ...]):
 
 
 class Categories(NamedTuple):
-    """`series.cat` of a column.
-
-    Attributes:
-        codes: its codes as numbers.
-        categories: its labels.
-        ordered: whether the user has given their order.
-    """
+    """`series.cat` of a column."""
 
     codes: Tensor
     categories: Labels

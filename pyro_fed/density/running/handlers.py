@@ -123,11 +123,7 @@ def run_model(
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """A context in which no other thread runs a model, and no handler of the caller changes this one.
-
-    Raises:
-        SettingError: `with poutine.scale(...)`, say, around a call of this package: the posterior would be another.
-    """
+    """A context in which no other thread runs a model; SettingError inside handlers of the caller."""
     with _ONE_AT_A_TIME:
         check_outside()
         yield
@@ -194,19 +190,13 @@ def conventions(dtype: torch.dtype, validate: bool, noticed: Noticed | None = No
 
 @contextmanager
 def run_by_pyro(dtype: torch.dtype, constants: dict[str, Any]) -> Iterator[None]:
-    """A context in which Pyro's own algorithms run a model and a guide as `run_model` does.
-
-    `constants` are the values of `pf.shared`, among others.
-    """
+    """A context in which Pyro's own algorithms run a model and a guide as `run_model` does."""
     with _ONE_AT_A_TIME, conventions(dtype, validate=False, noticed=UNMAPPED), data_calls(), keeping(constants):
         yield
 
 
 def for_pyro(model: Callable[..., Any], constants: dict[str, Any], incomplete: bool) -> Callable[..., Any]:
-    """A model for Pyro's own algorithms: observations in floating point, and `pyro.param` held constant.
-
-    Each run of it checks the limit of time. `incomplete` says whether the data have NaN among them.
-    """
+    """A model for Pyro's own algorithms, its `pyro.param` held constant, in which each run checks the limit of time."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         tick()
@@ -239,10 +229,7 @@ class HeldParams(Messenger):
 
 
 class RowsCount(Messenger):
-    """Raise the likelihood of the rows, in the partitioned plate and those nested in it, to a power.
-
-    This is generalised Bayes.
-    """
+    """Raise the likelihood of rows, in the partitioned plate and those nested in it, to a power."""
 
     def __init__(self, power: float, plates: tuple[str, ...]) -> None:
         super().__init__()

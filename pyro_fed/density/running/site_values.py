@@ -50,12 +50,7 @@ class ObservedValues(Messenger):
 
 
 def _codes_as_outcome(column: Labelled, msg: Message) -> Tensor:
-    """The codes of text or categories for a distribution of categories; of two or of ranks where they are ordered.
-
-    Args:
-        column: what is observed.
-        msg: of the site.
-    """
+    """The codes of text or categories for a distribution of categories; of two or of ranks where they are ordered."""
     fn, labels = innermost(msg["fn"]), column.labels
     if isinstance(fn, dist.Bernoulli | dist.OrderedLogistic):
         if not labels.ordered and labels != Labels(range(len(labels))):
@@ -122,11 +117,7 @@ WITHOUT_WALL = (
 
 
 def constrained_parameters(fn: Any) -> Iterator[tuple[str, Any, Tensor]]:
-    """Names, constraints and values of the parameters that a distribution is given, but for those that need no wall.
-
-    Args:
-        fn: of a site.
-    """
+    """Names, constraints and values of a distribution's given parameters, but for those that need no wall."""
     fn = innermost(fn)
     for name, constraint in getattr(fn, "arg_constraints", {}).items():
         if constraint in WITHOUT_WALL or constraints.is_dependent(constraint):
@@ -150,12 +141,7 @@ class Computed(Messenger):
 
 
 def put_walls(trace: Any, names: Collection[str]) -> None:
-    """Densities of zero where parameters leave their constraints, in a trace with densities.
-
-    Args:
-        trace: of a run of the model.
-        names: of sites.
-    """
+    """Densities of zero where the parameters of named sites leave their constraints, in a trace with densities."""
     for name in names:
         site = trace.nodes.get(name, {})
         if "log_prob" in site:
@@ -164,11 +150,7 @@ def put_walls(trace: Any, names: Collection[str]) -> None:
 
 
 def within_constraints(site: Message) -> Tensor:
-    """Whether the parameters of a site are within their constraints, like its density, or are masked.
-
-    Args:
-        site: in a trace.
-    """
+    """Whether the parameters of a site are within their constraints, like its density, or are masked."""
     fn = site["fn"]
     shape = innermost(fn).batch_shape
     within = torch.ones((), dtype=torch.bool)

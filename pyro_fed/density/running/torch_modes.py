@@ -21,10 +21,7 @@ TAIL = -1.0
 
 
 def prefix_products(values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """`torch.cumprod` of any shape along an axis by doubling, of which `vmap` knows all derivatives.
-
-    Those of `torch.cumprod` itself are looped over, with torch's warning; simplices and correlations are made of it.
-    """
+    """`torch.cumprod` by doubling: `vmap` loops over its derivatives, and simplices and correlations are made of it."""
     products = values.to(dtype or values.dtype).movedim(dim, -1)
     done = 1
     while done < products.shape[-1]:
@@ -78,10 +75,7 @@ def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None =
 
 
 def one_hot(values: Tensor, num_classes: int = -1) -> Tensor:
-    """`torch.nn.functional.one_hot`, without a look at the values, which the model's first run has checked.
-
-    Torch's own is used if the number of classes follows from the values.
-    """
+    """`torch.nn.functional.one_hot` of given classes, without a look at the values, which the first run has checked."""
     if num_classes < 0:
         return nn.functional.one_hot(values)
     return (values.unsqueeze(-1) == torch.arange(num_classes, device=values.device)).to(torch.int64)
@@ -114,10 +108,7 @@ def _linear(values: Tensor, weights: Sequence[Tensor]) -> Tensor:
 
 
 def recurrent(of_torch: Callable[..., Any], cell: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Any]:
-    """A recurrent layer of torch, step by step with `cell`, as `vmap` has no rule for it.
-
-    Packed sequences and dropout are left to `of_torch`, `torch.lstm` or a similar function.
-    """
+    """A recurrent layer by steps of `cell`, as `vmap` has no rule; packed sequences and dropout are torch's."""
 
     def layers(values: Tensor, hidden: Any, weights: Any, *settings: Any) -> Any:
         packed = not isinstance(settings[0], bool)
@@ -163,10 +154,7 @@ def _steps(
 
 
 def numbers_of(values: Tensor) -> Tensor:
-    """`Tensor.data`, which `vmap` refuses: a view without a gradient, of the same numbers.
-
-    Pyro writes through it into what it has just made, as `safe_normalize` does, or its stable distributions' noise.
-    """
+    """`Tensor.data`, which `vmap` refuses: a view without a gradient, into which Pyro writes."""
     return values.detach()
 
 
@@ -225,10 +213,7 @@ class Writable(TorchFunctionMode):
 
 
 class InDouble(TorchFunctionMode):
-    """Computes in float64 in place of float32: constants, parameters of modules, `x.float()`.
-
-    A model may have tensors in float32 whatever its arguments are; mixed with others they would round, or raise.
-    """
+    """Computes in float64 in place of float32, which a model's constants and modules may be: also `x.float()`."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -337,10 +322,7 @@ def _in_double(value: Any) -> Any:
 
 
 def factor_or_nan(matrix: Tensor, *, upper: bool = False) -> Tensor:
-    """`torch.linalg.cholesky` of (..., n, n), but NaN for a matrix without a factor, so that the point has no density.
-
-    An error would end the run because one trial of one client leaves the support, if only by rounding.
-    """
+    """`torch.linalg.cholesky`, but NaN for a matrix without a factor: its point has no density, and the run goes on."""
     factor, info = torch.linalg.cholesky_ex(matrix, upper=upper)
     return torch.where((info > 0)[..., None, None], torch.nan, factor)
 
@@ -363,12 +345,7 @@ REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
 
 @dataclass
 class Noticed:
-    """The functions that runs of a model have called.
-
-    Attributes:
-        names: names of the functions that are replaced by others.
-        looked: whether a run that computed its densities has been inspected.
-    """
+    """The replaced functions that runs of a model have called, by name; `looked` once densities were among the runs."""
 
     names: set[str] = field(default_factory=set)
     looked: bool = False
@@ -380,10 +357,7 @@ class Noticed:
 
 
 class Replacing(TorchFunctionMode):
-    """Replaces functions that raise, or that `vmap` cannot map, by others of the same values, see `mappable`.
-
-    `noticed` receives the names of those that are called.
-    """
+    """Replaces functions that raise, or that `vmap` cannot map, by others of the same values, and notices them."""
 
     def __init__(self, noticed: Noticed | None = None) -> None:
         super().__init__()
@@ -449,10 +423,7 @@ OUT_OF_PLACE: Mapping[Callable[..., Any], Callable[..., Any]] = {
 
 
 class OutOfPlace(TorchFunctionMode):
-    """Random numbers are returned, not written: `vmap` cannot draw different ones for each into a shared tensor.
-
-    Torch's distributions take what is returned (`torch.empty(shape).normal_()`).
-    """
+    """Random numbers are returned, not written: `vmap` cannot draw different ones into a shared tensor."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

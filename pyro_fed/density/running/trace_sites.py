@@ -18,11 +18,7 @@ Message = dict[str, Any]
 
 
 def unconstraining(msg: Message) -> Any:
-    """The transform from the unconstrained space to a latent site's support.
-
-    Raises:
-        ModelError: the site is a `Delta`, or has a support without such a transform.
-    """
+    """The transform onto a latent site's support; ModelError for a `Delta`, or a support without one."""
     name, fn = msg["name"], msg["fn"]
     kind = type(innermost(fn)).__name__
     if isinstance(innermost(fn), dist.Delta):
@@ -55,10 +51,7 @@ def _onto(fn: Any) -> Any:
 
 
 def _reaches_all(fn: Any) -> bool:
-    """Whether the support that a transformed distribution states is the set of its values.
-
-    Either it states one of its own, as LogNormal does, or each transform gets all of its domain.
-    """
+    """Whether the support that a transformed distribution states, as LogNormal its own, is the set of its values."""
     if type(fn).support is not TransformedDistribution.support or not all(part.bijective for part in fn.transforms):
         return True
     reached = _stated_support(fn.base_dist)

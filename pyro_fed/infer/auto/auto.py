@@ -8,7 +8,7 @@
     on a graph      P2PVI → P2PEP
 
 Each stage is judged by its own warnings and by the audit of its draws; the first without doubts is the answer, and
-where an earlier one was doubted another must agree with it (`algorithm.contract`). The order is that of cost, and the kinds
+where an earlier one was doubted another must agree with it (`contract.Plan`). The order is that of cost, and the kinds
 of error differ: FedAIS has FedEP's sites but no Gaussian, DSVGD looks for modes by itself and its particles are weighed
 by the model, FSGLD is a Markov chain of thousands of rounds. FedAIS is not tried where what it starts from misses a
 mode, which no weights bring back (`policy.why_not_from`).

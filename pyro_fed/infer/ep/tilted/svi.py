@@ -1,6 +1,6 @@
 """Stochastic variational inference on the tilted density with a Gaussian guide: "svi".
 
-See `guides.gaussian_guides` for the objective and the letters. The guide begins at the end m of a Newton step on the tilted
+`guides.gaussian_guides` has the objective and the letters. The guide begins at the end m of a Newton step on the tilted
 density, with its inverse curvature A A' as covariance, so that the step size has no units; it falls linearly to zero.
 """
 
