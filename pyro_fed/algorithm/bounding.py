@@ -291,7 +291,7 @@ def _by_parameter(
 
 
 def _room(part: Tensor, spread: Tensor, pull: float, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The middle of pulls (K, D), limits of the distances from it, and honest ones' distances by chance; r is (K, 1)."""
+    """The middle of pulls (K, D), limits of distances from it, and honest ones' distances by chance; r is (K, 1)."""
     share = rows.squeeze(-1)
     middle = rows.clamp_max(1.0) * median_of(part / rows, share)
     usual = median_of((part - middle).abs() / rows.sqrt(), share) / NORMAL_MEDIAN_DEVIATION

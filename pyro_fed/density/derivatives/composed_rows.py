@@ -4,11 +4,9 @@ Sums over rows are taken in w, at each point by one product of matrices; φ's de
 
     E_q[∇ log p] = E[J's],     E_q[∇² log p] = E[J'H J + Σ_j s_j ∇²φ_j]
 
-where a Hessian of every row at every point, one direction of z after another, would be as dear as so many passes.
-
-Where rows are many their log-likelihood is nearly a parabola in w over all that q reaches, although it is none in z:
-with the mean and the covariance of w under q, score and curvature are taken at the mean of w and at pairs of nodes
-around it, as in `rowwise`. Where both differ by little (`CLOSE`, `NEGLIGIBLE`), it stands for the rows at all z,
+Where rows are many their log-likelihood is nearly a parabola in w over all that q reaches, although it is none in z.
+Score and curvature are taken at the mean of w and at pairs of nodes around it; where both differ by little, the
+parabola stands for the rows at all z,
 
     s(w) ≈ E[s] - C (w - E w),     H ≈ -C,     C = E[-H]
 """
@@ -24,8 +22,8 @@ from torch import Tensor
 from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.compiling.composed import Composed, composed_structure
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors
-from pyro_fed.density.derivatives.nodes import CLOSE, PAIRS
-from pyro_fed.density.derivatives.row_sums import Sums, unwhiten_sums
+from pyro_fed.density.derivatives.nodes import PAIRS, bend_of_pairs
+from pyro_fed.density.derivatives.row_sums import unwhiten_sums
 from pyro_fed.density.derivatives.rowwise import each_of, whitened_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData
@@ -63,7 +61,7 @@ def shares(problem: Problem) -> bool:
     return composed_structure(problem, CHECK_ROWS) is not None
 
 
-def at_each_composed(problem: Problem, points: Tensor, data: ClientData | Batch) -> Sums | None:
+def at_each_composed(problem: Problem, points: Tensor, data: ClientData | Batch) -> Moments | None:
     """`rowwise.at_each` at points (C, M, D) of models with such a structure; None without it."""
     found = composed_structure(problem, CHECK_ROWS)
     if found is None:
@@ -73,10 +71,10 @@ def at_each_composed(problem: Problem, points: Tensor, data: ClientData | Batch)
     sums = each_of(problem, partial(_parts, problem), problem.mapped(through.shared, (0,))(points), data)
     if sums is None:
         return None
-    return Sums(sums.value, *problem.mapped(through.back, (0, 0, 0))(points, sums.score, sums.curvature))
+    return Moments(sums.value, *problem.mapped(through.back, (0, 0, 0))(points, sums.score, sums.curvature))
 
 
-def means_at(problem: Problem, points: Tensor, batch: Batch) -> Sums | None:
+def means_at(problem: Problem, points: Tensor, batch: Batch) -> Moments | None:
     """Means over points (S, C, D) of C clients' log-likelihoods and derivatives; None without such a structure."""
     found = composed_structure(problem, CHECK_ROWS)
     if found is None:
@@ -84,13 +82,13 @@ def means_at(problem: Problem, points: Tensor, batch: Batch) -> Sums | None:
     count, clients, dim = points.shape
     most = max(1, BLOCK // (clients * max(found.dim, dim) ** 2))
     together = max(s for s in range(1, count + 1) if count % s == 0 and s <= most)
-    total: Sums | None = None
+    total: Moments | None = None
     for some in points.split(together):
         sums = at_each_composed(problem, some.transpose(0, 1).contiguous(), batch)
         if sums is None:
             return None
         parts = [part.sum(1) / count for part in sums]
-        total = Sums(*parts) if total is None else Sums(*(a + b for a, b in zip(total, parts, strict=True)))
+        total = Moments(*parts) if total is None else Moments(*(a + b for a, b in zip(total, parts, strict=True)))
     return total
 
 
@@ -114,15 +112,13 @@ def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Ten
     one, few = (whitened_of(problem, find, order, mean, root, batch) for order in (1, PAIRS))
     if one is None or few is None:
         return None
-    moved, bent = (
-        (a - b).abs().flatten(1).amax(1) for a, b in ((one.score, few.score), (one.curvature, few.curvature))
-    )
+    moved, bent = ((a - b).abs().flatten(1).amax(1) for a, b in zip(one[1:], few[1:], strict=True))
     few = unwhiten_sums(few, root)
     scores = few.score.unsqueeze(1) - away @ few.curvature
     score, curvature = problem.mapped(through.mean_back, (0, 0, 0))(by_client, scores, few.curvature)
     # Where the pairs move the score by little, what a parabola misses has this size at an SD, where derivatives of φ
     # hardly vary, so that of a mean a small part of it is missed.
-    return Moments(few.value, score, curvature), (moved < NEGLIGIBLE * share) & (bent < CLOSE * share)
+    return Moments(few.value, score, curvature), bend_of_pairs(moved, bent, share, NEGLIGIBLE) < 1
 
 
 def _parts(problem: Problem, rows: int) -> Predictors | None:

@@ -1,11 +1,6 @@
-"""Whether rows are concave in their linear predictors, and the prior Gaussian.
+"""Whether rows are concave in their linear predictors, and the prior Gaussian: then the posterior has a single maximum.
 
-    log p(y_i | z) = f_i(u_i),     u_i = A_i z + b_i              (`predictors`)
-
-A sum of concave functions of linear ones is concave, and with a Gaussian prior the posterior has a single maximum. A
-function is concave if each of its tangents lies above it,
-
-    f_i(v) ≤ f_i(u) + ∇f_i(u)'(v - u)     for all u, v
+    f_i(v) ≤ f_i(u) + ∇f_i(u)'(v - u)     for all u, v,      log p(y_i | z) = f_i(u_i),     u_i = A_i z + b_i
 
 All pairs of `POINTS` points are compared, spread over `REACH` times the prior's SDs around its mean: of a row's few
 predictors these are a grid over the prior's range. A convex part, or an upward kink or jump, shows in some pair.
@@ -22,7 +17,7 @@ from torch.func import grad
 
 from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
-from pyro_fed.density.derivatives.rowwise import SMALLEST_PIECE, rounded_row_count
+from pyro_fed.density.derivatives.rowwise import piece_size
 from pyro_fed.density.derivatives.scores import prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, ClientData, row_pieces
@@ -67,8 +62,7 @@ def _under_gaussian(problem: Problem) -> Tensor | None:
 def count_tangents_below(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
     """Numbers of pairs of points (C, P, D) at which a tangent lies below the log-likelihood of a client's row, (C,)."""
     clients, count = points.shape[:2]
-    most = max(SMALLEST_PIECE, BLOCK // (clients * count**2))
-    size = min(max(SMALLEST_PIECE, rounded_row_count(data.row_index.shape[-1])), most)
+    size = piece_size(data.row_index.shape[-1], BLOCK // (clients * count**2))
     parts = predictors(problem, size)
     if parts is None:
         return torch.ones(clients, dtype=torch.float64, device=points.device)

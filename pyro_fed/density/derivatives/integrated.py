@@ -6,11 +6,10 @@ With f_i(θ, x) the log joint density of row i and its latents x, and ω_iq its 
     ∇ log p_i  = E_ω[∇f_i]                                                                    (Fisher's identity)
     ∇² log p_i = E_ω[∇²f_i] + Cov_ω[∇f_i]                                                     (Louis' identity)
 
-A reverse pass over a reverse pass over the sum of nodes gives the same, one direction of θ after the other, each of
-them over all rows at all nodes. Where the observations depend on θ and x through few numbers that are linear in both
-(`compiling.predictors`), such as the patients' logits a_h + x_i'β of a hospital h with the effect a_h, derivatives are
-taken in these numbers alone, their means over the nodes as well, and one product with the covariates is made of the
-means at the end. Observations may be those of a plate nested in the rows'.
+Where the observations depend on θ and x through few numbers that are linear in both (`compiling.predictors`), such as
+the patients' logits a_h + x_i'β of a hospital h with the effect a_h, derivatives and their means over the nodes are
+taken in these numbers alone, and one product with the covariates is made of the means at the end. Observations may be
+those of a plate nested in the rows'.
 
 Source: Louis (1982), *Finding the observed information matrix when using the EM algorithm*, JRSS B 44.
 """
@@ -137,7 +136,8 @@ def _find(problem: Problem, rows: Any) -> Integrated | None:
     count = groups if owner is None else len(owner)
     if owner is not None and count == groups:
         return None  # which axis is whose cannot be told
-    z, x = (torch.zeros(*shape, dtype=problem.dtype, device=leaves[0].device) for shape in _shapes(problem, groups))
+    shapes = (problem.dim,), (groups, problem.local_dim)
+    z, x = (torch.zeros(shape, dtype=problem.dtype, device=leaves[0].device) for shape in shapes)
 
     def of_rows(point: Tensor, place: Tensor, *leaves: Tensor) -> Tensor:
         return problem.conditional_parts(point, pytree.tree_unflatten(list(leaves), spec), place)[1].contiguous()
@@ -150,11 +150,6 @@ def _find(problem: Problem, rows: Any) -> Integrated | None:
     if parts is None or parts.width + len(parts.direct) >= problem.dim:
         return None
     return Integrated(parts)
-
-
-def _shapes(problem: Problem, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of θ and of the latents of so many rows."""
-    return (problem.dim,), (groups, problem.local_dim)
 
 
 def _to_groups(terms: Tensor, owner: Tensor | None, groups: int) -> Tensor:

@@ -1,13 +1,26 @@
-"""Fisher information of the observations' distribution, row by row: a curvature that is never negative.
+"""Curvatures that are not the negative Hessian: the Fisher information of rows, and a prior's whose score jumps.
+
+**Fisher information**, row by row, is never negative:
 
     F(θ) = Σ_i w_i E_{y ~ p(y | x_i, θ)}[∇ log p(y | x_i, θ) ∇ log p(y | x_i, θ)']
 
-Source: Guo et al., Eq. (4), with the expectation over y taken exactly where they sample it (after Kunstner et
-al. 2019, labels come from the model, not from the data): over all values of a discrete observation, and for a
-normal one by the three-point Gauss-Hermite rule, which is exact for the location's and the scale's score.
+Source: Guo et al., Eq. (4), with the expectation over y taken exactly where they sample it: over all values of a
+discrete observation, and for a normal one by the three-point Gauss-Hermite rule, exact for the location's and the
+scale's score. Labels come from the model, not from the data (Kunstner et al. 2019). Deviation: for other distributions,
+and where latents of the rows are integrated out, the observed y is used (the "empirical" Fisher information).
 
-Deviation: for other distributions, and where latents of the rows are integrated out, the observed y is used (the
-"empirical" Fisher information), and `fisher_kind` says so.
+**Kinks.** A lasso's second derivatives are zero almost everywhere, and say nothing of what the prior knows. Along
+coordinate i, what z_i has left given the others is r ~ N(0, 1 / P_ii) under q = N(m, P⁻¹), and (Price's theorem, the
+other coordinates given)
+
+    E_q[-∂_i ∂_j f] = -E E_t[t ∂_j f(z - r e_i + t s_i e_i)] / s_i,    t ~ N(0, 1),    s_i = P_ii^(-1/2)
+
+with the outer expectation over q's points and the inner one over cells of t, in each of which the density of t is taken
+for its mean: exact where scores are linear, and zero, without noise, where ∂_j f does not depend on z_i. The mean of
+∂_i f over a cell is the difference of f at its ends, so that nothing jumps as q passes a kink; E_q[∂_i f] is made of
+the same. A diagonal site's curvature is -E_q[∂_i f (z - m)_i] / S_ii, at q's points.
+
+Letters: P `precision`, r `left`, s `sd`, t `EDGES`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,14 +37,11 @@ from pyro_fed.density.derivatives.nodes import rule
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.ops.batched import vmap
+from pyro_fed.ops.moments import Moments
 
 
-class Sums(NamedTuple):
-    """Over rows, whitened by R: value (C,), score (C, D), curvature (C, D, D) or its diagonal (C, D)."""
-
-    value: Tensor
-    score: Tensor
-    curvature: Tensor
+def _added(total: Moments, parts: Sequence[Tensor]) -> Moments:
+    return Moments(*(t + p.double() for t, p in zip(total, parts, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -65,18 +62,9 @@ class Rowwise:
     diagonal: bool = False
     by_values: bool = False
 
-    @property
-    def numbers(self) -> int:
-        """How many numbers a row depends on."""
-        return self.parts.width + len(self.parts.direct)
-
-    def rule(self) -> tuple[Tensor, Tensor]:
-        """Nodes (K, r + p) and weights (K,)."""
-        return rule(self.order, self.numbers, self.parts.width if self.wide else 0)
-
     def add(
-        self, problem: Problem, total: Sums, const: tuple[Any, Tensor, Tensor], piece: tuple[Tensor, Tensor]
-    ) -> tuple[Sums, Any]:
+        self, problem: Problem, total: Moments, const: tuple[Any, Tensor, Tensor], piece: tuple[Tensor, Tensor]
+    ) -> tuple[Moments, Any]:
         """The sums with a piece of one client's rows, under q of mean and root R; row numbers (b,) and weights (b,)."""
         (rows, mean, root), (index, weight) = const, piece
         picked = tuple(leaf[index] for leaf in rows)
@@ -84,32 +72,30 @@ class Rowwise:
         ends = torch.cat([torch.stack([torch.zeros_like(mean), mean]), root.T])
         zero, centre, *_ = found = vmap(lambda z: parts.linear(z, *picked))(ends)  # one product: (2 + D, b, p)
         slopes, of_t = found[2:] - zero, root[at]  # (D, b, p), whitened
-        nodes, shares = (part.to(mean) for part in self.rule())
+        rule_of_row = rule(self.order, parts.width + len(at), parts.width if self.wide else 0)
+        nodes, shares = (part.to(mean) for part in rule_of_row)  # (K, r + p) and (K,)
         us, zs, own = _spread(centre, slopes, mean, of_t, at, nodes)
         each = vmap(lambda u, z: curvatures(parts, u, z, picked, weight))(us, zs)
         means = [torch.tensordot(shares, part, 1) for part in each]
         if self.by_values and self.order != 1:
             values = vmap(lambda u, z: parts.rest(u, z, *picked))(us, zs) - parts.rest(centre, mean, *picked)
             means[1], means[3] = _of_values(shares, values * weight, nodes[:, len(at) :], own)
-        sums = sums_of(slopes, of_t, means)
-        return Sums(*(t + p.double() for t, p in zip(total, sums, strict=True))), ()
+        return _added(total, sums_of(slopes, of_t, means)), ()
 
     def add_points(
-        self, problem: Problem, total: Sums, rows: Any, piece: tuple[Tensor, Tensor, Tensor]
-    ) -> tuple[Sums, Any]:
+        self, problem: Problem, total: Moments, rows: Any, piece: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Moments, Any]:
         """The same at points (s, D), over which the sum is taken, in place of nodes."""
         index, weight, points = piece
-        found = self._over(points, tuple(leaf[index] for leaf in rows), weight)
-        return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
+        return _added(total, self._over(points, tuple(leaf[index] for leaf in rows), weight)), ()
 
     def add_each(
-        self, problem: Problem, total: Sums, const: tuple[Any, Tensor], piece: tuple[Tensor, Tensor]
-    ) -> tuple[Sums, Any]:
+        self, problem: Problem, total: Moments, const: tuple[Any, Tensor], piece: tuple[Tensor, Tensor]
+    ) -> tuple[Moments, Any]:
         """The same at each of points (M, D), an axis of the sums."""
         (rows, points), (index, weight) = const, piece
         slopes, of_t, each = self._parts(points, tuple(leaf[index] for leaf in rows), weight)
-        found = vmap(lambda *parts: sums_of(slopes, of_t, parts))(*each)
-        return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
+        return _added(total, vmap(lambda *parts: sums_of(slopes, of_t, parts))(*each)), ()
 
     def add_share(self, problem: Problem, total: Tensor, _: Any, share: tuple[Tensor, Batch]) -> tuple[Tensor, Any]:
         """The curvature (D, D) of rows, summed over them and over their share of the points, (s, D)."""
@@ -137,7 +123,8 @@ def _spread(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Predictors (K, b, p) and vectors (K, D) with t in its place, at the nodes (K, r + p); and L_i (b, p, p)."""
     own = nodes[:, len(at) :]
-    variance = torch.einsum("dbp,dbq->bpq", slopes, slopes) if slopes.shape[2] > 1 else _squares(slopes)
+    one = slopes.shape[2] == 1
+    variance = slopes.square().sum(0).unsqueeze(-1) if one else torch.einsum("dbp,dbq->bpq", slopes, slopes)
     zs = mean.expand(len(nodes), -1)
     us = centre.expand(len(nodes), *centre.shape)
     if at:
@@ -165,11 +152,6 @@ def _of_values(shares: Tensor, values: Tensor, nodes: Tensor, factor: Tensor) ->
     first = torch.einsum("k,kb,kp->bp", shares, values, nodes)
     second = torch.einsum("k,kb,kpq->bpq", shares, values, nodes.unsqueeze(2) * nodes.unsqueeze(1) - eye)
     return (first.unsqueeze(1) @ inverse).squeeze(1), inverse.mT @ second @ inverse
-
-
-def _squares(slopes: Tensor) -> Tensor:
-    """Sums over the directions, (b, 1, 1)."""
-    return slopes.square().sum(0).unsqueeze(-1)
 
 
 def semidefinite_cholesky(matrix: Tensor) -> Tensor:
@@ -216,7 +198,7 @@ def sums_of(
     return value, score, -hessian
 
 
-def unwhiten_sums(sums: Sums, root: Tensor) -> Sums:
+def unwhiten_sums(sums: Moments, root: Tensor) -> Moments:
     """Score and H from R' score and R' H R."""
 
     def back(x: Tensor) -> Tensor:
@@ -224,4 +206,4 @@ def unwhiten_sums(sums: Sums, root: Tensor) -> Sums:
         return solved
 
     half = back(sums.curvature)
-    return Sums(sums.value, back(sums.score.unsqueeze(-1)).squeeze(-1), back(half.mT).mT)
+    return Moments(sums.value, back(sums.score.unsqueeze(-1)).squeeze(-1), back(half.mT).mT)

@@ -1,4 +1,4 @@
-"""A model at points of its flat vector: log-likelihoods, and scores, the gradients of log prior and log-likelihood."""
+"""A model's log densities, their scores and curvatures at points of its flat vector, of many rows in pieces."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, BLOCK, CHUNK, Batch, ClientData, in_chunks, row_pieces
 from pyro_fed.ops.entries import choose
+from pyro_fed.ops.moments import Moments
 from pyro_fed.ops.newton_ascent import Look
 
 #: Points that are taken together if rows are processed in pieces.
@@ -222,14 +223,16 @@ def _look_at_batch(problem: Problem, points: Tensor, batch: Batch) -> Look:
 
 
 def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Tensor) -> Look:
-    def at(z: Tensor) -> Look:
-        (score, value), pull = vjp(grad_and_value(log_density), z)[:2]
-        directions = torch.eye(len(z), dtype=z.dtype, device=z.device)
-        hessian = problem.vmap(lambda v: pull((v, torch.zeros_like(value)))[0])(directions)
-        return Look(value, score, -hessian)
-
-    seen: Look = problem.vmap(at)(points)
+    seen: Look = problem.vmap(lambda z: Look(*curvature_at(problem, log_density, z)))(points)
     return seen
+
+
+def curvature_at(problem: Problem, log_density: Callable[[Tensor], Tensor], z: Tensor) -> Moments:
+    """Value (), score (D,) and negative Hessian (D, D) of a log density at z (D,)."""
+    (score, value), pull = vjp(grad_and_value(log_density), z)[:2]
+    directions = torch.eye(len(z), dtype=z.dtype, device=z.device)
+    hessian = problem.vmap(lambda v: pull((v, torch.zeros_like(value)))[0])(directions)
+    return Moments(value, score, -hessian)
 
 
 def flat_direction(problem: Problem, precision: Tensor) -> str:
