@@ -104,7 +104,7 @@ def have_few(traits: Traits) -> bool:
 
 
 def of_some_rows(problem: Problem, count: int | None) -> list[Finding]:
-    """What to say of an answer whose rounds were made by `count` rows of all clients; nothing where it is all of them."""
+    """What to say of an answer whose rounds took `count` rows of all clients; nothing where it is all of them."""
     if count is None or count >= problem.num_rows:
         return []
     return [sentences.some_rows_alone(few_rows=count, rows=problem.num_rows)]

@@ -1,18 +1,15 @@
 """What is known of the integrals over rows' latents where the points of one posterior are, found at a few of them.
 
-Each integral is taken around the mode of the row's latents given θ, which Newton's method climbs to: from zero that
-takes up to twelve steps at every θ, and as many nodes as rows need at θ from anywhere. Where points θ are those of one
-posterior with the mean c, ascents begin near their ends, along the slope of the modes at c (the theorem of implicit
-functions, H the curvature of f in x),
+Newton's method takes up to twelve steps from zero to the modes at every θ, and integrals as many nodes as rows need at
+θ from anywhere. Where points θ are those of one posterior with the mean c, ascents begin near their ends, along the
+slope of the modes at c (the theorem of implicit functions, H the curvature of f in x),
 
     x(θ) ≈ x(c) + H⁻¹ ∂²f/∂x∂θ (θ - c)
 
 so that one step or two arrive, and fewer nodes may do. Both are looked at where they are least likely to, at the points
 that are farthest from the mean: fewer nodes are taken where they hardly move the rows' log-likelihood (`AGREE`). A
-client whose rows are not integrated well there begins at zero as before, with all nodes. Its own rows decide, not who
-is computed beside it. At a few points the modes are found at each of them.
-
-All climbs are one compiled step, taken as often as needed: a trace of all steps is as many times as large.
+client whose rows are not integrated well there begins at zero, with all nodes; its own rows decide. At a few points the
+modes are found at each of them. All climbs are one compiled step, taken as often as needed.
 """
 
 from __future__ import annotations
@@ -162,7 +159,7 @@ def _modes(problem: Problem, points: Tensor, batch: Batch) -> Centre:
         state = pytree.tree_map(partial(chosen, there), state, later)
         there = there | ((after[-1] <= rule.mode_tolerance) | bare.unsqueeze(1)).flatten(1).all(1)
         left -= taken
-    return rule.climber(0).summit(state)
+    return rule.climber.summit(state)
 
 
 def _feet(problem: Problem, points: Tensor, batch: Batch) -> Ascent:
@@ -171,7 +168,7 @@ def _feet(problem: Problem, points: Tensor, batch: Batch) -> Ascent:
 
     def at(theta: Tensor) -> Ascent:
         start = batch.near[0].modes(theta) if batch.near else rule.start(problem, theta, batch.rows)
-        return rule.climber(0).foot(problem, theta, batch.rows, start)
+        return rule.climber.foot(problem, theta, batch.rows, start)
 
     found: Ascent = problem.vmap(at)(points)
     return found
@@ -179,7 +176,7 @@ def _feet(problem: Problem, points: Tensor, batch: Batch) -> Ascent:
 
 def _climb(problem: Problem, state: Ascent, const: tuple[Tensor, Batch], _: tuple[()]) -> tuple[Ascent, Tensor]:
     """A Newton step at each point (P, D), and what it leaves, in SDs of a row's latents, (P, m)."""
-    (points, batch), climber = const, problem.quadrature.climber(0)
+    (points, batch), climber = const, problem.quadrature.climber
 
     def at(theta: Tensor, state: Ascent) -> tuple[Ascent, Tensor]:
         state = climber.climb(problem, theta, batch.rows, state)
@@ -218,7 +215,7 @@ def _trial(problem: Problem, probes: Tensor, batch: Batch) -> tuple[Tensor, Tens
 
 def _by_rules(problem: Problem, probes: Tensor, batch: Batch, state: Ascent) -> tuple[Tensor, Tensor]:
     """What rules with fewer nodes add to the log-likelihood at points (P, D), (P, rules), and its size, (P,)."""
-    rule, climber = problem.quadrature, problem.quadrature.climber(0)
+    rule, climber = problem.quadrature, problem.quadrature.climber
 
     def at(theta: Tensor, state: Ascent) -> tuple[Tensor, Tensor]:
         centre = climber.summit(state)

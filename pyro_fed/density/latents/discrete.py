@@ -59,11 +59,7 @@ def first_value(msg: Any, inside: bool) -> Tensor:
 
 
 class Enumerate(EnumMessenger):
-    """Pyro's handler, for sites that have values already too, and under `vmap`.
-
-    Pyro's notes on which dimensions a site may depend leave out sites whose value an inner handler gave; and it
-    reads shapes from `value.data`, which `vmap` forbids.
-    """
+    """Pyro's handler, for sites that have values from an inner handler too, and under `vmap`, which forbids `.data`."""
 
     def _pyro_sample(self, msg: Any) -> None:
         given = msg["value"] is not None

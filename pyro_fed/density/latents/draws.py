@@ -7,22 +7,19 @@ A draw is the end of a short Markov chain in the units of `quadrature`, x = m + 
 1. T steps of independence Metropolis-Hastings with Student t proposals u. The weights p / t are bounded where the
    posterior's tails are no heavier, so that a few steps forget the start.
 2. One more such step with a normal proposal. Where x | θ_s, y_i is Gaussian it is always accepted, so that x is a
-   function of this proposal alone. Elsewhere it is accepted more often the nearer x is to Gaussian. It leaves the
-   distribution as it is.
+   function of this proposal alone. Elsewhere it is accepted more often the nearer x is to Gaussian.
 
 T follows from the weights of a few draws' proposals: if no weight is more than M times their mean, T steps leave
-(1 - 1/M)^T of the start (Mengersen & Tweedie 1996). The modes at a draw of θ are climbed to from those at the mean.
+(1 - 1/M)^T of the start (Mengersen & Tweedie 1996). Where nodes are placed by `tails`, proposals come from the density
+that is linear between them, by uniform numbers in step 1 and Φ of the normal ones in step 2. Of rows with several modes
+a proposal is a mode, chosen by its mass, and a place around it, accepted by the part of the density that is the mode's.
 
-Where the nodes of one latent a row are placed by its `tails`, proposals come from the density that is linear between
-these nodes. Uniform numbers choose them in step 1, and Φ of the normal numbers in step 2. Nearly all are accepted.
+The normal proposals of the S draws are `balanced_normal`: each has its exact distribution, and those of different rows
+are independent, but their sum over the draws hardly varies. So the moments of x err by little more than those of θ,
+even where θ has only a hundred particles. (With independent draws a mean errs by a tenth of an SD.)
 
-Of rows with `several` modes a proposal is a mode, chosen by its mass, and a place around it. Both are accepted together
-by the part of the density that is the mode's.
-
-The normal proposals of the S draws are `balanced_normal`: stratified over the draws, and over those with similar modes.
-Each has its exact distribution, and those of different rows are independent, but their sum over the draws hardly
-varies. So the moments of x err by little more than those of θ, even where θ has only a hundred particles. (With
-independent draws a mean errs by a tenth of an SD, and by three tenths in the worst of a hundred rows.)
+Discrete latents are drawn one site after the other, k_1 ~ p(k_1 | y, z), k_2 ~ p(k_2 | k_1, y, z), ..., each with the
+later ones summed out: exact draws, as a pure function that `vmap` takes.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ from pyro_fed.density.latents.modes import Centre, log_shares
 from pyro_fed.density.rows.batches import CHUNK, NUMBERS_IN_MEMORY
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.points import balanced_normal
-from pyro_fed.ops.tiny import log_det_lower, solve_lower_transposed
+from pyro_fed.ops.tiny import log_det_lower
 
 if TYPE_CHECKING:
     from pyro_fed.density.latents.quadrature import Quadrature
@@ -60,21 +57,12 @@ PILOTS, FORGOTTEN = 8, 1e-3
 
 
 class Proposals(NamedTuple):
-    """The randomness of a draw of m rows: student (T + 1, m, d), normal (m, d), and uniform (T + 1, m), float64.
+    """The randomness of a draw of m rows, float64."""
 
-    Where proposals are placed by tails, `student` are uniform numbers.
-    """
-
-    student: Tensor
-    normal: Tensor
-    uniform: Tensor
-
-
-class ModeRandomness(NamedTuple):
-    """The randomness of a draw of m rows with several modes, chosen by uniform numbers `mode` (T + 1, m)."""
-
-    proposals: Proposals
-    mode: Tensor
+    student: Tensor  # (T + 1, m, d); uniform numbers where proposals are placed by tails
+    normal: Tensor  # (m, d)
+    uniform: Tensor  # (T + 1, m)
+    mode: tuple[Tensor, ...] = ()  # of rows with several modes the uniform numbers (T + 2, m) that choose one
 
 
 def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], generator: torch.Generator) -> Tensor:
@@ -93,10 +81,10 @@ def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], gener
     out = []
     for chunk in chunks:
         here = Centre(*(part[chunk] for part in centre))
-        noise: Any = _proposals(rule, first[chunk], normal[chunk], steps, generator)
+        noise = _proposals(rule, first[chunk], normal[chunk], steps, generator)
         if last is not None:
             mode = torch.rand(noise.uniform.shape, generator=generator, dtype=torch.float64)
-            noise = ModeRandomness(noise, torch.cat([mode, last[chunk].unsqueeze(1)], 1))
+            noise = noise._replace(mode=(torch.cat([mode, last[chunk].unsqueeze(1)], 1),))
         out.append(draw(theta[chunk], here, noise, rows))
     return torch.cat(out)[: len(theta)]
 
@@ -180,7 +168,7 @@ def weighted_proposals(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Its proposals (T + 2, m, d), and their log weights over Student's t and over a normal, (T + 2, m) each."""
     nodes = torch.cat([noise.student, noise.normal.unsqueeze(0)]).to(centre.mode)
-    places = centre.mode + solve_lower_transposed(centre.factor, nodes)
+    places = centre.places_at(nodes)
     values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place)[1])(places)
     squares, degrees = nodes.square().sum(-1), problem.quadrature.degrees
     over_student = values + 0.5 * (degrees + nodes.shape[-1]) * torch.log1p(squares / degrees)
@@ -207,23 +195,17 @@ def offered_by_tails(
     return places, values + log_slope - log_proposed
 
 
-def draw_among(
-    problem: Problem, theta: Tensor, centre: Centre, noise: ModeRandomness, rows: tuple[Tensor, ...]
-) -> Tensor:
+def draw_among(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]) -> Tensor:
     """Latents of rows with J modes, whose centre has an axis of these, (m, d)."""
-    rule, student, normal = problem.quadrature, noise.proposals.student, noise.proposals.normal.unsqueeze(0)
+    rule, student, normal, mode = problem.quadrature, noise.student, noise.normal.unsqueeze(0), noise.mode[0]
     log_mass = rule.log_masses(problem, theta, rows, centre)[1].nan_to_num(nan=-torch.inf)
     log_mass = log_mass - torch.logsumexp(log_mass, 0)
     below = log_mass.exp().cumsum(0)[:-1]
-    chosen = (noise.mode.unsqueeze(1) > below.to(noise.mode)).sum(1)  # (T + 2, m)
+    chosen = (mode.unsqueeze(1) > below.to(mode)).sum(1)  # (T + 2, m)
     if rule.by_tails(problem.local_dim):
         uniform = torch.cat([student, torch.special.ndtr(normal)]).squeeze(-1).to(centre.mode)
-        places, offered = (
-            torch.stack(parts)
-            for parts in zip(
-                *(_by_tails(problem, theta, rows, centre, j, uniform) for j in range(len(centre.mode))), strict=True
-            )
-        )
+        each = (_by_tails(problem, theta, rows, centre, j, uniform) for j in range(len(centre.mode)))
+        places, offered = (torch.stack(parts) for parts in zip(*each, strict=True))
         over_student = over_normal = -_of_chosen(offered, chosen)
         place = _of_chosen(places, chosen).unsqueeze(-1)
     else:
@@ -241,7 +223,7 @@ def draw_among(
 
     values = problem.vmap(part)(place, chosen) - _of_chosen(log_mass.unsqueeze(1).expand(-1, len(place), -1), chosen)
     last = len(place) - 1
-    at = _chain_ends([values + over_student] * (last - 1) + [values + over_normal], noise.proposals.uniform)
+    at = _chain_ends([values + over_student] * (last - 1) + [values + over_normal], noise.uniform)
     return place.gather(0, at[None, :, None].expand(1, *place.shape[1:])).squeeze(0)
 
 
@@ -251,11 +233,8 @@ def _by_tails(
     """Proposals around one mode by uniform numbers (K, m), and their log densities: (K, m) each."""
     profile = problem.quadrature.profile(problem, theta, rows, centre.at(mode), (centre, mode))
     place, log_slope, log_density = profile.inverse(uniform)
-    total = (
-        torch.logsumexp(profile.log_weight, 0)
-        - profile.log_weight.amax(0)
-        + profile.line.log_step(len(profile.log_weight))
-    )
+    log_weight = profile.log_weight
+    total = torch.logsumexp(log_weight, 0) - log_weight.amax(0) + profile.line.log_step(len(log_weight))
     return place, log_density - log_slope - total
 
 

@@ -1,4 +1,20 @@
-"""The ascent to the modes of the rows' latents given θ, by Newton's method."""
+"""The modes of the rows' latents given θ, by Newton's method, and integrals of rows that have several of them.
+
+    ∫ exp f dx = Σ_j ∫ exp f w_j dx,    w_j = h_j / Σ_k h_k,    h_j = exp f(m_j) (1 + |C_j'(x - m_j)|² / 2p)^-p
+
+Each mode j has a bump h_j with the mode's height and curvature, and w_j is its share of the sum of all bumps (a
+partition of unity). Where modes are apart, exp f w_j is a single bump around m_j. Where they overlap, or where two
+ascents have ended at the same mode, no mass counts twice. Gaussian bumps (p = ∞) would cut the tails between modes
+sharply, which nodes do not resolve; with a small p the shares change over distances like those between the modes.
+
+In derivatives w_j is held fixed, as the nodes are. To draw, a mode is chosen by its mass and a place around it is
+proposed, which is accepted by exp f w_j.
+
+Whether there are several modes is found when the model is read, and again at the draws of a result. A ladder of places
+stands around the first mode, up to thousands of its SDs away in every direction. Where every tangent at one of them
+lies above the density at all others, as those of a concave function do, there is one mode. Elsewhere ascents start
+from them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +30,7 @@ from torch.func import grad, vjp
 from pyro_fed.conventions.limits import NEGLIGIBLE, ROUNDING_UNITS
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.ops.entries import choose
+from pyro_fed.ops.moments import Moments
 from pyro_fed.ops.tiny import absolute_cholesky, solve_lower, solve_lower_transposed
 
 Rows = tuple[Tensor, ...]
@@ -50,42 +67,27 @@ class Centre(NamedTuple):
         return found
 
 
-class Look(NamedTuple):
-    """The rows' log joint densities f (m,), their scores (m, d) and curvatures -∇²f (m, d, d), in x."""
-
-    value: Tensor
-    score: Tensor
-    curvature: Tensor
-
-
 class Ascent(NamedTuple):
     """On the way to the modes: where each row is (m, d), what is seen there, and the share of the next step (m,)."""
 
     place: Tensor
-    here: Look
+    here: Moments
     share: Tensor
 
 
 @dataclass(frozen=True)
 class Climber:
-    """Newton's method uphill.
+    """Newton's method uphill, by a `Quadrature`'s settings of these names."""
 
-    Args:
-        steps: how many are taken.
-        shorten: a step that does not go uphill is tried again at this fraction.
-        floor: smallest pivot of a curvature that is not positive definite, relative to its largest entry.
-    """
-
-    steps: int
     shorten: float
     floor: float
 
-    def climbed(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Ascent:
+    def climbed(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor, steps: int) -> Centre:
         """The end of the way from places (m, d), at θ (D,)."""
         state = self.foot(problem, theta, rows, place)
-        for _ in range(self.steps):
+        for _ in range(steps):
             state = self.climb(problem, theta, rows, state)
-        return state
+        return self.summit(state)
 
     def foot(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Ascent:
         """The beginning of the way."""
@@ -99,7 +101,7 @@ class Climber:
         trial = place + part * share.unsqueeze(-1) * self.newton(here)[0]
         there = look(problem, theta, rows, trial)
         better = there.value >= here.value
-        chosen = Look(*(choose(better, new, old) for new, old in zip(there, here, strict=True)))
+        chosen = Moments(*(choose(better, new, old) for new, old in zip(there, here, strict=True)))
         return Ascent(choose(better, trial, place), chosen, torch.where(better, 1.0, share * self.shorten))
 
     def summit(self, state: Ascent) -> Centre:
@@ -108,14 +110,15 @@ class Climber:
         decrement = (step * state.here.score).sum(-1).abs().sqrt()
         return Centre(*(part.detach() for part in (state.place, factor, decrement, state.here.value)))
 
-    def newton(self, here: Look) -> tuple[Tensor, Tensor]:
+    def newton(self, here: Moments) -> tuple[Tensor, Tensor]:
         """The step |H|⁻¹ ∇f and the factor of |H|."""
+        # The integral over a latent on which f does not depend is infinite, and has to stay the same at all θ.
         unused = (here.curvature == 0).all(-1) & (here.score == 0)
         factor = absolute_cholesky(here.curvature + torch.diag_embed(unused.to(here.curvature)), self.floor)
         return solve_lower_transposed(factor, solve_lower(factor, here.score)), factor
 
 
-def look(problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Look:
+def look(problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Moments:
     """What is seen of the rows' log joint densities at places (m, d)."""
 
     def score_and_value(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,7 +133,7 @@ def look(problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Loo
     units = torch.eye(place.shape[-1], dtype=place.dtype, device=place.device)
     # Rows are independent given θ: one product with a unit vector at every row gives a column of every row's block.
     columns = problem.vmap(lambda unit: pull((unit.expand_as(place), torch.zeros_like(value)))[0])(units)
-    return Look(value.detach(), score.detach(), -columns.movedim(0, -1).detach())
+    return Moments(value.detach(), score.detach(), -columns.movedim(0, -1).detach())
 
 
 #: Rungs of the ladder: distances from the first mode in its SDs, along each axis and the diagonal, both ways.
@@ -151,28 +154,22 @@ class Rule(Protocol):
     """What is taken of a `Quadrature`."""
 
     @property
-    def starts(self) -> tuple[tuple[float, ...], ...] | None:
-        """Places from which modes are looked for besides zero."""
+    def starts(self) -> tuple[tuple[float, ...], ...] | None: ...
 
     @property
-    def node_tolerance(self) -> float:
-        """The smallest share of a row's mass that counts as a mode."""
+    def node_tolerance(self) -> float: ...
 
     @property
-    def mode_tolerance(self) -> float:
-        """How near a mode, in SDs, an ascent ends."""
+    def mode_tolerance(self) -> float: ...
 
-    def climber(self, steps: int) -> Climber:
-        """How modes are climbed to."""
+    @property
+    def climber(self) -> Climber: ...
 
-    def centres(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
-        """The modes that it finds, (J, m, ...)."""
+    def centres(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre: ...
 
-    def log_masses(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> tuple[Tensor, Tensor]:
-        """Log prior (), and each mode's part of the log marginal likelihoods, (J, m)."""
+    def log_masses(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> tuple[Tensor, Tensor]: ...
 
-    def from_places(self, starts: tuple[tuple[float, ...], ...]) -> Self:
-        """This rule with other `starts`."""
+    def from_places(self, starts: tuple[tuple[float, ...], ...]) -> Self: ...
 
 
 def search(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known: Centre) -> Centre:
@@ -201,7 +198,7 @@ def search(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known: 
 
 def _ends(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, first: Centre) -> tuple[Centre, Tensor]:
     """Where the ascents from the ladder's R rungs end, (R, S, m, ...), and which ends are modes, (R, S, m)."""
-    climber = rule.climber(0)
+    climber = rule.climber
     height = torch.tensor(RUNGS, dtype=first.mode.dtype, device=first.mode.device)
     units = (height[:, None, None] * directions(problem.local_dim, first.mode)).flatten(0, 1)
 

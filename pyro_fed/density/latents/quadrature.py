@@ -3,29 +3,24 @@
     log p(y_i | θ) = log ∫ exp f_i(θ, x) dx,    f_i = log p(x | θ) + log |dx'/dx| + log p(y_i | θ, x)
 
 x (d,) are the latents of one element of the plate, unconstrained. Given θ the elements are independent, so that each
-integral has few dimensions and belongs to the client that holds the row: no message depends on x. Adaptive quadrature
-(Naylor & Smith 1982; Pinheiro & Bates 1995) places the nodes by the mode m and the curvature H = C C' there,
+integral has few dimensions and belongs to the client that holds the row. Adaptive quadrature (Naylor & Smith 1982;
+Pinheiro & Bates 1995) places the nodes by the mode m and the curvature H = C C' there,
 
     log p(y_i | θ) ≈ log Σ_s w_s exp(f_i(θ, m + C⁻ᵀ u_s) + |u_s|²/2) - log |C| + d/2 log 2π
 
 where (u_s, w_s) is a Gauss-Hermite rule for N(0, I), or standardised Sobol points if a product rule would be too large.
-The rule is exact where x | θ, y_i is Gaussian. With one node it is Laplace's approximation.
+The rule is exact where x | θ, y_i is Gaussian. With one node it is Laplace's approximation. Where these nodes err, as
+in the tails of a Beta or Gamma latent of small shape, a single latent's are placed by `tails`; rows with several modes
+given θ, such as the two signs of x in y = x², have nodes around each (`modes`).
 
-**Other rules.** A single latent may have tails unlike a Gaussian's, such as a Beta or Gamma latent of small shape. If
-Gauss-Hermite nodes err there, nodes are placed by the tails (`tails`). If rows have several modes given θ, such as the
-two signs of x in y = x², each mode is integrated by its own nodes (`several`). Which rule a model needs is found when
-the model is read.
+What a model needs is found when it is read, at random θ. Modes take a fixed number of Newton steps, so that they can be
+compiled: as many as they needed, and one more; a node that is a little off costs accuracy, not correctness. Where f_i
+is a parabola around its mode three nodes a dimension are enough. Elsewhere one latent gets as many as a row's log
+marginal likelihood needs, and several latents as many as leave its score and curvature unchanged.
 
-**Modes** are found by Newton's method. The number of steps is fixed when the model is read, so that it can be compiled:
-what starts at random θ needed, and one more. A node that is a little off costs accuracy, not correctness.
-
-**The number of nodes** is found then too. Where x | θ, y_i is Gaussian (f_i is a parabola around its mode, at random θ)
-three nodes a dimension are enough. Elsewhere one latent gets as many as the log marginal likelihood of a row needs, and
-several latents get as many as leave its score and curvature unchanged.
-
-**Derivatives** in θ hold the nodes fixed: where the rule integrates well, it does so for nodes anywhere near, so that
-their own movement contributes nothing. The gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's.
-Where x | θ, y_i is Gaussian, three nodes a dimension give both exactly, and Sobol points give the gradient alone.
+**Derivatives** in θ hold the nodes fixed: where the rule integrates well, it does so for nodes anywhere near. The
+gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's. Where x | θ, y_i is Gaussian, three nodes a
+dimension give both exactly, and Sobol points give the gradient alone.
 """
 
 from __future__ import annotations
@@ -91,21 +86,13 @@ class Nodes(NamedTuple):
 
 
 class NearbyModes(NamedTuple):
-    """What is known of the integrals of m rows near A points θ, see `ascent_starts`.
+    """What is known of the integrals of m rows near A points θ, see `ascent_starts`."""
 
-    Attributes:
-        theta: there, (A, D).
-        place: the modes there, (A, m, d).
-        slope: how they move with θ, (A, m, d, D), or (A, m, d, 0) where modes are needed at these points alone.
-        steps: shares of the Newton steps from there to the modes at another θ, (k,): 1, or 0 where fewer are enough.
-        nodes: a rule for N(0, I) that is enough, (Q, d) and log weights (Q,), -inf where fewer are; () for the usual.
-    """
-
-    theta: Tensor
-    place: Tensor
-    slope: Tensor
-    steps: Tensor
-    nodes: tuple[Tensor, ...] = ()
+    theta: Tensor  # (A, D)
+    place: Tensor  # the modes there, (A, m, d)
+    slope: Tensor  # how they move with θ, (A, m, d, D), or (A, m, d, 0) where modes are needed at these points alone
+    steps: Tensor  # shares of the Newton steps from there to the modes at another θ, (k,): 1, or 0 where fewer do
+    nodes: tuple[Tensor, ...] = ()  # a rule for N(0, I) that does, (Q, d), log weights (Q,), -inf for padding; or ()
 
     def modes(self, theta: Tensor) -> Tensor:
         """About where the modes at θ (D,) are, (m, d), by the nearest of the points."""
@@ -188,14 +175,7 @@ class Quadrature(metaclass=Checked):
             )
 
     def fitted(self, problem: RowDensities) -> Quadrature:
-        """These settings with the number of nodes and of Newton steps that the model needs.
-
-        Args:
-            problem: the model's densities, mapped.
-
-        Returns:
-            settings with `order` and `mode_steps` filled in.
-        """
+        """These settings with `order` and `mode_steps`, the numbers that the model needs, filled in."""
         generator = torch.Generator().manual_seed(0)
         theta = 2 * torch.rand(PROBES, problem.dim, generator=generator, dtype=problem.bound.dtype) - 1
         few = min(FEW_ROWS, max(FEW_DRAWS, ROWS_TOGETHER * problem.num_rows // problem.widest))
@@ -258,11 +238,7 @@ class Quadrature(metaclass=Checked):
         return found
 
     def _errs(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
-        """Whether at most `max_order` nodes placed by the curvature err at θ (S, D), and those placed by tails do not.
-
-        Modes are those of ascents that tails have no part in. More nodes may do at these θ, and not where a posterior
-        goes: those that are placed by tails go there too.
-        """
+        """Whether `max_order` nodes placed by the curvature err at θ (S, D), and those placed by tails do not."""
         if problem.local_dim > 1 or self.places(1) < FEWEST_OF_TAILS:
             return False
         usual, tails = (replace(self, tails=by_tails) for by_tails in (False, True))
@@ -338,7 +314,7 @@ class Quadrature(metaclass=Checked):
 
     def _foot(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
         """Where the ascents at several θ (S, D) begin."""
-        climber = self.climber(0)
+        climber = self.climber
         found: Ascent = problem.vmap(lambda one: climber.foot(problem, one, rows, self.start(problem, one, rows)))(
             theta
         )
@@ -346,7 +322,7 @@ class Quadrature(metaclass=Checked):
 
     def _climbed(self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent) -> tuple[int, Centre]:
         """Newton steps to the modes at several θ (S, D), and one more, and what they lead to, (S, m, ...)."""
-        climber = self.climber(0)
+        climber = self.climber
         climb = problem.vmap(lambda one, state: climber.climb(problem, one, rows, state))
         steps, most = 1, self.mode_steps or self.max_mode_steps
         while steps < most and (self.mode_steps or bool((climber.summit(state).decrement > self.mode_tolerance).any())):
@@ -396,14 +372,7 @@ class Quadrature(metaclass=Checked):
     def log_parts(
         self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Log prior (), and each row's log marginal likelihood (m,), at θ (D,).
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-            near: what is known of the rows near θ; where it is not given ascents begin at zero.
-        """
+        """Log prior (), and each row's log marginal likelihood (m,), at θ (D,); ascents begin at zero, or by `near`."""
         nodes = self.placed(problem, theta, rows, near)
         prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
         return prior[0], torch.logsumexp(values + nodes.log_weight, 0)
@@ -431,15 +400,7 @@ class Quadrature(metaclass=Checked):
     def around(
         self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, part: tuple[Centre, int] | None = None
     ) -> Nodes:
-        """The nodes around one mode of each row.
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-            centre: modes and curvatures.
-            part: as for `profile`.
-        """
+        """The nodes around one mode of each row, or of its share of the density, as for `profile`."""
         dim = centre.mode.shape[-1]
         if self.by_tails(dim):
             nodes = self._along(self._line(problem, theta, rows, centre, part))
@@ -456,14 +417,7 @@ class Quadrature(metaclass=Checked):
         return Nodes(*(torch.cat(parts) for parts in zip(*each, strict=True)))
 
     def log_masses(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> tuple[Tensor, Tensor]:
-        """Log prior (), and the part of each row's log marginal likelihood that is each mode's, (J, m).
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-            centre: J modes and curvatures, (J, m, ...).
-        """
+        """Log prior (), and the part of each row's log marginal likelihood that is each mode's, (J, m)."""
         nodes = self._around_each(problem, theta, rows, centre)
         prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
         return prior[0], torch.logsumexp((values + nodes.log_weight).unflatten(0, (len(centre.mode), -1)), 1)
@@ -500,15 +454,7 @@ class Quadrature(metaclass=Checked):
         centre: Centre,
         part: tuple[Centre, int] | None = None,
     ) -> Profile:
-        """The rows' densities along nodes that are placed by tails.
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-            centre: modes and curvatures.
-            part: all modes and the number of this one, where only its share of the density is meant.
-        """
+        """Rows' densities along nodes placed by tails; of a `part`, all modes and one's number, its share alone."""
         placed = self._line(problem, theta, rows, centre, part)
         place, log_weight = self._along(placed)
 
@@ -521,19 +467,12 @@ class Quadrature(metaclass=Checked):
     def centre(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
         """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives."""
         theta = theta.detach()
-        climber = self.climber(self.mode_steps or self.max_mode_steps)
-        return climber.summit(climber.climbed(problem, theta, rows, self.start(problem, theta, rows)))
+        steps = self.mode_steps or self.max_mode_steps
+        return self.climber.climbed(problem, theta, rows, self.start(problem, theta, rows), steps)
 
     def centre_near(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes) -> Centre:
-        """Modes of the rows' latents at θ (D,), from what is known near it, and curvatures a step before them.
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-            near: from where ascents begin.
-        """
-        here, climber = theta.detach(), self.climber(0)
+        """Modes of the rows' latents at θ (D,), from what is known near it, and curvatures a step before them."""
+        here, climber = theta.detach(), self.climber
         state = climber.foot(problem, here, rows, near.modes(here))
         *before, last = near.steps.unbind()
         for share in before:
@@ -543,20 +482,14 @@ class Quadrature(metaclass=Checked):
         return end._replace(mode=(end.mode + step).detach())
 
     def centres(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
-        """Modes and curvatures of all modes that are looked for, (J, m, ...): by ascent from zero, then from `starts`.
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-        """
+        """All modes and curvatures at θ (D,), (J, m, ...): by ascent from zero, then from `starts`."""
         first = self.centre(problem, theta, rows)
         if not self.starts:
             return Centre(*(part.unsqueeze(0) for part in first))
-        here, climber = theta.detach(), self.climber(self.max_mode_steps)
+        here = theta.detach()
 
         def climb(start: Tensor) -> Centre:
-            return climber.summit(climber.climbed(problem, here, rows, start.expand_as(first.mode)))
+            return self.climber.climbed(problem, here, rows, start.expand_as(first.mode), self.max_mode_steps)
 
         others = problem.vmap(climb)(torch.tensor(self.starts, dtype=here.dtype, device=here.device))
         return alive(Centre(*(torch.cat([a.unsqueeze(0), b]) for a, b in zip(first, others, strict=True))))
@@ -565,9 +498,10 @@ class Quadrature(metaclass=Checked):
         """These settings with other `starts`."""
         return replace(self, starts=starts)
 
-    def climber(self, steps: int) -> Climber:
+    @property
+    def climber(self) -> Climber:
         """How modes are climbed to."""
-        return Climber(steps, self.shorten, self.floor)
+        return Climber(self.shorten, self.floor)
 
     def start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
         """Where the rows' ascents begin, (m, d)."""
@@ -610,20 +544,12 @@ def _product(order: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=8)
 def sobol(count: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Standardised Sobol points (count, dim) and log weights, float64.
-
-    Made in a thread of its own, where no `vmap` is: it refuses their random scrambling, though they are the same for
-    all, so that models of more than five latents a row were taken for such as cannot be mapped; nor any `grad`, see
-    `_product`.
-
-    Args:
-        count: an even number of points.
-        dim: dimensions.
-    """
+    """An even number of standardised Sobol points (count, dim) and log weights, float64."""
 
     def made() -> tuple[Tensor, Tensor]:
         points = standardised_sobol(count, dim)
         return points, points.new_full((count,), -math.log(count))
 
+    # In a thread without `vmap`, which refuses their random scrambling, and without `grad`, see `_product`.
     with ThreadPoolExecutor(1) as apart:
         return apart.submit(made).result()
