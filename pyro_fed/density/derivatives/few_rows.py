@@ -4,7 +4,7 @@
 
 c_k is what b_k rows, picked at random from slices of the client's rows, miss of all n_k. Around the draws' mean m it is
 nearly a parabola where rows are many: value, score and curvature there, of all rows and of the few, give it. The rest
-is of third order, and is compared with all rows at some of the draws: where it differs by more than `AGREE` nats (and,
+is of third order, and is compared with all rows at some of the draws: where it differs by more than `SAME_NATS` nats (and,
 farther out than half of the draws, by more than that grown as terms of third order grow), four times as many rows are
 taken, and all of them where a quarter does not agree.
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import SUM_ROUNDING_UNITS
+from pyro_fed.conventions.limits import SAME_NATS, SUM_ROUNDING_UNITS
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.density.derivatives.rowwise import TRIED_ROWS
@@ -37,8 +37,8 @@ from pyro_fed.ops.moments import Moments
 #: Rows that stand for all at first are `TRIED_ROWS`, of all clients, and at least so many a parameter; `MORE` times as
 #: many where they do not.
 ROWS_A_PARAMETER, MORE = 50, 4
-#: Draws at which both are compared, and nats that they may differ by at each.
-PROBES, AGREE = 32, 0.05
+#: Draws at which both are compared.
+PROBES = 32
 #: Draws that say how far draws lie from their mean, and that are taken together.
 SPREAD = 512
 
@@ -75,7 +75,7 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
     exact = clients_log_likelihoods(problem, draws[:, probes], data)
     share = data.num_rows / problem.num_rows
     rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * exact.abs().amax(1)
-    allowed = (AGREE * share.sqrt()).unsqueeze(1) * _farther(draws, probes) + rounding.unsqueeze(1)
+    allowed = (SAME_NATS * share.sqrt()).unsqueeze(1) * _farther(draws, probes) + rounding.unsqueeze(1)
     at_mean = likelihoods_at(problem, _mean(draws), data, draws.shape[1])
     for count in row_numbers(problem.dim, problem.num_rows):
         few, times = pick_rows(problem, data, count)

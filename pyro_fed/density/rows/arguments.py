@@ -31,25 +31,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arguments:
-    """A model's `(*args, **kwargs)`, flattened.
+    """A model's `(*args, **kwargs)`, flattened; subclasses have rows of several plates."""
 
-    Attributes:
-        leaves: every leaf of the arguments, tensors where they were arrays.
-        names: a readable name of each leaf, such as `x` or `x['age']`.
-        spec: how to put the leaves together again.
-        sharded: positions in `leaves` of those that are split by rows.
-        labels: what the codes of an argument stand for, by its name, if it was text or a category.
-        masked: names of the arguments that were masked arrays.
-        axes: the axis of the rows in the model's own form, by position in `leaves`, if that is not the first; the
-            leaf itself has them first.
-    """
-
-    leaves: tuple[Any, ...]
-    names: tuple[str, ...]
-    spec: Any
-    sharded: tuple[int, ...] = ()
-    labels: LabelsByName = field(default_factory=dict)
-    masked: tuple[str, ...] = ()
+    leaves: tuple[Any, ...]  # tensors where they were arrays
+    names: tuple[str, ...]  # of each leaf, such as `x` or `x['age']`
+    spec: Any  # how to put the leaves together again
+    sharded: tuple[int, ...] = ()  # positions in `leaves` of those that are split by rows
+    labels: LabelsByName = field(default_factory=dict)  # of text and categories
+    masked: tuple[str, ...] = ()  # names of the arguments that were masked arrays
+    #: The axis of the rows in the model's own form, by position in `leaves`, which have them first.
     axes: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -73,12 +63,8 @@ class Arguments:
             if nested is not None or name in self.labels:
                 continue
             values = (leaf if numbers is None else leaf[numbers]).reshape(len(chosen), -1)
-            for what, flags in {
-                "0": values == 0,
-                "negative": values < 0,
-                "infinite": values.isinf(),
-                "missing": values.isnan(),
-            }.items():
+            kinds = {"0": values == 0, "negative": values < 0, "infinite": values.isinf(), "missing": values.isnan()}
+            for what, flags in kinds.items():
                 if bool((flags == chosen.unsqueeze(1)).all(0).any()):
                     return f", those in which '{name}' is {what}"
         return ""
@@ -292,15 +278,8 @@ def flatten(
 ) -> Arguments:
     """Flatten a model's arguments; NumPy arrays, pandas and xarray objects, and lists of numbers become tensors.
 
-    Args:
-        model: the Pyro model.
-        args: its positional arguments: a tuple, a list of them, or the only one.
-        kwargs: its keyword arguments.
-        labels: the labels that codes stand for, by the argument's name, if they are known already.
-        orders: columns of tables and keys of dictionaries, if these are known already.
-
-    Raises:
-        DataError: the model cannot be called with them, or they hold values other than numbers, booleans and labels.
+    `labels` and `orders`, of columns and keys, are those that are known already. DataError where the model cannot be
+    called with them, or they hold values other than numbers, booleans and labels.
     """
     args, kwargs = positional(model, args, kwargs), dict(kwargs or {})
     _check_call(model, args, kwargs)
@@ -321,10 +300,7 @@ def flatten(
 def positional(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None) -> tuple[Any, ...]:
     """The positional arguments as a tuple; `args` is a tuple, a list, or the only argument.
 
-    A list is several arguments, `[x, y]`, if the model cannot take it as one.
-
-    Raises:
-        DataError: a list of arrays that the model can take either way.
+    A list is several arguments, `[x, y]`, if the model cannot take it as one; DataError if it can take it either way.
     """
     if isinstance(args, tuple) and not hasattr(args, "_fields"):
         return args
@@ -352,15 +328,8 @@ def rows_like(
 ) -> tuple[Tensor, ...]:
     """The row-sharded leaves (m, ...) of other arguments of the same model, such as test data.
 
-    Args:
-        arguments: the federation's.
-        model: the Pyro model.
-        args: other positional arguments of it.
-        kwargs: other keyword arguments; missing ones that have no rows, such as those held by `functools.partial`, are
-            the federation's.
-
-    Raises:
-        DataError: the arguments do not have the structure, or the row shapes, of the federation's.
+    Missing keyword arguments that have no rows, such as those held by `functools.partial`, are the federation's. A
+    DataError names another structure or row shape.
     """
     given = positional(model, args, kwargs)
     kwargs = with_held(arguments, model, given, kwargs)

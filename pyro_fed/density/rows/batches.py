@@ -1,8 +1,10 @@
 """Rows of data as an algorithm sees them: a client's index into row tensors, and weighted batches.
 
-All clients of a simulation share one set of row tensors; a client is an index into it, padded to the
-longest client so that every client has the same shapes (nothing is recompiled for a client, and a
-batch of clients is one `vmap`). Padding carries weight zero.
+All clients of a simulation share one set of row tensors; a client is an index into it, padded to the longest client so
+that every client has the same shapes. Padding carries weight zero.
+
+The rows of plates nested in the partitioned one are stored as a block (J, M) of the largest group's size M, with a
+mask. In a run they are one flat axis again, the groups at hand counted from 0, the observations of padding masked.
 """
 
 from __future__ import annotations
@@ -20,11 +22,9 @@ from torch.utils import _pytree as pytree
 class NestedRows:
     """The rows of a nested plate that belong to some groups: one entry of the row tensors, a pytree of its own.
 
-    Attributes:
-        where: (..., m, M) bool, which places of the groups' blocks are rows; packed, (..., n) int64, each row's group
-            among those at hand, -1 for padding.
-        leaves: the plate's arguments, (..., m, M, ...) or packed (..., n, ...).
-        capacity: rows to pack into, at least those of any client.
+    `where` (..., m, M) says which places of the groups' blocks are rows; packed it is each row's group among those at
+    hand, (..., n), -1 for padding. `leaves` are the plate's arguments, (..., m, M, ...) or packed (..., n, ...), and
+    `capacity` rows to pack into, at least those of any client.
     """
 
     def __init__(self, where: Tensor, leaves: Sequence[Tensor], capacity: int) -> None:
@@ -59,30 +59,20 @@ class NestedRows:
         return owner, self.where.flatten(), tuple(leaf.flatten(0, 1) for leaf in self.leaves)
 
 
-def _first_and_rest(parts: Iterable[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    first, *rest = parts
-    return first, rest
+def _from_parts(parts: Iterable[Tensor], capacity: int) -> NestedRows:
+    where, *leaves = parts
+    return NestedRows(where, leaves, capacity)
 
 
-pytree.register_pytree_node(
-    NestedRows,
-    lambda rows: ([rows.where, *rows.leaves], rows.capacity),
-    lambda parts, capacity: NestedRows(*_first_and_rest(parts), capacity),
-)
+pytree.register_pytree_node(NestedRows, lambda rows: ([rows.where, *rows.leaves], rows.capacity), _from_parts)
 
 
 @dataclass(frozen=True)
 class Members:
-    """The rows of a nested plate that belong to the groups at hand.
+    """The rows of a nested plate that belong to the groups at hand."""
 
-    Attributes:
-        owner: (n,) each row's group, among those at hand.
-        valid: (n,) whether it is a row, and not padding.
-        num_groups: m.
-    """
-
-    owner: Tensor
-    valid: Tensor
+    owner: Tensor  # (n,) each row's group, among those at hand
+    valid: Tensor  # (n,) whether it is a row, and not padding
     num_groups: int
 
     def __len__(self) -> int:
@@ -129,7 +119,7 @@ class Batch(NamedTuple):
         rows: tuple of tensors, each (m, ...): the row-sharded leaves of the model's arguments.
         weight: (m,) multiplicity of each row's log-likelihood; 0 is padding, N_k/m rescales a minibatch.
         near: a tuple of one `latents.quadrature.NearbyModes`, what is known of the integrals over the rows' own latents
-            where the batch is used; empty if nothing is known (`latents.ascent_starts`).
+            where the batch is used; empty if nothing is known.
     """
 
     rows: tuple[Tensor, ...]
@@ -232,20 +222,10 @@ def row_dtype(rows: tuple[Tensor, ...]) -> torch.dtype:
 def draw_minibatches(
     num_rows: int, batch_size: int, num_steps: int, generator: torch.Generator, dtype: torch.dtype
 ) -> Minibatch:
-    """Positions of `num_steps` minibatches by random reshuffling: a permutation cut in successive pieces.
+    """Positions and weights (num_steps, m) of minibatches by random reshuffling: a permutation cut in pieces.
 
-    Each row is equally likely in each batch, so sums weighted by N_k/m are unbiased. A client with at
-    most `batch_size` rows gets all of them at weight one, and padding at weight zero.
-
-    Args:
-        num_rows: rows the client has, N_k.
-        batch_size: m.
-        num_steps: number of minibatches.
-        generator: the client's generator for this round.
-        dtype: dtype of the weights.
-
-    Returns:
-        Minibatch with position (num_steps, m) and weight (num_steps, m).
+    Each row is equally likely in each batch, so sums weighted by N_k/m are unbiased. A client with at most `batch_size`
+    rows gets all of them at weight one, and padding at weight zero.
     """
     slot = torch.arange(batch_size)
     if num_rows <= batch_size:
@@ -309,20 +289,10 @@ def _by_floyd(num_rows: int, batch_size: int, num_steps: int, generator: torch.G
 def draw_epochs(
     num_rows: int, batch_size: int, epochs: int, generator: torch.Generator, dtype: torch.dtype
 ) -> Minibatch:
-    """Positions of the minibatches of E epochs: in each every row once, the remaining rows in the last minibatch.
+    """Positions and weights (E ⌈N_k/m⌉, m) of the minibatches of E epochs: in each every row once.
 
-    A client has `epoch_length` of them an epoch. If other clients have more rows, the missing ones are padding with
-    weight zero, in which the client must not move (`at_work`).
-
-    Args:
-        num_rows: rows the client has, N_k.
-        batch_size: m.
-        epochs: E.
-        generator: the client's generator for this round.
-        dtype: dtype of the weights.
-
-    Returns:
-        Minibatch with position (E ⌈N_k/m⌉, m) and weight (E ⌈N_k/m⌉, m).
+    If other clients have more rows, the missing minibatches are padding with weight zero, in which the client must not
+    move (`at_work`).
     """
     length = max(1, -(-num_rows // batch_size))
     order = _permutations(num_rows, epochs, generator)

@@ -2,7 +2,8 @@
 
 Tuples, lists, dictionaries and named tuples are trees already. Other containers become nodes of the tree, which are
 built again around other leaves: an object of the same class, or, if the class cannot hold tensors (pandas, xarray,
-record arrays), a table or a set of fields with the same interface.
+record arrays), a table or a set of fields with the same interface. By name a table with its columns in another order
+is the same table, as a matrix, `df @ w`, another one: columns and keys are put in the order that the model had before.
 """
 
 from __future__ import annotations
@@ -305,15 +306,8 @@ def _node(value: Any) -> Node | None:
         held = {str(name): value[name] for name in [*value.coords, *value.data_vars]}
         return Node(FieldsKind(tuple(held)), list(held.values()))
     if isinstance(value, dict):
-        return (
-            Node(DictKind(type(value), tuple(value)), list(value.values()))
-            if type(value).__module__
-            not in (
-                "collections",
-                "builtins",
-            )
-            else None
-        )
+        plain = type(value).__module__ in ("collections", "builtins")
+        return None if plain else Node(DictKind(type(value), tuple(value)), list(value.values()))
     if hasattr(value, "toarray") and hasattr(value, "nnz"):
         return None  # SciPy's sparse ones, which are refused by name
     attributes = _attributes(value)
@@ -343,9 +337,8 @@ def _attributes(value: Any) -> dict[str, Any]:
     if callable(value) or isinstance(value, torch.distributions.Distribution):
         return {}
     if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)} | dict(
-            getattr(value, "__dict__", {})
-        )
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return fields | dict(getattr(value, "__dict__", {}))
     return dict(getattr(value, "__dict__", {}))
 
 

@@ -3,10 +3,6 @@
 `mapped` makes a tensor of a part of a file, which is not copied, and not read before it is used. What has been read
 stays in the process's memory until it is `let_go`, and is then read again; what a model writes into such a tensor does
 not reach the file. Another process is sent the place of such a tensor (`place_of`), and not the rows.
-
-    place_of_array   where a `numpy.memmap`, or a part of one, lies
-    pooled           rows of several tensors one after the other: themselves if they are so already, else in a new file
-    blocks           the rows of any tensor, block after block
 """
 
 from __future__ import annotations
@@ -41,21 +37,13 @@ OWN_PAGES = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)  # MAP
 
 @dataclass(frozen=True)
 class Place:
-    """Where an array lies in a file.
-
-    Attributes:
-        path: of the file.
-        dtype: of NumPy, such as "<f4".
-        offset: bytes before the first number.
-        shape: of the array.
-        strides: bytes from one number to the next along each axis.
-    """
+    """Where an array lies in a file."""
 
     path: str
-    dtype: str
-    offset: int
+    dtype: str  # of NumPy, such as "<f4"
+    offset: int  # bytes before the first number
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # bytes from one number to the next along each axis
 
     @property
     def num_bytes(self) -> int:

@@ -66,17 +66,12 @@ EQUAL = {"eq": True, "__eq__": True, "ne": False, "__ne__": False}
 
 
 class Labelled(Tensor):
-    """Codes (n, ...) of labels, as a model receives them.
+    """Codes (n, ...) of labels, as a model receives them."""
 
-    Attributes:
-        labels: what they stand for; empty if they number the groups at hand.
-        argument: its name, for messages.
-        codes: the codes as the tensor that they came as. Everything is computed from it: what records the operations
-            of a model tells tensors apart by identity, and would take a copy for a constant.
-    """
-
-    labels: Labels
-    argument: str
+    labels: Labels  # empty if they number the groups at hand
+    argument: str  # its name, for messages
+    #: The tensor that the codes came as. Everything is computed from it: what records the operations of a model tells
+    #: tensors apart by identity, and would take a copy for a constant.
     codes: Tensor
 
     @classmethod

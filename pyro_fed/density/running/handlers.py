@@ -76,14 +76,13 @@ def run_model(
         dtype: floating dtype of constants that the model makes.
         densities: compute the sites' log densities.
         validate: run with Pyro's validation on.
-        first_enum_dim: first dimension, left of all plates, for the values of discrete latents, if the filler
-            leaves them to be enumerated.
+        first_enum_dim: left of all plates, for values of discrete latents; None if none are enumerated.
         members: the rows of nested plates that belong to the present rows, by plate.
         declared: receives the plates' sizes as the model runs, also if it fails.
         incomplete: whether the data have NaN among them.
         noticed: known facts about the functions of torch that it calls.
         walls: names of sites whose density is zero beyond the constraints of their parameters.
-        device: device of its arguments; None for the CPU.
+        device: of the arguments; None for the CPU.
 
     Raises:
         SettingError: the call is inside handlers of somebody else.
@@ -207,12 +206,7 @@ def for_pyro(model: Callable[..., Any], constants: dict[str, Any], incomplete: b
 
 
 class HeldParams(Messenger):
-    """Give the `pyro.param` statements of a model their constant values.
-
-    Args:
-        constants: the values by name; one that is missing is read from the model and kept.
-        hidden: whether handlers outside see none of these statements, such as Pyro's, which would train them.
-    """
+    """Give `pyro.param` statements constant values, those read first; handlers outside see none that are `hidden`."""
 
     def __init__(self, constants: dict[str, Any], hidden: bool = False) -> None:
         super().__init__()
@@ -243,20 +237,10 @@ class RowsCount(Messenger):
 class FillLatents(HeldParams):
     """Give every latent site the value that `source` returns, and keep the transforms' log-Jacobian.
 
-    The log-Jacobian of the sites inside the partitioned plate is kept row by row, in `row_jacobian` (m,), zero without
-    any.
-
-    Imputed entries (the `_unobserved` half of a site with `obs_mask`, inside the partitioned plate)
-    integrate to one: they get a placeholder and no density.
-
-    Args:
-        source: unconstrained value of a site.
-        plate: name of the partitioned plate.
-        constants: values of `pyro.param` statements; one that is missing is read from the model and kept.
-        placeholder: value given to imputed entries.
-        discrete: values of discrete latents.
-        enumerating: leave the other discrete latents to an outer handler; else they get their first value.
-        nested: plates whose rows follow those of the partitioned one.
+    That of the sites inside the partitioned plate is kept row by row, in `row_jacobian` (m,). Imputed entries (the
+    `_unobserved` half of a site with `obs_mask`, inside the plate) integrate to one: they get the placeholder and no
+    density. Discrete latents have their value in `discrete`, or are left to an outer handler if `enumerating`, or get
+    their first value. `nested` are plates whose rows follow those of the partitioned one.
     """
 
     def __init__(

@@ -1,11 +1,21 @@
-"""Log densities, and a logarithm, that stand in place of Pyro's own while a model runs.
+"""Log densities that stand in place of Pyro's own while a model runs, and counts for which float32 does not suffice.
 
-`NanMaskedNormal` and `NanMaskedMultivariateNormal` leave out what is NaN or infinite by indexing, of which `vmap` has
-no rule. Here a missing entry has the value of its mean and, among several, a variance of one and no covariance, which
-adds nothing to the other entries' density.
+**Large shapes.** Where the data have no more dispersion than a Poisson's, a negative binomial's concentration a goes to
+infinity, and its log density is the difference of terms near a log a: at a = 10^16 all digits are lost. With
 
-Pyro's `safe_log`, which its hidden Markov models use, is a function of autograd that `torch.func` cannot take. Here it
-is the logarithm with its derivative 1 / max(x, eps), of any order and under `vmap`.
+    δ(a, n) = log Γ(a + n) - log Γ(a) - n log a = (a + n - 1/2) log(1 + n / a) - n + s(a + n) - s(a)
+
+and Stirling's series s(a) = 1 / (12 a) - 1 / (360 a³) + ... nothing cancels; so for mixtures of binomials and
+multinomials, and Student's t. Densities of small shapes are the distributions' own, to the bit.
+
+**Missing entries.** `NanMaskedNormal` and `NanMaskedMultivariateNormal` leave them out by indexing, of which `vmap` has
+no rule. Here a missing entry has the value of its mean and, among several, a variance of one and no covariance. Pyro's
+`safe_log`, which its hidden Markov models use, is a function of autograd that `torch.func` cannot take; here it is the
+logarithm with its derivative 1 / max(x, eps), of any order.
+
+**Counts.** A count y under a rate λ has the log density y log λ - λ - log y!, whose terms, rounded to float32, are
+noise of eps y log y nats a row, which differs at every λ. With a dispersion φ of its own it is a difference of two
+numbers of φ log φ that are nearly equal where φ is large, which the data seldom exclude.
 """
 
 from __future__ import annotations
@@ -21,6 +31,7 @@ import torch
 from pyro.ops import special
 from torch import Tensor
 
+from pyro_fed.conventions.limits import SAME_NATS
 from pyro_fed.density.running.trace_sites import Message, innermost
 
 LogProb = Callable[[Any, Tensor], Tensor]
@@ -198,8 +209,6 @@ DISPERSED = (
 )
 #: Distributions of counts whose terms are as large as the counts make them.
 COUNTED = (dist.Poisson, dist.ZeroInflatedPoisson, dist.Binomial, dist.Multinomial)
-#: Nats of noise in the log-likelihood of all rows that are let pass in float32.
-LARGEST_NOISE = 0.05
 
 
 def asks_for_double(trace: Any, times: float = 1.0) -> bool:
@@ -220,4 +229,4 @@ def _why(name: str, msg: Message, times: float) -> str:
         return ""
     most = float(value.double().nan_to_num().abs().max())
     noise = torch.finfo(torch.float32).eps * most * math.log(max(most, math.e)) * (times * value.numel()) ** 0.5
-    return f"'{name}' has counts of {most:.2g}, whose log density float32 rounds" if noise > LARGEST_NOISE else ""
+    return f"'{name}' has counts of {most:.2g}, whose log density float32 rounds" if noise > SAME_NATS else ""

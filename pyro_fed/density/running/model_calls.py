@@ -1,8 +1,9 @@
-"""Calls of a model on its data that were written for NumPy and pandas, and are answered by tensors while it runs.
+"""Calls of a model that are answered here while it runs: on its data, on its plates, and `pf.shared`.
 
 A model that is given arrays may make tensors of them, `torch.tensor(df["x"].values)`, `torch.from_numpy(x)`. While it
-runs here they are tensors already, mapped over clients perhaps, of which torch would make none. A comparison of numbers
-with text, `sex == "male"` of zeros and ones, which torch and pandas take for False everywhere, is refused.
+runs here they are tensors already, mapped over clients perhaps. A comparison of numbers with text, `sex == "male"` of
+zeros and ones, which torch and pandas take for False everywhere, is refused. The partitioned plate runs on the present
+rows, nested ones on theirs.
 """
 
 from __future__ import annotations
@@ -53,10 +54,6 @@ def _fillna(tensor: Tensor, value: Any, *_: Any, **__: Any) -> Tensor:
     return torch.where(tensor.isnan(), value, tensor) if tensor.is_floating_point() else tensor
 
 
-def _isna(tensor: Tensor) -> Tensor:
-    return torch.isnan(tensor)
-
-
 def _notna(tensor: Tensor) -> Tensor:
     return ~torch.isnan(tensor)
 
@@ -85,8 +82,8 @@ _METHODS: dict[str, Any] = {
     "to_numpy": _itself,
     "astype": _astype,
     "fillna": _fillna,
-    "isna": _isna,
-    "isnull": _isna,
+    "isna": torch.isnan,
+    "isnull": torch.isnan,
     "notna": _notna,
     "notnull": _notna,
     "__eq__": _comparison(torch.eq),
@@ -136,15 +133,9 @@ def data_calls() -> Iterator[None]:
 def pinned_plates(
     plate: str, indices: Tensor | None, nested: Mapping[str, int], declared: dict[str, int]
 ) -> Iterator[None]:
-    """Run the partitioned plate on given rows and every other plate on all of its own, without rescaling.
+    """Run the partitioned plate on rows `indices` (m,), None for all, and `nested` ones on so many, without rescaling.
 
-    A plate's `subsample_size` and `subsample` are overruled: minibatching belongs to this layer.
-
-    Args:
-        plate: name of the partitioned plate.
-        indices: (m,) what `with pyro.plate(...) as i` yields; None for all of the plate's rows.
-        nested: number of rows of plates that do not run on all of their own.
-        declared: receives the sizes that the model declares for its plates, as it runs.
+    A plate's `subsample_size` and `subsample` are overruled; `declared` receives the sizes that the model declares.
     """
 
     def subsample(name: str, size: int | None = None, *_args: Any, **_kwargs: Any) -> tuple[int, int, Tensor | None]:
@@ -189,7 +180,7 @@ class Subsample(Messenger):
 
 
 #: Begins the names of shared values among a model's constants.
-PREFIX = "shared: "
+SHARED_PREFIX = "shared: "
 
 _KEPT: ContextVar[MutableMapping[str, Any] | None] = ContextVar("kept", default=None)
 
@@ -221,13 +212,13 @@ def shared(name: str, value: Any | Callable[[], Any]) -> Any:
         ...         pyro.sample("y", dist.Normal(a[g], 1.0), obs=y)
     """
     kept = _KEPT.get()
-    if kept is not None and PREFIX + name in kept:
-        return kept[PREFIX + name]
+    if kept is not None and SHARED_PREFIX + name in kept:
+        return kept[SHARED_PREFIX + name]
     found = value
     if callable(value) and not isinstance(value, Tensor):
         found = explained(ModelError, f"shared({name!r}): its function fails")(value)()
     if kept is not None:
-        kept[PREFIX + name] = pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, found)
+        kept[SHARED_PREFIX + name] = pytree.tree_map_only(Tensor, lambda leaf: leaf.detach(), found)
     return found
 
 
@@ -243,4 +234,4 @@ def keeping(kept: MutableMapping[str, Any] | None) -> Iterator[None]:
 
 def is_shared(name: str) -> bool:
     """Whether a model's constant of this name is a shared value, and no `pyro.param`."""
-    return name.startswith(PREFIX)
+    return name.startswith(SHARED_PREFIX)

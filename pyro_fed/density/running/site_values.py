@@ -1,8 +1,12 @@
-"""Observed values as distributions take them: counts and labels in floating point, no masked missing values.
+"""Observed values as distributions take them, masks, and walls where parameters leave their constraints.
 
 Torch computes few densities of whole numbers or truth values, though these are what labels and counts are kept in. And
 a missing value whose density is masked has a derivative that is not: NaN times zero is NaN. Where the mask leaves a
 value out it becomes one inside the support, which changes no density.
+
+Torch does not look at parameters while densities are computed: a Beta of negative concentrations has a density that is
+a number. Pyro and Stan refuse such a point. Where draws of the priors show that a site's parameters leave their
+constraints (`edges.find_walls`), its density is -inf there, at no cost to all other sites.
 """
 
 from __future__ import annotations

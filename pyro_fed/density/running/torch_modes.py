@@ -1,4 +1,9 @@
-"""Modes that change torch's functions while a model runs, so that it can be mapped and run on any device."""
+"""Modes and functions that stand in for torch's while a model runs, so that it can be mapped and run on any device.
+
+For an operation without a batching rule `vmap` computes one draw after another, and a trace of that has as many
+operations as there are draws; for others (recurrent layers) there is an error. The functions here have the values and
+derivatives of those that they replace.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +163,7 @@ def numbers_of(values: Tensor) -> Tensor:
     return values.detach()
 
 
-#: What stands for what.
+#: Functions in place of those that `vmap` cannot map.
 MAPPABLE: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.cumprod: prefix_products,
     Tensor.cumprod: prefix_products,
@@ -192,12 +197,8 @@ MAKERS = frozenset(
 class Writable(TorchFunctionMode):
     """Newly made floating tensors can be written into under `vmap`, as `p = torch.zeros(n); p[0] = z`.
 
-    A tensor from `torch.zeros` is one for all particles and clients, so that none of them can write its own value
-    into it. Here it becomes one a particle and a client, by adding a mapped zero. Pyro's `OrderedLogistic` writes this
-    way, and torch's `Multinomial` into a copy of its logits, which are the same for all clients.
-
-    Args:
-        mapped: values that are mapped over particles or clients; only their tensors matter.
+    A tensor from `torch.zeros` is one for all particles and clients. Here it becomes one for each, by a zero made of
+    the `mapped` values. Pyro's `OrderedLogistic` writes this way, and torch's `Multinomial` into a copy of its logits.
     """
 
     def __init__(self, mapped: Iterable[Any]) -> None:
@@ -225,15 +226,10 @@ class InDouble(TorchFunctionMode):
 
 
 class OnDevice(TorchFunctionMode):
-    """Runs a model on a device: its constants, the tensors that it closes over, what it makes of arrays.
+    """Runs a model on the device of its rows: its constants, the tensors that it closes over, what it makes of arrays.
 
-    A model says `torch.zeros(3)` and `dist.Normal(0.0, 1.0).expand([3])` without a device, or with the one that it was
-    written for, and may hold tensors and modules that lie elsewhere: on the CPU while it runs on a GPU, or on a GPU
-    while it is checked on the CPU. A tensor from elsewhere that a function takes is moved for it, and one that it
-    returns.
-
-    Args:
-        device: where the model's rows and latents lie.
+    A model says `torch.zeros(3)` without a device, or with the one that it was written for, and may hold tensors and
+    modules that lie elsewhere. What a function takes or returns from elsewhere is moved.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -376,11 +372,9 @@ class Replacing(TorchFunctionMode):
 def replacing(noticed: Noticed | None = None) -> Iterator[None]:
     """`Replacing`, and attention by products and a softmax, which torch's own modules call past all modes.
 
-    Recurrent modules leave their weights where they are: on a GPU they would look for those of a mapped draw in memory.
-
-    A mode looks at every function, and at every shape that is asked for: a tenth to a fourth of the time of a model
-    that calls none of the replaced functions. For such a one only `torch.linalg.cholesky` is replaced, by its name.
-    `noticed` are known facts about the model, to which this run adds.
+    A mode takes a tenth to a fourth of the time of a model that calls none of the replaced functions: for one that is
+    `noticed` to be such, only `torch.linalg.cholesky` is replaced, by its name. Recurrent modules leave their weights
+    where they are: on a GPU they would look for those of a mapped draw in memory.
     """
     plain, before, flatten = noticed is not None and noticed.plain, torch.linalg.cholesky, nn.RNNBase.flatten_parameters
     if plain:

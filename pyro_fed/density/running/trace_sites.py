@@ -1,4 +1,4 @@
-"""Properties of a site of a Pyro trace: latent or computed, in which plates, and where its rows are."""
+"""Properties of a site of a Pyro trace: latent or computed, in which plates, where its rows are, shift and scale."""
 
 from __future__ import annotations
 
