@@ -20,41 +20,24 @@ from pyro_fed.errors import DataError, SettingError, listed
 
 @dataclass(frozen=True)
 class Factor:
-    """The effects of one grouping factor.
+    """The effects of one grouping factor."""
 
-    Attributes:
-        name: the factor, such as "ward", as a name of Python.
-        groups: labels of its groups (J,).
-        columns: names of the effects that each group has, "Intercept" or of a column (k,).
-        of_rows: each row's group (n,), text; groups of new rows may be others than `groups`.
-        values: the effects' columns (n, k).
-    """
-
-    name: str
-    groups: tuple[str, ...]
-    columns: tuple[str, ...]
-    of_rows: np.ndarray
-    values: np.ndarray
+    name: str  # such as "ward", as a name of Python
+    groups: tuple[str, ...]  # labels of its groups (J,)
+    columns: tuple[str, ...]  # names of the effects that each group has, "Intercept" or of a column (k,)
+    of_rows: np.ndarray  # each row's group (n,), text; groups of new rows may be others than `groups`
+    values: np.ndarray  # the effects' columns (n, k)
 
 
 @dataclass(frozen=True)
 class Design:
-    """What a formula makes of rows.
+    """What a formula makes of rows."""
 
-    Attributes:
-        response: y (n,), or None if new rows have none.
-        trials: numbers of trials (n,); None if the response is no proportion.
-        columns: names of the fixed effects (p,).
-        x: their columns (n, p).
-        offset: (n,), or None.
-        factors: the grouping factors.
-    """
-
-    response: np.ndarray | None
-    trials: np.ndarray | None
-    columns: tuple[str, ...]
-    x: np.ndarray
-    offset: np.ndarray | None
+    response: np.ndarray | None  # y (n,), or None if new rows have none
+    trials: np.ndarray | None  # numbers of trials (n,); None if the response is no proportion
+    columns: tuple[str, ...]  # names of the fixed effects (p,)
+    x: np.ndarray  # their columns (n, p)
+    offset: np.ndarray | None  # (n,)
     factors: tuple[Factor, ...]
 
     @property

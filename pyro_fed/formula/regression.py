@@ -4,8 +4,9 @@
 
 **Priors** are weakly informative, as rstanarm's and bambi's: 2.5 SDs of the linear predictor for one SD of a column.
 With y in its own unit (Gaussian, t) the linear predictor has the SD of y, else 1; effects' SDs s_f have the prior scale
-of that by the SD of their column. The intercept's prior is that of the
-level at the columns' means, seen from where the columns are zero. Moments are those of all rows, sums over clients.
+of that by the SD of their column. The intercept's prior is that of the level at the columns' means, seen from where the
+columns are zero. Moments are those of all rows, sums over clients. Each response distribution has its canonical or
+usual link.
 
 **Effects of groups.** If one grouping factor has each of its groups at one client, its groups are the plate that is
 split: their effects stay at the client and are integrated out. All other effects are parameters that clients share.
@@ -36,25 +37,15 @@ from pyro_fed.formula.design import Design, Factor, Formula, pooled
 
 @dataclass(frozen=True)
 class Family:
-    """A response distribution.
+    """A response distribution, as text of a Pyro model."""
 
-    Attributes:
-        likelihood: the distribution, of `eta` (n,), further parameters, and `trials` (n,) for proportions.
-        parameters: further parameters and their priors; `{sd}` stands for the response's SD.
-        allowed: whether responses are in its support.
-        support: the same in words.
-        scaled: whether the linear predictor has the response's unit.
-        link: the linear predictor at the mean of the responses.
-        trials: whether the response is a number of successes among `trials`.
-    """
-
-    likelihood: str
-    allowed: Callable[[np.ndarray], np.ndarray]
-    support: str
-    parameters: Mapping[str, str]
-    scaled: bool = False
-    link: Callable[[float], float] = lambda mean: 0.0
-    trials: bool = False
+    likelihood: str  # of `eta` (n,), further parameters, and `trials` (n,) for proportions
+    allowed: Callable[[np.ndarray], np.ndarray]  # whether responses are in its support
+    support: str  # the same in words
+    parameters: Mapping[str, str]  # further ones and their priors; `{sd}` stands for the response's SD
+    scaled: bool = False  # whether the linear predictor has the response's unit
+    link: Callable[[float], float] = lambda mean: 0.0  # the linear predictor at the mean of the responses
+    trials: bool = False  # whether the response is a number of successes among `trials`
 
 
 def _identity(mean: float) -> float:

@@ -1,8 +1,22 @@
-"""Pyro guides that FedEP can federate in natural parameters: automatic Gaussian guides, by the family that they span.
+"""Gaussian guides: automatic ones that FedEP can federate in natural parameters, and the fit by Adam ("svi").
 
 `AutoDiagonalNormal` and `AutoNormal` are diagonal Gaussians on the unconstrained scale, `AutoMultivariateNormal` is a
 full one. No other automatic guide is an exponential family with sites to multiply and divide, not even
 `AutoLowRankMultivariateNormal`: a product of low-rank factors has full rank. `SFVI` fits these directly.
+
+The "svi" of FedEP, PVI and P2PVI fits a Gaussian to a likelihood times a Gaussian cavity c,
+
+    max_{a, B}  E_{z ~ N(0, I)}[log p_k(θ) + log c(θ)] + log |det B|,    θ = m + A (a + B z)
+
+with reparametrised gradients, as Pyro's `SVI` does with `Trace_ELBO`, or Bayes by backprop for a network, for all
+clients of a round in one compiled step. The guide begins at a Gaussian of mean m and covariance A A', so that Adam's
+rate is in its SDs; with `units` "parameters" and a diagonal A a step of the location is one of θ, as if Adam moves μ
+and log σ. Adam starts afresh in every round.
+
+Source: Kingma & Ba (2015), Adam; Blundell et al. (2015), *Weight uncertainty in neural networks*.
+
+Letters: c `cavity`, a `loc`; B lower triangular, or diagonal with the structure "diag", held as `raw` with the
+logarithm of its diagonal.
 """
 
 from __future__ import annotations
@@ -77,24 +91,15 @@ Frame = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class GuideFit:
-    """Settings of the fit.
+    """Settings of the fit."""
 
-    Args:
-        steps: Adam's steps in a round.
-        step_size: Adam's rate, in `units`.
-        samples: draws of the guide a step.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
-        adam: β_1, β_2 and ε; the defaults are those of Kingma & Ba.
-        falling: whether the rate falls linearly to zero.
-        units: of the rate: SDs of the Gaussian at which the guide begins, or the parameters' own, where it is diagonal.
-    """
-
-    steps: int
-    step_size: float
-    samples: int
-    batch_size: int | None
-    adam: tuple[float, float, float] = (0.9, 0.999, 1e-8)
-    falling: bool = False
+    steps: int  # Adam's, in a round
+    step_size: float  # Adam's rate, in `units`
+    samples: int  # draws of the guide a step
+    batch_size: int | None  # rows a step, weighted to all of the client's; None takes all
+    adam: tuple[float, float, float] = (0.9, 0.999, 1e-8)  # β_1, β_2 and ε of Kingma & Ba
+    falling: bool = False  # whether the rate falls linearly to zero
+    #: SDs of the Gaussian at which the guide begins, or the parameters' own, where it is diagonal.
     units: Literal["sds", "parameters"] = "sds"
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:

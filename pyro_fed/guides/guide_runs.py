@@ -1,4 +1,4 @@
-"""Comparison of a guide's sites with those of the model: names, and supports."""
+"""What a run of a guide needs: its sites against the model's, a param store of its own, draws that are kept."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ DEFAULT_KEPT_DRAWS = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class KeptDraws:
-    """An algorithm whose state has the guide's draws, `draws` (S, D).
+    """An algorithm whose state has the guide's draws, `draws` (S, D), made while it is there.
 
     Args:
         num_guide_draws: S; None keeps as many as the run is asked for, and `DEFAULT_KEPT_DRAWS` at least.

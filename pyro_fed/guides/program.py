@@ -3,8 +3,16 @@
     z_s = g_φ(ε_s),    log q_φ(x_s),    s = 1..S        with x the sites' values, z the same on the unconstrained scale
 
 φ are the guide's `pyro.param` values and the parameters of its modules on their unconstrained scales, as Pyro's own
-optimisers move them, so that constraints are kept. The guide runs in a param store of its own, whose tensors have the
-values of φ during a run. Random numbers come from the seed: the same seed gives the same ε, whatever φ.
+optimisers move them. The guide runs in a param store of its own, whose tensors have the values of φ during a run. The
+same seed gives the same ε, whatever φ.
+
+Its part inside the plate, q(u_k | y_k, x) of a client's own latents, has parameters ψ_k that never leave the client:
+
+    A_k(z, ψ_k) = E[log p(y_k, u_k | x) - log q_ψk(u_k | y_k, x)]       u_k by ε_k of the client, x the values at z
+
+Its gradient in z is client k's score in place of that of log p_k, and its gradient in ψ_k moves the client's own
+parameters. This part is amortised: a function of the rows, such as a network. A guide with parameters for each row
+would need to know which rows a client has.
 """
 
 from __future__ import annotations
@@ -38,42 +46,25 @@ CURE = "give it these sites, or take an automatic guide such as AutoMultivariate
 
 
 class GuideDraws(NamedTuple):
-    """Draws of a guide, differentiable in `leaves`.
+    """Draws of a guide, differentiable in `leaves`."""
 
-    Attributes:
-        z: (S, D) on the model's unconstrained scale.
-        log_density: log q_φ of the sites' own values, (S,).
-        leaves: the guide's parameters, whose flat vector is φ.
-    """
-
-    z: Tensor
-    log_density: Tensor
-    leaves: list[Tensor]
+    z: Tensor  # (S, D) on the model's unconstrained scale
+    log_density: Tensor  # log q_φ of the sites' own values, (S,)
+    leaves: list[Tensor]  # the guide's parameters, whose flat vector is φ
 
 
 @dataclass(frozen=True, eq=False)
 class GuideProgram:
-    """A guide of one problem.
-
-    Args:
-        guide: the callable.
-        problem: the model's densities.
-        store: the state of Pyro's param store that the guide runs with.
-        start: the initial φ, (P,), float64.
-        own_start: the initial ψ: parameters of sites inside the plate alone, if the guide has such.
-        mappable: whether `vmap` may draw several times at once.
-        is_own: whether each parameter is one of ψ.
-        amortised: whether the guide's sites inside the plate are used, on any rows.
-    """
+    """A guide of one problem."""
 
     guide: Callable[..., Any]
     problem: Problem
-    store: Any
-    start: Tensor
-    own_start: Tensor
-    mappable: bool = True
-    is_own: tuple[bool, ...] = ()
-    amortised: bool = False
+    store: Any  # the state of Pyro's param store that it runs with
+    start: Tensor  # the initial φ, (P,), float64
+    own_start: Tensor  # the initial ψ, parameters of sites inside the plate alone
+    mappable: bool = True  # whether `vmap` may draw several times at once
+    is_own: tuple[bool, ...] = ()  # whether each parameter is one of ψ
+    amortised: bool = False  # whether the guide's sites inside the plate are used, on any rows
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -155,11 +146,8 @@ def flat(parts: Any) -> Tensor:
 def guide_program(guide: Any, problem: Problem) -> GuideProgram:
     """The program of a guide: an automatic one, class or instance, a function of the model's arguments or a module.
 
-    Sites inside the plate are used if the guide runs on any rows; otherwise a warning says that they are not.
-
-    Raises:
-        SettingError: a site that cannot be reparametrised, one that the model lacks, a global site of the model that
-            the guide lacks, or draws outside the model's support.
+    Sites inside the plate are used if the guide runs on any rows; otherwise a warning says that they are not. A
+    SettingError names sites that cannot be reparametrised, that only guide or model has, or outside its support.
     """
     name = getattr(guide, "__name__", type(guide).__name__)
     args, kwargs = problem.arguments.call_arguments()

@@ -1,8 +1,19 @@
 """A hand-written guide as a product of exponential families, in one flat vector of natural parameters.
 
+    q(θ | λ) = h(θ) exp(λ'T(θ) - A(λ))        products and quotients add and subtract λ; h cancels once
+
+    Normal              T = (x, x²)              λ = (m / v, -1 / 2v)       h = 1
+    LogNormal           T = (log x, log² x)      λ as of log x              h = 1 / x
+    MultivariateNormal  T = (x, -x_a² / 2, -x_a x_b for a > b)   λ = (P m, P_aa, P_ab)   h = 1
+    Gamma               T = (log x, x)           λ = (a - 1, -b)            h = 1
+    Beta                T = (log x, log(1 - x))  λ = (a - 1, b - 1)         h = 1
+    Dirichlet           T = log x                λ = α - 1                  h = 1
+
 A run of the guide on the model's arguments, in a param store of its own, gives its families, their shapes and the
 initial q. Its global sites have to be independent of each other. Its local ones, inside the plate, may depend on
 anything: they are not used.
+
+Letters: λ `natural` (..., p), T `statistics`, log h `log_base`. Leading axes are a batch.
 """
 
 from __future__ import annotations
@@ -225,21 +236,13 @@ class GuideSite:
 
 
 class Draws(NamedTuple):
-    """Reparametrised draws of q.
+    """Reparametrised draws of q."""
 
-    Attributes:
-        z: (S, D) on the model's unconstrained scale.
-        jacobian: dz/dλ, (S, D, P).
-        fisher: mean of dT/dλ over the draws, (P, P).
-        base_score: gradient in z of log h and of the transforms' log-Jacobian, (S, D).
-        log_density: of q on that scale, (S,).
-    """
-
-    z: Tensor
-    jacobian: Tensor
-    fisher: Tensor
-    base_score: Tensor
-    log_density: Tensor
+    z: Tensor  # (S, D) on the model's unconstrained scale
+    jacobian: Tensor  # dz/dλ, (S, D, P)
+    fisher: Tensor  # mean of dT/dλ over the draws, (P, P)
+    base_score: Tensor  # gradient in z of log h and of the transforms' log-Jacobian, (S, D)
+    log_density: Tensor  # of q on that scale, (S,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,13 +284,8 @@ class GuideFamily:
             torch.manual_seed(seed)
             copies = natural.expand(count, -1).clone().requires_grad_()
             values, z = self._values(copies)
-            statistics = torch.cat(
-                [
-                    site.family.statistics(value).reshape(len(value), -1)
-                    for site, value in zip(self.sites, values, strict=True)
-                ],
-                -1,
-            )
+            parts = zip(self.sites, values, strict=True)
+            statistics = torch.cat([site.family.statistics(one).reshape(len(one), -1) for site, one in parts], -1)
             jacobian, fisher = _rows(z, copies), _rows(statistics, copies).mean(0)
             leaf = z.detach().requires_grad_()
             base = torch.autograd.grad(self._log_base(leaf).sum(), leaf)[0]

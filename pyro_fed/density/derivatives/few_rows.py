@@ -4,7 +4,7 @@
 
 c_k is what b_k rows, picked at random from slices of the client's rows, miss of all n_k. Around the draws' mean m it is
 nearly a parabola where rows are many: value, score and curvature there, of all rows and of the few, give it. The rest
-is of third order, and is compared with all rows at some of the draws: where it differs by more than `SAME_NATS` nats (and,
+is of third order, and is compared with all rows at some of the draws. Where it differs by more than `SAME_NATS` (and,
 farther out than half of the draws, by more than that grown as terms of third order grow), four times as many rows are
 taken, and all of them where a quarter does not agree.
 
