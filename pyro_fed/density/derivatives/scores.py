@@ -23,6 +23,11 @@ from pyro_fed.ops.newton_ascent import Look
 
 #: Points that are taken together if rows are processed in pieces.
 POINTS_AT_ONCE = 128
+#: Rounds of a search, for which the structure of rows is determined once.
+USUAL_ROUNDS = 10
+#: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
+#: diagonal is scaled to one may have if there is no curvature; and parts of such a direction that are named.
+FLAT_UNITS, MOST_NAMED_PARTS, NAMED_PART = 10.0, 4, 0.1
 
 
 def prior_values(problem: Problem, points: Tensor) -> Tensor:
@@ -78,13 +83,9 @@ def clients_likelihood_scores(problem: Problem, points: Tensor, data: ClientData
 
 def clients_likelihood_scores_and_values(problem: Problem, points: Tensor, data: ClientData) -> tuple[Tensor, Tensor]:
     """`clients_likelihood_scores` (C, N, D) and the log-likelihoods (C, N), float64, of a model that is not large."""
-    densities = points.shape[0] * points.shape[1] * problem.num_nodes
-    if not are_many(data, densities):
-        score, value = problem.mapped(likelihood_scores_and_values, (0, BATCHES))(points, data.full_batch())
-        return score, value
     zero = torch.zeros(points.shape[:2], dtype=torch.float64, device=points.device)
     start = torch.zeros(points.shape, dtype=torch.float64, device=points.device), zero
-    score, value = by_pieces(problem, likelihood_scores_and_values, start, points, data, densities)
+    score, value = over_rows(problem, likelihood_scores_and_values, start, points, data)
     return score.to(points.dtype), value
 
 
@@ -121,20 +122,34 @@ def likelihood_curves(problem: Problem, at: tuple[Tensor, Tensor], batch: Batch)
 
 def clients_likelihood_curves(problem: Problem, points: Tensor, directions: Tensor, data: ClientData) -> Tensor:
     """`likelihood_curves` (C, N, D) of all rows of C clients, in pieces if they are many, in the points' dtype."""
-    densities = points.shape[0] * points.shape[1] * problem.num_nodes
-    if not are_many(data, densities):
-        whole: Tensor = problem.mapped(likelihood_curves, (0, BATCHES), calls=0)(
-            (points, directions), data.full_batch()
-        )
-        return whole
     zero = torch.zeros(points.shape, dtype=torch.float64, device=points.device)
-    summed: Tensor = by_pieces(problem, likelihood_curves, zero, (points, directions), data, densities)
-    return summed.to(points.dtype)
+    curves: Tensor = over_rows(problem, likelihood_curves, zero, (points, directions), data, calls=0)
+    return curves.to(points.dtype)
 
 
 def are_many(data: ClientData, densities: int) -> bool:
     """Whether rows are to be processed in pieces, see `by_pieces`; `densities` of a row of each client."""
     return densities * data.row_index.shape[-1] > CHUNK and all(isinstance(leaf, Tensor) for leaf in data.rows)
+
+
+def over_rows(
+    problem: Problem,
+    function: Callable[..., Any],
+    start: Any,
+    points: Any,
+    data: ClientData,
+    width: int = 1,
+    calls: int = 1,
+) -> Any:
+    """`function(problem, points, batch)` of C clients' rows, at once, or `by_pieces` if they are many.
+
+    `width` is how many densities a point takes, and `calls` is that of `Problem.mapped`.
+    """
+    clients, count = pytree.tree_leaves(points)[0].shape[:2]
+    densities = clients * count * width * problem.num_nodes
+    if are_many(data, densities):
+        return by_pieces(problem, function, start, points, data, densities)
+    return problem.mapped(function, (0, BATCHES), calls=calls)(points, data.full_batch())
 
 
 def by_pieces(
@@ -184,13 +199,6 @@ def _at_draws(problem: Problem, draws: Tensor, batch: Batch) -> Tensor:
     return found
 
 
-#: Rounds of a search, for which the structure of rows is determined once.
-USUAL_ROUNDS = 10
-#: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
-#: diagonal is scaled to one may have if there is no curvature; and parts of such a direction that are named.
-FLAT_UNITS, MOST_NAMED_PARTS, NAMED_PART = 10.0, 4, 0.1
-
-
 def look_at_prior(problem: Problem, points: Tensor) -> Look:
     """The log prior at points (M, D)."""
     return Look(*(part[0].double() for part in problem.mapped(_look_at_log_prior, (0,))(points.unsqueeze(0))))
@@ -204,14 +212,10 @@ def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Lo
         found = at_each(problem, points, data) or at_each_composed(problem, points, data)
         if found is not None:
             return Look(*found)
-    densities = clients * count * (1 + dim) * problem.num_nodes
-    if not are_many(data, densities):
-        whole: Look = problem.mapped(_look_at_batch, (0, BATCHES))(points, data.full_batch())
-        return whole
     zero = torch.zeros(clients, count, dtype=torch.float64, device=points.device)
     start = Look(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
-    total: Look = by_pieces(problem, _look_at_batch, start, points, data, densities)
-    return total
+    seen: Look = over_rows(problem, _look_at_batch, start, points, data, 1 + dim)
+    return seen
 
 
 def _look_at_log_prior(problem: Problem, points: Tensor) -> Look:

@@ -33,7 +33,6 @@ from torch import Tensor
 from pyro_fed.density.latents.discrete import log_weights
 
 if TYPE_CHECKING:
-    from pyro_fed.density.layout import Site
     from pyro_fed.density.problem import Problem
 
 
@@ -68,15 +67,14 @@ class Proposals(NamedTuple):
 def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], generator: torch.Generator) -> Tensor:
     """Draws of the rows' latents at θ (S, D), unconstrained: (S, m, local_dim)."""
     rule = problem.quadrature
-    by_tails, several = rule.by_tails(problem.local_dim), bool(rule.starts)
+    several = bool(rule.starts)
     centre, steps = _centres(problem, theta, rows), rule.draw_steps
     if not several:
         steps = _steps(problem, theta, rows, centre, generator)
     chunks = _chunks(problem, len(theta), steps)
     first = centre.mode[:, 0] if several else centre.mode
     normal = _normal_proposals(first, generator)
-    one = draw_by_tails if by_tails else draw_given
-    draw = problem.mapped(draw_among if several else one, (0, 0, 0, None), calls=0)
+    draw = problem.mapped(draw_among if several else draw_given, (0, 0, 0, None), calls=0)
     last = evenly_mixed(first, generator) if several else None
     out = []
     for chunk in chunks:
@@ -127,9 +125,7 @@ def _steps(
     """T, by the largest weight of a few draws' proposals and the mean one, of the row that asks for most."""
     rule = problem.quadrature
     pilots = evenly(len(theta), min(PILOTS, len(theta)))
-    offer = problem.mapped(
-        offered_by_tails if rule.by_tails(problem.local_dim) else weighted_proposals, (0, 0, 0, None), calls=0
-    )
+    offer = problem.mapped(weighted_proposals, (0, 0, 0, None), calls=0)
     seen = []
     for pilot in pilots.split(len(_chunks(problem, len(theta), rule.draw_steps)[0])):
         here = Centre(*(part[pilot] for part in centre))
@@ -166,33 +162,21 @@ def draw_given(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals
 def weighted_proposals(
     problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Its proposals (T + 2, m, d), and their log weights over Student's t and over a normal, (T + 2, m) each."""
+    """Its proposals (T + 2, m, d), and their log weights, (T + 2, m) each, in steps of the first and the last kind."""
+    rule = problem.quadrature
+    if rule.by_tails(problem.local_dim):
+        uniform = torch.cat([noise.student, torch.special.ndtr(noise.normal).unsqueeze(0)]).squeeze(-1)
+        profile = rule.profile(problem, theta, rows, centre)
+        places, log_slope, log_proposed = profile.inverse(uniform.to(centre.mode))
+        values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place.unsqueeze(-1))[1])(places)
+        weights = values + log_slope - log_proposed
+        return places.unsqueeze(-1), weights, weights
     nodes = torch.cat([noise.student, noise.normal.unsqueeze(0)]).to(centre.mode)
     places = centre.places_at(nodes)
     values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place)[1])(places)
-    squares, degrees = nodes.square().sum(-1), problem.quadrature.degrees
-    over_student = values + 0.5 * (degrees + nodes.shape[-1]) * torch.log1p(squares / degrees)
+    squares = nodes.square().sum(-1)
+    over_student = values + 0.5 * (rule.degrees + nodes.shape[-1]) * torch.log1p(squares / rule.degrees)
     return places, over_student, values + 0.5 * squares
-
-
-def draw_by_tails(
-    problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
-) -> Tensor:
-    """Latents of rows that have one each, whose nodes are placed by its tails: (m, 1)."""
-    places, weights = offered_by_tails(problem, theta, centre, noise, rows)
-    at = _chain_ends([weights] * (len(places) - 1), noise.uniform)
-    return places.gather(0, at.unsqueeze(0)).squeeze(0).unsqueeze(-1)
-
-
-def offered_by_tails(
-    problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
-) -> tuple[Tensor, Tensor]:
-    """Its proposals and their log weights, (T + 2, m) each."""
-    profile = problem.quadrature.profile(problem, theta, rows, centre)
-    uniform = torch.cat([noise.student, torch.special.ndtr(noise.normal).unsqueeze(0)]).squeeze(-1)
-    places, log_slope, log_proposed = profile.inverse(uniform.to(centre.mode))
-    values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place.unsqueeze(-1))[1])(places)
-    return places, values + log_slope - log_proposed
 
 
 def draw_among(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]) -> Tensor:
@@ -253,15 +237,6 @@ def _chain_ends(weights: list[Tensor], uniform: Tensor) -> Tensor:
     return at
 
 
-def draw_uniforms(
-    sites: Mapping[str, Site], num_draws: int, generator: torch.Generator, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """The randomness of `draw_assignments`: a number in [0, 1) for each value of each site, (S, *batch shape)."""
-    return {
-        name: torch.rand(num_draws, *site.batch_shape, generator=generator, dtype=dtype) for name, site in sites.items()
-    }
-
-
 def draw_assignments(problem: Problem, z: Tensor, uniforms: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A draw at z (D,) of every discrete site of all rows, and of the deterministic sites that depend on them."""
     known: dict[str, Tensor] = {}
@@ -283,6 +258,9 @@ def _pick(trace: Any, name: str, uniform: Tensor) -> Tensor:
 
 def assign(problem: Problem, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """Draws (S, *site shape) of the discrete latents given z (S, D), and of what depends on them."""
-    uniforms = draw_uniforms(problem.layout.discrete, len(z), generator, problem.dtype)
+    uniforms = {
+        name: torch.rand(len(z), *site.batch_shape, generator=generator, dtype=problem.dtype)
+        for name, site in problem.layout.discrete.items()
+    }
     draws: dict[str, Tensor] = problem.vmap(lambda one, u: draw_assignments(problem, one, u))(z, uniforms)
     return draws

@@ -26,6 +26,7 @@ dimension give both exactly, and Sobol points give the gradient alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -422,19 +423,25 @@ class Quadrature(metaclass=Checked):
         prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
         return prior[0], torch.logsumexp((values + nodes.log_weight).unflatten(0, (len(centre.mode), -1)), 1)
 
+    def _density(
+        self, problem: RowDensities, theta: Tensor, rows: Rows, part: tuple[Centre, int] | None
+    ) -> Callable[[Tensor], Tensor]:
+        """Log joint densities of rows at places (m, d), or the share of them that is a mode's."""
+
+        def at(place: Tensor) -> Tensor:
+            value: Tensor = problem.conditional_parts(theta, rows, place)[1]
+            return value + log_shares(part[0], place)[part[1]] if part else value
+
+        return at
+
     def _line(
         self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, part: tuple[Centre, int] | None
     ) -> Line:
         """Where nodes are placed by tails."""
-        here = theta.detach()
-
-        def log_density_at(x: Tensor) -> Tensor:
-            place = x.unsqueeze(-1)
-            found: Tensor = problem.conditional_parts(here, rows, place)[1]
-            return found + log_shares(part[0], place)[part[1]] if part else found
+        density = self._density(problem, theta.detach(), rows, part)
 
         def look(places: Tensor) -> Tensor:
-            values: Tensor = problem.vmap(log_density_at)(places)
+            values: Tensor = problem.vmap(lambda x: density(x.unsqueeze(-1)))(places)
             return values.detach()
 
         return line(look, centre.mode[:, 0], 1 / centre.factor[:, 0, 0], self.places(1))
@@ -457,12 +464,8 @@ class Quadrature(metaclass=Checked):
         """Rows' densities along nodes placed by tails; of a `part`, all modes and one's number, its share alone."""
         placed = self._line(problem, theta, rows, centre, part)
         place, log_weight = self._along(placed)
-
-        def at(one: Tensor) -> Tensor:
-            value: Tensor = problem.conditional_parts(theta, rows, one)[1]
-            return value + log_shares(part[0], one)[part[1]] if part else value
-
-        return Profile(placed, problem.vmap(at)(place) + log_weight - placed.log_step(len(place)))
+        values = problem.vmap(self._density(problem, theta, rows, part))(place)
+        return Profile(placed, values + log_weight - placed.log_step(len(place)))
 
     def centre(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
         """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives."""

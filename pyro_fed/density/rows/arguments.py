@@ -400,7 +400,7 @@ def _check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         cure = (
             "these as kwargs={...}, or, a client's own in from_clients, by place, as a tuple"
             if by_name
-            else _by_name_alone(signature, len(args), kwargs)
+            else _keyword_cure(signature, len(args), kwargs)
         )
         count = "one argument" if len(args) == 1 else f"{len(args)} arguments"
         named = f" and {', '.join(sorted(kwargs))} by name" if kwargs else ""
@@ -409,7 +409,7 @@ def _check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         ) from error
 
 
-def _by_name_alone(signature: inspect.Signature, given: int, kwargs: dict[str, Any]) -> str:
+def _keyword_cure(signature: inspect.Signature, given: int, kwargs: dict[str, Any]) -> str:
     """The cure if arguments were given by place: pass them as a tuple, or by name if the model requires names."""
     kinds = [parameter.kind for parameter in signature.parameters.values()]
     places = sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)

@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.latents.discrete import Enumerate, first_value, is_discrete
 from pyro_fed.density.rows.batches import MaskPadding, Members
-from pyro_fed.density.running.log_probs import mappable_safe_log, own_log_probs
+from pyro_fed.density.running.log_probs import own_log_probs
 from pyro_fed.density.running.model_calls import Subsample, data_calls, keeping, pinned_plates
 from pyro_fed.density.running.site_values import ObservedValues, put_walls
 from pyro_fed.density.running.torch_modes import Noticed, placing, replacing
@@ -100,7 +100,6 @@ def run_model(
         filler,
         ObservedValues(incomplete),
         data_calls(),
-        mappable_safe_log(),
         own_log_probs(),
         keeping(filler.constants),
     ):

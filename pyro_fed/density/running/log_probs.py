@@ -24,7 +24,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
@@ -162,20 +162,6 @@ MAPPABLE: dict[Any, LogProb] = {
 }
 
 
-@contextmanager
-def own_log_probs() -> Iterator[None]:
-    """A context in which those distributions have densities that torch can map, and whose digits do not cancel."""
-    standing = MAPPABLE | ACCURATE
-    originals = {kind: kind.log_prob for kind in standing}
-    for kind, log_prob in standing.items():
-        kind.log_prob = log_prob
-    try:
-        yield
-    finally:
-        for kind, original in originals.items():
-            kind.log_prob = original
-
-
 class SafeLog:
     """Replacement of `pyro.ops.special._SafeLog`."""
 
@@ -189,15 +175,20 @@ class SafeLog:
 
 
 @contextmanager
-def mappable_safe_log() -> Iterator[None]:
-    """A context that uses it while a model runs."""
-    patched: Any = special
-    original = patched._SafeLog
+def own_log_probs() -> Iterator[None]:
+    """A context in which log densities, and Pyro's `safe_log`, can be mapped, and their digits do not cancel."""
+    standing, patched = MAPPABLE | ACCURATE, cast(Any, special)
+    originals = {kind: kind.log_prob for kind in standing}
+    safe_log = patched._SafeLog
+    for kind, log_prob in standing.items():
+        kind.log_prob = log_prob
     patched._SafeLog = SafeLog
     try:
         yield
     finally:
-        patched._SafeLog = original
+        patched._SafeLog = safe_log
+        for kind, original in originals.items():
+            kind.log_prob = original
 
 
 logger = logging.getLogger(__name__)

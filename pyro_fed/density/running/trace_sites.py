@@ -64,7 +64,7 @@ def _reaches_all(fn: Any) -> bool:
 
 def _stated_support(fn: Any) -> Any:
     """The support that a distribution states, for angles one turn."""
-    return _around(fn.support) if _is_angle(fn) else _of_parts(fn.support)
+    return _of_parts(fn.support, _is_angle(fn))
 
 
 def _same_constraint(one: Any, other: Any) -> bool:
@@ -91,22 +91,13 @@ def _is_angle(fn: Any) -> bool:
     return isinstance(fn, (dist.VonMises, dist.SineBivariateVonMises, dist.SineSkewed))
 
 
-def _around(support: Any) -> Any:
-    """One turn, (-π, π), in the shape of a support on the real line."""
+def _of_parts(support: Any, one_turn: bool) -> Any:
+    """A support; for a `MixtureSameFamily` that of its parts, which has a transform. Of angles one turn, (-π, π)."""
     if isinstance(support, constraints.MixtureSameFamilyConstraint):
-        return _around(support.base_constraint)
+        return _of_parts(support.base_constraint, one_turn)
     if isinstance(support, constraints.independent):
-        return constraints.independent(_around(support.base_constraint), support.reinterpreted_batch_ndims)
-    return constraints.interval(-math.pi, math.pi)
-
-
-def _of_parts(support: Any) -> Any:
-    """A support; for a `MixtureSameFamily` that of its parts, for which PyTorch has no transform registered."""
-    if isinstance(support, constraints.MixtureSameFamilyConstraint):
-        return _of_parts(support.base_constraint)
-    if isinstance(support, constraints.independent):
-        return constraints.independent(_of_parts(support.base_constraint), support.reinterpreted_batch_ndims)
-    return support
+        return constraints.independent(_of_parts(support.base_constraint, one_turn), support.reinterpreted_batch_ndims)
+    return constraints.interval(-math.pi, math.pi) if one_turn else support
 
 
 def without_event_dims(fn: Any) -> Any:
