@@ -22,7 +22,7 @@ States and messages are flat dictionaries of tensors. At a client everything has
 clients that work in this round, so that one call serves many clients at once; what is written per client
 goes through `problem.scan` or `problem.mapped`, which map it over that axis and compile it.
 
-Algorithms with a temperature, as in generalised Bayes.
+`Tempered` algorithms are those of generalised Bayes. A `Plan` runs several algorithms in turn until one has no doubts.
 """
 
 from __future__ import annotations
@@ -354,17 +354,11 @@ class Tempered(Algorithm):
 
 @dataclass(frozen=True)
 class Stage:
-    """One algorithm of a plan, and on what.
-
-    Args:
-        algorithm: what is run.
-        noncentred: on the form of the model in which effects are in units of their own scale, where it has one.
-        title: its name once its open settings have been chosen; "" names it by its settings.
-    """
+    """One algorithm of a plan, and on what."""
 
     algorithm: Algorithm
-    noncentred: bool = False
-    title: str = ""
+    noncentred: bool = False  # on the form of the model in which effects are in units of their own scale, if it has one
+    title: str = ""  # its name once its open settings have been chosen; "" names it by its settings
 
 
 @dataclass(frozen=True, kw_only=True)

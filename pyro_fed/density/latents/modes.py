@@ -139,13 +139,13 @@ def look(problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Mom
 #: Rungs of the ladder: distances from the first mode in its SDs, along each axis and the diagonal, both ways.
 RUNGS = tuple(2.0**k for k in range(13))
 #: Newton steps from a rung, at most.
-STEPS = 25
+MAX_RUNG_STEPS = 25
 #: Two ascents have come to the same mode if they end within so many SDs, by both curvatures.
 SAME_MODE_SDS = 0.5
 #: The power p above.
-LADDER_POWER = 4.0
+BUMP_POWER = 4.0
 #: New modes of a row that are kept: those of the largest mass.
-MOST_NEW = 3
+MAX_NEW_MODES = 3
 #: Places besides zero from which modes are looked for, at most.
 MOST_STARTS = 8
 
@@ -173,7 +173,7 @@ class Rule(Protocol):
 
 
 def search(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known: Centre) -> Centre:
-    """The known modes (S, J, m, ...) at θ (S, D) and `MOST_NEW` that ascents find, of value -inf if there are fewer."""
+    """The known modes (S, J, m, ...) at θ (S, D) and `MAX_NEW_MODES` that ascents find, of value -inf if fewer."""
     known = _swap_axes(known)  # (J, S, m, ...)
     ends, good = _ends(problem, rule, theta, rows, known.at(0))
     count = len(known.mode)
@@ -186,7 +186,7 @@ def search(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known: 
         seen = (torch.stack(kept) & ~(apart > SAME_MODE_SDS)).any(0)
         kept.append(good[i] & ~seen)
     mass = torch.where(torch.stack(kept[count:]), log_mass(ends), -torch.inf)
-    best = mass.topk(MOST_NEW, 0)
+    best = mass.topk(MAX_NEW_MODES, 0)
     new = best.values > -torch.inf
     parts = []
     for old, part in zip(known, ends, strict=True):
@@ -212,7 +212,7 @@ def _ends(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, first: C
         feet = _swap_axes(climber.summit(state))
         return feet, torch.zeros_like(feet.value, dtype=torch.bool)
     climb = each(climber.climb)
-    for _ in range(STEPS):
+    for _ in range(MAX_RUNG_STEPS):
         if bool((climber.summit(state).decrement <= rule.mode_tolerance).all()):
             break
         state = climb(theta, state)
@@ -256,7 +256,7 @@ def alive(centre: Centre) -> Centre:
 
 def log_shares(centre: Centre, place: Tensor) -> Tensor:
     """log w_j of places (m, d): (J, m)."""
-    height = centre.value - LADDER_POWER * torch.log1p(centre.distance(place).square() / (2 * LADDER_POWER))
+    height = centre.value - BUMP_POWER * torch.log1p(centre.distance(place).square() / (2 * BUMP_POWER))
     return height - torch.logsumexp(height, 0)
 
 
@@ -266,7 +266,7 @@ def needed_starts(
     """Places from which the rows' other modes at θ (S, D) are found: () if each row has one mode that has the mass."""
     starts = rule.starts or ()
     found = search(problem, rule, theta, rows, known_modes or modes_at_points(problem, rule, theta, rows))
-    known = found.mode.shape[1] - MOST_NEW
+    known = found.mode.shape[1] - MAX_NEW_MODES
     mass = log_mass(found)  # (S, J + new, m)
     lacking = mass[:, known:] - torch.logsumexp(mass, 1, keepdim=True) > math.log(rule.node_tolerance)
     while len(starts) < MOST_STARTS and bool(lacking.any()):
