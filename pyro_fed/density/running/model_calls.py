@@ -54,6 +54,10 @@ def _fillna(tensor: Tensor, value: Any, *_: Any, **__: Any) -> Tensor:
     return torch.where(tensor.isnan(), value, tensor) if tensor.is_floating_point() else tensor
 
 
+def _isna(tensor: Tensor) -> Tensor:
+    return torch.isnan(tensor)
+
+
 def _notna(tensor: Tensor) -> Tensor:
     return ~torch.isnan(tensor)
 
@@ -82,8 +86,8 @@ _METHODS: dict[str, Any] = {
     "to_numpy": _itself,
     "astype": _astype,
     "fillna": _fillna,
-    "isna": torch.isnan,
-    "isnull": torch.isnan,
+    "isna": _isna,
+    "isnull": _isna,
     "notna": _notna,
     "notnull": _notna,
     "__eq__": _comparison(torch.eq),
