@@ -8,10 +8,9 @@ composed derivatives, scores that jump take values, and no algorithm knows which
     rowwise, row_sums  rows with linear predictors, in a few passes over them
     composed_rows      rows whose predictors come out of layers
     integrated         rows whose own latents are integrated out, by their predictors
-    other_curvatures   the Fisher information, and a prior's whose score jumps
+    other_curvatures   the Fisher information, a prior's whose score jumps, and whether rows are concave
     nodes              how many points an expectation takes
     few_rows           log-likelihoods by few rows of each client, and what they miss
-    concavity          whether rows are concave in their predictors
 """
 
 from pyro_fed.conventions.doors import door

@@ -1,4 +1,4 @@
-"""Curvatures that are not the negative Hessian: the Fisher information of rows, and a prior's whose score jumps.
+"""Curvatures that are not the negative Hessian, of rows and of a prior whose score jumps; and whether none is negative.
 
 **Fisher information**, row by row, is never negative:
 
@@ -20,28 +20,44 @@ for its mean: exact where scores are linear, and zero, without noise, where ∂_
 ∂_i f over a cell is the difference of f at its ends, so that nothing jumps as q passes a kink; E_q[∂_i f] is made of
 the same. A diagonal site's curvature is -E_q[∂_i f (z - m)_i] / S_ii, at q's points.
 
+**Concavity.** With a Gaussian prior, and rows that are concave in their linear predictors, the posterior has a single
+maximum:
+
+    f_i(v) ≤ f_i(u) + ∇f_i(u)'(v - u)     for all u, v,      log p(y_i | z) = f_i(u_i),     u_i = A_i z + b_i
+
+All pairs of some points are compared, spread over `PRIOR_REACH` times the prior's SDs around its mean: of a row's few
+predictors these are a grid over the prior's range. A convex part, or an upward kink or jump, shows in some pair.
+
 Letters: P `precision`, r `left`, s `sd`, t `EDGES`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.func import jacrev, vjp
+from torch.func import grad, jacrev, vjp
 
-from pyro_fed.density.derivatives.scores import prior_scores_and_values
+from pyro_fed.conventions.limits import ROUNDING_UNITS
+from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
+from pyro_fed.density.derivatives.rowwise import piece_size
+from pyro_fed.density.derivatives.scores import prior_scores, prior_scores_and_values
 from pyro_fed.density.latents.quadrature import GAUSSIAN_ORDER, gauss_hermite
 from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, Batch
+from pyro_fed.density.rows.batches import BLOCK, NUMBERS_IN_MEMORY, Batch, ClientData, row_pieces
 from pyro_fed.density.running.trace_sites import without_event_dims
-from pyro_fed.ops.batched import quiet
+from pyro_fed.ops.batched import quiet, vmap
+from pyro_fed.ops.cholesky import symmetrised
 from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.gaussian_structures import FullGaussian
 from pyro_fed.ops.moments import Moments
+from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_sobol
+from pyro_fed.ops.whitening import Coordinates, site_scores
 
 
 def fisher_kind(problem: Problem) -> str:
@@ -94,7 +110,7 @@ def _quadrature(fn: Any) -> tuple[list[Tensor], Tensor]:
 #: Ends of the cells along a coordinate, in SDs.
 EDGES = torch.linspace(-4.5, 4.5, 25, dtype=torch.float64)
 #: Points under q at which it is followed, at most.
-POINTS = 64
+KINK_POINTS = 64
 
 
 def with_kinks(problem: Problem, points: Tensor, found: Moments) -> Moments:
@@ -111,7 +127,7 @@ def with_kinks(problem: Problem, points: Tensor, found: Moments) -> Moments:
     precision = torch.linalg.inv(torch.einsum("sci,scj->cij", away, away) / len(points))
     own = precision.diagonal(dim1=-2, dim2=-1)
     left = torch.einsum("sci,cij->scj", away, precision) / own
-    some = evenly(len(points), POINTS).to(points.device)
+    some = evenly(len(points), KINK_POINTS).to(points.device)
     score, curvature = found.score.clone(), found.curvature.clone()
     for entry in turns.nonzero().flatten().tolist():
         others = points[some].clone()
@@ -150,3 +166,77 @@ def _cells() -> tuple[Tensor, Tensor]:
     first = -density.diff()
     mass = torch.special.ndtr(EDGES).diff()
     return mass / mass.sum(), first / (first * (EDGES[1:] + EDGES[:-1]) / 2).sum()
+
+
+#: Number of points whose tangents are compared, and the number of the prior's SDs over which one of them is spread.
+TANGENT_POINTS, PRIOR_REACH = 16, 2.0
+
+
+def points_for_tangents(problem: Problem) -> Tensor | None:
+    """Points (P, D) at which tangents are compared; None if the prior is no Gaussian, or rows have no predictors."""
+
+    def find() -> Tensor | None:
+        if problem.layout.improper or problem.dim > MOST_SOBOL_DIMS:
+            return None
+        sample = predictors(problem, CHECK_ROWS)
+        return _under_gaussian(problem) if sample is not None and not sample.direct else None
+
+    found: Tensor | None = problem.compiler.find_once("spread points", find, problem)
+    return found
+
+
+def _under_gaussian(problem: Problem) -> Tensor | None:
+    """Points under the prior, `PRIOR_REACH` times as wide; None if it is no Gaussian."""
+    eye = torch.eye(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+    ends = prior_scores(problem, torch.cat([torch.zeros_like(eye[:1]), eye])).double()
+    precision, eta = symmetrised(ends[0] - ends[1:]), ends[0]
+    prior = FullGaussian(precision, eta)
+    if not bool(prior.is_proper()):
+        return None
+    points = Coordinates.of(prior).model(PRIOR_REACH * standardised_sobol(TANGENT_POINTS, problem.dim).to(precision))
+    own = prior_scores(problem, points.to(problem.dtype)).double()
+    size = eta.abs() + points.abs() @ precision.abs()
+    near = ROUNDING_UNITS * torch.finfo(problem.dtype).eps * size  # not a number is not less
+    return points if bool(((own - site_scores(precision, eta, points)).abs() <= near).all()) else None
+
+
+def count_tangents_below(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
+    """Numbers of pairs of points (C, P, D) at which a tangent lies below the log-likelihood of a client's row, (C,)."""
+    clients, count = points.shape[:2]
+    size = piece_size(data.row_index.shape[-1], BLOCK // (clients * count**2))
+    parts = predictors(problem, size)
+    if parts is None:
+        return torch.ones(clients, dtype=torch.float64, device=points.device)
+    index, weight = row_pieces(data, size)
+    const = (data.rows, points.to(problem.dtype))
+    total = torch.zeros(clients, dtype=torch.float64, device=points.device)
+    found: Tensor = problem.scan(Tangents(parts).add, total, const, (index, weight), len(index), (None, 0))[0]
+    return found
+
+
+@dataclass(frozen=True)
+class Tangents:
+    """A count of rows' tangents that lie below, by the predictors `parts` of the model."""
+
+    parts: Predictors
+
+    def add(
+        self, problem: Problem, total: Tensor, const: tuple[Any, Tensor], piece: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Any]:
+        """The count with a piece of one client's rows, at points (P, D), by row numbers (b,) and weights (b,)."""
+        (rows, points), (index, weight) = const, piece
+        picked = tuple(leaf[index] for leaf in rows)
+        parts, eps = self.parts, torch.finfo(points.dtype).eps
+
+        def of_rows(u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+            values = parts.rest(u, z, *picked)
+            return values.sum(), values
+
+        us = vmap(lambda z: parts.linear(z, *picked))(points)  # (P, b, p)
+        slopes, values = vmap(grad(of_rows, has_aux=True))(us, points)
+        rise = torch.einsum("amp,bmp->abm", slopes, us) - (slopes * us).sum(-1).unsqueeze(1)
+        size = torch.einsum("amp,bmp->abm", slopes.abs(), us.abs()) + (slopes * us).abs().sum(-1).unsqueeze(1)
+        size = 1.0 + size + values.abs().unsqueeze(1) + values.abs().unsqueeze(0)
+        above = values.unsqueeze(0) <= values.unsqueeze(1) + rise + ROUNDING_UNITS * eps * size
+        below = ~above  # NaN counts as below too
+        return total + (below & (weight > 0)).sum().to(total), ()
