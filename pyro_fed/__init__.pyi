@@ -11,7 +11,7 @@ from .analysis import *
 from .conventions import progress as progress
 from .density.latents.quadrature import Quadrature as Quadrature
 from .density.running import losses as losses
-from .density.running.shared import shared as shared
+from .density.running.model_calls import shared as shared
 from .errors import PyroFedError as PyroFedError
 from .federation import partition as partition
 from .federation.federation import Federation as Federation

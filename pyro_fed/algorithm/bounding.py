@@ -18,29 +18,24 @@ r_k^(1/2)). Then a site is cut back to
 
 with b `pull` and c `precision`. Of a pull beyond twice its limit less and less is left, and nothing beyond four times
 (Hampel's three-part function): a client that is so far away says nothing of θ. A direction whose precision is cut
-keeps its mean, as if the client had fewer rows. What lies within the limits is returned as it came. So honest clients
-that differ no more than that lose nothing, however unequal their numbers of rows; but a client with more than 2
-`MOST_ROWS` times the median client's rows counts as one with so many.
+keeps its mean, as if the client had fewer rows. What lies within the limits is returned as it came: honest clients
+that differ no more lose nothing, but one with more than 2 `MOST_ROWS` times the median client's rows counts as one
+with so many.
 
 How far one liar can get. The honest sites enter whole, whatever m. A pull u moves the mean by u / (1 - v²)^(1/2) SDs
 of the others' posterior, so that one liar moves no mean by much more than b v. A client with c times what the median
 client knows has v = (c / (c + K))^(1/2), and moves it by 1.1 SDs where there are ten clients; always by less than b
-SDs, however many rows it claims. It is more where the clients' pulls happen to be wide, 1.6 SDs in the worst of some
-hundred draws of three parameters. Where all clients pull apart by s SDs the bound is b s. What few clients know of
-nobody can check: if there are more parameters than a client has rows, a liar may claim the directions that no other
-client sees.
+SDs, however many rows it claims. It is more where the clients' pulls happen to be wide (1.6 SDs in the worst of some
+hundred draws of three parameters); where all pull apart by s SDs the bound is b s. What few clients know of nobody can
+check: with more parameters than a client has rows, a liar may claim the directions that no other client sees.
 
 What it costs. An honest client that chance has set z > b of its own SDs from the others moves a mean by
-
-    (z - b) v / (1 - v²)^(1/2)     SDs of the posterior less than its rows would.
-
-For z = 3 this is a third of an SD for one of ten like clients, one SD for a client with half of all that is known,
-and without bound for one that nearly alone knows of a direction. The two aims pull against each other: a rule that
-sees nothing but these sites, and heeds such a client up to z SDs, is moved by z v SDs of the others' posterior by a
-liar that claims as much. That is an argument for limits of this kind, and no proof that no other rule does better.
-
-A client that knows more than its limit allows has its precision cut, and SDs become wider, at most by the square root
-of what it knows over what is left of it; `widened` says by how much.
+(z - b) v / (1 - v²)^(1/2) SDs of the posterior less than its rows would: for z = 3 a third of an SD for one of ten like
+clients, one SD for a client with half of all that is known, without bound for one that nearly alone knows of a
+direction. A rule that sees nothing but these sites, and heeds such a client up to z SDs, is moved by z v SDs of the
+others' posterior by a liar that claims as much: an argument for limits of this kind, and no proof that no other rule
+does better. A client that knows more than its limit allows has its precision cut, and SDs become wider, at most by the
+square root of what it knows over what is left of it (`widened`).
 
 q itself is found from the bounded sites, in a few passes. It begins with sites whose size and pull, in units of the
 median curvature, are shortened to c times the median (Huber's weights).
@@ -80,19 +75,12 @@ MAX_COMPARED_NUMBERS = 1000
 
 
 class BoundedSites(NamedTuple):
-    """Sites within the limits.
+    """Sites within the limits."""
 
-    Args:
-        sites: (K,).
-        pull: by how many SDs of q each client's pull was beyond its limit, the worst parameter, (K,).
-        precision: how many times the limit its precision was, one if it was within, (K,).
-        widened: how many times as wide an SD is as with that client's site uncut, the worst parameter, (K,).
-    """
-
-    sites: Gaussian
-    pull: Tensor
-    precision: Tensor
-    widened: Tensor
+    sites: Gaussian  # (K,)
+    pull: Tensor  # SDs of q by which each client's pull was beyond its limit, the worst parameter, (K,)
+    precision: Tensor  # how many times the limit its precision was, one if it was within, (K,)
+    widened: Tensor  # how many times as wide an SD is as with that client's site uncut, the worst parameter, (K,)
 
     @property
     def limit_excess(self) -> Tensor:
@@ -187,11 +175,7 @@ def within_cohort(values: Tensor, pull: float, share: Tensor | None = None) -> t
 
 
 def distances_from_cohort(values: Tensor) -> Tensor:
-    """The distance (K,) of each client's numbers (K, ...) from their medians, in the cohort's SDs: the median number.
-
-    A client all of whose numbers are too large, of the wrong sign, or of somebody else's data has most of them far
-    from the median; an honest one 0.7 SDs.
-    """
+    """Distances (K,) of the median number of each client from the cohort's medians, in its SDs: 0.7 of like clients."""
     flat = values.reshape(len(values), -1)
     flat = flat[:, evenly(flat.shape[1], MAX_COMPARED_NUMBERS)].double()
     away = (flat - flat.quantile(0.5, 0)).abs()
@@ -276,13 +260,8 @@ def _by_parameter(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The precisions of these eigenvalues, each site's pull of each mean, in SDs, and its information on it.
 
-    Args:
-        root: root of q's covariance.
-        vectors: eigenvectors where q is white, (K, D, D); None for the axes.
-        inside: eigenvalues within the limits, (K, D).
-        kept: the part of each that is kept, and of the site's pull along it, (K, D).
-        score: the sites' score at q's mean, (K, D).
-        per_sd: one over q's SDs, (D,).
+    `inside` are eigenvalues (K, D) along `vectors` (None: the axes), `kept` the parts of each site and of its `score`
+    (K, D) that are kept along them, and `per_sd` one over q's SDs.
     """
     if vectors is None:
         return inside / root.square(), kept * score * root.square() * per_sd, inside * root.square()
@@ -294,14 +273,7 @@ def _by_parameter(
 
 
 def _room(part: Tensor, spread: Tensor, pull: float, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The middle of pulls, the limits of their distances from it, and the distances of honest ones by chance, (K, D).
-
-    Args:
-        part: pulls, in SDs, (K, D).
-        spread: each site's information on each parameter, as a share of q's precision, (K, D).
-        pull: b.
-        rows: r, (K, 1).
-    """
+    """The middle of pulls (K, D), limits of distances from it, and honest ones' distances by chance; r is (K, 1)."""
     share = rows.squeeze(-1)
     middle = rows.clamp_max(1.0) * median_of(part / rows, share)
     usual = median_of((part - middle).abs() / rows.sqrt(), share) / NORMAL_MEDIAN_DEVIATION
@@ -319,14 +291,8 @@ def _in_others_units(
 
     For one parameter that is the limit in SDs of q. For several, a site that knows much of one direction alone
     knows little of each parameter, and moves q along it by far more than by its pull on any of them.
-
-    Args:
-        root: root of q's covariance, (D, D).
-        vectors: directions of the sites' precisions where q is white, (K, D, D).
-        values: these precisions, (K, D).
-        away: departures of q's mean, (K, D).
-        pull: b.
-        chance: (K, D).
+    The sites' precisions where q is white are `values` (K, D) along `vectors` (K, D, D), `away` are departures of q's
+    mean.
     """
     loose = vectors / (1 - values).clamp_min(LEAST_OTHERS).unsqueeze(-2) @ vectors.mT
     white = torch.linalg.solve(root, away.unsqueeze(-1))

@@ -51,23 +51,10 @@ class OnGraph(ABC):
 
     @abstractmethod
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """Consensus steps a round.
-
-        Args:
-            graph: who talks to whom; already found to be connected.
-            sleepers: whether a schedule may put agents to sleep.
-
-        Raises:
-            GraphError: the algorithm is not exact on this graph.
-        """
+        """Consensus steps a round on a connected graph, maybe with `sleepers`; GraphError if it is not exact there."""
 
     def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
-        """What these steps are: of W itself, unless the algorithm says otherwise.
-
-        Args:
-            graph: who talks to whom.
-            sleepers: whether a schedule may put agents to sleep.
-        """
+        """What these steps are: of W itself, unless the algorithm says otherwise."""
         from pyro_fed.graph.consensus import unshifted_steps  # here, so that algorithms load without SciPy
 
         return unshifted_steps(self.consensus_steps(graph, sleepers))
@@ -75,20 +62,12 @@ class OnGraph(ABC):
     def witness(self, before: State, after: State) -> State:
         """What each agent tells all others about its round, so that all judge it in the same way, (A, ...).
 
-        By default both whole states; an algorithm whose `monitor` needs less tells less.
-
-        Args:
-            before: the agents' states before the round, (A, ...).
-            after: their states after it.
+        By default its whole states before and after; an algorithm whose `monitor` needs less tells less.
         """
         return prefixed("before", before) | prefixed("after", after)
 
     def figures_of_witness(self, told: State) -> dict[str, float]:
-        """`Algorithm.monitor`, from what the agents tell each other.
-
-        Args:
-            told: their `witness`, (A, ...).
-        """
+        """`Algorithm.monitor`, from the agents' `witness`, (A, ...)."""
         before, after = within(told, "before"), within(told, "after")
         figures: dict[str, float] = self.monitor(before, after)  # type: ignore[attr-defined]  # an algorithm has it
         return figures
@@ -105,15 +84,7 @@ class Indicators(ABC):
 
     @abstractmethod
     def indicate(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
-        """What C clients answer, (C, ...).
-
-        Args:
-            kind: one of `indicators`.
-            problem: the model's densities.
-            shared: what the clients received, (C, ...).
-            local: their states, (C, ...).
-            data: their rows.
-        """
+        """What C clients answer, (C, ...), of a kind of `indicators`; arguments as for `Algorithm.local_step`."""
 
     @abstractmethod
     def importance(self, kind: str, shared: State, answers: State) -> Tensor:
@@ -146,14 +117,7 @@ class Chains(ABC):
 
     @abstractmethod
     def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
-        """What `combine` gets where visits failed, (C, ...).
-
-        Args:
-            shared: the server's state.
-            messages: those that came, (A, ...).
-            slots: (A,) the places of those clients among the ones that were asked.
-            asked: (C,) the clients that were asked.
-        """
+        """What `combine` gets where visits failed, (C, ...), by messages that came, (A, ...), to places `slots`."""
 
     def rounds_ahead(self, shared: State) -> int:
         """Rounds until the server looks at what it has, that with the look included; 1, the default, is one at a time.
@@ -171,13 +135,7 @@ class Chains(ABC):
         raise NotImplementedError
 
     def draw_noises(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
-        """What `draw_noise` draws for each of V clients, stacked, (steps, V, ...); None to draw them one by one.
-
-        Args:
-            problem: the model's densities.
-            num_rows: of each client, (V,).
-            generators: one each, see `seeding.torch_generators`.
-        """
+        """What `draw_noise` draws for each of V clients, stacked, (steps, V, ...); None to draw them one by one."""
         return None
 
     def local_rounds(
@@ -192,16 +150,9 @@ class Chains(ABC):
     ) -> LocalRounds | None:
         """The local steps of R rounds one after the other, where clients keep nothing new of them.
 
-        It equals `local_step` of each, with `onward` in between; if it is None, the rounds are done that way.
-
-        Args:
-            problem: the model's densities.
-            received: what the first round's clients received, (C, ...).
-            local: the states of those who are asked, (K, ...).
-            data: their rows.
-            clients: numbers of each round's clients, (R, C).
-            at: where they stand in `local` and `data`, (R, C).
-            noise: of all rounds, (steps, R C, ...).
+        It equals `local_step` of each, with `onward` in between; None does them that way. `received` (C, ...) is what
+        the first round's clients received, `clients` (R, C) are each round's, `at` (R, C) their places in `local`
+        (K, ...) and `data`, and `noise` is that of all rounds, (steps, R C, ...).
         """
         return None
 
@@ -218,15 +169,7 @@ class SiteKeeping(ABC):
 
     @abstractmethod
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
-        """What the server tells the clients of a round about their messages.
-
-        Args:
-            after: the server's state after `combine` and `Algorithm.refine`.
-            clients: (C,) in the order in which `combine` saw their messages.
-
-        Returns:
-            what each is told, (C, ...), and more figures for the record, (C,).
-        """
+        """What the server tells clients (C,) after a round, (C, ...), and more figures for the record, (C,)."""
 
     def clippable_part(self, messages: State) -> State:
         """Messages without what a server that shortens them must not look at."""
@@ -234,24 +177,13 @@ class SiteKeeping(ABC):
 
     @abstractmethod
     def settle(self, told: State, local: State) -> State:
-        """What the C clients of a round keep, (C, ...).
-
-        Args:
-            told: the server's `feedback`, (C, ...).
-            local: their states as `local_step` returned them, (C, ...).
-        """
+        """What the C clients of a round keep, by the server's `feedback` and the states that `local_step` returned."""
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
         """The states of an earlier run with other clients.
 
-        Args:
-            problem: the model with the present clients' data.
-            shared: the server's, from the earlier run.
-            local: the earlier clients', (K, ...).
-            origin: (K',) where each present client was among the earlier ones, -1 where it is new.
-
-        Raises:
-            SettingError: a client's contribution cannot be taken out.
+        `origin` (K',) says where each present client was among the earlier ones, -1 where it is new. SettingError if a
+        client's contribution cannot be taken out.
         """
         raise no_sites(self)
 
@@ -277,11 +209,7 @@ CAPABILITIES = (OnGraph, Indicators, Chains, SiteKeeping)
 
 
 def check_taken_up(algorithm: Algorithm) -> None:
-    """Refuse an algorithm with methods of a capability that it does not have, or of its contributions.
-
-    Raises:
-        SettingError: names the methods, and where they belong.
-    """
+    """Refuse, by a SettingError, methods of a capability that an algorithm does not have, or of its contributions."""
     kind = type(algorithm)
     for capability in CAPABILITIES:
         required: frozenset[str] = getattr(capability, "__abstractmethods__", frozenset())

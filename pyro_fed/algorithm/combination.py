@@ -98,11 +98,7 @@ class Bounded(Combination):
         check_between(self, "precision", 1.0, LARGEST_PRECISION, "[]")
 
     def check_clients(self, num_clients: int) -> None:
-        """Two cannot outvote one.
-
-        Raises:
-            SettingError: there are fewer than three.
-        """
+        """Refuse fewer than three: two cannot outvote one."""
         if num_clients < MIN_COHORT:
             raise SettingError(
                 f"Bounded: {num_clients} clients cannot outvote one of them; expected at least {MIN_COHORT}, and ten "
@@ -110,29 +106,12 @@ class Bounded(Combination):
             )
 
     def small_cohort(self, num_clients: int) -> list[Finding]:
-        """A finding that so few clients are no cohort, with its effect on the result; empty if they are one.
-
-        Args:
-            num_clients: that took part.
-        """
-        return (
-            []
-            if num_clients >= MIN_BOUNDED_COHORT
-            else [sentences.cohort_is_small(clients_held=num_clients, enough=MIN_BOUNDED_COHORT)]
-        )
+        """A finding that so few clients are no cohort, with its effect on the result; empty if they are one."""
+        enough = num_clients >= MIN_BOUNDED_COHORT
+        return [] if enough else [sentences.cohort_is_small(clients_held=num_clients, enough=MIN_BOUNDED_COHORT)]
 
     def sites(self, base: Gaussian, sites: Gaussian, centre: Tensor, rows: Tensor | None = None) -> BoundedSites:
-        """Sites (K,) within the limits.
-
-        Args:
-            base: all of q that is not bounded.
-            sites: those that clients sent.
-            centre: a point near q's mean, (D,).
-            rows: number of rows of each client, (K,); None if all have the same.
-
-        Raises:
-            SettingError: there are fewer than three.
-        """
+        """Sites (K,) within the limits, see `bounded_sites`; refused where there are fewer than three."""
         self.check_clients(len(sites.eta))
         return bounded_sites(base, sites, centre, pull=self.pull, precision=self.precision, rows=rows)
 
@@ -174,18 +153,11 @@ class Shortened(Middle):
     norm: float
 
     def reach(self, combined: State) -> float:
-        """The length of a round's middle, as a part of the largest possible length.
-
-        Args:
-            combined: messages (C, ...) with the middle in each place.
-        """
+        """The length of a round's middle, in each place of `combined` (C, ...), as a part of the largest possible."""
         return float(as_numbers(combined)[0].norm()) / self.norm
 
     def corrections(self, messages: State) -> State:
-        """The corrections for clients that keep sites: the shortened message over the one that was sent, (C, ...).
-
-        A client's correction is for this client alone; nobody else sees it.
-        """
+        """For each client that keeps a site, and for it alone: what its shortened message is over the one it sent."""
         flat, sizes = _flat(messages)
         short = (clip(flat, self.norm) - flat).split(list(sizes.values()), 1)
         return {
@@ -207,8 +179,6 @@ class Clipped(Shortened):
     Example:
         >>> pf.run(pf.infer.FedSEP(start="prior"), fed, combination=pf.combination.Clipped(norm=1.0))
     """
-
-    norm: float
 
     def __post_init__(self) -> None:
         check_positive(self, "norm")

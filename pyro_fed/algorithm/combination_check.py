@@ -6,6 +6,7 @@ from pyro_fed.algorithm.capabilities import OnGraph, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
+from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
 
@@ -20,8 +21,6 @@ UNHIDDEN = {
         "does, in N particles √N times that: at epsilon = 10 none stays finite (benchmarks/privacy/chains)"
     ),
 }
-#: A spectral gap this near to one is one.
-UNIT_GAP_TOLERANCE = 1e-9
 
 
 def check_combination(
@@ -31,11 +30,7 @@ def check_combination(
     graph: Graph | None = None,
     num_rows: int = 0,
 ) -> None:
-    """Refuse a combination if a phase of the run needs more than sums, or if it does not fit the clients.
-
-    Raises:
-        SettingError: names the algorithm and the cure.
-    """
+    """Refuse, by a SettingError, a combination that a phase of the run, or the number of clients, does not allow."""
     if combination is None:
         return
     combination.check_clients(num_clients)
@@ -102,4 +97,4 @@ def stands_still(graph: Graph) -> bool:
 
 def all_hear_all(graph: Graph) -> bool:
     """Whether one consensus step makes all agents agree, in every round."""
-    return graph.active(0) is None and stands_still(graph) and graph.gap > 1 - UNIT_GAP_TOLERANCE
+    return graph.active(0) is None and stands_still(graph) and graph.gap > 1 - SAME_SHARE

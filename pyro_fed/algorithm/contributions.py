@@ -40,27 +40,17 @@ MAX_NUMBERS = 1_000_000
 
 
 class SentMessages(NamedTuple):
-    """What came in a round; or in R rounds of as many clients, one after the other: then C is (R, C).
+    """What came in a round; or in R rounds of as many clients, one after the other: then C is (R, C)."""
 
-    Args:
-        messages: (C, ...).
-        clients: (C,) whose messages these are.
-        round: its number, or that of the first round.
-        seed: of the run, from which everybody's randomness follows.
-        rows: number of rows that each client claims, (K,); None if all have the same.
-        problem: the model's densities, of which a server may take the prior.
-        graph: over which agents talk.
-        noise: entries of the clients' randomness that `Contributions.replayed_noise` names, (T, C, ...), of several
-            rounds (T, R C, ...), where whoever drew it is in this process; None: to be drawn again.
-    """
-
-    messages: State
-    clients: Tensor
-    round: int
-    seed: int
-    rows: Tensor | None = None
-    problem: Problem | None = None
-    graph: Graph | None = None
+    messages: State  # (C, ...)
+    clients: Tensor  # (C,) whose messages these are
+    round: int  # or the first of the rounds
+    seed: int  # of the run, from which everybody's randomness follows
+    rows: Tensor | None = None  # number of rows that each client claims, (K,); None if all have the same
+    problem: Problem | None = None  # the model's densities, of which a server may take the prior
+    graph: Graph | None = None  # over which agents talk
+    #: What `Contributions.replayed_noise` names of the clients' randomness, (T, C, ...), or (T, R C, ...) of several
+    #: rounds, where whoever drew it is in this process; None: to be drawn again.
     noise: State | None = None
 
     @property
@@ -80,38 +70,28 @@ class SentMessages(NamedTuple):
 
 
 class BoundedMessages(NamedTuple):
-    """A round's messages within the limits of `combination.Bounded`.
+    """A round's messages within the limits of `combination.Bounded`."""
 
-    Args:
-        shared: the server's state, with what no client may decide alone put right.
-        messages: (C, ...).
-        told: what the clients are told besides `SiteKeeping.feedback`, (C, ...).
-        cut: by how many SDs, or logarithms of a factor, each message was beyond its limit, (C,); 0: not at all.
-        widened: how many times as wide an SD is as with that message uncut, (C,); None if unknown.
-    """
-
-    shared: State
-    messages: State
-    told: State
-    cut: Tensor
-    widened: Tensor | None = None
+    shared: State  # the server's state, with what no client may decide alone put right
+    messages: State  # (C, ...)
+    told: State  # what the clients are told besides `SiteKeeping.feedback`, (C, ...)
+    cut: Tensor  # SDs, or logarithms of a factor, by which each message was beyond its limit, (C,); 0: not at all
+    widened: Tensor | None = None  # how many times as wide an SD is as with that message uncut, (C,), where known
 
 
 class NoisyRound(NamedTuple):
-    """A round whose messages came with noise.
+    """A round whose messages came with noise."""
 
-    Args:
-        clients: how many worked.
-        figures: the algorithm's `monitor`.
-    """
-
-    clients: int
-    figures: dict[str, float]
+    clients: int  # how many worked
+    figures: dict[str, float]  # the algorithm's `monitor`
 
 
 @dataclass(frozen=True)
 class Contributions:
     """What each client has put into an algorithm's answer, and what the server can do about it.
+
+    In all methods `shared` is the server's state before `combine`, `local` the clients' states (K, ...), `ledger` what
+    the server knows of all clients (K, ...), empty if nothing, and `messages` are those of C clients, (C, ...).
 
     Args:
         algorithm: whose answer it is, with its settings. Kinds of algorithms have kinds of this class, which are named
@@ -133,52 +113,22 @@ class Contributions:
 
     # -- sites ----------------------------------------------------------------------------------------------
     def client_sites(self, shared: State, local: State) -> State | None:
-        """The clients' Gaussian sites, from what they keep, where the answer is q ∝ t_0 Π_k t_k on the flat vector.
-
-        Args:
-            shared: the server's state.
-            local: the clients', (K, ...).
-
-        Returns:
-            `precision` (K, D, D) or (K, D) and `eta` (K, D); None if the answer is not a product of such sites.
-        """
+        """The clients' sites, `precision` (K, D, D) or (K, D) and `eta` (K, D), where q ∝ t_0 Π_k t_k; else None."""
         return None
 
     def client_sites_after(self, sites: State, messages: State, told: State) -> State | None:
-        """The sites after a round, as far as the messages and the parts of them that were used determine them.
-
-        Args:
-            sites: of the round's clients before it, (C, ...).
-            messages: of these, (C, ...).
-            told: the server's `SiteKeeping.feedback`, (C, ...).
-
-        Returns:
-            None if the messages do not determine them.
-        """
+        """The sites (C, ...) after a round, by its messages and what clients are told of them; None if undetermined."""
         return None
 
     def ledger_at_start(self, shared: State, local: State, *, bounded: bool = False) -> State:
-        """What the server knows of all clients at the beginning of a phase: their sites, (K, ...), or nothing.
-
-        Args:
-            shared: the server's state.
-            local: the clients', (K, ...).
-            bounded: whether messages are to be bounded, which may need an account where there are no sites.
-        """
+        """The ledger at the beginning of a phase; `bounded` messages may need an account where there are no sites."""
         found = self.client_sites(shared, local)
         if found is None or sum(value.numel() for value in found.values()) > MAX_NUMBERS:
             found = self.account_for_bounds(shared, local) if bounded else {}
         return {name: value.detach().double().clone() for name, value in found.items()}
 
     def ledger_after(self, ledger: State, clients: Tensor, messages: State, told: State) -> State:
-        """The ledger after a round; empty if the messages do not determine it.
-
-        Args:
-            ledger: before the round, (K, ...).
-            clients: (C,) whose messages were combined.
-            messages: theirs, (C, ...).
-            told: what they are told about them, (C, ...).
-        """
+        """The ledger after a round of clients (C,) who are told (C, ...); empty if the messages do not determine it."""
         new = self.client_sites_after(select(ledger, clients), messages, told) if ledger else None
         if new is None:
             return {}
@@ -189,28 +139,14 @@ class Contributions:
 
     # -- what one client's message does ---------------------------------------------------------------------
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor | None:
-        """By how many SDs of the answer each message moves the mean of the parameter that it moves most, (C,).
+        """SDs by which each message moves the mean of the parameter that it moves most, (C,); None if unknown.
 
         Of particles and chains, which all clients move to and fro: besides what the others' messages explain.
-
-        Args:
-            shared: the server's state before `combine`.
-            ledger: what the server knows of all clients, (K, ...); empty if it knows nothing.
-            sent: the messages, as they are used.
-
-        Returns:
-            None if unknown.
         """
         return None
 
     def client_shift_sds_of_rounds(self, before: Sequence[State], ledger: State, sent: SentMessages) -> Tensor | None:
-        """`client_shift_sds` of R rounds of as many clients, (R, C).
-
-        Args:
-            before: the server's state before each round.
-            ledger: as for `client_shift_sds`, before and after all of them.
-            sent: the messages of all rounds.
-        """
+        """`client_shift_sds` of R rounds of as many clients, (R, C), with the server's state before each of them."""
         each = list[Tensor]()
         for shared, one in zip(before, sent.one_by_one(), strict=True):
             found = self.client_shift_sds(shared, ledger, one)
@@ -221,63 +157,34 @@ class Contributions:
 
     # -- faulty clients -------------------------------------------------------------------------------------
     def bounding_obstacle(self) -> str | None:
-        """Why the effect of a client's message cannot be bounded by that of the others', and the cure.
+        """Why a client's effect cannot be bounded by that of the others, and the cure, see `combination.Bounded`.
 
-        See `combination.Bounded`.
-
-        Returns:
-            "" if `bounded_messages` is possible; None, the default, if there is no rule for it at all.
+        "" if `bounded_messages` is possible; None, the default, if there is no rule for it at all.
         """
         return None
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """A round's messages within the limits; called if there is no `bounding_obstacle`.
-
-        Args:
-            limits: the combination.
-            shared: the server's state before `combine`.
-            ledger: what the server knows of all clients, (K, ...); empty if it knows nothing.
-            sent: the messages.
-        """
+        """A round's messages within the limits; called if there is no `bounding_obstacle`."""
         raise NotImplementedError
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """Messages for clients whose own cannot be used, (C', ...), so that no faulty client stops a bounded round.
+        """Messages for clients (C',) whose own cannot be used, so that no faulty client stops a bounded round.
 
-        Asked for those that are missing in a round that needs everybody, else for those whose reply is not finite.
-
-        Args:
-            shared: the server's state.
-            ledger: what the server knows of all clients, (K, ...).
-            messages: of the other clients of the round, (C, ...).
-            clients: that have none, (C',).
-
-        Returns:
-            an empty dictionary where the others' messages are enough; None, the default, where nothing can stand there.
+        Asked for those that are missing in a round that needs everybody, else for those whose reply is not finite. An
+        empty dictionary where the others' messages are enough; None, the default, where nothing can stand there.
         """
         return None
 
     def account_for_bounds(self, shared: State, local: State) -> State:
-        """What the server needs of all clients, (K, ...), to bound their messages where there are no `client_sites`.
-
-        Args:
-            shared: the server's state.
-            local: the clients', (K, ...).
-        """
+        """What the server needs of all clients, (K, ...), to bound their messages where there are no `client_sites`."""
         return {}
 
     # -- other forms of the algorithm, and privacy ------------------------------------------------------------
     def form_for(self, combination: Combination | None) -> Any:
-        """The algorithm in the form that a run's combination of messages needs.
+        """The algorithm in the form that a run's combination of messages, if any, needs; SettingError if it has none.
 
         With the noise of privacy its steps must not depend on those before: acceleration, say, would follow the noise,
         by a part that depends on it. To be bounded, it gets settings with which it can be.
-
-        Args:
-            combination: the run's combination; None leaves messages unchanged.
-
-        Raises:
-            SettingError: its settings do not go with that combination; names them and the cure.
         """
         return self.algorithm
 
@@ -286,17 +193,10 @@ class Contributions:
         return self.algorithm
 
     def noise_left(self, rounds: list[NoisyRound], num_clients: int) -> tuple[Any, float]:
-        """A round that puts the noise of all rounds' messages into the last state at once.
+        """A round that puts the noise of all `rounds` into the last state at once, and how many times as loud it is.
 
         By default the variances of all rounds are added up, which is an upper bound: where clients start from what they
-        received, as in FedAvg, their messages undo a part of the noise.
-
-        Args:
-            rounds: those in which somebody worked.
-            num_clients: K.
-
-        Returns:
-            the algorithm without what would hold noise back as it holds back a long step, and how many times as loud as
-            in one of the rounds its messages' noise has to be.
+        received, as in FedAvg, their messages undo a part of the noise. The algorithm is without what would hold noise
+        back as it holds back a long step.
         """
         return self.algorithm, math.sqrt(len(rounds))

@@ -50,11 +50,7 @@ def outlying_clients(size: Tensor, what: str) -> Objections:
 
 
 def outlying_sites(messages: dict[str, Tensor]) -> Objections:
-    """Precisions and etas far above the others'.
-
-    If a message has `values` (C, L) on a line that is searched, they are measured by how far these fall: a trial
-    far out may have any curvature at an honest client, whose log-likelihood then has the trial turned down.
-    """
+    """Precisions and etas far above the others', measured by the fall of `values` (C, L) on a searched line."""
     swing: Tensor | float = 1.0
     if "values" in messages:
         values = messages["values"].double()

@@ -1,10 +1,5 @@
 """Differential privacy of a client: clipped messages, Gaussian noise on their sum, and an accountant.
 
-Source: McMahan, Ramage, Talwar & Zhang (2018), *Learning differentially private recurrent language models*; Canonne,
-Kamath & Steinke (2020), *The discrete Gaussian for differential privacy*; Kairouz et al. (2021), *Practical and private
-(deep) learning without sampling or shuffling*, for the adjacency; Casacuberta, Shoemate, Vadhan & Wagaman (2022),
-*Widespread underestimation of sensitivity in differentially private libraries*, for sums of rounded numbers.
-
     m̄ = γ (Σ_k ⌊m_k min(1, r / ‖m_k‖) / γ⌋ + ξ) / C,    ξ_d discrete Gaussian, P(ξ_d) ∝ exp(-ξ_d² / 2 s²)           (1)
     s = z (r/γ + √D) rounded up
 
@@ -18,33 +13,55 @@ many clients and rows there are, and who sent a message in which round, is publi
 most r/γ long, as rounding towards zero makes none longer. To one row: its part of its client's message is at most r
 long, and the client's sum, rounded, moves by at most r/γ + √D, a step in each number. The noise has the larger of the
 two for both, which also covers the errors of float64 in the clip, D 2⁻⁵³ r. So a round is a Gaussian mechanism of noise
-multiplier z, and (ε, δ) follow from z and the number of rounds (`accountant`). That holds for who sees m̄ and what
-follows from it: the server adds the noise, and is trusted (see SECURITY.md). No reduction is claimed for clients that a
-schedule leaves out.
+multiplier z, for who sees m̄ and what follows from it: the server adds the noise, and is trusted (see SECURITY.md). No
+reduction is claimed for clients that a schedule leaves out.
 
 **The grid.** γ is a power of two, 2⁻³⁶ to 2⁻³⁵ of max(1, z) r. All released numbers are whole multiples of γ over C,
 whatever the messages: neither noise nor messages show through the low bits of a floating-point number (Mironov 2012).
 Sums are exact in 64 bits: a number beyond 2⁶²/C steps, which no message shortened to r has, and a client's sum of rows
 only from 2²⁶/C rows on that all pull one way, is cut to that. Cutting brings no two sums further apart.
 
-The noise does not follow from the run's seed, which the result names: `secret_noise` has it from a cryptographic
-generator that the operating system seeds. A private run and one that can be repeated exclude each other.
+**The noise** does not follow from the run's seed, which the result names: `opendp` samples it exactly, from rational
+numbers and bits of OpenSSL's generator, which the operating system seeds with 256 bits or more. (Torch's generator
+keeps 32 bits of its seed, and all 2³² can be tried in a minute.) A private run cannot be repeated. A number costs
+about 9 µs of one core.
 
-Letters: z `noise_multiplier`, r `norm`, γ `grid`.
+**The accountant.** R releases are as private as one with σ = z / √R, and that one is (ε, δ)-private if and only if
+
+    δ ≥ Φ(1/2σ - εσ) - e^ε Φ(-1/2σ - εσ)                                                                         (2)
+
+With a = 1/2σ - εσ and Mills' ratio M(x) = Φ(-x)/φ(x) the right-hand side is Φ(a) - φ(a) M(1/σ - a), which increases
+with a and subtracts no large numbers from each other: it is solved for a, between Φ⁻¹(δ), where it is below δ, and
+1/2σ, where ε is 0. A continuous Gaussian, rounded to whole numbers, is a Gaussian mechanism with something computed
+from its release, so that (2) holds for it. A discrete one's probabilities differ from its by a factor of exp(±β), β =
+200 D R / s², for D numbers in all R releases, except where one of these is 40 SDs from its mean (probability below D R
+1e-348): φ(k + u)/φ(k) is exp(-ku/s² - u²/2s²), and its mean over |u| ≤ 1/2 lies between exp(-1/8s²) and exp(k²/8s⁴). So
+ε is 2β more than (2) says, less than 1e-9 for D R up to 1e9 where s is at least 2³⁵, as it is from z = 1 on. Without
+any of this, such noise is zero-concentrated private with ρ = R / 2z² (Canonne et al.), so that ε ≤ ρ + 2 √(ρ ln 1/δ).
+
+Source: McMahan, Ramage, Talwar & Zhang (2018), *Learning differentially private recurrent language models*; Canonne,
+Kamath & Steinke (2020), *The discrete Gaussian for differential privacy*; Kairouz et al. (2021), *Practical and private
+(deep) learning without sampling or shuffling*; Casacuberta, Shoemate, Vadhan & Wagaman (2022), *Widespread
+underestimation of sensitivity in differentially private libraries*, for sums of rounded numbers; Balle & Wang (2018),
+*Improving the Gaussian mechanism for differential privacy*, Theorem 8, and Dong, Roth & Su (2022), *Gaussian
+differential privacy*, Corollary 3.3, for (2); Mironov (2012), *On significance of the least significant bits for
+differential privacy*.
+
+Letters: z `noise_multiplier`, r `norm`, γ `grid`, R `releases`; Φ and φ a normal distribution's cumulative and density.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.accountant import gaussian_epsilon
 from pyro_fed.algorithm.combination import Shortened, as_numbers, clip
-from pyro_fed.algorithm.secret_noise import with_discrete_gaussian
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.limits import STANDARD_ERRORS
 from pyro_fed.conventions.setting_checks import check_between, check_choice, check_positive
@@ -56,6 +73,54 @@ GRID_BITS = 36
 LARGEST_SUM = 2.0**62
 #: Norms and noise multipliers of which no product leaves float64.
 REPRESENTABLE = (1e-100, 1e100)
+#: Steps of the grid in one SD of `standard_normal`.
+STEPS_PER_SD = 2.0**40
+
+
+def with_discrete_gaussian(numbers: Tensor, sd: float) -> Tensor:
+    """Whole numbers (P,), int64, with independent discrete Gaussian noise of SD s > 0, clamped to int64's range."""
+    return torch.tensor(_mechanism(sd)(numbers.tolist()), dtype=torch.int64)
+
+
+def standard_normal(like: Tensor) -> Tensor:
+    """Standard normal numbers of a tensor's shape, dtype and device, on a grid of 2⁻⁴⁰."""
+    numbers = with_discrete_gaussian(torch.zeros(like.numel(), dtype=torch.int64), STEPS_PER_SD)
+    return (numbers.double() / STEPS_PER_SD).reshape(like.shape).to(like)
+
+
+@lru_cache(maxsize=16)
+def _mechanism(sd: float) -> Callable[[list[int]], list[int]]:
+    """OpenDP's measurement of vectors of whole numbers."""
+    from opendp.domains import atom_domain, vector_domain
+    from opendp.measurements import make_gaussian
+    from opendp.metrics import l2_distance
+    from opendp.mod import enable_features
+
+    enable_features("contrib")  # OpenDP's mark of what its own committee has not yet reviewed in full
+    found: Callable[[list[int]], list[int]] = make_gaussian(
+        vector_domain(atom_domain(T="i64")), l2_distance(T="i64"), scale=sd
+    )
+    return found
+
+
+def gaussian_epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
+    """ε of R >= 1 releases with Gaussian noise of z times the sensitivity, exactly; 0 if δ alone is enough."""
+    from scipy.optimize import brentq  # here, so that algorithms load without SciPy
+    from scipy.special import erfcx, ndtr, ndtri
+
+    sigma = noise_multiplier / math.sqrt(releases)
+
+    def delta_of(a: float) -> float:
+        """The right-hand side of (2)."""
+        density = math.exp(-(a**2) / 2) / math.sqrt(2 * math.pi)
+        mills = math.sqrt(math.pi / 2) * float(erfcx((1 / sigma - a) / math.sqrt(2)))
+        return float(ndtr(a) - density * mills)
+
+    largest = 0.5 / sigma
+    if delta_of(largest) <= delta:
+        return 0.0
+    a = brentq(lambda a: delta_of(a) - delta, float(ndtri(delta)), largest, xtol=1e-14, rtol=1e-14)
+    return (largest - float(a)) / sigma
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from pyro_fed.algorithm.bounding import ACCEPTED_SHIFT_SDS
+from pyro_fed.algorithm.combination import MIN_COHORT
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, texts
@@ -24,8 +25,6 @@ NONCENTRED = "non-centred"
 RECENT_ROUNDS = 10
 #: SDs that are so many times as wide as with a client's message uncut are told of: what is asked of honest cohorts.
 REPORTED_SD_FACTOR = 1.05
-#: Of fewer clients the median is no cohort's.
-FEWEST_MOVERS = 4
 #: A client moves the answer more than others do where it moves it by more than `ACCEPTED_SHIFT_SDS` in its median
 #: round, and by so many times what the median client does in its own.
 LARGE_SHIFT_TIMES_MEDIAN = 5.0
@@ -43,26 +42,19 @@ Failure = tuple[int, str]
 
 @dataclass
 class Round:
-    """One round: the clients that worked, bytes each received and sent, seconds each, figures of each.
-
-    Bytes are those of the encoded messages, one number for all, or (C,). Figures are (C,), or (C, D) if there is
-    one a parameter. If the schedule asked all K clients first, `asked` has the bytes that each received and sent
-    for that; what a client received then it need not receive again. `failures` are of clients that were asked to work
-    and did not, a client once an attempt; `gone` is how many of these did not reply, where others replied what could
-    not be used. `reach` is the length of what was released, as a part of the longest possible, if messages are
-    shortened.
-    """
+    """One round: the clients that worked, what each received and sent, and what they say of it."""
 
     phase: str
     clients: list[int]
-    bytes_down: int | np.ndarray
+    bytes_down: int | np.ndarray  # of the encoded messages, one number for all, or (C,)
     bytes_up: int | np.ndarray
-    seconds: float
-    info: dict[str, np.ndarray]
+    seconds: float  # each
+    info: dict[str, np.ndarray]  # figures (C,), or (C, D) if there is one a parameter
+    #: Bytes that all K clients received and sent if the schedule asked them first; they need not receive these again.
     asked: Asked | None = None
-    failures: list[Failure] = field(default_factory=list)
-    gone: int = 0
-    reach: float = 0.0
+    failures: list[Failure] = field(default_factory=list)  # of clients that were asked, once an attempt
+    gone: int = 0  # how many of these did not reply, where others replied what could not be used
+    reach: float = 0.0  # the length of what was released, of the longest possible, if messages are shortened
 
     @property
     def bytes(self) -> int:
@@ -91,13 +83,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Released:
-    """The privacy that a run spent.
-
-    Attributes:
-        noise: the largest SD of the noise in a mean, in SDs without it; of a point in its own units.
-        epsilon: ε, of all rounds.
-        delta: δ.
-    """
+    """The ε and δ that a run spent, and the noise's largest SD in a mean, in SDs (of a point in its units)."""
 
     noise: float
     epsilon: float
@@ -106,19 +92,12 @@ class Released:
 
 @dataclass(frozen=True)
 class BySums:
-    """Figures from the clients' log-likelihoods at a result's draws, one number a client and draw.
+    """Figures from the clients' log-likelihoods at a result's draws, one number a client and draw."""
 
-    Attributes:
-        log_density: the draws' log density, `lp` (chain, draw); empty if the clients were not asked about all.
-        unchecked: what such sums cannot tell, as a clause; "" if the result was not judged by them.
-        pareto_k: Pareto's k of the draws' importance weights; None if there are none.
-        effective: how many draws the weights are worth; None if there are none.
-    """
-
-    log_density: State = field(default_factory=dict)
-    unchecked: str = ""
-    pareto_k: float | None = None
-    effective: float | None = None
+    log_density: State = field(default_factory=dict)  # the draws' `lp` (chain, draw); empty without all clients
+    unchecked: str = ""  # what such sums cannot tell, as a clause; "" if the result was not judged by them
+    pareto_k: float | None = None  # of the draws' importance weights; None if there are none
+    effective: float | None = None  # how many draws the weights are worth
 
     def attributes(self) -> dict[str, Any]:
         """The attributes of a result; unknown ones are left out."""
@@ -128,54 +107,31 @@ class BySums:
 
 @dataclass
 class Record:
-    """The rounds of a run, all phases.
-
-    Attributes:
-        client_names: the clients.
-        rounds: what happened, round by round.
-        figures: figures of each round of the last phase, empty if nobody worked.
-        until: the round after the last one of these, if others came after it.
-        planned: what a plan tries: the names of its algorithms, and `NONCENTRED`; empty if there is none. Advice
-            names nothing of it.
-        findings: what speaks against the result, and what its user should know, in the order of the checks.
-        converged: whether the algorithm stopped by its own criterion; None if it has none.
-        blocked: whether it stood still only since no change of a client could be applied; it has not converged then.
-        interrupted: whether the user stopped it.
-        stopped: by its limit of time, such as "stopped at the limit of 60 s, after 3 of 100 rounds"; "" if not.
-        audited: whether the result was judged at its draws.
-        by_sums: figures of the result from the clients' sums over rows, if the rows are elsewhere.
-        measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
-        modes: places (D,) of the posterior's maxima that the audit knows, in the coordinates of the form that was run;
-            the modes that one stage of a plan finds are used by the next ones.
-        symmetries: maps that leave the posterior as it is, in the same coordinates.
-        spread: whether the draws were spread over the images under these maps.
-        sites: the clients' Gaussian sites, `precision` and `eta` (K, ...), with those of q as `q_precision` and
-            `q_eta`; empty if there are none.
-        sites_of: the algorithm that left them: the run's own, or one that it started from.
-        stands_apart: a sentence on clients that move the answer more than others do.
-        private: what a private run spent; None for any other run.
-    """
+    """The rounds of a run, all phases."""
 
     client_names: list[str]
     rounds: list[Round] = field(default_factory=list)
-    figures: list[dict[str, float]] = field(default_factory=list)
-    until: int | None = None
-    planned: frozenset[str] = frozenset()
-    findings: list[Finding] = field(default_factory=list)
-    converged: bool | None = None
-    blocked: bool = False
-    interrupted: bool = False
-    stopped: str = ""
-    audited: bool = False
-    by_sums: BySums = field(default_factory=BySums)
-    measured: dict[str, np.ndarray] = field(default_factory=dict)
+    figures: list[dict[str, float]] = field(default_factory=list)  # of the last phase's rounds, empty if nobody worked
+    until: int | None = None  # the round after the last one of these, if others came after it
+    planned: frozenset[str] = frozenset()  # algorithms that a plan tries, and `NONCENTRED`: advice names none of them
+    findings: list[Finding] = field(default_factory=list)  # against the result, in the order of the checks
+    converged: bool | None = None  # whether it stopped by the algorithm's own criterion; None if that has none
+    blocked: bool = False  # whether it stood still only since no change of a client could be applied
+    interrupted: bool = False  # by the user
+    stopped: str = ""  # such as "stopped at the limit of 60 s, after 3 of 100 rounds"
+    audited: bool = False  # whether the result was judged at its draws
+    by_sums: BySums = field(default_factory=BySums)  # from the clients' sums over rows, if the rows are elsewhere
+    measured: dict[str, np.ndarray] = field(default_factory=dict)  # by the audit, each by `parameter`, which is there
+    #: Places (D,) of the posterior's maxima that the audit knows, in the coordinates of the form that was run; those of
+    #: one stage of a plan are used by the next ones. And maps that leave the posterior as it is.
     modes: list[Tensor] = field(default_factory=list)
     symmetries: list[Symmetry] = field(default_factory=list)
-    spread: bool = False
+    spread: bool = False  # whether the draws were spread over the images under these maps
+    #: The clients' Gaussian sites, `precision` and `eta` (K, ...), with those of q as `q_precision` and `q_eta`.
     sites: State = field(default_factory=dict)
-    sites_of: str = ""
-    stands_apart: str = ""
-    private: Released | None = None
+    sites_of: str = ""  # the algorithm that left them: the run's own, or one that it started from
+    stands_apart: str = ""  # a sentence on clients that move the answer more than others do
+    private: Released | None = None  # what a private run spent
 
     @property
     def latest(self) -> dict[str, float]:
@@ -213,10 +169,7 @@ class Record:
         return [*self.notes, *self.doubts]
 
     def untried(self, *names: str) -> str:
-        """The algorithms that no plan tries anyway, as a phrase: "FSGLD, DSVGD or NUTS".
-
-        The last of `names` is named if a plan tries all.
-        """
+        """The algorithms that no plan tries anyway, as "FSGLD, DSVGD or NUTS"; the last of `names` if it tries all."""
         *others, last = [name for name in names if name not in self.planned] or names[-1:]
         return f"{', '.join(others)} or {last}" if others else last
 
@@ -240,11 +193,7 @@ class Record:
         }
 
     def restore(self, plain: dict[str, Any]) -> None:
-        """Restore a record that `to_plain` wrote.
-
-        Raises:
-            ValueError: other entries than those that it writes.
-        """
+        """Restore a record that `to_plain` wrote; ValueError for other entries."""
         if plain.keys() != self.to_plain().keys():
             raise ValueError(f"a record has {list(self.to_plain())}, received {list(plain)!s:.200}")
         for name, value in plain.items():
@@ -308,7 +257,7 @@ class Record:
     def clients_move_the_answer(self) -> list[Finding]:
         """A finding on the clients that move the answer more than others do in most of their rounds, if any."""
         usual = {k: float(np.median(values)) for k, values in self.by_client("moved").items()}
-        if len(usual) < FEWEST_MOVERS:
+        if len(usual) <= MIN_COHORT:  # there is no cohort besides the client
             return []
         least = max(ACCEPTED_SHIFT_SDS, LARGE_SHIFT_TIMES_MEDIAN * float(np.median(list(usual.values()))))
         far = sorted((k for k in usual if usual[k] > least), key=lambda k: -usual[k])
@@ -330,7 +279,7 @@ class Record:
             for client, value in zip(one.clients, one.info.get("moved", ()), strict=False)
             if not np.isnan(value)
         ]
-        if len({client for _, _, client in moves}) < FEWEST_MOVERS:
+        if len({client for _, _, client in moves}) <= MIN_COHORT:
             return ""
         furthest = max(value for value, _, _ in moves)
         for value, number, client in moves:

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_fed.conventions.calls import Checked, explain
 from pyro_fed.conventions.doors import public_dir
 from pyro_fed.conventions.setting_checks import check_at_least, check_probabilities, is_number, is_whole
-from pyro_fed.errors import SettingError, shown
+from pyro_fed.errors import SHOWN, SettingError, shown
 
 __all__ = [
     "HIP",
@@ -30,9 +30,6 @@ __all__ = [
     "UniformRandom",
 ]
 __dir__ = public_dir(__all__)
-
-#: Characters of a wrong answer that are shown.
-SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -56,16 +53,7 @@ class Schedule(ABC, metaclass=Checked):
         return 1
 
     def chosen(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
-        """What `select` answers, as a list, checked: a schedule may be a user's own.
-
-        Args:
-            round: as for `select`, like the others.
-            num_clients: K.
-            rng: randomness.
-
-        Raises:
-            SettingError: the answer is not a list of different clients' numbers.
-        """
+        """What `select` answers, as a list; a SettingError where it is not one of different clients' numbers."""
         answer: Any
         try:
             answer = self.select(round, num_clients, rng)
@@ -91,12 +79,7 @@ class Schedule(ABC, metaclass=Checked):
         return [int(k) for k in found]
 
     def of_period(self, num_clients: int, rng: np.random.Generator) -> Callable[[int], list[int]]:
-        """What `chosen` answers in the rounds of one period, round by round.
-
-        Args:
-            num_clients: K.
-            rng: randomness of the period, which is the beginning of each of its rounds.
-        """
+        """What `chosen` answers in each round of one period, which all begin with the randomness of `rng`."""
         beginning = rng.bit_generator.state
 
         def answer(round: int) -> list[int]:
@@ -108,13 +91,7 @@ class Schedule(ABC, metaclass=Checked):
     def of_slots(
         self, num_clients: int, slots: int, generator: Callable[[int], np.random.Generator]
     ) -> Callable[[int], list[int]]:
-        """What `chosen` answers for several slots, one a chain, slot after slot: each asks for itself.
-
-        Args:
-            num_clients: K.
-            slots: how many there are.
-            generator: randomness of the period, of each slot.
-        """
+        """What `chosen` answers for several slots, one a chain, each with randomness of its own, slot after slot."""
         answers = [self.of_period(num_clients, generator(slot)) for slot in range(slots)]
         return lambda round: [client for answer in answers for client in answer(round)]
 
@@ -150,7 +127,17 @@ class All(Schedule):
 
 
 @dataclass(frozen=True)
-class RoundRobin(Schedule):
+class SomeClients(Schedule):
+    """Base of schedules of `clients_per_round` clients."""
+
+    clients_per_round: int = 1
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "clients_per_round")
+
+
+@dataclass(frozen=True)
+class RoundRobin(SomeClients):
     """Clients in turn, `clients_per_round` at a time.
 
     Args:
@@ -163,12 +150,6 @@ class RoundRobin(Schedule):
         >>> pf.run(pf.DSVGD(), fed, schedule=pf.schedule.RoundRobin())
     """
 
-    clients_per_round: int = 1
-
-    def __post_init__(self) -> None:
-        """Check the number of clients."""
-        check_at_least(self, 1, "clients_per_round")
-
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
         """The next clients in the order of their numbers."""
         self._check(self.clients_per_round, num_clients)
@@ -177,7 +158,7 @@ class RoundRobin(Schedule):
 
 
 @dataclass(frozen=True)
-class UniformRandom(Schedule):
+class UniformRandom(SomeClients):
     """`clients_per_round` different clients, uniformly at random.
 
     Args:
@@ -189,12 +170,6 @@ class UniformRandom(Schedule):
     Example:
         >>> pf.run(pf.FedEP(), fed, schedule=pf.schedule.UniformRandom(3))
     """
-
-    clients_per_round: int = 1
-
-    def __post_init__(self) -> None:
-        """Check the number of clients."""
-        check_at_least(self, 1, "clients_per_round")
 
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
         """A uniform sample without replacement."""
@@ -219,7 +194,6 @@ class Explicit(Schedule):
     rounds: Sequence[Sequence[int]]
 
     def __post_init__(self) -> None:
-        """Check that each round has clients."""
         if not len(self.rounds):
             raise SettingError("Explicit: expected at least one round, received none")
         for number, clients in enumerate(self.rounds):
@@ -256,7 +230,6 @@ class Categorical(Schedule):
     probabilities: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check the probabilities."""
         if self.probabilities is not None:
             check_probabilities(self, "probabilities", zeros=True)
 
@@ -335,7 +308,6 @@ class Availability(Schedule):
     clients_per_round: int = 1
 
     def __post_init__(self) -> None:
-        """Check the probabilities."""
         check_at_least(self, 1, "clients_per_round")
         if not len(self.probabilities) or not all(is_number(one) and 0 < one <= 1 for one in self.probabilities):
             raise SettingError(
@@ -358,7 +330,7 @@ class Availability(Schedule):
 
 
 @dataclass(frozen=True)
-class Informed(Schedule):
+class Informed(SomeClients):
     """Clients at random in proportion to their importance, which all clients are asked for in every round.
 
     The server sends what a round needs to all clients, each answers with an indicator, and the server turns
@@ -372,12 +344,6 @@ class Informed(Schedule):
     Raises:
         SettingError: `clients_per_round` is not between 1 and the number of clients.
     """
-
-    clients_per_round: int = 1
-
-    def __post_init__(self) -> None:
-        """Check the number of clients."""
-        check_at_least(self, 1, "clients_per_round")
 
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
         """Not without the clients' answers.

@@ -51,10 +51,7 @@ def within(tensors: State, prefix: str) -> State:
 
 
 def packed(state: State, symmetric: Set[str]) -> State:
-    """Symmetric matrices (A, D, D) as their lower triangles (A, D (D + 1) / 2); the rest is unchanged.
-
-    `symmetric` names the entries that are symmetric matrices if they have the shape of one.
-    """
+    """A state with its `symmetric` matrices (A, D, D) as lower triangles (A, D (D + 1) / 2); the rest is unchanged."""
     found = dict(state)
     for name in symmetric & state.keys():
         if state[name].dim() == 3:

@@ -30,8 +30,7 @@ from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeL
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from pyro_fed.algorithm.contract import Algorithm
-    from pyro_fed.algorithm.plan import Plan
+    from pyro_fed.algorithm.contract import Algorithm, Plan
     from pyro_fed.federation.federation import Federation
     from pyro_fed.recipes.recipe import Recipe
     from pyro_fed.results.inference_data import InferenceData
@@ -140,7 +139,7 @@ def run(
     what was done, the posterior, the remaining doubts, the predictions and the cost.
     """
     import pyro_fed as pf
-    from pyro_fed.algorithm.plan import Plan
+    from pyro_fed.algorithm.contract import Plan
     from pyro_fed.analysis.judging import metrics
     from pyro_fed.analysis.report import json_figures, page, terminal
     from pyro_fed.recipes import library, recipe
@@ -250,8 +249,7 @@ def list_all() -> None:
 def _algorithms() -> dict[str, str]:
     """The algorithms that `pyro_fed.infer` offers, with the first line of their docstrings."""
     from pyro_fed import infer
-    from pyro_fed.algorithm.contract import Algorithm
-    from pyro_fed.algorithm.plan import Plan
+    from pyro_fed.algorithm.contract import Algorithm, Plan
     from pyro_fed.recipes import library
 
     public = {name: getattr(infer, name) for name in dir(infer)}

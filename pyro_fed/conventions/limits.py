@@ -13,6 +13,9 @@ STANDARD_ERRORS = 3.0
 #: Part of the limits from which on an error is near them: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times the right one.
 NEAR_LIMIT_SHARE = 0.8
 
+#: The log-likelihoods of all rows that differ by no more nats are the same.
+SAME_NATS = 0.05
+
 #: Units in the last place by which sums and log densities may err through rounding.
 ROUNDING_UNITS = 64
 #: The same of one log density's sum over rows, which is computed twice.

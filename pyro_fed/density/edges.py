@@ -26,9 +26,8 @@ from pyro_fed.density.bound import BoundModel, RowDensities, derivatives, run_at
 from pyro_fed.density.checks.first_run import FirstRun, prior_draw
 from pyro_fed.density.checks.points import FEW_DRAWS, MAX_TRIES, NUM_DRAWS, ROWS_TOGETHER
 from pyro_fed.density.running.handlers import Execution, Source
-from pyro_fed.density.running.observed_values import mask_of
+from pyro_fed.density.running.site_values import constrained_parameters, mask_of, within_constraints
 from pyro_fed.density.running.trace_sites import Message, innermost, is_deterministic
-from pyro_fed.density.running.walls import constrained_parameters, within_constraints
 from pyro_fed.density.starts import drawn_at_once
 from pyro_fed.errors import ModelError, listed, warn_user
 

@@ -24,8 +24,7 @@ from torch.utils import _pytree as pytree
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import in_chunks
-from pyro_fed.density.rows.nested import NestedRows
+from pyro_fed.density.rows.batches import NestedRows, in_chunks
 
 #: Clients whose values are listed one by one; those of all others are added up.
 LISTED_CLIENTS = 200

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.running.shared import PREFIX, is_shared
+from pyro_fed.density.running.model_calls import SHARED_PREFIX, is_shared
 from pyro_fed.errors import ModelError
 
 
@@ -13,7 +13,7 @@ def check_runs_at_clients(problem: Problem, how: str) -> None:
     `how` says in errors how the clients work, such as "over Flower".
     """
     constants = problem.bound.constants
-    pooled = sorted(name.removeprefix(PREFIX) for name in constants if is_shared(name))
+    pooled = sorted(name.removeprefix(SHARED_PREFIX) for name in constants if is_shared(name))
     if pooled:
         raise ModelError(
             f"the values {pooled} of pf.shared(...) are computed from all rows, and a client {how} has its own "

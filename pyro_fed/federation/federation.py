@@ -25,8 +25,7 @@ from pyro_fed.density.forms import JointProblem, NonCentred, noncentred_form
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.problem import CPU, Problem
 from pyro_fed.density.rows.arguments import Arguments, flatten
-from pyro_fed.density.rows.batches import ClientData, padded_index
-from pyro_fed.density.rows.nested import NestedRows
+from pyro_fed.density.rows.batches import ClientData, NestedRows, padded_index
 from pyro_fed.density.running.torch_modes import on_the_cpu
 from pyro_fed.errors import DataError, ModelError, SettingError, listed, warn_user
 from pyro_fed.federation import partition as partitions

@@ -24,7 +24,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.running.handlers import Execution
-from pyro_fed.density.running.shared import is_shared
+from pyro_fed.density.running.model_calls import is_shared
 from pyro_fed.errors import listed, warn_user
 
 

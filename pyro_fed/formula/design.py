@@ -20,41 +20,24 @@ from pyro_fed.errors import DataError, SettingError, listed
 
 @dataclass(frozen=True)
 class Factor:
-    """The effects of one grouping factor.
+    """The effects of one grouping factor."""
 
-    Attributes:
-        name: the factor, such as "ward", as a name of Python.
-        groups: labels of its groups (J,).
-        columns: names of the effects that each group has, "Intercept" or of a column (k,).
-        of_rows: each row's group (n,), text; groups of new rows may be others than `groups`.
-        values: the effects' columns (n, k).
-    """
-
-    name: str
-    groups: tuple[str, ...]
-    columns: tuple[str, ...]
-    of_rows: np.ndarray
-    values: np.ndarray
+    name: str  # such as "ward", as a name of Python
+    groups: tuple[str, ...]  # labels of its groups (J,)
+    columns: tuple[str, ...]  # names of the effects that each group has, "Intercept" or of a column (k,)
+    of_rows: np.ndarray  # each row's group (n,), text; groups of new rows may be others than `groups`
+    values: np.ndarray  # the effects' columns (n, k)
 
 
 @dataclass(frozen=True)
 class Design:
-    """What a formula makes of rows.
+    """What a formula makes of rows."""
 
-    Attributes:
-        response: y (n,), or None if new rows have none.
-        trials: numbers of trials (n,); None if the response is no proportion.
-        columns: names of the fixed effects (p,).
-        x: their columns (n, p).
-        offset: (n,), or None.
-        factors: the grouping factors.
-    """
-
-    response: np.ndarray | None
-    trials: np.ndarray | None
-    columns: tuple[str, ...]
-    x: np.ndarray
-    offset: np.ndarray | None
+    response: np.ndarray | None  # y (n,), or None if new rows have none
+    trials: np.ndarray | None  # numbers of trials (n,); None if the response is no proportion
+    columns: tuple[str, ...]  # names of the fixed effects (p,)
+    x: np.ndarray  # their columns (n, p)
+    offset: np.ndarray | None  # (n,)
     factors: tuple[Factor, ...]
 
     @property
@@ -67,13 +50,7 @@ class Formula:
     """A formula with the levels and constants of the rows that it was made from."""
 
     def __init__(self, text: str, frame: pd.DataFrame) -> None:
-        """Parse a formula on a frame of all rows.
-
-        Raises:
-            SettingError: the formula cannot be read, or names columns that the frame lacks.
-            DataError: columns that it uses have missing values.
-            ImportError: `formulae` is not installed.
-        """
+        """Parse a formula on a frame of all rows; SettingError if it is wrong, DataError for missing values."""
         try:
             self._formulae: Any = importlib.import_module("formulae")
         except ImportError as error:
@@ -106,11 +83,7 @@ class Formula:
         self.own = self._design(frame, True, self._matrices.common, group)
 
     def on(self, frame: pd.DataFrame) -> Design:
-        """The design of other rows, which need no response.
-
-        Raises:
-            DataError: a level or group that the formula's own rows do not have, or a column is missing.
-        """
+        """The design of other rows, which need no response; DataError for unknown levels, or without a column."""
         common, group = self._matrices.common, self._matrices.group
         known = frame.copy()  # columns of effects do not depend on the group, which may be a new one
         for factor in self.own.factors:
@@ -178,11 +151,7 @@ def _dense(matrix: Any) -> np.ndarray:
 
 
 def pooled(clients: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, np.ndarray]:
-    """All clients' rows, and each row's client.
-
-    Raises:
-        DataError: there are no rows, or clients whose columns are of different kinds.
-    """
+    """All clients' rows, and each row's client; DataError without rows, or for columns of different kinds."""
     if not clients or not sum(len(frame) for frame in clients.values()):
         raise DataError("glm: there are no rows")
     kinds: dict[str, dict[str, list[str]]] = {}

@@ -4,8 +4,9 @@
 
 **Priors** are weakly informative, as rstanarm's and bambi's: 2.5 SDs of the linear predictor for one SD of a column.
 With y in its own unit (Gaussian, t) the linear predictor has the SD of y, else 1; effects' SDs s_f have the prior scale
-of that by the SD of their column. The intercept's prior is that of the
-level at the columns' means, seen from where the columns are zero. Moments are those of all rows, sums over clients.
+of that by the SD of their column. The intercept's prior is that of the level at the columns' means, seen from where the
+columns are zero. Moments are those of all rows, sums over clients. Each response distribution has its canonical or
+usual link.
 
 **Effects of groups.** If one grouping factor has each of its groups at one client, its groups are the plate that is
 split: their effects stay at the client and are integrated out. All other effects are parameters that clients share.
@@ -32,7 +33,71 @@ from pyro_fed.federation import partition as partitions
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.numbering import Use, warn_of_other_codings
 from pyro_fed.formula.design import Design, Factor, Formula, pooled
-from pyro_fed.formula.families import FAMILIES, Family
+
+
+@dataclass(frozen=True)
+class Family:
+    """A response distribution, as text of a Pyro model."""
+
+    likelihood: str  # of `eta` (n,), further parameters, and `trials` (n,) for proportions
+    allowed: Callable[[np.ndarray], np.ndarray]  # whether responses are in its support
+    support: str  # the same in words
+    parameters: Mapping[str, str]  # further ones and their priors; `{sd}` stands for the response's SD
+    scaled: bool = False  # whether the linear predictor has the response's unit
+    link: Callable[[float], float] = lambda mean: 0.0  # the linear predictor at the mean of the responses
+    trials: bool = False  # whether the response is a number of successes among `trials`
+
+
+def _identity(mean: float) -> float:
+    return mean
+
+
+def _log(mean: float) -> float:
+    return float(np.log(max(mean, np.finfo(float).tiny)))
+
+
+def _counts(y: np.ndarray) -> np.ndarray:
+    found: np.ndarray = (y >= 0) & (y == np.round(y))
+    return found
+
+
+NOISE = "dist.HalfNormal({sd})"
+
+FAMILIES: Mapping[str, Family] = {
+    "gaussian": Family(
+        "dist.Normal(eta, sigma)", np.isfinite, "real numbers", {"sigma": NOISE}, scaled=True, link=_identity
+    ),
+    "t": Family(
+        "dist.StudentT(nu, eta, sigma)",
+        np.isfinite,
+        "real numbers",
+        {"sigma": NOISE, "nu": "dist.Gamma(2.0, 0.1)"},
+        scaled=True,
+        link=_identity,
+    ),
+    "bernoulli": Family("dist.Bernoulli(logits=eta)", lambda y: (y == 0) | (y == 1), "0 or 1", {}),
+    "binomial": Family(
+        "dist.Binomial(total_count=trials, logits=eta)", _counts, "whole numbers from 0 to the trials", {}, trials=True
+    ),
+    "poisson": Family("dist.Poisson(eta.exp())", _counts, "counts", {}, link=_log),
+    "negativebinomial": Family(
+        "dist.GammaPoisson(alpha, alpha / eta.exp())", _counts, "counts", {"alpha": "dist.Gamma(2.0, 0.1)"}, link=_log
+    ),
+    "gamma": Family(
+        "dist.Gamma(alpha, alpha / eta.exp())",
+        lambda y: y > 0,
+        "positive numbers",
+        {"alpha": "dist.Gamma(2.0, 0.1)"},
+        link=_log,
+    ),
+    "beta": Family(
+        "dist.Beta(eta.sigmoid() * kappa, eta.neg().sigmoid() * kappa)",
+        lambda y: (y > 0) & (y < 1),
+        "numbers between 0 and 1, without both",
+        {"kappa": "dist.Gamma(2.0, 0.1)"},
+    ),
+}
+
 
 #: SDs of the linear predictor that one SD of a column may move it by, a priori.
 COLUMN_EFFECT_SD = 2.5

@@ -2,13 +2,8 @@
 
 In this room:
 
-    automatic               automatic Gaussian guides, by the Gaussian family that they span
-    written                 a hand-written guide as a product of exponential families
-    exponential_families    the families that such a guide may use
-    program                 any guide, as a function of its parameters and a seed
-    guide_sites             a guide's sites against the model's
-    pooled_model            the pooled model as Pyro's own algorithms run it
-    fitting                 a Gaussian guide fitted by Adam
-    kept_draws              draws of a fitted guide, each once in a result
-    param_store             Pyro's global param store, kept clean
+    gaussian_guides   automatic Gaussian guides, by the Gaussian family that they span, and their fit by Adam
+    written           a hand-written guide as a product of exponential families
+    program           any guide, as a function of its parameters and a seed; its part inside the plate
+    guide_runs        what a run of a guide needs: its sites against the model's, a param store, draws that are kept
 """

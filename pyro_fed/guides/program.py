@@ -3,14 +3,22 @@
     z_s = g_φ(ε_s),    log q_φ(x_s),    s = 1..S        with x the sites' values, z the same on the unconstrained scale
 
 φ are the guide's `pyro.param` values and the parameters of its modules on their unconstrained scales, as Pyro's own
-optimisers move them, so that constraints are kept. The guide runs in a param store of its own, whose tensors have the
-values of φ during a run. Random numbers come from the seed: the same seed gives the same ε, whatever φ.
+optimisers move them. The guide runs in a param store of its own, whose tensors have the values of φ during a run. The
+same seed gives the same ε, whatever φ.
+
+Its part inside the plate, q(u_k | y_k, x) of a client's own latents, has parameters ψ_k that never leave the client:
+
+    A_k(z, ψ_k) = E[log p(y_k, u_k | x) - log q_ψk(u_k | y_k, x)]       u_k by ε_k of the client, x the values at z
+
+Its gradient in z is client k's score in place of that of log p_k, and its gradient in ψ_k moves the client's own
+parameters. This part is amortised: a function of the rows, such as a network. A guide with parameters for each row
+would need to know which rows a client has.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,59 +28,43 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.compiling.compiler import failure
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.running.handlers import for_pyro, run_by_pyro
-from pyro_fed.density.running.trace_sites import frame_of, innermost
+from pyro_fed.density.rows.batches import Batch
+from pyro_fed.density.running.handlers import for_pyro, run_by_pyro, run_model
+from pyro_fed.density.running.trace_sites import Message, frame_of, innermost, sum_to_rows
 from pyro_fed.density.starts import mapped_draws
 from pyro_fed.errors import SettingError
-from pyro_fed.guides.guide_sites import check_names, check_support, model_sites, sampled_sites
-from pyro_fed.guides.param_store import own_params
+from pyro_fed.guides.guide_runs import check_names, check_support, model_sites, own_params, sampled_sites
 
 #: End of the message that refuses a guide's names.
 CURE = "give it these sites, or take an automatic guide such as AutoMultivariateNormal"
 
 
 class GuideDraws(NamedTuple):
-    """Draws of a guide, differentiable in `leaves`.
+    """Draws of a guide, differentiable in `leaves`."""
 
-    Attributes:
-        z: (S, D) on the model's unconstrained scale.
-        log_density: log q_φ of the sites' own values, (S,).
-        leaves: the guide's parameters, whose flat vector is φ.
-    """
-
-    z: Tensor
-    log_density: Tensor
-    leaves: list[Tensor]
+    z: Tensor  # (S, D) on the model's unconstrained scale
+    log_density: Tensor  # log q_φ of the sites' own values, (S,)
+    leaves: list[Tensor]  # the guide's parameters, whose flat vector is φ
 
 
 @dataclass(frozen=True, eq=False)
 class GuideProgram:
-    """A guide of one problem.
-
-    Args:
-        guide: the callable.
-        problem: the model's densities.
-        store: the state of Pyro's param store that the guide runs with.
-        start: the initial φ, (P,), float64.
-        own_start: the initial ψ: parameters of sites inside the plate alone, if the guide has such.
-        mappable: whether `vmap` may draw several times at once.
-        is_own: whether each parameter is one of ψ.
-        amortised: whether the guide's sites inside the plate are used, on any rows.
-    """
+    """A guide of one problem."""
 
     guide: Callable[..., Any]
     problem: Problem
-    store: Any
-    start: Tensor
-    own_start: Tensor
-    mappable: bool = True
-    is_own: tuple[bool, ...] = ()
-    amortised: bool = False
+    store: Any  # the state of Pyro's param store that it runs with
+    start: Tensor  # the initial φ, (P,), float64
+    own_start: Tensor  # the initial ψ, parameters of sites inside the plate alone
+    mappable: bool = True  # whether `vmap` may draw several times at once
+    is_own: tuple[bool, ...] = ()  # whether each parameter is one of ψ
+    amortised: bool = False  # whether the guide's sites inside the plate are used, on any rows
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -154,11 +146,8 @@ def flat(parts: Any) -> Tensor:
 def guide_program(guide: Any, problem: Problem) -> GuideProgram:
     """The program of a guide: an automatic one, class or instance, a function of the model's arguments or a module.
 
-    Sites inside the plate are used if the guide runs on any rows; otherwise a warning says that they are not.
-
-    Raises:
-        SettingError: a site that cannot be reparametrised, one that the model lacks, a global site of the model that
-            the guide lacks, or draws outside the model's support.
+    Sites inside the plate are used if the guide runs on any rows; otherwise a warning says that they are not. A
+    SettingError names sites that cannot be reparametrised, that only guide or model has, or outside its support.
     """
     name = getattr(guide, "__name__", type(guide).__name__)
     args, kwargs = problem.arguments.call_arguments()
@@ -235,3 +224,71 @@ def _check_sites(guide: str, trace: Any, problem: Problem, automatic: bool, amor
     if not automatic:  # an automatic one draws on the model's own unconstrained scale
         for name, (support, _) in model_sites(problem).items():
             check_support(guide, nodes[name], support)
+
+
+class _Substituted(Messenger):
+    """Give global sites their values, and draw those inside the plate."""
+
+    def __init__(self, values: Mapping[str, Tensor], plate: str, constants: dict[str, Any]) -> None:
+        super().__init__()
+        self.values, self.plate, self.constants = values, plate, constants
+
+    def _pyro_sample(self, msg: Message) -> None:
+        if msg["name"] in self.values:
+            msg["value"], msg["done"] = self.values[msg["name"]], True
+
+
+def local_gradients(
+    program: GuideProgram, own: Tensor, points: Tensor, batch: Batch, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Gradients of one client's A_k, a mean over draws z (S, D), in these, times S, and in ψ_k, `own`, float64."""
+    with program.at(program.start, seed, own), torch.enable_grad():
+        z = points.detach().clone().requires_grad_()
+
+        def value(one: Tensor) -> Tensor:
+            return local_bound(program, one, batch)
+
+        found = mapped_draws(value, z) if program.mappable else None
+        if found is None:
+            found = torch.stack([value(one) for one in z])
+        by_point, *by_leaf = torch.autograd.grad(
+            found.sum(), [z, *program.own_leaves], allow_unused=True, materialize_grads=True
+        )
+    return by_point.double(), flat(by_leaf) / len(points)
+
+
+def local_bound(program: GuideProgram, z: Tensor, batch: Batch) -> Tensor:
+    """log p(y_k, u_k | x) - log q(u_k | y_k, x) of one draw of u_k, summed over rows, (), within `at`; z is (D,)."""
+    problem, rows = program.problem, batch.rows
+    drawn = drawn_inside(program, problem.execute_at(z, rows).filler.values, rows)
+    values = {name: drawn.nodes[name]["value"] for name in problem.layout.local}
+    given = problem.from_vector(z, rows)
+
+    def source(msg: Message, transform: Any) -> Tensor:
+        if msg["name"] not in values:
+            return given(msg, transform)
+        found: Tensor = transform.inv(values[msg["name"]])
+        return found
+
+    _, inside = problem.terms_of(problem.execute(source, rows, densities=True), rows)
+    drawn.compute_log_prob()
+    frames = [(node, frame_of(node, problem.plate)) for node in sampled_sites(drawn).values()]
+    log_q = [sum_to_rows(node, frame.dim) for node, frame in frames if frame is not None]
+    terms = torch.stack([term for site, term in inside.items() if site]).sum(0) - torch.stack(log_q).sum(0)
+    return (terms * batch.weight).sum()
+
+
+def drawn_inside(program: GuideProgram, values: Mapping[str, Tensor], rows: tuple[Tensor, ...]) -> Any:
+    """The trace of a guide on some rows (m, ...), with its global sites' values given; within the program's `at`."""
+    problem = program.problem
+    sharded = bool(problem.arguments.rows)
+    args, kwargs = problem.arguments.rebuild(rows if sharded else ())
+    return run_model(
+        program.guide,
+        args,
+        kwargs,
+        _Substituted({name: values[name] for name in problem.sites}, problem.plate, problem.bound.constants),
+        indices=torch.arange(len(rows[0])) if sharded else rows[0],
+        dtype=problem.dtype,
+        members=problem.arguments.members(rows),
+    ).trace

@@ -8,7 +8,7 @@
     on a graph      P2PVI → P2PEP
 
 Each stage is judged by its own warnings and by the audit of its draws; the first without doubts is the answer, and
-where an earlier one was doubted another must agree with it (`algorithm.plan`). The order is that of cost, and the kinds
+where an earlier one was doubted another must agree with it (`contract.Plan`). The order is that of cost, and the kinds
 of error differ: FedAIS has FedEP's sites but no Gaussian, DSVGD looks for modes by itself and its particles are weighed
 by the model, FSGLD is a Markov chain of thousands of rounds. FedAIS is not tried where what it starts from misses a
 mode, which no weights bring back (`policy.why_not_from`).
@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan, Stage
+from pyro_fed.algorithm.contract import Algorithm, Plan, Stage
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.graph import Graph

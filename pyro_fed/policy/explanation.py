@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyro_fed.algorithm.combination import Combination
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan, Stage
+from pyro_fed.algorithm.contract import Algorithm, Plan, Stage
 from pyro_fed.conventions import html
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.settings_repr import changed_settings

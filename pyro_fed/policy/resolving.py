@@ -7,8 +7,7 @@ from dataclasses import replace
 from importlib import import_module
 
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan, Stage
+from pyro_fed.algorithm.contract import Algorithm, Plan, Stage
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.problem import Problem

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.plan import Plan, Stage
+from pyro_fed.algorithm.contract import Plan, Stage
 from pyro_fed.algorithm.record import BySums
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import off_aim

@@ -12,8 +12,7 @@ import torch
 
 from pyro_fed.algorithm.capabilities import OnGraph, check_taken_up
 from pyro_fed.algorithm.combination import Combination
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan
+from pyro_fed.algorithm.contract import Algorithm, Plan
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.calls import checked

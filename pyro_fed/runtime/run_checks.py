@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pyro_fed.algorithm.capabilities import Indicators
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan
+from pyro_fed.algorithm.contract import Algorithm, Plan
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.errors import SettingError
 

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is there
 
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan, Stage
+from pyro_fed.algorithm.contract import Algorithm, Plan, Stage
 from pyro_fed.algorithm.record import NONCENTRED, BySums
 from pyro_fed.audit import perhaps_wrong
 from pyro_fed.codes import sentences

@@ -6,7 +6,7 @@ import scipy.stats
 from scipy.integrate import quad
 
 import pyro_fed as pf
-from pyro_fed.algorithm.accountant import gaussian_epsilon
+from pyro_fed.algorithm.privacy import gaussian_epsilon
 
 CASES = [(4.0, 5, 1e-6), (1.0, 1, 1e-5), (27.8, 400, 1e-5), (0.3, 2, 1e-9), (30.0, 1, 1e-5), (2.0, 1, 0.1)]
 

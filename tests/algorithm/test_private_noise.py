@@ -17,7 +17,7 @@ import torch
 from short_runs import quiet
 
 import pyro_fed as pf
-from pyro_fed.algorithm import privacy, secret_noise
+from pyro_fed.algorithm import privacy
 from pyro_fed.density.rows.batches import ClientData
 
 RARE = 1e-10
@@ -55,7 +55,7 @@ def test_no_generator_with_a_seed_makes_the_noise(monkeypatch):
     private = pf.Private(norm=1.0, noise_multiplier=1.0)
     one, other = (private.middle(ZEROS[:, :100]) for _ in range(2))
     assert (one != other).all()
-    assert (secret_noise.standard_normal(one) != secret_noise.standard_normal(one)).all()
+    assert (privacy.standard_normal(one) != privacy.standard_normal(one)).all()
 
 
 def test_bits_beyond_the_32nd_matter(monkeypatch):
@@ -93,7 +93,7 @@ def test_the_noise_is_a_gaussian_of_the_stated_size(noise_multiplier):
 def test_it_is_the_discrete_gaussian(sd):
     """Of a few whole numbers, where it is not the continuous one rounded."""
     count = 30_000
-    found = secret_noise.with_discrete_gaussian(torch.zeros(count, dtype=torch.int64), sd).numpy()
+    found = privacy.with_discrete_gaussian(torch.zeros(count, dtype=torch.int64), sd).numpy()
     support = np.arange(-60, 61)
     pmf = np.exp(-(support**2) / (2 * sd**2))
     cumulative = np.cumsum(pmf / pmf.sum())
@@ -105,7 +105,7 @@ def test_it_is_the_discrete_gaussian(sd):
 
 def test_what_leaves_64_bits_is_held_at_its_end():
     ends = torch.tensor([torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min])
-    noisy = secret_noise.with_discrete_gaussian(ends.repeat(50), 1e6)
+    noisy = privacy.with_discrete_gaussian(ends.repeat(50), 1e6)
     assert (noisy.sign() == ends.sign().repeat(50)).all()
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.algorithm.plan import Stage
+from pyro_fed.algorithm.contract import Stage
 from pyro_fed.audit.audit import draws as of_these
 from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.modes.point import off_mode

@@ -11,7 +11,7 @@ import torch
 from pyro.infer import config_enumerate
 
 import pyro_fed as pf
-from pyro_fed.density.latents.assignments import assign
+from pyro_fed.density.latents.draws import assign
 
 GENERATOR = torch.Generator().manual_seed(3)
 

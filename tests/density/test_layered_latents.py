@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.density.latents.layered import check_affordable
+from pyro_fed.density.latents.latent_checks import check_affordable
 from pyro_fed.errors import ModelError
 
 CLIENTS, ROWS, UNITS = 6, 20, 8

@@ -14,7 +14,7 @@ import pyro_fed as pf
 from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.derivatives.scores import likelihood_scores
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.density.running import mappable
+from pyro_fed.density.running import torch_modes
 from pyro_fed.density.running.torch_modes import Replacing, replacing
 
 SEQUENCE = torch.sin(torch.arange(30.0, dtype=torch.float64)).reshape(2, 5, 3)
@@ -28,7 +28,7 @@ def test_log_normal_cdf(values, order):
     x = torch.tensor(values, dtype=torch.float64)
     ratio = math.sqrt(2 / math.pi) / torch.special.erfcx(-x / math.sqrt(2))
     expected = (torch.special.log_ndtr(x), ratio, -ratio * (ratio + x))[order]
-    function = mappable.log_normal_cdf
+    function = torch_modes.log_normal_cdf
     for _ in range(order):
         function = grad(function)
     torch.testing.assert_close(vmap(function)(x), expected, rtol=1e-11, atol=1e-300 if order == 0 else 1e-11)
@@ -68,10 +68,10 @@ def test_values_and_derivatives_are_those_of_torch(function):
 
 
 def test_distances_between_points_at_one_place_have_derivatives():
-    curvature = hessian(lambda scale: mappable.distances(POINTS * scale, POINTS * scale).square().sum())
+    curvature = hessian(lambda scale: torch_modes.distances(POINTS * scale, POINTS * scale).square().sum())
     expected = 2 * (POINTS[:, None] - POINTS).square().sum()
     torch.testing.assert_close(curvature(torch.tensor(1.5, dtype=torch.float64)), expected)
-    assert bool(hessian(lambda z: mappable.distances(z, z).sum())(POINTS).isfinite().all())
+    assert bool(hessian(lambda z: torch_modes.distances(z, z).sum())(POINTS).isfinite().all())
 
 
 LAYERS = [

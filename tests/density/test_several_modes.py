@@ -12,9 +12,8 @@ from scipy import special, stats
 from torch.func import grad, hessian
 
 import pyro_fed as pf
-from pyro_fed.density.latents.ascent import Climber
 from pyro_fed.density.latents.draws import draw_locals
-from pyro_fed.density.latents.several_modes import MOST_STARTS, needed_starts
+from pyro_fed.density.latents.modes import MOST_STARTS, Climber, needed_starts
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.ending.collecting import integral_findings
 

@@ -10,8 +10,7 @@ from torch.func import grad, hessian, vmap
 
 import pyro_fed as pf
 from pyro_fed.density.running.handlers import run_by_pyro
-from pyro_fed.density.running.mappable import prefix_products
-from pyro_fed.density.running.torch_modes import factor_or_nan, log_sigmoid
+from pyro_fed.density.running.torch_modes import factor_or_nan, log_sigmoid, prefix_products
 
 stats = late("scipy.stats")
 

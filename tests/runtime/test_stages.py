@@ -13,7 +13,7 @@ from algorithms import unequal_lines
 from short_runs import QUIET, values
 
 import pyro_fed as pf
-from pyro_fed.algorithm.plan import Plan, Stage
+from pyro_fed.algorithm.contract import Plan, Stage
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit import Evidence
 from pyro_fed.codes import sentences

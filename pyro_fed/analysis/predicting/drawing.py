@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pyro_fed.analysis.predicting.groups import Groups
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.nested import Members
+from pyro_fed.density.rows.batches import Members
 from pyro_fed.density.running.handlers import run_model
 from pyro_fed.density.running.trace_sites import is_deterministic, row_axis
 from pyro_fed.errors import DataError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.rows.arguments import Arguments
-from pyro_fed.density.running.observed_values import mask_of
+from pyro_fed.density.running.site_values import mask_of
 from pyro_fed.errors import DataError
 
 

@@ -15,7 +15,7 @@ from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
-from pyro_fed.density.rows.nested import NestedRows
+from pyro_fed.density.rows.batches import NestedRows
 from pyro_fed.density.running.handlers import default_of
 from pyro_fed.errors import DataError, warn_user
 from pyro_fed.federation.federation import Federation

@@ -30,7 +30,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.rows.labelled import labelled
-from pyro_fed.density.running.observed_values import mask_of
+from pyro_fed.density.running.site_values import mask_of
 from pyro_fed.errors import DataError, SettingError, listed
 from pyro_fed.ops.small_counts import withheld_cells
 from pyro_fed.results.to_arviz import unconstrained_draws

@@ -45,8 +45,8 @@ from pyro_fed.density.checks.slopes import (
 from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined, slopes_and_bends
 from pyro_fed.density.edges import find_walls
 from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
+from pyro_fed.density.running.site_values import Computed
 from pyro_fed.density.running.trace_sites import is_imputed
-from pyro_fed.density.running.walls import Computed
 from pyro_fed.density.starts import draw_starts
 from pyro_fed.density.traits import WORKED_NUMBERS
 from pyro_fed.errors import ModelError, PyroFedError, listed, warn_user

@@ -1,5 +1,3 @@
-from .concavity import count_tangents_below as count_tangents_below
-from .concavity import points_for_tangents as points_for_tangents
 from .derivatives import Derivatives as Derivatives
 from .derivatives import Kind as Kind
 from .derivatives import Structure as Structure
@@ -9,14 +7,16 @@ from .few_rows import first_row_count as first_row_count
 from .few_rows import log_likelihoods_at as log_likelihoods_at
 from .few_rows import of_some_rows as of_some_rows
 from .few_rows import pick_rows as pick_rows
-from .looks import flat_direction as flat_direction
-from .looks import look_at_likelihood as look_at_likelihood
-from .looks import look_at_prior as look_at_prior
+from .other_curvatures import count_tangents_below as count_tangents_below
+from .other_curvatures import points_for_tangents as points_for_tangents
 from .scores import clients_likelihood_curves as clients_likelihood_curves
 from .scores import clients_likelihood_scores as clients_likelihood_scores
 from .scores import clients_likelihood_scores_and_values as clients_likelihood_scores_and_values
 from .scores import clients_log_likelihoods as clients_log_likelihoods
+from .scores import flat_direction as flat_direction
 from .scores import likelihood_scores as likelihood_scores
+from .scores import look_at_likelihood as look_at_likelihood
+from .scores import look_at_prior as look_at_prior
 from .scores import prior_scores as prior_scores
 from .scores import prior_scores_and_values as prior_scores_and_values
 from .scores import prior_values as prior_values

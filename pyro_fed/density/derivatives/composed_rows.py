@@ -4,11 +4,9 @@ Sums over rows are taken in w, at each point by one product of matrices; φ's de
 
     E_q[∇ log p] = E[J's],     E_q[∇² log p] = E[J'H J + Σ_j s_j ∇²φ_j]
 
-where a Hessian of every row at every point, one direction of z after another, would be as dear as so many passes.
-
-Where rows are many their log-likelihood is nearly a parabola in w over all that q reaches, although it is none in z:
-with the mean and the covariance of w under q, score and curvature are taken at the mean of w and at pairs of nodes
-around it, as in `rowwise`. Where both differ by little (`CLOSE`, `NEGLIGIBLE`), it stands for the rows at all z,
+Where rows are many their log-likelihood is nearly a parabola in w over all that q reaches, although it is none in z.
+Score and curvature are taken at the mean of w and at pairs of nodes around it; where both differ by little, the
+parabola stands for the rows at all z,
 
     s(w) ≈ E[s] - C (w - E w),     H ≈ -C,     C = E[-H]
 """
@@ -24,8 +22,8 @@ from torch import Tensor
 from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.compiling.composed import Composed, composed_structure
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors
-from pyro_fed.density.derivatives.nodes import CLOSE, PAIRS
-from pyro_fed.density.derivatives.row_sums import Sums, unwhiten_sums
+from pyro_fed.density.derivatives.nodes import PAIRS, bend_of_pairs
+from pyro_fed.density.derivatives.row_sums import unwhiten_sums
 from pyro_fed.density.derivatives.rowwise import each_of, whitened_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData
@@ -38,11 +36,7 @@ COVARIANCE_JITTER = 1e-3
 
 @dataclass(frozen=True)
 class Through:
-    """φ at the points of a client.
-
-    Args:
-        found: the model's structure.
-    """
+    """φ of the model's structure at the points of a client."""
 
     found: Composed
 
@@ -52,26 +46,12 @@ class Through:
         return made
 
     def mean_back(self, problem: Problem, points: Tensor, score: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
-        """Means over points of score (D,) and curvature (D, D) in z, of rows that are a parabola in w.
-
-        Args:
-            problem: the model's densities.
-            points: (M, D).
-            score: in w at each, (M, m), float64.
-            curvature: of the parabola, (m, m), float64.
-        """
+        """Means over points (M, D) of score and curvature in z, by scores in w (M, m) and a parabola's curvature."""
         scores, hessians = problem.vmap(lambda z, s: self.found.back(z, s, -curvature))(points, score)
         return scores.mean(0), -hessians.mean(0)
 
     def back(self, problem: Problem, points: Tensor, score: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (M, D) and curvatures (M, D, D) in z, of those in w.
-
-        Args:
-            problem: the model's densities.
-            points: (M, D).
-            score: (M, m), float64.
-            curvature: -∇², (M, m, m), float64.
-        """
+        """Scores (M, D) and curvatures (M, D, D) in z at points (M, D), of those in w, (M, m) and (M, m, m)."""
         scores, hessians = problem.vmap(self.found.back)(points, score, -curvature)
         return scores, -hessians
 
@@ -81,14 +61,8 @@ def shares(problem: Problem) -> bool:
     return composed_structure(problem, CHECK_ROWS) is not None
 
 
-def at_each_composed(problem: Problem, points: Tensor, data: ClientData | Batch) -> Sums | None:
-    """C clients' log-likelihoods and derivatives at each of M points, (C, M, ...); None without such a structure.
-
-    Args:
-        problem: the model's densities.
-        points: (C, M, D).
-        data: the clients' rows, or these with weights of their own.
-    """
+def at_each_composed(problem: Problem, points: Tensor, data: ClientData | Batch) -> Moments | None:
+    """`rowwise.at_each` at points (C, M, D) of models with such a structure; None without it."""
     found = composed_structure(problem, CHECK_ROWS)
     if found is None:
         return None
@@ -97,42 +71,29 @@ def at_each_composed(problem: Problem, points: Tensor, data: ClientData | Batch)
     sums = each_of(problem, partial(_parts, problem), problem.mapped(through.shared, (0,))(points), data)
     if sums is None:
         return None
-    return Sums(sums.value, *problem.mapped(through.back, (0, 0, 0))(points, sums.score, sums.curvature))
+    return Moments(sums.value, *problem.mapped(through.back, (0, 0, 0))(points, sums.score, sums.curvature))
 
 
-def means_at(problem: Problem, points: Tensor, batch: Batch) -> Sums | None:
-    """Means over points of C clients' log-likelihoods and derivatives; None without such a structure.
-
-    Args:
-        problem: the model's densities.
-        points: (S, C, D).
-        batch: the clients' rows.
-    """
+def means_at(problem: Problem, points: Tensor, batch: Batch) -> Moments | None:
+    """Means over points (S, C, D) of C clients' log-likelihoods and derivatives; None without such a structure."""
     found = composed_structure(problem, CHECK_ROWS)
     if found is None:
         return None
     count, clients, dim = points.shape
     most = max(1, BLOCK // (clients * max(found.dim, dim) ** 2))
     together = max(s for s in range(1, count + 1) if count % s == 0 and s <= most)
-    total: Sums | None = None
+    total: Moments | None = None
     for some in points.split(together):
         sums = at_each_composed(problem, some.transpose(0, 1).contiguous(), batch)
         if sums is None:
             return None
         parts = [part.sum(1) / count for part in sums]
-        total = Sums(*parts) if total is None else Sums(*(a + b for a, b in zip(total, parts, strict=True)))
+        total = Moments(*parts) if total is None else Moments(*(a + b for a, b in zip(total, parts, strict=True)))
     return total
 
 
 def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Tensor) -> tuple[Moments, Tensor] | None:
-    """`means_at` of rows taken as parabolas in what they share, and for which clients they may be, (C,).
-
-    Args:
-        problem: the model's densities.
-        points: (S, C, D), more than a few.
-        batch: the clients' rows.
-        share: of all rows, that each client has, (C,).
-    """
+    """`means_at` of rows taken as parabolas in w, and for which clients they may be; `share` (C,) is of all rows."""
     found = composed_structure(problem, CHECK_ROWS)
     if found is None:
         return None
@@ -151,15 +112,13 @@ def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Ten
     one, few = (whitened_of(problem, find, order, mean, root, batch) for order in (1, PAIRS))
     if one is None or few is None:
         return None
-    moved, bent = (
-        (a - b).abs().flatten(1).amax(1) for a, b in ((one.score, few.score), (one.curvature, few.curvature))
-    )
+    moved, bent = ((a - b).abs().flatten(1).amax(1) for a, b in zip(one[1:], few[1:], strict=True))
     few = unwhiten_sums(few, root)
     scores = few.score.unsqueeze(1) - away @ few.curvature
     score, curvature = problem.mapped(through.mean_back, (0, 0, 0))(by_client, scores, few.curvature)
     # Where the pairs move the score by little, what a parabola misses has this size at an SD, where derivatives of φ
     # hardly vary, so that of a mean a small part of it is missed.
-    return Moments(few.value, score, curvature), (moved < NEGLIGIBLE * share) & (bent < CLOSE * share)
+    return Moments(few.value, score, curvature), bend_of_pairs(moved, bent, share, NEGLIGIBLE) < 1
 
 
 def _parts(problem: Problem, rows: int) -> Predictors | None:

@@ -3,27 +3,23 @@
     E_q[f],   E_q[∇f],   E_q[-∇²f]      with q's expectation as a mean over given points
 
 at C clients at once, in float64 sums. The curvature is the negative Hessian (`"hessian"`, by reverse mode over
-reverse mode), or the Fisher information of the likelihood (`"fisher"`, see `fisher`), which is never negative and costs
-no Hessian. `structure` "diag" keeps the diagonal alone.
+reverse mode), or the Fisher information of the likelihood (`"fisher"`). `structure` "diag" keeps the diagonal alone.
 
 Points at which a density or a derivative is not finite, beyond an edge of where it is defined, are left out, and the
 logarithm of the others' share is part of the value: with it E_q[f] + H(q) is a bound of what q has within that edge.
 
-Points are worked through in blocks, so that memory stays near `NUMBERS_IN_MEMORY` numbers whatever the model.
-
-A row's curvature costs as many gradients as there are parameters, or values of its observation: where all rows at all
-points would be more than `MOST_NUMBERS`, a tenth of that of a network, value and score are taken so, and the curvature
-of each row at its own share of the points, four antithetic pairs at least,
+A row's curvature costs as many gradients as there are parameters, or values of its observation. Where all rows at all
+points would be more than `MOST_NUMBERS`, value and score are taken so, and the curvature of each row at its own share
+of the points,
 
     E_q[-∇² log p] ≈ Σ_b Σ_(rows i ≡ b mod B) 1/s Σ_(points of share b) -∇² log p_i        B shares of s points
 
 so that what so few points miss of a row's curvature has another sign in the next row. It is exact where the curvature
-is constant. Models with linear predictors (`compiling.predictors`) are cheap enough, and have all of it. A network's
-curvature, from `NETWORK_NUMBERS` on, is taken in its first layer's units and in the parameters behind them.
+is constant. Models with linear predictors are cheap enough, and have all of it. A network's curvature, from
+`NETWORK_NUMBERS` on, is taken in its first layer's units and in the parameters behind them.
 
-Where rows' scores jump, and there are no linear predictors, curvatures at points say nothing. That of the scores is
-taken, with m and S the points' mean and covariance, in which points that are those of a Gaussian to second moments
-leave no noise of a score that is linear:
+Where rows' scores jump, and there are no linear predictors, curvatures at points say nothing. With m and S the points'
+mean and covariance that of the scores is taken, without noise where a score is linear:
 
     E_q[-∇² f] = -E_q[∇f (z - m)'] S⁻¹                                              (Price's theorem)
 """
@@ -40,17 +36,16 @@ from torch.func import grad_and_value, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
-from pyro_fed.density.derivatives.agreement import (
-    TRIED_POINTS_DIVISOR,
+from pyro_fed.density.derivatives.composed_rows import at_each_composed, means_at, means_of_parabola, shares
+from pyro_fed.density.derivatives.integrated import integrated
+from pyro_fed.density.derivatives.nodes import (
+    FEWEST_POINTS,
+    MANY_ROWS_A_PARAMETER,
     as_many_as_needed,
     where_settled,
     where_straight,
 )
-from pyro_fed.density.derivatives.composed_rows import at_each_composed, means_at, means_of_parabola, shares
-from pyro_fed.density.derivatives.fisher import fisher_information
-from pyro_fed.density.derivatives.integrated import integrated
-from pyro_fed.density.derivatives.kinks import with_kinks
-from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
+from pyro_fed.density.derivatives.other_curvatures import fisher_information, with_kinks
 from pyro_fed.density.derivatives.rowwise import (
     LEAST_STRUCTURE_WORK,
     at_points,
@@ -58,6 +53,7 @@ from pyro_fed.density.derivatives.rowwise import (
     expected_sums,
     shared_curvature,
 )
+from pyro_fed.density.derivatives.scores import curvature_at
 from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, NUMBERS_IN_MEMORY, Batch, ClientData
@@ -69,7 +65,7 @@ Kind = Literal["hessian", "fisher"]
 
 #: Clients × rows × nodes of their quadrature × points worked on at once where values and scores alone are taken: all
 #: that a row makes is held until its score is there. With directions of differentiation, `NUMBERS_IN_MEMORY` of all.
-SCORE_BLOCK = 2_000_000
+SCORE_BLOCK = NUMBERS_IN_MEMORY // 4
 #: Rows × points × parameters × values of an observation, or parameters again for Hessians: 2 to 10 s a round. What has
 #: more and no linear predictors has its rows share the points.
 MOST_NUMBERS = 150_000_000
@@ -80,8 +76,6 @@ MOST_INTEGRATED = MOST_NUMBERS // 8
 #: same. Of 60 to 90 parameters and 240 rows a run takes 3 to 6 s in place of 6 to 11, and log densities of test rows
 #: are within 0.02 of those with all points (`benchmarks/networks/small.py`).
 LAYERED_DIVISOR = 10
-#: Points in a share at least: four and their opposites.
-FEWEST_SHARED_POINTS = 8
 
 
 @dataclass(frozen=True)
@@ -116,7 +110,7 @@ class Derivatives:
         if self._structure_pays(problem, len(points)):
             found = at_points(problem, points, batch, self.structure == "diag")
             if found is not None:
-                return Moments(*found)
+                return found
             if self.structure == "full" and not self._in_groups(batch) and shares(problem):
                 return self._by_shared(problem, points, batch)
         if self._in_groups(batch) and self._numbers(problem, len(points)) > self._max_rowwise_numbers(problem):
@@ -135,8 +129,7 @@ class Derivatives:
         """`of_likelihood` of rows with linear predictors in numbers that they share; at few points where these do."""
 
         def means(some: Tensor) -> Moments:
-            found = means_at(problem, some, batch)
-            return self._at_all(problem, some, batch) if found is None else Moments(*found)
+            return means_at(problem, some, batch) or self._at_all(problem, some, batch)
 
         if problem.num_rows < MANY_ROWS_A_PARAMETER * problem.dim or len(points) == 1:
             return means(points)
@@ -207,12 +200,8 @@ class Derivatives:
         """Whether so many rows a parameter make it likely that few points do, at a fraction of the cost."""
         if self.structure != "full" or self.kind != "hessian" or self._in_groups(batch):
             return False
-        many = problem.num_rows >= MANY_ROWS_A_PARAMETER * problem.dim
-        return (
-            many
-            and self._numbers(problem, count) > self._max_rowwise_numbers(problem)
-            and 1 + 2 * problem.dim <= count // TRIED_POINTS_DIVISOR
-        )
+        many = problem.num_rows >= MANY_ROWS_A_PARAMETER * problem.dim and 1 + 2 * problem.dim <= count // 2
+        return many and self._numbers(problem, count) > self._max_rowwise_numbers(problem)
 
     def _in_groups(self, batch: Batch) -> bool:
         """Whether rows are those of groups, which have no shape of their own."""
@@ -232,7 +221,7 @@ class Derivatives:
         if numbers <= most or problem.traits.linear_predictors:
             return 1
         shares = 1
-        while numbers > shares * most and count % (FEWEST_SHARED_POINTS * 2 * shares) == 0:
+        while numbers > shares * most and count % (FEWEST_POINTS * 2 * shares) == 0:
             shares *= 2
         return shares
 
@@ -286,22 +275,13 @@ class Derivatives:
     def under(
         self, problem: Problem, mean: Tensor, root: Tensor | None, num_points: int, data: ClientData | Batch
     ) -> Moments | None:
-        """Means under q of C clients' log-likelihoods by the structure of their rows, see `rowwise`.
+        """Means under N(mean, R R') of C clients' log-likelihoods by the structure of their rows, see `rowwise`.
 
-        Args:
-            problem: the model's densities.
-            mean: q's, (C, D).
-            root: R (C, D, D) of q = N(m, R R'); None for derivatives at the mean.
-            num_points: that `of_likelihood` would take.
-            data: the clients' rows, or these with weights of their own.
-
-        Returns:
-            None where there is no such structure, or too little work for it.
+        A root of None takes derivatives at the mean. None where there is no such structure, or too little work for it;
+        `num_points` is what `of_likelihood` would take.
         """
-        if self.structure != "full" or not self._structure_pays(problem, num_points):
-            return None
-        found = expected_sums(problem, mean, root, data)
-        return None if found is None else Moments(*found)
+        pays = self.structure == "full" and self._structure_pays(problem, num_points)
+        return expected_sums(problem, mean, root, data) if pays else None
 
     def _structure_pays(self, problem: Problem, num_points: int) -> bool:
         """Whether linear predictors save more than they take to look for, or curvatures say nothing without them."""
@@ -360,17 +340,13 @@ class Derivatives:
         return total.add(problem.vmap(at)(pairs)), ()
 
     def _hessian(self, problem: Problem, log_density: Any, z: Tensor) -> Moments:
-        (score, value), pull = vjp(grad_and_value(log_density), z)[:2]
-        none = torch.zeros_like(value)
-        hessian = problem.vmap(lambda v: pull((v, none))[0])(torch.eye(len(z), dtype=z.dtype, device=z.device))
-        return Moments(value, score, -(hessian if self.structure == "full" else hessian.diagonal()))
+        found = curvature_at(problem, log_density, z)
+        return found if self.structure == "full" else found._replace(curvature=found.curvature.diagonal())
 
 
 def _site_by_site(problem: Problem, signs: Tensor) -> Tensor:
-    """Signs (D,) one latent site at a time, (sites, D), zero elsewhere.
-
-    Of all sites at once a weight's diagonal entry would have those between it and its scale in it, many times itself.
-    """
+    """Signs (D,) one latent site at a time, (sites, D), zero elsewhere."""
+    # Of all sites at once a weight's diagonal entry would have those between it and its scale in it.
     sizes = torch.tensor([site.size for site in problem.sites.values()], device=signs.device)
     site = torch.repeat_interleave(torch.arange(len(sizes), device=signs.device), sizes)
     return signs * (site == torch.arange(len(sizes), device=signs.device).unsqueeze(-1)).to(signs)

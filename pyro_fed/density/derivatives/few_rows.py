@@ -3,16 +3,13 @@
     log p_k(z) = n_k/b_k Σ_{i ∈ B_k} log p_i(z) + c_k(z),     c_k(z) ≈ level + a'w - w'E w / 2,     w = z - m
 
 c_k is what b_k rows, picked at random from slices of the client's rows, miss of all n_k. Around the draws' mean m it is
-nearly a parabola where rows are many: value, score and curvature of all rows and of the few there give level, a and E
-(`Quadratic`). What is left has terms of third order alone, and of these no more than what b rows miss of n. It is
-compared with all rows at some of the draws: where it differs by more than `AGREE` nats of all clients together (and
-farther out than half of the draws, by more than that grown as terms of third order grow), four times as many rows stand
-for the client's; and all of them where a quarter does not agree (`row_numbers`).
-
-The audit of a result uses the same control variate in `audit.few_rows`, of all clients' rows together.
+nearly a parabola where rows are many: value, score and curvature there, of all rows and of the few, give it. The rest
+is of third order, and is compared with all rows at some of the draws. Where it differs by more than `SAME_NATS` (and,
+farther out than half of the draws, by more than that grown as terms of third order grow), four times as many rows are
+taken, and all of them where a quarter does not agree.
 
 Source: control variates of Taylor's form, Bardenet, Doucet & Holmes (2017), *On Markov chain Monte Carlo methods for
-tall data*, Section 6.
+tall data*, Section 6. The audit uses the same in `audit.few_rows`, of all clients' rows together.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from torch import Tensor
 
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import SUM_ROUNDING_UNITS
+from pyro_fed.conventions.limits import SAME_NATS, SUM_ROUNDING_UNITS
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.density.derivatives.rowwise import TRIED_ROWS
@@ -40,20 +37,14 @@ from pyro_fed.ops.matrices import equilibrated_cholesky
 #: Rows that stand for all at first are `TRIED_ROWS`, of all clients, and at least so many a parameter; `MORE` times as
 #: many where they do not.
 ROWS_A_PARAMETER, MORE = 50, 4
-#: Draws at which both are compared, and nats that they may differ by at each.
-PROBES, AGREE = 32, 0.05
+#: Draws at which both are compared.
+PROBES = 32
 #: Draws that say how far draws lie from their mean, and that are taken together.
 SPREAD = 512
 
 
 class Quadratic(NamedTuple):
-    """What few rows miss of all rows' log density, level + a'w - w'E w / 2; leading axes are clients.
-
-    Args:
-        level: (...).
-        slope: a (..., D).
-        curvature: E (..., D, D), symmetric.
-    """
+    """What few rows miss of all rows' log density: level (...), slope a (..., D), curvature E (..., D, D)."""
 
     level: Tensor
     slope: Tensor
@@ -69,13 +60,7 @@ class Quadratic(NamedTuple):
 
 
 def row_numbers(dim: int, num_rows: int, divisor: int = 1) -> Iterator[int]:
-    """How many rows are tried in the place of all, one number after the other, up to a quarter of them.
-
-    Args:
-        dim: parameters, D.
-        num_rows: of all clients.
-        divisor: of the first number, as for `first_row_count`.
-    """
+    """Numbers of rows that are tried in the place of all, up to a quarter; `divisor` as for `first_row_count`."""
     count = first_row_count(dim, divisor)
     while count * MORE <= num_rows:
         yield count
@@ -83,20 +68,14 @@ def row_numbers(dim: int, num_rows: int, divisor: int = 1) -> Iterator[int]:
 
 
 def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
-    """Log-likelihoods of C clients at draws of their own, (C, S), float64; by few rows where these are found to do.
-
-    Args:
-        problem: the model's densities.
-        draws: (C, S, D), unconstrained.
-        data: the clients' rows.
-    """
+    """Log-likelihoods (C, S) of C clients at draws of their own (C, S, D), by few rows where these are found to do."""
     probes = evenly(draws.shape[1], PROBES)
     if not _worth_a_try(problem, draws):
         return clients_log_likelihoods(problem, draws, data)
     exact = clients_log_likelihoods(problem, draws[:, probes], data)
     share = data.num_rows / problem.num_rows
     rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * exact.abs().amax(1)
-    allowed = (AGREE * share.sqrt()).unsqueeze(1) * _farther(draws, probes) + rounding.unsqueeze(1)
+    allowed = (SAME_NATS * share.sqrt()).unsqueeze(1) * _farther(draws, probes) + rounding.unsqueeze(1)
     at_mean = likelihoods_at(problem, _mean(draws), data, draws.shape[1])
     for count in row_numbers(problem.dim, problem.num_rows):
         few, times = pick_rows(problem, data, count)
@@ -109,12 +88,7 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
 
 
 def first_row_count(dim: int, divisor: int = 1) -> int:
-    """How many rows stand for all at first.
-
-    Args:
-        dim: parameters, D.
-        divisor: of the number that any model takes at least.
-    """
+    """How many rows stand for all at first; `divisor` is of the number that any model takes at least."""
     return max(TRIED_ROWS // divisor, ROWS_A_PARAMETER * dim)
 
 
@@ -130,12 +104,7 @@ def have_few(traits: Traits) -> bool:
 
 
 def of_some_rows(problem: Problem, count: int | None) -> list[Finding]:
-    """What to say of an answer whose rounds were made by so many rows of all clients; nothing where it is all of them.
-
-    Args:
-        problem: the model's densities.
-        count: rows; None for all.
-    """
+    """What to say of an answer whose rounds took `count` rows of all clients; nothing where it is all of them."""
     if count is None or count >= problem.num_rows:
         return []
     return [sentences.some_rows_alone(few_rows=count, rows=problem.num_rows)]
@@ -159,13 +128,7 @@ def _by_few(problem: Problem, draws: Tensor, few: ClientData, times: Tensor, at_
 
 
 def pick_rows(problem: Problem, data: ClientData, count: int) -> tuple[ClientData, Tensor]:
-    """Some rows of each client, its share of so many, one from each of equal slices; and n_k / b_k, (C,).
-
-    Args:
-        problem: the model's densities.
-        data: the clients' rows.
-        count: of all clients.
-    """
+    """Some rows of each client, its share of `count`, one from each of equal slices; and n_k / b_k, (C,)."""
     rows = data.num_rows
     wanted = torch.minimum((rows * count / problem.num_rows).ceil().long(), rows)
     place = torch.arange(max(1, int(wanted.max())), device=rows.device)

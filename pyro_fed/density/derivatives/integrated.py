@@ -6,11 +6,10 @@ With f_i(θ, x) the log joint density of row i and its latents x, and ω_iq its 
     ∇ log p_i  = E_ω[∇f_i]                                                                    (Fisher's identity)
     ∇² log p_i = E_ω[∇²f_i] + Cov_ω[∇f_i]                                                     (Louis' identity)
 
-A reverse pass over a reverse pass over the sum of nodes gives the same, one direction of θ after the other, each of
-them over all rows at all nodes. Where the observations depend on θ and x through few numbers that are linear in both
-(`compiling.predictors`), such as the patients' logits a_h + x_i'β of a hospital h with the effect a_h, derivatives are
-taken in these numbers alone, their means over the nodes as well, and one product with the covariates is made of the
-means at the end. Observations may be those of a plate nested in the rows'.
+Where the observations depend on θ and x through few numbers that are linear in both (`compiling.predictors`), such as
+the patients' logits a_h + x_i'β of a hospital h with the effect a_h, derivatives and their means over the nodes are
+taken in these numbers alone, and one product with the covariates is made of the means at the end. Observations may be
+those of a plate nested in the rows'.
 
 Source: Louis (1982), *Finding the observed information matrix when using the EM algorithm*, JRSS B 44.
 """
@@ -46,11 +45,7 @@ from pyro_fed.ops.batched import FiniteSums, Moments, vmap
 
 @dataclass(frozen=True)
 class Integrated:
-    """Sums over a client's rows of log marginal likelihoods and their derivatives.
-
-    Args:
-        parts: the predictors of the observations given the rows' latents.
-    """
+    """Sums over a client's rows of log marginal likelihoods and derivatives, by the predictors of its observations."""
 
     parts: Predictors
 
@@ -61,15 +56,7 @@ class Integrated:
     def at(
         self, problem: Problem, points: Tensor, rows: Any, weight: Tensor, near: NearbyModes | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Value (s,), score (s, D) and curvature (s, D, D) at points (s, D).
-
-        Args:
-            problem: the model's densities.
-            points: (s, D).
-            rows: the client's row tensors, each (m, ...).
-            weight: (m,).
-            near: what is known of the rows near the points.
-        """
+        """Value (s,), score (s, D) and curvature (s, D, D) of weighted rows (m, ...) at points (s, D)."""
         parts, leaves, owner = self.parts, pytree.tree_leaves(rows), owners(problem, rows)
         chosen = list(parts.direct)
         eye = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
@@ -109,12 +96,7 @@ class Integrated:
 
 
 def integrated(problem: Problem, rows: Any) -> Integrated | None:
-    """How rows of such shapes are integrated by their predictors; None where there are none, or too many to pay.
-
-    Args:
-        problem: the model's densities.
-        rows: a client's row tensors.
-    """
+    """How rows of such shapes are integrated by their predictors; None where there are none, or too many to pay."""
 
     def checked() -> bool:
         """Of a few rows, in double precision: rounding is most of what single precision leaves of a long sum."""
@@ -153,7 +135,8 @@ def _find(problem: Problem, rows: Any) -> Integrated | None:
     count = groups if owner is None else len(owner)
     if owner is not None and count == groups:
         return None  # which axis is whose cannot be told
-    z, x = (torch.zeros(*shape, dtype=problem.dtype, device=leaves[0].device) for shape in _shapes(problem, groups))
+    shapes = (problem.dim,), (groups, problem.local_dim)
+    z, x = (torch.zeros(shape, dtype=problem.dtype, device=leaves[0].device) for shape in shapes)
 
     def of_rows(point: Tensor, place: Tensor, *leaves: Tensor) -> Tensor:
         return problem.conditional_parts(point, pytree.tree_unflatten(list(leaves), spec), place)[1].contiguous()
@@ -166,11 +149,6 @@ def _find(problem: Problem, rows: Any) -> Integrated | None:
     if parts is None or parts.width + len(parts.direct) >= problem.dim:
         return None
     return Integrated(parts)
-
-
-def _shapes(problem: Problem, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of θ and of the latents of so many rows."""
-    return (problem.dim,), (groups, problem.local_dim)
 
 
 def _to_groups(terms: Tensor, owner: Tensor | None, groups: int) -> Tensor:

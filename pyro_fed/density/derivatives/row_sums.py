@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,14 +37,11 @@ from pyro_fed.density.derivatives.nodes import rule
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.ops.batched import vmap
+from pyro_fed.ops.moments import Moments
 
 
-class Sums(NamedTuple):
-    """Over rows, whitened by R: value (C,), score (C, D), curvature (C, D, D) or its diagonal (C, D)."""
-
-    value: Tensor
-    score: Tensor
-    curvature: Tensor
+def _added(total: Moments, parts: Sequence[Tensor]) -> Moments:
+    return Moments(*(t + p.double() for t, p in zip(total, parts, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -65,81 +62,43 @@ class Rowwise:
     diagonal: bool = False
     by_values: bool = False
 
-    @property
-    def numbers(self) -> int:
-        """How many numbers a row depends on."""
-        return self.parts.width + len(self.parts.direct)
-
-    def rule(self) -> tuple[Tensor, Tensor]:
-        """Nodes (K, r + p) and weights (K,)."""
-        return rule(self.order, self.numbers, self.parts.width if self.wide else 0)
-
     def add(
-        self, problem: Problem, total: Sums, const: tuple[Any, Tensor, Tensor], piece: tuple[Tensor, Tensor]
-    ) -> tuple[Sums, Any]:
-        """A piece of one client's rows.
-
-        Args:
-            problem: the model's densities.
-            total: so far.
-            const: the row tensors, q's mean (D,) and its root R (D, D).
-            piece: the rows' numbers (b,), and their weights (b,), zero for padding.
-        """
+        self, problem: Problem, total: Moments, const: tuple[Any, Tensor, Tensor], piece: tuple[Tensor, Tensor]
+    ) -> tuple[Moments, Any]:
+        """The sums with a piece of one client's rows, under q of mean and root R; row numbers (b,) and weights (b,)."""
         (rows, mean, root), (index, weight) = const, piece
         picked = tuple(leaf[index] for leaf in rows)
         parts, at = self.parts, list(self.parts.direct)
         ends = torch.cat([torch.stack([torch.zeros_like(mean), mean]), root.T])
         zero, centre, *_ = found = vmap(lambda z: parts.linear(z, *picked))(ends)  # one product: (2 + D, b, p)
         slopes, of_t = found[2:] - zero, root[at]  # (D, b, p), whitened
-        nodes, shares = (part.to(mean) for part in self.rule())
+        rule_of_row = rule(self.order, parts.width + len(at), parts.width if self.wide else 0)
+        nodes, shares = (part.to(mean) for part in rule_of_row)  # (K, r + p) and (K,)
         us, zs, own = _spread(centre, slopes, mean, of_t, at, nodes)
         each = vmap(lambda u, z: curvatures(parts, u, z, picked, weight))(us, zs)
         means = [torch.tensordot(shares, part, 1) for part in each]
         if self.by_values and self.order != 1:
             values = vmap(lambda u, z: parts.rest(u, z, *picked))(us, zs) - parts.rest(centre, mean, *picked)
             means[1], means[3] = _of_values(shares, values * weight, nodes[:, len(at) :], own)
-        sums = sums_of(slopes, of_t, means)
-        return Sums(*(t + p.double() for t, p in zip(total, sums, strict=True))), ()
+        return _added(total, sums_of(slopes, of_t, means)), ()
 
     def add_points(
-        self, problem: Problem, total: Sums, rows: Any, piece: tuple[Tensor, Tensor, Tensor]
-    ) -> tuple[Sums, Any]:
-        """A piece of one client's rows, at points in place of nodes.
-
-        Args:
-            problem: the model's densities.
-            total: so far.
-            rows: the client's row tensors, each (n, ...).
-            piece: the rows' numbers (b,), their weights (b,), and points (s, D), over which the sum is taken.
-        """
+        self, problem: Problem, total: Moments, rows: Any, piece: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Moments, Any]:
+        """The same at points (s, D), over which the sum is taken, in place of nodes."""
         index, weight, points = piece
-        found = self._over(points, tuple(leaf[index] for leaf in rows), weight)
-        return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
+        return _added(total, self._over(points, tuple(leaf[index] for leaf in rows), weight)), ()
 
     def add_each(
-        self, problem: Problem, total: Sums, const: tuple[Any, Tensor], piece: tuple[Tensor, Tensor]
-    ) -> tuple[Sums, Any]:
-        """A piece of one client's rows, at each of some points.
-
-        Args:
-            problem: the model's densities.
-            total: so far, with a leading axis of the points.
-            const: the row tensors, and the points (M, D).
-            piece: the rows' numbers (b,), and their weights (b,), zero for padding.
-        """
+        self, problem: Problem, total: Moments, const: tuple[Any, Tensor], piece: tuple[Tensor, Tensor]
+    ) -> tuple[Moments, Any]:
+        """The same at each of points (M, D), an axis of the sums."""
         (rows, points), (index, weight) = const, piece
         slopes, of_t, each = self._parts(points, tuple(leaf[index] for leaf in rows), weight)
-        found = vmap(lambda *parts: sums_of(slopes, of_t, parts))(*each)
-        return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
+        return _added(total, vmap(lambda *parts: sums_of(slopes, of_t, parts))(*each)), ()
 
     def add_share(self, problem: Problem, total: Tensor, _: Any, share: tuple[Tensor, Batch]) -> tuple[Tensor, Any]:
-        """The curvature (D, D) of rows, summed over them and over the points.
-
-        Args:
-            problem: the model's densities.
-            total: so far.
-            share: points (s, D), and a client's rows and their weights.
-        """
+        """The curvature (D, D) of rows, summed over them and over their share of the points, (s, D)."""
         points, batch = share
         return total + self._over(points, batch.rows, batch.weight)[2].double(), ()
 
@@ -164,7 +123,8 @@ def _spread(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Predictors (K, b, p) and vectors (K, D) with t in its place, at the nodes (K, r + p); and L_i (b, p, p)."""
     own = nodes[:, len(at) :]
-    variance = torch.einsum("dbp,dbq->bpq", slopes, slopes) if slopes.shape[2] > 1 else _squares(slopes)
+    one = slopes.shape[2] == 1
+    variance = slopes.square().sum(0).unsqueeze(-1) if one else torch.einsum("dbp,dbq->bpq", slopes, slopes)
     zs = mean.expand(len(nodes), -1)
     us = centre.expand(len(nodes), *centre.shape)
     if at:
@@ -194,17 +154,8 @@ def _of_values(shares: Tensor, values: Tensor, nodes: Tensor, factor: Tensor) ->
     return (first.unsqueeze(1) @ inverse).squeeze(1), inverse.mT @ second @ inverse
 
 
-def _squares(slopes: Tensor) -> Tensor:
-    """Sums over the directions, (b, 1, 1)."""
-    return slopes.square().sum(0).unsqueeze(-1)
-
-
 def semidefinite_cholesky(matrix: Tensor) -> Tensor:
-    """The lower Cholesky factor of small matrices (..., p, p), with zeros in the place of pivots that are not positive.
-
-    Args:
-        matrix: symmetric, positive semidefinite up to rounding.
-    """
+    """Lower Cholesky factors of small matrices (..., p, p), with zeros for pivots that are not positive."""
     size = matrix.shape[-1]
     rows: list[list[Tensor]] = []
     for i in range(size):
@@ -225,14 +176,7 @@ def semidefinite_cholesky(matrix: Tensor) -> Tensor:
 def sums_of(
     slopes: Tensor, of_t: Tensor, means: Sequence[Tensor], diagonal: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Value, score and curvature of a piece of rows.
-
-    Args:
-        slopes: derivatives of the predictors along D directions, (D, b, p).
-        of_t: those of t, (r, D).
-        means: of `predictors.curvatures`.
-        diagonal: of the curvature alone.
-    """
+    """Value, score and curvature of rows by slopes (D, b, p) of u, slopes (r, D) of t, and means of `curvatures`."""
     value, by_u, by_t, uu, ut, tt = means
     flat = slopes.flatten(1)  # (D, b p)
     score = flat @ by_u.flatten() + by_t @ of_t
@@ -254,17 +198,12 @@ def sums_of(
     return value, score, -hessian
 
 
-def unwhiten_sums(sums: Sums, root: Tensor) -> Sums:
-    """From R' score and R' H R to score and H.
-
-    Args:
-        sums: whitened.
-        root: R, upper triangular.
-    """
+def unwhiten_sums(sums: Moments, root: Tensor) -> Moments:
+    """Score and H from R' score and R' H R."""
 
     def back(x: Tensor) -> Tensor:
         solved: Tensor = torch.linalg.solve_triangular(root.mT, x, upper=False)  # R is upper triangular
         return solved
 
     half = back(sums.curvature)
-    return Sums(sums.value, back(sums.score.unsqueeze(-1)).squeeze(-1), back(half.mT).mT)
+    return Moments(sums.value, back(sums.score.unsqueeze(-1)).squeeze(-1), back(half.mT).mT)

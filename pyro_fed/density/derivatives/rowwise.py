@@ -1,13 +1,12 @@
-"""Expectations of score and Hessian over a client's rows, at the price of a few passes over them: where, and in pieces.
+"""Expectations of score and Hessian over clients' rows in a few passes over them: where that pays, and in which pieces.
 
-`row_sums` has the mathematics, for models whose rows depend on few numbers that are linear in z. Here it is found
-whether a model is one of these and whether that pays, how many nodes its rows need, and the pieces in which rows and
-clients are worked through, picked by number, so that memory stays near a few times `BLOCK` numbers.
+`row_sums` has the mathematics, for models whose rows depend on few numbers that are linear in z. Rows and clients are
+worked through in pieces, picked by number, so that memory stays near a few times `BLOCK` numbers.
 
-    expected           under a Gaussian q, by nodes
-    at_points          the mean over given points z: the numbers that a Hessian of all rows at each point would give
-    at_each            at each of some points, not their mean
-    shared_curvature   the curvature alone, of rows that are given, also where their numbers are many, as the first
+    expected_sums      under a Gaussian q, by nodes
+    at_points          the mean over given points z
+    at_each            at each of some points
+    shared_curvature   the curvature alone, at a share of the points, also where a row's numbers are many, as the first
                        layer's units and all weights behind them in a network
 """
 
@@ -20,21 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
 from pyro_fed.density.derivatives.nodes import (
-    CLOSE,
     MANY_ROWS_A_PARAMETER,
     PAIRS,
     SCARCE,
-    may_be_straight,
+    bend_of_pairs,
     order_of,
     rule,
+    where_settled,
 )
-from pyro_fed.density.derivatives.row_sums import Rowwise, Sums, unwhiten_sums
+from pyro_fed.density.derivatives.row_sums import Rowwise, unwhiten_sums
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData, row_pieces
-from pyro_fed.ops.entries import choose
+from pyro_fed.ops.moments import Moments
 
 #: Rows in a piece, at least.
 SMALLEST_PIECE = 8
@@ -42,23 +40,15 @@ SMALLEST_PIECE = 8
 LEAST_STRUCTURE_WORK = 1_000_000
 #: Numbers a row up to which its expectation is tried by pairs of nodes alone.
 MOST_IN_PAIRS = 16
-#: Whether rows of several numbers are straight takes curvatures at two nodes a number, in vain where they are not, as a
-#: network's: so many rows are asked first. Where these are so many times as bent as straight rows may be, at every
-#: client, the others are not asked.
-TRIED_ROWS, SURELY = 4096, 3.0
+#: Whether rows of several numbers are straight is asked of so many rows first: where these are so many times as bent as
+#: straight rows may be, at every client, as a network's, curvatures of all of them would be in vain.
+TRIED_ROWS, PLAINLY_BENT = 4096, 3.0
 #: Predictors of so many rows at a time, where there are some.
 Find = Callable[[int], Predictors | None]
 
 
-def expected_sums(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData | Batch) -> Sums | None:
-    """Expectations of C clients' log-likelihoods and their derivatives; None where a row has no such structure.
-
-    Args:
-        problem: the model's densities.
-        mean: q's, (C, D), float64.
-        root: R (C, D, D), q = N(m, R R'); None for derivatives at the mean.
-        data: the clients' rows, or these with weights of their own (C, n).
-    """
+def expected_sums(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData | Batch) -> Moments | None:
+    """Expectations under N(mean, R R'), or values at the mean, of C clients; None where a row has no such structure."""
     sample = predictors(problem, CHECK_ROWS)
     several = sample is None  # more numbers than a finer rule is for, as of a softmax: where pairs do
     if sample is None and not _may_pair(problem):
@@ -75,9 +65,7 @@ def expected_sums(problem: Problem, mean: Tensor, root: Tensor | None, data: Cli
     fine = _of_clients(problem, order, False, mean, root, data)
     if fine is None:
         return None
-    return unwhiten_sums(
-        fine if few is None else Sums(*(choose(straight, a, b) for a, b in zip(few, fine, strict=True))), root
-    )
+    return unwhiten_sums(fine if few is None else where_settled(straight, few, fine), root)
 
 
 def _may_pair(problem: Problem) -> bool:
@@ -88,9 +76,14 @@ def _may_pair(problem: Problem) -> bool:
     return problem.num_rows >= MANY_ROWS_A_PARAMETER * problem.dim
 
 
+def may_be_straight(rows: float, numbers: int) -> bool:
+    """Whether so many rows a parameter make it likely that `PAIRS` do, at less than the finer rule's cost."""
+    return rows >= MANY_ROWS_A_PARAMETER and numbers > 1
+
+
 def _where_straight(
     problem: Problem, several: bool, mean: Tensor, root: Tensor, data: ClientData | Batch
-) -> tuple[Sums | None, Tensor]:
+) -> tuple[Moments | None, Tensor]:
     """Sums of a rule that has q's moments and no more, and whose rows need none finer, (C,); None where not tried."""
     parts = predictors(problem, CHECK_ROWS, wide=several)
     none = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
@@ -101,32 +94,26 @@ def _where_straight(
     thin = problem.num_rows // TRIED_ROWS
     if several and thin > 1 and isinstance(data, ClientData):
         few, bent = _pair_sums_and_bend(problem, several, mean, root, thin_rows(data, thin))
-        if few is None or not bool((bent <= SURELY).any()):  # no number is bent
+        if few is None or not bool((bent <= PLAINLY_BENT).any()):  # so is NaN
             return None, none
     few, bent = _pair_sums_and_bend(problem, several, mean, root, data)
-    return few, bent < 1.0  # not a number is not less
+    return few, bent < 1.0  # NaN is not less
 
 
 def _pair_sums_and_bend(
     problem: Problem, several: bool, mean: Tensor, root: Tensor, data: ClientData | Batch
-) -> tuple[Sums | None, Tensor]:
+) -> tuple[Moments | None, Tensor]:
     """Sums of that rule, and how far they are from those of the mean alone, in what rows may be that are straight."""
     one, few = (_of_clients(problem, order, several, mean, root, data) for order in (1, PAIRS))
     if one is None or few is None:
         return None, torch.full((len(mean),), torch.inf, dtype=torch.float64, device=mean.device)
     share = (_num_rows(data) / problem.num_rows).clamp_min(1 / problem.num_rows)
-    bent = (one.curvature - few.curvature).abs().flatten(1).amax(1) / share
-    moved = (one.score - few.score).abs().amax(1) / share
-    return few, torch.maximum(bent / CLOSE, moved / MATTERS)
+    bent = (one.curvature - few.curvature).abs().flatten(1).amax(1)
+    return few, bend_of_pairs((one.score - few.score).abs().amax(1), bent, share)
 
 
 def thin_rows(data: ClientData, times: int) -> ClientData:
-    """Every so many-th row of each client.
-
-    Args:
-        data: the clients' rows.
-        times: one in how many.
-    """
+    """Every so many-th row of each client."""
     return data._replace(row_index=data.row_index[:, ::times], num_rows=-(-data.num_rows // times))
 
 
@@ -137,7 +124,7 @@ def _num_rows(data: ClientData | Batch) -> Tensor:
 
 def _of_clients(
     problem: Problem, order: int, several: bool, mean: Tensor, basis: Tensor, data: ClientData | Batch
-) -> Sums | None:
+) -> Moments | None:
     """Whitened sums of C clients' rows by one rule; of rows with several numbers, by pairs of nodes or the mean."""
     clients, own = len(mean), isinstance(data, Batch)
     plan = _plan(problem, _padded_row_count(data), order, several)
@@ -153,7 +140,7 @@ def _of_clients(
         rows = tuple(leaf[chosen] for leaf in data.rows) if own and together < clients else data.rows
         pieces = (index[:, chosen], weight[:, chosen])
         made.append(_sums(problem, work, rows, mean[chosen], basis[chosen], *pieces, rows_axis=0 if own else None))
-    return Sums(*(torch.cat(part)[:clients] for part in zip(*made, strict=True)))
+    return Moments(*(torch.cat(part)[:clients] for part in zip(*made, strict=True)))
 
 
 def scarce(problem: Problem) -> bool:
@@ -179,22 +166,13 @@ def _plan_by(find: Find, dim: int, longest: int, order: int, wide: bool) -> tupl
     numbers = sample.width + len(sample.direct)
     count = len(rule(order, numbers, sample.width if wide else 0)[1])
     most = min(BLOCK // count, 2 * BLOCK // (dim * sample.width))
-    size = min(max(SMALLEST_PIECE, rounded_row_count(longest)), max(SMALLEST_PIECE, most))
+    size = piece_size(longest, most)
     parts = find(size)
     return None if parts is None else (Rowwise(parts, order, wide), size, most)
 
 
-def whitened_of(problem: Problem, find: Find, order: int, mean: Tensor, root: Tensor, batch: Batch) -> Sums | None:
-    """Whitened expectations of C clients' rows under Gaussians of what their predictors are linear in.
-
-    Args:
-        problem: the model's densities.
-        find: predictors of so many rows.
-        order: of the rule, see `nodes.rule`.
-        mean: (C, m), float64.
-        root: R of the covariance R R', (C, m, m), float64.
-        batch: the clients' rows (C, n, ...) and weights (C, n).
-    """
+def whitened_of(problem: Problem, find: Find, order: int, mean: Tensor, root: Tensor, batch: Batch) -> Moments | None:
+    """Whitened expectations of C clients' rows under Gaussians (C, m) of what their predictors are linear in."""
     plan = _plan_by(find, mean.shape[1], batch.weight.shape[1], order, False)
     if plan is None:
         return None
@@ -203,22 +181,15 @@ def whitened_of(problem: Problem, find: Find, order: int, mean: Tensor, root: Te
     return _sums(problem, work, batch.rows, mean, root, index, weight, rows_axis=0)
 
 
-def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = False) -> Sums | None:
-    """Means over points of C clients' log-likelihoods and derivatives; None where a row has no such structure.
-
-    Args:
-        problem: the model's densities.
-        points: (S, C, D).
-        batch: the clients' rows (C, n, ...) and weights (C, n).
-        diagonal: the curvature's diagonal alone, (C, D).
-    """
+def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = False) -> Moments | None:
+    """Means over points (S, C, D) of C clients' log-likelihoods and derivatives; None without such a structure."""
     count, clients, dim = points.shape
     longest = batch.weight.shape[1]
     sample = predictors(problem, CHECK_ROWS)
     if sample is None:
         return None
     numbers = sample.width + len(sample.direct)
-    size = min(max(SMALLEST_PIECE, rounded_row_count(longest)), max(SMALLEST_PIECE, 2 * BLOCK // (dim * sample.width)))
+    size = piece_size(longest, 2 * BLOCK // (dim * sample.width))
     parts = predictors(problem, size)
     if parts is None:
         return None
@@ -229,60 +200,40 @@ def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = F
     which = torch.cartesian_prod(torch.arange(len(index)), torch.arange(len(blocks))).reshape(-1, 2).T
     zero = torch.zeros(clients, dtype=torch.float64, device=points.device)
     curvature = zero.new_zeros(*points.shape[1:], *([] if diagonal else [dim]))
-    carry = Sums(zero, zero.new_zeros(points.shape[1:]), curvature)
+    carry = Moments(zero, zero.new_zeros(points.shape[1:]), curvature)
     xs = (index[which[0]], weight[which[0]].contiguous(), blocks[which[1]].contiguous())
     total, _ = problem.scan(Rowwise(parts, 0, diagonal=diagonal).add_points, carry, batch.rows, xs, which.shape[1], 0)
-    return Sums(*(part / count for part in total))
+    return Moments(*(part / count for part in total))
 
 
-def at_each(problem: Problem, points: Tensor, data: ClientData) -> Sums | None:
-    """C clients' log-likelihoods and derivatives at each of M points, (C, M, ...); None where rows have no structure.
-
-    Args:
-        problem: the model's densities.
-        points: (C, M, D).
-        data: the clients' rows.
-    """
+def at_each(problem: Problem, points: Tensor, data: ClientData) -> Moments | None:
+    """C clients' log-likelihoods and derivatives at each of points (C, M, D); None without such a structure."""
     if predictors(problem, CHECK_ROWS) is None:
         return None
     return each_of(problem, lambda size: predictors(problem, size), points, data)
 
 
-def each_of(problem: Problem, find: Find, points: Tensor, data: ClientData | Batch) -> Sums | None:
-    """`at_each` by the predictors that are found for so many rows at a time, in what the points are of.
-
-    Args:
-        problem: the model's densities.
-        find: gives the predictors of so many rows, or None if there are none.
-        points: (C, M, m), in the problem's dtype.
-        data: the clients' rows, or these with weights of their own (C, n).
-    """
+def each_of(problem: Problem, find: Find, points: Tensor, data: ClientData | Batch) -> Moments | None:
+    """`at_each` by the predictors that are found for so many rows at a time, in what the points (C, M, m) are of."""
     sample = find(CHECK_ROWS)
     if sample is None:
         return None
     clients, count, dim = points.shape
-    most = max(SMALLEST_PIECE, 2 * BLOCK // (clients * count * dim * sample.width))
-    size = min(max(SMALLEST_PIECE, rounded_row_count(_padded_row_count(data))), most)
+    size = piece_size(_padded_row_count(data), 2 * BLOCK // (clients * count * dim * sample.width))
     parts = find(size)
     if parts is None:
         return None
     index, weight = _pieces(data, size)
     zero = torch.zeros(clients, count, dtype=torch.float64, device=points.device)
-    carry = Sums(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
+    carry = Moments(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
     axes = (0 if isinstance(data, Batch) else None, 0)
     const = (data.rows, points.to(problem.dtype))
     total, _ = problem.scan(Rowwise(parts, 1).add_each, carry, const, (index, weight), len(index), axes)
-    return Sums(*total)
+    return Moments(*total)
 
 
 def shared_curvature(problem: Problem, cut: Tensor, batch: Batch) -> Tensor | None:
-    """Sums over rows of their curvatures at their share of the points, (C, D, D); None without such a structure.
-
-    Args:
-        problem: the model's densities.
-        cut: the points in B shares, (B, C, s, D).
-        batch: the clients' rows (C, n, ...) and weights (C, n); row i has share i mod B.
-    """
+    """Sums (C, D, D) over rows of curvatures at a share of the points (B, C, s, D): of row i the share i mod B."""
     few = predictors(problem, CHECK_ROWS, wide=True)
     if few is None:
         return None
@@ -322,13 +273,13 @@ def _sums(
     index: Tensor,
     weight: Tensor,
     rows_axis: int | None = None,
-) -> Sums:
+) -> Moments:
     """Over pieces (L, C, size) of rows that all clients share (None), or of each client's own (0)."""
     zero = torch.zeros(len(mean), dtype=torch.float64, device=mean.device)
-    carry = Sums(zero, zero.new_zeros(mean.shape), zero.new_zeros(root.shape))
+    carry = Moments(zero, zero.new_zeros(mean.shape), zero.new_zeros(root.shape))
     const = (rows, mean.to(problem.dtype), root.to(problem.dtype).contiguous())
     total, _ = problem.scan(work.add, carry, const, (index, weight), len(index), (rows_axis, 0, 0))
-    return Sums(*total)
+    return Moments(*total)
 
 
 def _padded_row_count(data: ClientData | Batch) -> int:
@@ -349,6 +300,11 @@ def _cut(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
     index = place.clamp_max(longest - 1).reshape(count, 1, size).expand(-1, clients, -1)
     padded = torch.nn.functional.pad(weight, (0, count * size - longest))
     return index, padded.reshape(clients, count, size).transpose(0, 1).contiguous()
+
+
+def piece_size(longest: int, most: int) -> int:
+    """Rows in a piece, by the rows of the longest client and the most that fit."""
+    return max(SMALLEST_PIECE, min(rounded_row_count(longest), most))
 
 
 def rounded_row_count(count: int) -> int:

@@ -1,4 +1,4 @@
-"""A model at points of its flat vector: log-likelihoods, and scores, the gradients of log prior and log-likelihood."""
+"""A model's log densities, their scores and curvatures at points of its flat vector, of many rows in pieces."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ from torch import Tensor
 from torch.func import grad, grad_and_value, vjp
 from torch.utils import _pytree as pytree
 
+from pyro_fed.density.derivatives.composed_rows import at_each_composed
+from pyro_fed.density.derivatives.rowwise import LEAST_STRUCTURE_WORK, at_each
 from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, BLOCK, CHUNK, Batch, ClientData, in_chunks, row_pieces
 from pyro_fed.ops.entries import choose
+from pyro_fed.ops.moments import Moments
+from pyro_fed.ops.newton_ascent import Look
 
 #: Points that are taken together if rows are processed in pieces.
 POINTS_AT_ONCE = 128
+#: Rounds of a search, for which the structure of rows is determined once.
+USUAL_ROUNDS = 10
+#: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
+#: diagonal is scaled to one may have if there is no curvature; and parts of such a direction that are named.
+FLAT_UNITS, MOST_NAMED_PARTS, NAMED_PART = 10.0, 4, 0.1
 
 
 def prior_values(problem: Problem, points: Tensor) -> Tensor:
@@ -74,13 +83,9 @@ def clients_likelihood_scores(problem: Problem, points: Tensor, data: ClientData
 
 def clients_likelihood_scores_and_values(problem: Problem, points: Tensor, data: ClientData) -> tuple[Tensor, Tensor]:
     """`clients_likelihood_scores` (C, N, D) and the log-likelihoods (C, N), float64, of a model that is not large."""
-    densities = points.shape[0] * points.shape[1] * problem.num_nodes
-    if not are_many(data, densities):
-        score, value = problem.mapped(likelihood_scores_and_values, (0, BATCHES))(points, data.full_batch())
-        return score, value
     zero = torch.zeros(points.shape[:2], dtype=torch.float64, device=points.device)
     start = torch.zeros(points.shape, dtype=torch.float64, device=points.device), zero
-    score, value = by_pieces(problem, likelihood_scores_and_values, start, points, data, densities)
+    score, value = over_rows(problem, likelihood_scores_and_values, start, points, data)
     return score.to(points.dtype), value
 
 
@@ -102,10 +107,7 @@ def _by_points(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
 
 
 def likelihood_curves(problem: Problem, at: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
-    """Second derivatives (N, D) of the log-likelihood of weighted rows along directions, ∇² log p(x | θ) v.
-
-    `at` has unconstrained points (N, D), and a direction v (N, D) of each.
-    """
+    """∇² log p(x | θ) v, (N, D), of weighted rows; `at` has points θ (N, D) and directions v (N, D)."""
 
     def log_lik(z: Tensor) -> Tensor:
         return problem.log_lik(z, batch)
@@ -120,15 +122,9 @@ def likelihood_curves(problem: Problem, at: tuple[Tensor, Tensor], batch: Batch)
 
 def clients_likelihood_curves(problem: Problem, points: Tensor, directions: Tensor, data: ClientData) -> Tensor:
     """`likelihood_curves` (C, N, D) of all rows of C clients, in pieces if they are many, in the points' dtype."""
-    densities = points.shape[0] * points.shape[1] * problem.num_nodes
-    if not are_many(data, densities):
-        whole: Tensor = problem.mapped(likelihood_curves, (0, BATCHES), calls=0)(
-            (points, directions), data.full_batch()
-        )
-        return whole
     zero = torch.zeros(points.shape, dtype=torch.float64, device=points.device)
-    summed: Tensor = by_pieces(problem, likelihood_curves, zero, (points, directions), data, densities)
-    return summed.to(points.dtype)
+    curves: Tensor = over_rows(problem, likelihood_curves, zero, (points, directions), data, calls=0)
+    return curves.to(points.dtype)
 
 
 def are_many(data: ClientData, densities: int) -> bool:
@@ -136,22 +132,30 @@ def are_many(data: ClientData, densities: int) -> bool:
     return densities * data.row_index.shape[-1] > CHUNK and all(isinstance(leaf, Tensor) for leaf in data.rows)
 
 
+def over_rows(
+    problem: Problem,
+    function: Callable[..., Any],
+    start: Any,
+    points: Any,
+    data: ClientData,
+    width: int = 1,
+    calls: int = 1,
+) -> Any:
+    """`function(problem, points, batch)` of C clients' rows, at once, or `by_pieces` if they are many.
+
+    `width` is how many densities a point takes, and `calls` is that of `Problem.mapped`.
+    """
+    clients, count = pytree.tree_leaves(points)[0].shape[:2]
+    densities = clients * count * width * problem.num_nodes
+    if are_many(data, densities):
+        return by_pieces(problem, function, start, points, data, densities)
+    return problem.mapped(function, (0, BATCHES), calls=calls)(points, data.full_batch())
+
+
 def by_pieces(
     problem: Problem, function: Callable[..., Any], zero: Any, points: Any, data: ClientData, densities: int
 ) -> Any:
-    """Sums over C clients' rows, in pieces that fit into a processor's cache.
-
-    Args:
-        problem: the model's densities.
-        function: `function(problem, points, batch)` of one client, a tensor or several, each a sum over rows.
-        zero: initial values of the sums, (C, ...) each, float64.
-        points: of each client, (C, ...), or a pytree of them.
-        data: the clients' rows.
-        densities: number of densities of a row of each client.
-
-    Returns:
-        Sums like `zero`.
-    """
+    """Sums, like `zero`, of `function(problem, points, batch)` over C clients' rows, in pieces that fit a cache."""
     index, weight = row_pieces(data, max(1, BLOCK // densities))
     const = (data.rows, points)
     return problem.scan(_Sum(function).add, zero, const, (index, weight), len(index), (None, 0))[0]
@@ -193,3 +197,62 @@ def _at_draws(problem: Problem, draws: Tensor, batch: Batch) -> Tensor:
         found[:, done : done + piece.shape[1]] = evaluate(piece, batch)
         done += piece.shape[1]
     return found
+
+
+def look_at_prior(problem: Problem, points: Tensor) -> Look:
+    """The log prior at points (M, D)."""
+    return Look(*(part[0].double() for part in problem.mapped(_look_at_log_prior, (0,))(points.unsqueeze(0))))
+
+
+def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Look:
+    """C clients' log-likelihoods at points (C, M, D): by their rows' structure, or in pieces, if rows are many."""
+    clients, count, dim = points.shape
+    # With one point, `FedLaplace` has looked for the structure before: asking for it costs nothing.
+    if count == 1 or problem.num_rows * dim * count * USUAL_ROUNDS >= LEAST_STRUCTURE_WORK:
+        found = at_each(problem, points, data) or at_each_composed(problem, points, data)
+        if found is not None:
+            return Look(*found)
+    zero = torch.zeros(clients, count, dtype=torch.float64, device=points.device)
+    start = Look(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
+    seen: Look = over_rows(problem, _look_at_batch, start, points, data, 1 + dim)
+    return seen
+
+
+def _look_at_log_prior(problem: Problem, points: Tensor) -> Look:
+    return _look(problem, problem.log_prior, points)
+
+
+def _look_at_batch(problem: Problem, points: Tensor, batch: Batch) -> Look:
+    return _look(problem, lambda z: problem.log_lik(z, batch), points)
+
+
+def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Tensor) -> Look:
+    seen: Look = problem.vmap(lambda z: Look(*curvature_at(problem, log_density, z)))(points)
+    return seen
+
+
+def curvature_at(problem: Problem, log_density: Callable[[Tensor], Tensor], z: Tensor) -> Moments:
+    """Value (), score (D,) and negative Hessian (D, D) of a log density at z (D,)."""
+    (score, value), pull = vjp(grad_and_value(log_density), z)[:2]
+    directions = torch.eye(len(z), dtype=z.dtype, device=z.device)
+    hessian = problem.vmap(lambda v: pull((v, torch.zeros_like(value)))[0])(directions)
+    return Moments(value, score, -hessian)
+
+
+def flat_direction(problem: Problem, precision: Tensor) -> str:
+    """A direction that neither data nor priors inform, such as "'a' - 'b'", from the precision at the mode; or "".
+
+    Proper priors inform all directions, and a diagonal precision shows none.
+    """
+    if not problem.layout.improper or precision.dim() == 1:
+        return ""
+    scale = precision.diagonal().clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
+    values, directions = torch.linalg.eigh(scale[:, None] * precision * scale)
+    if float(values[0]) > FLAT_UNITS * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
+        return ""
+    parts = directions[:, 0] * scale
+    parts = parts * parts[parts.abs().argmax()].sign() / parts.abs().max()
+    largest = parts.abs().argsort(descending=True, stable=True)[:MOST_NAMED_PARTS].sort().values.tolist()
+    terms = [(parts[i] < 0, f"'{problem.name_of(i)}'") for i in largest if float(parts[i].abs()) > NAMED_PART]
+    first, *others = terms
+    return ("-" if first[0] else "") + first[1] + "".join(f" {'-' if minus else '+'} {name}" for minus, name in others)

@@ -1,18 +1,15 @@
 """What is known of the integrals over rows' latents where the points of one posterior are, found at a few of them.
 
-Each integral is taken around the mode of the row's latents given θ, which Newton's method climbs to: from zero that
-takes up to twelve steps at every θ, and as many nodes as rows need at θ from anywhere. Where points θ are those of one
-posterior with the mean c, ascents begin near their ends, along the slope of the modes at c (the theorem of implicit
-functions, H the curvature of f in x),
+Newton's method takes up to twelve steps from zero to the modes at every θ, and integrals as many nodes as rows need at
+θ from anywhere. Where points θ are those of one posterior with the mean c, ascents begin near their ends, along the
+slope of the modes at c (the theorem of implicit functions, H the curvature of f in x),
 
     x(θ) ≈ x(c) + H⁻¹ ∂²f/∂x∂θ (θ - c)
 
 so that one step or two arrive, and fewer nodes may do. Both are looked at where they are least likely to, at the points
 that are farthest from the mean: fewer nodes are taken where they hardly move the rows' log-likelihood (`AGREE`). A
-client whose rows are not integrated well there begins at zero as before, with all nodes. Its own rows decide, not who
-is computed beside it. At a few points the modes are found at each of them.
-
-All climbs are one compiled step, taken as often as needed: a trace of all steps is as many times as large.
+client whose rows are not integrated well there begins at zero, with all nodes; its own rows decide. At a few points the
+modes are found at each of them. All climbs are one compiled step, taken as often as needed.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.limits import NEGLIGIBLE, SUM_ROUNDING_UNITS
-from pyro_fed.density.latents.ascent import Ascent, Centre
+from pyro_fed.density.latents.modes import Ascent, Centre
 from pyro_fed.density.latents.quadrature import (
     GAUSSIAN_ORDER,
     NEAR_STEPS,
@@ -69,15 +66,7 @@ def from_modes(
     compute: Callable[[Batch], T],
     choose: Callable[[Tensor, T, T], T],
 ) -> T:
-    """What is computed of C clients' rows at points of one posterior, by ascents that begin where they best do.
-
-    Args:
-        problem: the model's densities.
-        points: (C, S, D), unconstrained.
-        batch: the clients' rows.
-        compute: of the rows, with or without places where ascents begin.
-        choose: of two results, the first for the clients (C,) that are named, else the second.
-    """
+    """What `compute` makes of C clients' rows at points (C, S, D), by ascents that begin where they best do."""
     near = ascent_starts(problem, points, batch)
     if near is None:
         return compute(batch)
@@ -86,13 +75,7 @@ def from_modes(
 
 
 def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStarts | None:
-    """The rows of C clients with what is known of them near points; None where nothing is, or it saves nothing.
-
-    Args:
-        problem: the model's densities.
-        points: (C, S, D), unconstrained.
-        batch: the clients' rows, each as often as its weight says.
-    """
+    """The rows of C clients with what is known of them near points (C, S, D); None where that saves nothing."""
     rule, dim = problem.quadrature, problem.local_dim
     if not dim or rule.starts or ((rule.mode_steps or 0) <= NEAR_STEPS and not rule.by_tails(dim)):
         return None
@@ -127,12 +110,7 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
 
 
 def one_client(rows: tuple[Tensor, ...], like: Tensor) -> Batch:
-    """Rows as the batch of a single client, (1, m, ...).
-
-    Args:
-        rows: row tensors, each (m, ...).
-        like: has the dtype of the weights.
-    """
+    """Rows (m, ...) as the batch of a single client, (1, m, ...), with weights of the dtype of `like`."""
     return Batch(pytree.tree_map(lambda leaf: leaf.unsqueeze(0), rows), like.new_ones(1, len(rows[0])))
 
 
@@ -181,7 +159,7 @@ def _modes(problem: Problem, points: Tensor, batch: Batch) -> Centre:
         state = pytree.tree_map(partial(chosen, there), state, later)
         there = there | ((after[-1] <= rule.mode_tolerance) | bare.unsqueeze(1)).flatten(1).all(1)
         left -= taken
-    return rule.climber(0).summit(state)
+    return rule.climber.summit(state)
 
 
 def _feet(problem: Problem, points: Tensor, batch: Batch) -> Ascent:
@@ -190,7 +168,7 @@ def _feet(problem: Problem, points: Tensor, batch: Batch) -> Ascent:
 
     def at(theta: Tensor) -> Ascent:
         start = batch.near[0].modes(theta) if batch.near else rule.start(problem, theta, batch.rows)
-        return rule.climber(0).foot(problem, theta, batch.rows, start)
+        return rule.climber.foot(problem, theta, batch.rows, start)
 
     found: Ascent = problem.vmap(at)(points)
     return found
@@ -198,7 +176,7 @@ def _feet(problem: Problem, points: Tensor, batch: Batch) -> Ascent:
 
 def _climb(problem: Problem, state: Ascent, const: tuple[Tensor, Batch], _: tuple[()]) -> tuple[Ascent, Tensor]:
     """A Newton step at each point (P, D), and what it leaves, in SDs of a row's latents, (P, m)."""
-    (points, batch), climber = const, problem.quadrature.climber(0)
+    (points, batch), climber = const, problem.quadrature.climber
 
     def at(theta: Tensor, state: Ascent) -> tuple[Ascent, Tensor]:
         state = climber.climb(problem, theta, batch.rows, state)
@@ -227,10 +205,7 @@ def _slope(problem: Problem, points: Tensor, batch: Batch, centre: Centre) -> Te
 
 
 def _trial(problem: Problem, probes: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """What ascents that begin near leave at points (C, P, D) after each step, in SDs of latents, (C, P, steps, m).
-
-    And what rules with fewer nodes add to the rows' log-likelihood, (C, P, rules), and the size of its terms, (C, P).
-    """
+    """What steps from near leave at points (C, P, D), in SDs (C, P, steps, m), and `_by_rules` there."""
     bare = batch._replace(near=())
     foot = problem.mapped(_feet, (0, BATCHES), calls=0)(probes, batch)
     state, left = problem.scan(_climb, foot, (probes, bare), (), batch.near[0].steps.shape[1], (0, BATCHES))
@@ -240,7 +215,7 @@ def _trial(problem: Problem, probes: Tensor, batch: Batch) -> tuple[Tensor, Tens
 
 def _by_rules(problem: Problem, probes: Tensor, batch: Batch, state: Ascent) -> tuple[Tensor, Tensor]:
     """What rules with fewer nodes add to the log-likelihood at points (P, D), (P, rules), and its size, (P,)."""
-    rule, climber = problem.quadrature, problem.quadrature.climber(0)
+    rule, climber = problem.quadrature, problem.quadrature.climber
 
     def at(theta: Tensor, state: Ascent) -> tuple[Tensor, Tensor]:
         centre = climber.summit(state)

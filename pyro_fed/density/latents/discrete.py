@@ -33,15 +33,7 @@ def is_discrete(msg: Any) -> bool:
 
 
 def first_value(msg: Any, inside: bool) -> Tensor:
-    """A value of a discrete latent site, of its full shape, once it is found that the site can be summed out.
-
-    Args:
-        msg: the site's message.
-        inside: whether it is inside the partitioned plate.
-
-    Raises:
-        ModelError: the site is outside the plate, not marked for enumeration, or has no finite support.
-    """
+    """A value of a discrete latent site; ModelError where the site cannot be summed out."""
     name, fn = msg["name"], msg["fn"]
     kind = type(fn).__name__
     if not inside:
@@ -67,11 +59,7 @@ def first_value(msg: Any, inside: bool) -> Tensor:
 
 
 class Enumerate(EnumMessenger):
-    """Pyro's handler, for sites that have values already too, and under `vmap`.
-
-    Pyro's notes on which dimensions a site may depend leave out sites whose value an inner handler gave; and it
-    reads shapes from `value.data`, which `vmap` forbids.
-    """
+    """Pyro's handler, for sites that have values from an inner handler too, and under `vmap`, which forbids `.data`."""
 
     def _pyro_sample(self, msg: Any) -> None:
         given = msg["value"] is not None
@@ -85,20 +73,7 @@ class Enumerate(EnumMessenger):
 def sum_out(
     trace: Any, inside: Mapping[str, str], sizes: Mapping[str, int]
 ) -> tuple[set[str], dict[str, tuple[str, Tensor]]]:
-    """Each row's log-likelihood with the discrete latents summed out.
-
-    Args:
-        trace: a run under `Enumerate`, with log densities.
-        inside: site → the plate of rows that it is in.
-        sizes: rows m of each of these plates.
-
-    Returns:
-        The sites that depend on discrete latents; and for each set of them that share some, under the names of its
-        observed sites joined by "_", the plate and the terms of its rows (m,).
-
-    Raises:
-        ModelError: a site depends on a discrete latent of another plate.
-    """
+    """The sites that depend on discrete latents, and rows' terms (m,) with these summed out, with their plates."""
     summed = _dependent(trace)
     out = {}
     for names, dims in _components(summed):
@@ -116,15 +91,7 @@ def sum_out(
 
 
 def log_weights(trace: Any, name: str) -> Tensor:
-    """Log posterior weights of a discrete site's values, all other discrete sites summed out.
-
-    Args:
-        trace: a run under `Enumerate`, with log densities.
-        name: a site that was enumerated there.
-
-    Returns:
-        (*batch shape, values), not normalised.
-    """
+    """Log weights (*batch shape, values) of a discrete site's values, all others summed out, not normalised."""
     summed, node = _dependent(trace), trace.nodes[name]
     dims, symbol = set().union(*summed.values()), node["infer"]["_enumerate_symbol"]
     frames = {trace.plate_to_symbol[frame.name]: frame for frame in node["cond_indep_stack"] if frame.vectorized}

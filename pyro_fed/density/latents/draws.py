@@ -7,107 +7,89 @@ A draw is the end of a short Markov chain in the units of `quadrature`, x = m + 
 1. T steps of independence Metropolis-Hastings with Student t proposals u. The weights p / t are bounded where the
    posterior's tails are no heavier, so that a few steps forget the start.
 2. One more such step with a normal proposal. Where x | θ_s, y_i is Gaussian it is always accepted, so that x is a
-   function of this proposal alone. Elsewhere it is accepted more often the nearer x is to Gaussian. It leaves the
-   distribution as it is.
+   function of this proposal alone. Elsewhere it is accepted more often the nearer x is to Gaussian.
 
 T follows from the weights of a few draws' proposals: if no weight is more than M times their mean, T steps leave
-(1 - 1/M)^T of the start (Mengersen & Tweedie 1996). The modes at a draw of θ are climbed to from those at the mean.
+(1 - 1/M)^T of the start (Mengersen & Tweedie 1996). Where nodes are placed by `tails`, proposals come from the density
+that is linear between them, by uniform numbers in step 1 and Φ of the normal ones in step 2. Of rows with several modes
+a proposal is a mode, chosen by its mass, and a place around it, accepted by the part of the density that is the mode's.
 
-Where the nodes of one latent a row are placed by its `tails`, proposals come from the density that is linear between
-these nodes. Uniform numbers choose them in step 1, and Φ of the normal numbers in step 2. Nearly all are accepted.
+The normal proposals of the S draws are `balanced_normal`: each has its exact distribution, and those of different rows
+are independent, but their sum over the draws hardly varies. So the moments of x err by little more than those of θ,
+even where θ has only a hundred particles. (With independent draws a mean errs by a tenth of an SD.)
 
-Of rows with `several` modes a proposal is a mode, chosen by its mass, and a place around it. Both are accepted together
-by the part of the density that is the mode's.
-
-The normal proposals of the S draws are `balanced_normal`: stratified over the draws, and over those with similar modes.
-Each has its exact distribution, and those of different rows are independent, but their sum over the draws hardly
-varies. So the moments of x err by little more than those of θ, even where θ has only a hundred particles. (With
-independent draws a mean errs by a tenth of an SD, and by three tenths in the worst of a hundred rows.)
+Discrete latents are drawn one site after the other, k_1 ~ p(k_1 | y, z), k_2 ~ p(k_2 | k_1, y, z), ..., each with the
+later ones summed out: exact draws, as a pure function that `vmap` takes.
 """
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pyro_fed.density.latents.ascent import Centre
+from pyro_fed.density.latents.discrete import log_weights
+
+if TYPE_CHECKING:
+    from pyro_fed.density.problem import Problem
+
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
-from pyro_fed.density.latents.several_modes import log_shares
+from pyro_fed.density.latents.modes import Centre, log_shares
 from pyro_fed.density.rows.batches import CHUNK, NUMBERS_IN_MEMORY
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.matrices import log_det_lower, solve_lower_transposed
 from pyro_fed.ops.points import balanced_normal
+from pyro_fed.ops.tiny import log_det_lower
 
 if TYPE_CHECKING:
     from pyro_fed.density.latents.quadrature import Quadrature
     from pyro_fed.density.problem import Problem
+
 
 #: T is found at so many draws of θ, such that so much of the start may be left: one draw of a thousand.
 PILOTS, FORGOTTEN = 8, 1e-3
 
 
 class Proposals(NamedTuple):
-    """The randomness of a draw of m rows: student (T + 1, m, d), normal (m, d), and uniform (T + 1, m), float64.
+    """The randomness of a draw of m rows, float64."""
 
-    Where proposals are placed by tails, `student` are uniform numbers.
-    """
-
-    student: Tensor
-    normal: Tensor
-    uniform: Tensor
-
-
-class ModeRandomness(NamedTuple):
-    """The randomness of a draw of m rows with several modes, chosen by uniform numbers `mode` (T + 1, m)."""
-
-    proposals: Proposals
-    mode: Tensor
+    student: Tensor  # (T + 1, m, d); uniform numbers where proposals are placed by tails
+    normal: Tensor  # (m, d)
+    uniform: Tensor  # (T + 1, m)
+    mode: tuple[Tensor, ...] = ()  # of rows with several modes the uniform numbers (T + 2, m) that choose one
 
 
 def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], generator: torch.Generator) -> Tensor:
-    """Draws of the rows' latents, unconstrained.
-
-    Args:
-        problem: the model's densities.
-        theta: (S, D).
-        rows: row tensors, each (m, ...), of one client or of all.
-        generator: source of randomness.
-
-    Returns:
-        (S, m, local_dim).
-    """
+    """Draws of the rows' latents at θ (S, D), unconstrained: (S, m, local_dim)."""
     rule = problem.quadrature
-    by_tails, several = rule.by_tails(problem.local_dim), bool(rule.starts)
+    several = bool(rule.starts)
     centre, steps = _centres(problem, theta, rows), rule.draw_steps
     if not several:
         steps = _steps(problem, theta, rows, centre, generator)
     chunks = _chunks(problem, len(theta), steps)
     first = centre.mode[:, 0] if several else centre.mode
     normal = _normal_proposals(first, generator)
-    one = draw_by_tails if by_tails else draw_given
-    draw = problem.mapped(draw_among if several else one, (0, 0, 0, None), calls=0)
+    draw = problem.mapped(draw_among if several else draw_given, (0, 0, 0, None), calls=0)
     last = evenly_mixed(first, generator) if several else None
     out = []
     for chunk in chunks:
         here = Centre(*(part[chunk] for part in centre))
-        noise: Any = _proposals(rule, first[chunk], normal[chunk], steps, generator)
+        noise = _proposals(rule, first[chunk], normal[chunk], steps, generator)
         if last is not None:
             mode = torch.rand(noise.uniform.shape, generator=generator, dtype=torch.float64)
-            noise = ModeRandomness(noise, torch.cat([mode, last[chunk].unsqueeze(1)], 1))
+            noise = noise._replace(mode=(torch.cat([mode, last[chunk].unsqueeze(1)], 1),))
         out.append(draw(theta[chunk], here, noise, rows))
     return torch.cat(out)[: len(theta)]
 
 
 def evenly_mixed(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Uniform numbers (S, m), float64, stratified over the S draws of each row: as many modes are chosen as masses say.
-
-    Args:
-        like: (S, m, d).
-        generator: source of randomness.
-    """
+    """Uniform numbers (S, m), stratified over the S draws of each row: as many modes are chosen as masses say."""
     count, rows = like.shape[:2]
     order = torch.rand(count, rows, generator=generator, dtype=torch.float64).argsort(0)
     return (order + torch.rand(count, rows, generator=generator, dtype=torch.float64)) / count
@@ -144,9 +126,7 @@ def _steps(
     """T, by the largest weight of a few draws' proposals and the mean one, of the row that asks for most."""
     rule = problem.quadrature
     pilots = evenly(len(theta), min(PILOTS, len(theta)))
-    offer = problem.mapped(
-        offered_by_tails if rule.by_tails(problem.local_dim) else weighted_proposals, (0, 0, 0, None), calls=0
-    )
+    offer = problem.mapped(weighted_proposals, (0, 0, 0, None), calls=0)
     seen = []
     for pilot in pilots.split(len(_chunks(problem, len(theta), rule.draw_steps)[0])):
         here = Centre(*(part[pilot] for part in centre))
@@ -174,15 +154,7 @@ def _proposals(rule: Quadrature, modes: Tensor, last: Tensor, steps: int, genera
 
 
 def draw_given(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]) -> Tensor:
-    """One draw of the latents of m rows, (m, d), given θ (D,).
-
-    Args:
-        problem: the model's densities.
-        theta: (D,).
-        centre: where the rows' nodes are at this θ.
-        noise: the randomness of the draw.
-        rows: row tensors, each (m, ...).
-    """
+    """One draw of the latents of m rows, (m, d), given θ (D,)."""
     places, over_student, over_normal = weighted_proposals(problem, theta, centre, noise, rows)
     at = _chain_ends([over_student] * (len(places) - 2) + [over_normal], noise.uniform)
     return places.gather(0, at[None, :, None].expand(1, *places.shape[1:])).squeeze(0)
@@ -191,84 +163,34 @@ def draw_given(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals
 def weighted_proposals(
     problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Its proposals (T + 2, m, d), and their log weights over Student's t and over a normal, (T + 2, m) each.
-
-    Args:
-        problem: the model's densities.
-        theta: (D,).
-        centre: where the rows' nodes are at this θ.
-        noise: the randomness of the draw.
-        rows: row tensors, each (m, ...).
-    """
+    """Its proposals (T + 2, m, d), and their log weights, (T + 2, m) each, in steps of the first and the last kind."""
+    rule = problem.quadrature
+    if rule.by_tails(problem.local_dim):
+        uniform = torch.cat([noise.student, torch.special.ndtr(noise.normal).unsqueeze(0)]).squeeze(-1)
+        profile = rule.profile(problem, theta, rows, centre)
+        places, log_slope, log_proposed = profile.inverse(uniform.to(centre.mode))
+        values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place.unsqueeze(-1))[1])(places)
+        weights = values + log_slope - log_proposed
+        return places.unsqueeze(-1), weights, weights
     nodes = torch.cat([noise.student, noise.normal.unsqueeze(0)]).to(centre.mode)
-    places = centre.mode + solve_lower_transposed(centre.factor, nodes)
+    places = centre.places_at(nodes)
     values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place)[1])(places)
-    squares, degrees = nodes.square().sum(-1), problem.quadrature.degrees
-    over_student = values + 0.5 * (degrees + nodes.shape[-1]) * torch.log1p(squares / degrees)
+    squares = nodes.square().sum(-1)
+    over_student = values + 0.5 * (rule.degrees + nodes.shape[-1]) * torch.log1p(squares / rule.degrees)
     return places, over_student, values + 0.5 * squares
 
 
-def draw_by_tails(
-    problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
-) -> Tensor:
-    """Latents of rows that have one each, whose nodes are placed by its tails: (m, 1).
-
-    Args:
-        problem: the model's densities.
-        theta: (D,).
-        centre: modes and curvatures of the rows at this θ.
-        noise: the randomness of the draw.
-        rows: row tensors, each (m, ...).
-    """
-    places, weights = offered_by_tails(problem, theta, centre, noise, rows)
-    at = _chain_ends([weights] * (len(places) - 1), noise.uniform)
-    return places.gather(0, at.unsqueeze(0)).squeeze(0).unsqueeze(-1)
-
-
-def offered_by_tails(
-    problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
-) -> tuple[Tensor, Tensor]:
-    """Its proposals and their log weights, (T + 2, m) each.
-
-    Args:
-        problem: the model's densities.
-        theta: (D,).
-        centre: modes and curvatures of the rows at this θ.
-        noise: the randomness of the draw.
-        rows: row tensors, each (m, ...).
-    """
-    profile = problem.quadrature.profile(problem, theta, rows, centre)
-    uniform = torch.cat([noise.student, torch.special.ndtr(noise.normal).unsqueeze(0)]).squeeze(-1)
-    places, log_slope, log_proposed = profile.inverse(uniform.to(centre.mode))
-    values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place.unsqueeze(-1))[1])(places)
-    return places, values + log_slope - log_proposed
-
-
-def draw_among(
-    problem: Problem, theta: Tensor, centre: Centre, noise: ModeRandomness, rows: tuple[Tensor, ...]
-) -> Tensor:
-    """Latents of rows with several modes, (m, d).
-
-    Args:
-        problem: the model's densities.
-        theta: (D,).
-        centre: J modes and curvatures of the rows at this θ, (J, m, ...).
-        noise: the randomness of the draw.
-        rows: row tensors, each (m, ...).
-    """
-    rule, student, normal = problem.quadrature, noise.proposals.student, noise.proposals.normal.unsqueeze(0)
+def draw_among(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]) -> Tensor:
+    """Latents of rows with J modes, whose centre has an axis of these, (m, d)."""
+    rule, student, normal, mode = problem.quadrature, noise.student, noise.normal.unsqueeze(0), noise.mode[0]
     log_mass = rule.log_masses(problem, theta, rows, centre)[1].nan_to_num(nan=-torch.inf)
     log_mass = log_mass - torch.logsumexp(log_mass, 0)
     below = log_mass.exp().cumsum(0)[:-1]
-    chosen = (noise.mode.unsqueeze(1) > below.to(noise.mode)).sum(1)  # (T + 2, m)
+    chosen = (mode.unsqueeze(1) > below.to(mode)).sum(1)  # (T + 2, m)
     if rule.by_tails(problem.local_dim):
         uniform = torch.cat([student, torch.special.ndtr(normal)]).squeeze(-1).to(centre.mode)
-        places, offered = (
-            torch.stack(parts)
-            for parts in zip(
-                *(_by_tails(problem, theta, rows, centre, j, uniform) for j in range(len(centre.mode))), strict=True
-            )
-        )
+        each = (_by_tails(problem, theta, rows, centre, j, uniform) for j in range(len(centre.mode)))
+        places, offered = (torch.stack(parts) for parts in zip(*each, strict=True))
         over_student = over_normal = -_of_chosen(offered, chosen)
         place = _of_chosen(places, chosen).unsqueeze(-1)
     else:
@@ -286,7 +208,7 @@ def draw_among(
 
     values = problem.vmap(part)(place, chosen) - _of_chosen(log_mass.unsqueeze(1).expand(-1, len(place), -1), chosen)
     last = len(place) - 1
-    at = _chain_ends([values + over_student] * (last - 1) + [values + over_normal], noise.proposals.uniform)
+    at = _chain_ends([values + over_student] * (last - 1) + [values + over_normal], noise.uniform)
     return place.gather(0, at[None, :, None].expand(1, *place.shape[1:])).squeeze(0)
 
 
@@ -296,11 +218,8 @@ def _by_tails(
     """Proposals around one mode by uniform numbers (K, m), and their log densities: (K, m) each."""
     profile = problem.quadrature.profile(problem, theta, rows, centre.at(mode), (centre, mode))
     place, log_slope, log_density = profile.inverse(uniform)
-    total = (
-        torch.logsumexp(profile.log_weight, 0)
-        - profile.log_weight.amax(0)
-        + profile.line.log_step(len(profile.log_weight))
-    )
+    log_weight = profile.log_weight
+    total = torch.logsumexp(log_weight, 0) - log_weight.amax(0) + profile.line.log_step(len(log_weight))
     return place, log_density - log_slope - total
 
 
@@ -317,3 +236,32 @@ def _chain_ends(weights: list[Tensor], uniform: Tensor) -> Tensor:
         rise = over[step] - over.gather(0, at.unsqueeze(0)).squeeze(0)
         at = torch.where(uniform[step - 1].log() < rise, step, at)
     return at
+
+
+def draw_assignments(problem: Problem, z: Tensor, uniforms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A draw at z (D,) of every discrete site of all rows, and of the deterministic sites that depend on them."""
+    known: dict[str, Tensor] = {}
+    for name in problem.layout.discrete:
+        trace = problem.execute_at(z, problem.all_rows, densities=True, discrete=known).trace
+        known[name] = _pick(trace, name, uniforms[name])
+    trace = problem.execute_at(z, problem.all_rows, discrete=known).trace
+    return known | {name: trace.nodes[name]["value"] for name in problem.layout.depends_on_discrete}
+
+
+def _pick(trace: Any, name: str, uniform: Tensor) -> Tensor:
+    fn = trace.nodes[name]["fn"]
+    cdf = log_weights(trace, name).softmax(-1).cumsum(-1)
+    number = (uniform.unsqueeze(-1) >= cdf[..., :-1]).sum(-1)
+    support = fn.enumerate_support(expand=False).reshape(-1, *fn.event_shape)
+    picked: Tensor = support[number]
+    return picked
+
+
+def assign(problem: Problem, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Draws (S, *site shape) of the discrete latents given z (S, D), and of what depends on them."""
+    uniforms = {
+        name: torch.rand(len(z), *site.batch_shape, generator=generator, dtype=problem.dtype)
+        for name, site in problem.layout.discrete.items()
+    }
+    draws: dict[str, Tensor] = problem.vmap(lambda one, u: draw_assignments(problem, one, u))(z, uniforms)
+    return draws

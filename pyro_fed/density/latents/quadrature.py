@@ -3,34 +3,30 @@
     log p(y_i | θ) = log ∫ exp f_i(θ, x) dx,    f_i = log p(x | θ) + log |dx'/dx| + log p(y_i | θ, x)
 
 x (d,) are the latents of one element of the plate, unconstrained. Given θ the elements are independent, so that each
-integral has few dimensions and belongs to the client that holds the row: no message depends on x. Adaptive quadrature
-(Naylor & Smith 1982; Pinheiro & Bates 1995) places the nodes by the mode m and the curvature H = C C' there,
+integral has few dimensions and belongs to the client that holds the row. Adaptive quadrature (Naylor & Smith 1982;
+Pinheiro & Bates 1995) places the nodes by the mode m and the curvature H = C C' there,
 
     log p(y_i | θ) ≈ log Σ_s w_s exp(f_i(θ, m + C⁻ᵀ u_s) + |u_s|²/2) - log |C| + d/2 log 2π
 
 where (u_s, w_s) is a Gauss-Hermite rule for N(0, I), or standardised Sobol points if a product rule would be too large.
-The rule is exact where x | θ, y_i is Gaussian. With one node it is Laplace's approximation.
+The rule is exact where x | θ, y_i is Gaussian. With one node it is Laplace's approximation. Where these nodes err, as
+in the tails of a Beta or Gamma latent of small shape, a single latent's are placed by `tails`; rows with several modes
+given θ, such as the two signs of x in y = x², have nodes around each (`modes`).
 
-**Other rules.** A single latent may have tails unlike a Gaussian's, such as a Beta or Gamma latent of small shape. If
-Gauss-Hermite nodes err there, nodes are placed by the tails (`tails`). If rows have several modes given θ, such as the
-two signs of x in y = x², each mode is integrated by its own nodes (`several`). Which rule a model needs is found when
-the model is read.
+What a model needs is found when it is read, at random θ. Modes take a fixed number of Newton steps, so that they can be
+compiled: as many as they needed, and one more; a node that is a little off costs accuracy, not correctness. Where f_i
+is a parabola around its mode three nodes a dimension are enough. Elsewhere one latent gets as many as a row's log
+marginal likelihood needs, and several latents as many as leave its score and curvature unchanged.
 
-**Modes** are found by Newton's method. The number of steps is fixed when the model is read, so that it can be compiled:
-what starts at random θ needed, and one more. A node that is a little off costs accuracy, not correctness.
-
-**The number of nodes** is found then too. Where x | θ, y_i is Gaussian (f_i is a parabola around its mode, at random θ)
-three nodes a dimension are enough. Elsewhere one latent gets as many as the log marginal likelihood of a row needs, and
-several latents get as many as leave its score and curvature unchanged.
-
-**Derivatives** in θ hold the nodes fixed: where the rule integrates well, it does so for nodes anywhere near, so that
-their own movement contributes nothing. The gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's.
-Where x | θ, y_i is Gaussian, three nodes a dimension give both exactly, and Sobol points give the gradient alone.
+**Derivatives** in θ hold the nodes fixed: where the rule integrates well, it does so for nodes anywhere near. The
+gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's. Where x | θ, y_i is Gaussian, three nodes a
+dimension give both exactly, and Sobol points give the gradient alone.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -48,8 +44,17 @@ from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, RADIUS, ROWS_TOGETHER
-from pyro_fed.density.latents.ascent import Ascent, Centre, Climber, Rows
-from pyro_fed.density.latents.several_modes import MOST_STARTS, alive, log_shares, modes_at_points, needed_starts
+from pyro_fed.density.latents.modes import (
+    MOST_STARTS,
+    Ascent,
+    Centre,
+    Climber,
+    Rows,
+    alive,
+    log_shares,
+    modes_at_points,
+    needed_starts,
+)
 from pyro_fed.density.latents.tails import Line, Profile, line
 from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import SettingError
@@ -75,31 +80,20 @@ NEAR_STEPS = 3
 
 
 class Nodes(NamedTuple):
-    """Where the log joint densities f of m rows are taken, (Q, m, d), and what is added to each, (Q, m).
-
-    log p(y_i | θ) = log Σ_q exp(f_i(θ, x_iq) + log_weight_iq).
-    """
+    """Where the log joint densities f of m rows are taken, (Q, m, d), and what is added to each, (Q, m)."""
 
     place: Tensor
     log_weight: Tensor
 
 
 class NearbyModes(NamedTuple):
-    """What is known of the integrals of m rows near A points θ, see `ascent_starts`.
+    """What is known of the integrals of m rows near A points θ, see `ascent_starts`."""
 
-    Attributes:
-        theta: there, (A, D).
-        place: the modes there, (A, m, d).
-        slope: how they move with θ, (A, m, d, D), or (A, m, d, 0) where modes are needed at these points alone.
-        steps: shares of the Newton steps from there to the modes at another θ, (k,): 1, or 0 where fewer are enough.
-        nodes: a rule for N(0, I) that is enough, (Q, d) and log weights (Q,), -inf where fewer are; () for the usual.
-    """
-
-    theta: Tensor
-    place: Tensor
-    slope: Tensor
-    steps: Tensor
-    nodes: tuple[Tensor, ...] = ()
+    theta: Tensor  # (A, D)
+    place: Tensor  # the modes there, (A, m, d)
+    slope: Tensor  # how they move with θ, (A, m, d, D), or (A, m, d, 0) where modes are needed at these points alone
+    steps: Tensor  # shares of the Newton steps from there to the modes at another θ, (k,): 1, or 0 where fewer do
+    nodes: tuple[Tensor, ...] = ()  # a rule for N(0, I) that does, (Q, d), log weights (Q,), -inf for padding; or ()
 
     def modes(self, theta: Tensor) -> Tensor:
         """About where the modes at θ (D,) are, (m, d), by the nearest of the points."""
@@ -182,14 +176,7 @@ class Quadrature(metaclass=Checked):
             )
 
     def fitted(self, problem: RowDensities) -> Quadrature:
-        """These settings with the number of nodes and of Newton steps that the model needs.
-
-        Args:
-            problem: the model's densities, mapped.
-
-        Returns:
-            settings with `order` and `mode_steps` filled in.
-        """
+        """These settings with `order` and `mode_steps`, the numbers that the model needs, filled in."""
         generator = torch.Generator().manual_seed(0)
         theta = 2 * torch.rand(PROBES, problem.dim, generator=generator, dtype=problem.bound.dtype) - 1
         few = min(FEW_ROWS, max(FEW_DRAWS, ROWS_TOGETHER * problem.num_rows // problem.widest))
@@ -216,10 +203,7 @@ class Quadrature(metaclass=Checked):
         return replace(found, mode_steps=steps)
 
     def _with_feet(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Quadrature, Tensor, Ascent]:
-        """These settings, θ (S, D) and the feet of the rows' ascents there, all finite.
-
-        Where they are not, ascents begin beside zero if no place is given, and draws of the priors are among θ.
-        """
+        """These settings, θ (S, D) and finite feet of rows' ascents there, if need be beside zero or at prior draws."""
         foot = self._foot(problem, theta, rows)
         finite = _is_finite(foot)
         if bool(finite.all()):
@@ -233,11 +217,7 @@ class Quadrature(metaclass=Checked):
         return rule, theta[finite], pytree.tree_map(lambda part: part[finite], foot)
 
     def _for_modes(self, problem: RowDensities, theta: Tensor, rows: Rows, modes: Centre) -> Quadrature:
-        """With the places from which all modes at θ (S, D) are found, where rows have several beside one (S, m, ...).
-
-        Raises:
-            SettingError: places of another number of latents.
-        """
+        """With the places from which all modes at θ (S, D) are found, where rows have several beside `modes`."""
         dim = problem.local_dim
         if self.starts and len(self.starts[0]) != dim:
             raise SettingError(
@@ -259,11 +239,7 @@ class Quadrature(metaclass=Checked):
         return found
 
     def _errs(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
-        """Whether at most `max_order` nodes placed by the curvature err at θ (S, D), and those placed by tails do not.
-
-        Modes are those of ascents that tails have no part in. More nodes may do at these θ, and not where a posterior
-        goes: those that are placed by tails go there too.
-        """
+        """Whether `max_order` nodes placed by the curvature err at θ (S, D), and those placed by tails do not."""
         if problem.local_dim > 1 or self.places(1) < FEWEST_OF_TAILS:
             return False
         usual, tails = (replace(self, tails=by_tails) for by_tails in (False, True))
@@ -281,10 +257,7 @@ class Quadrature(metaclass=Checked):
         return self._largest_difference(found, exact) <= max(self.node_tolerance, error)
 
     def _enough_for_one(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> int:
-        """The fewest nodes of `ORDERS` by which a row's log marginal likelihood at θ (S, D) is that by `order`.
-
-        Several latents have as many as they need already, and rows of several modes keep what they have.
-        """
+        """The fewest nodes of `ORDERS` by which a row's log marginal likelihood at θ (S, D) is that by `order`."""
         most = self.places(1)
         if problem.local_dim > 1 or self.starts:
             return most
@@ -306,10 +279,7 @@ class Quadrature(metaclass=Checked):
         return float((found - exact).nan_to_num(nan=math.inf).abs()[known].max()) if bool(known.any()) else 0.0
 
     def _sufficient_order(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
-        """The fewest nodes a dimension of `ORDERS` whose score and curvature at θ (S, D) are those of the next rule.
-
-        A single latent's rule has few nodes, and keeps them; so does a model of many parameters, whose curvature costs.
-        """
+        """The fewest nodes a dimension of `ORDERS` whose score and curvature at θ (S, D) are those of the next rule."""
         dim = problem.local_dim
         most = replace(self, order=self.max_order)
         tried = [order for order in ORDERS if order <= most.places(dim)]
@@ -345,7 +315,7 @@ class Quadrature(metaclass=Checked):
 
     def _foot(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
         """Where the ascents at several θ (S, D) begin."""
-        climber = self.climber(0)
+        climber = self.climber
         found: Ascent = problem.vmap(lambda one: climber.foot(problem, one, rows, self.start(problem, one, rows)))(
             theta
         )
@@ -353,7 +323,7 @@ class Quadrature(metaclass=Checked):
 
     def _climbed(self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent) -> tuple[int, Centre]:
         """Newton steps to the modes at several θ (S, D), and one more, and what they lead to, (S, m, ...)."""
-        climber = self.climber(0)
+        climber = self.climber
         climb = problem.vmap(lambda one, state: climber.climb(problem, one, rows, state))
         steps, most = 1, self.mode_steps or self.max_mode_steps
         while steps < most and (self.mode_steps or bool((climber.summit(state).decrement > self.mode_tolerance).any())):
@@ -403,14 +373,7 @@ class Quadrature(metaclass=Checked):
     def log_parts(
         self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Log prior (), and each row's log marginal likelihood (m,), at θ (D,).
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-            near: what is known of the rows near θ; where it is not given ascents begin at zero.
-        """
+        """Log prior (), and each row's log marginal likelihood (m,), at θ (D,); ascents begin at zero, or by `near`."""
         nodes = self.placed(problem, theta, rows, near)
         prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
         return prior[0], torch.logsumexp(values + nodes.log_weight, 0)
@@ -438,15 +401,7 @@ class Quadrature(metaclass=Checked):
     def around(
         self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, part: tuple[Centre, int] | None = None
     ) -> Nodes:
-        """The nodes around one mode of each row.
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-            centre: modes and curvatures.
-            part: as for `profile`.
-        """
+        """The nodes around one mode of each row, or of its share of the density, as for `profile`."""
         dim = centre.mode.shape[-1]
         if self.by_tails(dim):
             nodes = self._along(self._line(problem, theta, rows, centre, part))
@@ -463,31 +418,30 @@ class Quadrature(metaclass=Checked):
         return Nodes(*(torch.cat(parts) for parts in zip(*each, strict=True)))
 
     def log_masses(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> tuple[Tensor, Tensor]:
-        """Log prior (), and the part of each row's log marginal likelihood that is each mode's, (J, m).
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-            centre: J modes and curvatures, (J, m, ...).
-        """
+        """Log prior (), and the part of each row's log marginal likelihood that is each mode's, (J, m)."""
         nodes = self._around_each(problem, theta, rows, centre)
         prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
         return prior[0], torch.logsumexp((values + nodes.log_weight).unflatten(0, (len(centre.mode), -1)), 1)
+
+    def _density(
+        self, problem: RowDensities, theta: Tensor, rows: Rows, part: tuple[Centre, int] | None
+    ) -> Callable[[Tensor], Tensor]:
+        """Log joint densities of rows at places (m, d), or the share of them that is a mode's."""
+
+        def at(place: Tensor) -> Tensor:
+            value: Tensor = problem.conditional_parts(theta, rows, place)[1]
+            return value + log_shares(part[0], place)[part[1]] if part else value
+
+        return at
 
     def _line(
         self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, part: tuple[Centre, int] | None
     ) -> Line:
         """Where nodes are placed by tails."""
-        here = theta.detach()
-
-        def log_density_at(x: Tensor) -> Tensor:
-            place = x.unsqueeze(-1)
-            found: Tensor = problem.conditional_parts(here, rows, place)[1]
-            return found + log_shares(part[0], place)[part[1]] if part else found
+        density = self._density(problem, theta.detach(), rows, part)
 
         def look(places: Tensor) -> Tensor:
-            values: Tensor = problem.vmap(log_density_at)(places)
+            values: Tensor = problem.vmap(lambda x: density(x.unsqueeze(-1)))(places)
             return values.detach()
 
         return line(look, centre.mode[:, 0], 1 / centre.factor[:, 0, 0], self.places(1))
@@ -507,40 +461,21 @@ class Quadrature(metaclass=Checked):
         centre: Centre,
         part: tuple[Centre, int] | None = None,
     ) -> Profile:
-        """The rows' densities along nodes that are placed by tails.
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-            centre: modes and curvatures.
-            part: all modes and the number of this one, where only its share of the density is meant.
-        """
+        """Rows' densities along nodes placed by tails; of a `part`, all modes and one's number, its share alone."""
         placed = self._line(problem, theta, rows, centre, part)
         place, log_weight = self._along(placed)
-
-        def at(one: Tensor) -> Tensor:
-            value: Tensor = problem.conditional_parts(theta, rows, one)[1]
-            return value + log_shares(part[0], one)[part[1]] if part else value
-
-        return Profile(placed, problem.vmap(at)(place) + log_weight - placed.log_step(len(place)))
+        values = problem.vmap(self._density(problem, theta, rows, part))(place)
+        return Profile(placed, values + log_weight - placed.log_step(len(place)))
 
     def centre(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
         """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives."""
         theta = theta.detach()
-        climber = self.climber(self.mode_steps or self.max_mode_steps)
-        return climber.summit(climber.climbed(problem, theta, rows, self.start(problem, theta, rows)))
+        steps = self.mode_steps or self.max_mode_steps
+        return self.climber.climbed(problem, theta, rows, self.start(problem, theta, rows), steps)
 
     def centre_near(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes) -> Centre:
-        """Modes of the rows' latents at θ (D,), from what is known near it, and curvatures a step before them.
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-            near: from where ascents begin.
-        """
-        here, climber = theta.detach(), self.climber(0)
+        """Modes of the rows' latents at θ (D,), from what is known near it, and curvatures a step before them."""
+        here, climber = theta.detach(), self.climber
         state = climber.foot(problem, here, rows, near.modes(here))
         *before, last = near.steps.unbind()
         for share in before:
@@ -550,20 +485,14 @@ class Quadrature(metaclass=Checked):
         return end._replace(mode=(end.mode + step).detach())
 
     def centres(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
-        """Modes and curvatures of all modes that are looked for, (J, m, ...): by ascent from zero, then from `starts`.
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-        """
+        """All modes and curvatures at θ (D,), (J, m, ...): by ascent from zero, then from `starts`."""
         first = self.centre(problem, theta, rows)
         if not self.starts:
             return Centre(*(part.unsqueeze(0) for part in first))
-        here, climber = theta.detach(), self.climber(self.max_mode_steps)
+        here = theta.detach()
 
         def climb(start: Tensor) -> Centre:
-            return climber.summit(climber.climbed(problem, here, rows, start.expand_as(first.mode)))
+            return self.climber.climbed(problem, here, rows, start.expand_as(first.mode), self.max_mode_steps)
 
         others = problem.vmap(climb)(torch.tensor(self.starts, dtype=here.dtype, device=here.device))
         return alive(Centre(*(torch.cat([a.unsqueeze(0), b]) for a, b in zip(first, others, strict=True))))
@@ -572,9 +501,10 @@ class Quadrature(metaclass=Checked):
         """These settings with other `starts`."""
         return replace(self, starts=starts)
 
-    def climber(self, steps: int) -> Climber:
+    @property
+    def climber(self) -> Climber:
         """How modes are climbed to."""
-        return Climber(steps, self.shorten, self.floor)
+        return Climber(self.shorten, self.floor)
 
     def start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
         """Where the rows' ascents begin, (m, d)."""
@@ -594,13 +524,7 @@ def _is_finite(foot: Ascent) -> Tensor:
 
 
 def by_curvature(centre: Centre, units: Tensor, log_weights: Tensor) -> Nodes:
-    """A rule for N(0, I) at the modes of rows and in the units of their curvatures there.
-
-    Args:
-        centre: modes and curvatures.
-        units: (Q, d).
-        log_weights: (Q,).
-    """
+    """A rule for N(0, I), (Q, d) and log weights (Q,), at the modes of rows and in units of their curvatures there."""
     units, log_weights = units.to(centre.mode), log_weights.to(centre.mode)
     log_weight = (log_weights + 0.5 * units.square().sum(-1)).unsqueeze(-1) - log_det_lower(centre.factor)
     constant = 0.5 * units.shape[-1] * math.log(2 * math.pi)
@@ -623,20 +547,12 @@ def _product(order: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=8)
 def sobol(count: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Standardised Sobol points (count, dim) and log weights, float64.
-
-    Made in a thread of its own, where no `vmap` is: it refuses their random scrambling, though they are the same for
-    all, so that models of more than five latents a row were taken for such as cannot be mapped; nor any `grad`, see
-    `_product`.
-
-    Args:
-        count: an even number of points.
-        dim: dimensions.
-    """
+    """An even number of standardised Sobol points (count, dim) and log weights, float64."""
 
     def made() -> tuple[Tensor, Tensor]:
         points = standardised_sobol(count, dim)
         return points, points.new_full((count,), -math.log(count))
 
+    # In a thread without `vmap`, which refuses their random scrambling, and without `grad`, see `_product`.
     with ThreadPoolExecutor(1) as apart:
         return apart.submit(made).result()

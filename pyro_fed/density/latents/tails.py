@@ -1,8 +1,8 @@
 """Where the nodes of one latent a row go if its density has tails that a Gaussian of its curvature does not cover.
 
-A Beta(a, b) of small a is an example. On the scale of its logit its density is exp(a x) far to the left, so that it is
-1 / a wide, while it drops at the other end over a width of one. A Gamma of small shape is like it on the scale of its
-logarithm. The nodes are those of the trapezoidal rule in t along
+On the scale of its logit a Beta(a, b) of small a is exp(a x) far to the left, 1 / a wide, and drops at the other end
+over a width of one; the logarithm of a Gamma of small shape is like it. The nodes are those of the trapezoidal rule in
+t along
 
     x = c + s sinh t,    ∫ exp f dx ≈ h s Σ_k exp(f(x_k)) cosh t_k,    t_k from `low` to `high` in steps of h
 
@@ -26,14 +26,15 @@ from torch import Tensor
 
 #: The coarse line: so many points on either side of t = 0, and the distance between them in t.
 POINTS_PER_SIDE, STEP = 18, 2 / 3
-#: A flank is where the log density has fallen by at least the first of these, and not yet by the second.
+#: A flank is where the log density has fallen by at least the first of these, and not yet by the second; falls are
+#: followed to the last, beyond all that is cut off.
 FLANK_START, FLANK_END, MAX_FLANK_FALL = 1.0, 4.0, 64.0
 #: Places between two points of the coarse line at which the end of the integrand is looked for; and how far beyond the
 #: end its last node may be, as a multiple of the fall there.
 PLACES_BETWEEN_POINTS, MAX_REACH_FALLS = 8, 3.0
 #: How far the log of the integrand falls to its ends: so much for each node, and no further than to rounding, so that
-#: what is cut off is like the error of the nodes. `ENDLESS_FALL` stands for a fall without end.
-CUT_OFF_FALL, ENDLESS_FALL = 0.8, 1e6
+#: what is cut off is like the error of the nodes.
+CUT_OFF_FALL = 0.8
 #: The largest SD by a curvature that is believed; and the smallest scale, as a multiple of the one before.
 MAX_CURVATURE_SD, MIN_SCALE_RATIO = 50.0, 1e-4
 
@@ -47,11 +48,7 @@ class Line(NamedTuple):
     high: Tensor
 
     def at(self, share: Tensor) -> tuple[Tensor, Tensor]:
-        """A place of each row, and the log of dx/dt there: (..., m) each.
-
-        Args:
-            share: how far between low and high, () or (..., m).
-        """
+        """A place of each row at a share of the way from low to high, and the log of dx/dt there: (..., m) each."""
         t = self.low + share * (self.high - self.low)
         return self.centre + self.scale * t.sinh(), self.scale.log() + log_cosh(t)
 
@@ -67,11 +64,7 @@ class Profile(NamedTuple):
     log_weight: Tensor
 
     def inverse(self, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Places that a density takes which is linear in t between nodes: x, log dx/dt and log density in t, (K, m).
-
-        Args:
-            uniform: (K, m) how much of its mass is to the left.
-        """
+        """x, log dx/dt and log density in t (K, m), by the mass to the left, if density is linear between nodes."""
         weight = (self.log_weight - self.log_weight.amax(0)).exp().clamp_min(torch.finfo(uniform.dtype).tiny)
         part = 0.5 * (weight[1:] + weight[:-1])
         below = part.cumsum(0) / part.sum(0)
@@ -92,14 +85,7 @@ def log_cosh(t: Tensor) -> Tensor:
 
 
 def line(look: Callable[[Tensor], Tensor], mode: Tensor, sd: Tensor, order: int) -> Line:
-    """Where `order` nodes should be.
-
-    Args:
-        look: log densities (K, m) at places (K, m).
-        mode: (m,) about where the density is highest.
-        sd: (m,) by the curvature there.
-        order: nodes.
-    """
+    """Where `order` nodes should be, by log densities at places (K, m), the modes and the SDs by curvature (m,)."""
     t = STEP * torch.arange(-POINTS_PER_SIDE, POINTS_PER_SIDE + 1, dtype=mode.dtype, device=mode.device).unsqueeze(-1)
     fall = min(CUT_OFF_FALL * order, -math.log(torch.finfo(mode.dtype).eps))
     centre, scale = mode, sd.clamp_max(MAX_CURVATURE_SD)
@@ -113,10 +99,8 @@ def line(look: Callable[[Tensor], Tensor], mode: Tensor, sd: Tensor, order: int)
     at = torch.arange(len(t), device=mode.device).unsqueeze(-1)
     first = torch.where(inside, at, len(t)).amin(0)
     last = torch.where(inside, at, -1).amax(0)
-    share = (
-        torch.arange(1, PLACES_BETWEEN_POINTS + 1, dtype=mode.dtype, device=mode.device).unsqueeze(-1)
-        / PLACES_BETWEEN_POINTS
-    )
+    numbers = torch.arange(1, PLACES_BETWEEN_POINTS + 1, dtype=mode.dtype, device=mode.device)
+    share = numbers.unsqueeze(-1) / PLACES_BETWEEN_POINTS
     outwards = STEP * torch.stack([-share, share])
     found = torch.stack([first, last])
     t_ends = STEP * (found - POINTS_PER_SIDE).to(mode.dtype)
@@ -124,15 +108,14 @@ def line(look: Callable[[Tensor], Tensor], mode: Tensor, sd: Tensor, order: int)
     there = before[0] + before[1] * trials.sinh()
     seen = _finite_or_minus_infinity(look(there.flatten(0, 1))).unflatten(0, (2, PLACES_BETWEEN_POINTS))
     level = (values + log_cosh(t)).amax(0)
-    deep = (level - seen - log_cosh(trials)).clamp_max(ENDLESS_FALL)
+    deep = level - seen - log_cosh(trials)
     # The first place beyond the fall, or the last before it where the former is far below.
     index = torch.arange(PLACES_BETWEEN_POINTS, device=mode.device).unsqueeze(-1)
     beyond = torch.where(deep > fall, index, PLACES_BETWEEN_POINTS - 1).amin(1)
     too_deep = deep.gather(1, beyond.unsqueeze(1)).squeeze(1) > MAX_REACH_FALLS * fall
     steps = torch.where(too_deep, beyond, beyond + 1)
-    ends = t_ends + steps * STEP / PLACES_BETWEEN_POINTS * torch.tensor(
-        [[-1.0], [1.0]], dtype=mode.dtype, device=mode.device
-    )
+    sides = torch.tensor([[-1.0], [1.0]], dtype=mode.dtype, device=mode.device)
+    ends = t_ends + steps * STEP / PLACES_BETWEEN_POINTS * sides
     low, high = torch.asinh((before[0] + before[1] * ends.sinh() - centre) / scale)
     return Line(centre, scale, low, high)
 
@@ -143,15 +126,15 @@ def _finite_or_minus_infinity(values: Tensor) -> Tensor:
 
 
 def _falls_below_highest(values: Tensor) -> Tensor:
-    """How far values (K, m) are below the highest."""
-    return (values.amax(0) - values).nan_to_num(nan=ENDLESS_FALL).clamp_max(ENDLESS_FALL)
+    """How far values (K, m) are below the highest, at most `MAX_FLANK_FALL`."""
+    return (values.amax(0) - values).nan_to_num(nan=MAX_FLANK_FALL).clamp_max(MAX_FLANK_FALL)
 
 
 def _flank(places: Tensor, values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """The centre and scale of the sharper flank (m,) of log densities (K, m) at ascending places."""
     top = values.argmax(0)
     peak = places.gather(0, top.unsqueeze(0)).squeeze(0)
-    fallen = _falls_below_highest(values).clamp_max(MAX_FLANK_FALL)
+    fallen = _falls_below_highest(values)
     (right, rise), (left, descent) = (_side(places, fallen, top, sign) for sign in (1, -1))
     ratio = (rise / descent).nan_to_num(nan=1.0)
     shift = torch.where(ratio <= 1, right * (1 - ratio), left * (1 / ratio - 1))

@@ -19,11 +19,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pyro_fed.density.checks.points import ROWS_TOGETHER
 from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
-from pyro_fed.density.rows.containers import Table, as_tree, is_column
+from pyro_fed.density.rows.containers import Orders, Table, as_tree, in_order, is_column, orders_of
 from pyro_fed.density.rows.files import Place, blocks, is_mapped, mapped, picked, place_of, written
 from pyro_fed.density.rows.labelled import Labels, labelled
 from pyro_fed.density.rows.leaves import LabelsByName, read_leaf
-from pyro_fed.density.rows.order import Orders, in_order, orders_of
 from pyro_fed.errors import DataError
 from pyro_fed.ops.entries import all_finite
 
@@ -32,25 +31,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arguments:
-    """A model's `(*args, **kwargs)`, flattened.
+    """A model's `(*args, **kwargs)`, flattened; subclasses have rows of several plates."""
 
-    Attributes:
-        leaves: every leaf of the arguments, tensors where they were arrays.
-        names: a readable name of each leaf, such as `x` or `x['age']`.
-        spec: how to put the leaves together again.
-        sharded: positions in `leaves` of those that are split by rows.
-        labels: what the codes of an argument stand for, by its name, if it was text or a category.
-        masked: names of the arguments that were masked arrays.
-        axes: the axis of the rows in the model's own form, by position in `leaves`, if that is not the first; the
-            leaf itself has them first.
-    """
-
-    leaves: tuple[Any, ...]
-    names: tuple[str, ...]
-    spec: Any
-    sharded: tuple[int, ...] = ()
-    labels: LabelsByName = field(default_factory=dict)
-    masked: tuple[str, ...] = ()
+    leaves: tuple[Any, ...]  # tensors where they were arrays
+    names: tuple[str, ...]  # of each leaf, such as `x` or `x['age']`
+    spec: Any  # how to put the leaves together again
+    sharded: tuple[int, ...] = ()  # positions in `leaves` of those that are split by rows
+    labels: LabelsByName = field(default_factory=dict)  # of text and categories
+    masked: tuple[str, ...] = ()  # names of the arguments that were masked arrays
+    #: The axis of the rows in the model's own form, by position in `leaves`, which have them first.
     axes: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -69,20 +58,13 @@ class Arguments:
         return len(self.rows[0]) if self.sharded else None
 
     def edge_of(self, chosen: Tensor, numbers: Tensor | None = None) -> str:
-        """A clause on an argument that has one sign, or is not finite, in the chosen rows and in no others; or "".
-
-        `chosen` (m,) says which of the rows with `numbers` (m,), or of all, are chosen.
-        """
+        """A clause on an argument of one sign, or not finite, in the `chosen` (m,) of some rows alone; or ""."""
         for name, nested, leaf in self.columns if not bool(chosen.all()) else ():
             if nested is not None or name in self.labels:
                 continue
             values = (leaf if numbers is None else leaf[numbers]).reshape(len(chosen), -1)
-            for what, flags in {
-                "0": values == 0,
-                "negative": values < 0,
-                "infinite": values.isinf(),
-                "missing": values.isnan(),
-            }.items():
+            kinds = {"0": values == 0, "negative": values < 0, "infinite": values.isinf(), "missing": values.isnan()}
+            for what, flags in kinds.items():
                 if bool((flags == chosen.unsqueeze(1)).all(0).any()):
                     return f", those in which '{name}' is {what}"
         return ""
@@ -218,10 +200,7 @@ class Arguments:
         return self if same else replace(self, leaves=cast)
 
     def copy_as(self, dtype: torch.dtype) -> Arguments:
-        """Copies of these arguments, floating ones in `dtype`: later changes to the caller's arrays have no effect.
-
-        Leaves in files stay there.
-        """
+        """Copies of these arguments, floating ones in `dtype`, apart from the caller's arrays; files stay files."""
         owned = (_cast(leaf, dtype, copy=True) for leaf in self.leaves)
         return replace(self, leaves=tuple(owned))
 
@@ -231,11 +210,7 @@ class Arguments:
         return replace(self, leaves=tuple(moved))
 
     def with_leaves_of(self, other: Arguments, dtype: torch.dtype) -> Arguments:
-        """These arguments with the values, in `dtype`, of others of the same model, equal to them in all else.
-
-        Raises:
-            DataError: names the first leaf of another structure, shape, dtype, or Python value.
-        """
+        """These arguments with the values of others, in `dtype`; DataError where these differ in any other respect."""
         self.check_structure(other)
         other = other.rows_first(self.axes)
         more = len(other.leaves)  # leaves of this layer's own follow the model's
@@ -303,15 +278,8 @@ def flatten(
 ) -> Arguments:
     """Flatten a model's arguments; NumPy arrays, pandas and xarray objects, and lists of numbers become tensors.
 
-    Args:
-        model: the Pyro model.
-        args: its positional arguments: a tuple, a list of them, or the only one.
-        kwargs: its keyword arguments.
-        labels: the labels that codes stand for, by the argument's name, if they are known already.
-        orders: columns of tables and keys of dictionaries, if these are known already.
-
-    Raises:
-        DataError: the model cannot be called with them, or they hold values other than numbers, booleans and labels.
+    `labels` and `orders`, of columns and keys, are those that are known already. DataError where the model cannot be
+    called with them, or they hold values other than numbers, booleans and labels.
     """
     args, kwargs = positional(model, args, kwargs), dict(kwargs or {})
     _check_call(model, args, kwargs)
@@ -332,10 +300,7 @@ def flatten(
 def positional(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None) -> tuple[Any, ...]:
     """The positional arguments as a tuple; `args` is a tuple, a list, or the only argument.
 
-    A list is several arguments, `[x, y]`, if the model cannot take it as one.
-
-    Raises:
-        DataError: a list of arrays that the model can take either way.
+    A list is several arguments, `[x, y]`, if the model cannot take it as one; DataError if it can take it either way.
     """
     if isinstance(args, tuple) and not hasattr(args, "_fields"):
         return args
@@ -363,15 +328,8 @@ def rows_like(
 ) -> tuple[Tensor, ...]:
     """The row-sharded leaves (m, ...) of other arguments of the same model, such as test data.
 
-    Args:
-        arguments: the federation's.
-        model: the Pyro model.
-        args: other positional arguments of it.
-        kwargs: other keyword arguments; missing ones that have no rows, such as those held by `functools.partial`, are
-            the federation's.
-
-    Raises:
-        DataError: the arguments do not have the structure, or the row shapes, of the federation's.
+    Missing keyword arguments that have no rows, such as those held by `functools.partial`, are the federation's. A
+    DataError names another structure or row shape.
     """
     given = positional(model, args, kwargs)
     kwargs = with_held(arguments, model, given, kwargs)
@@ -392,10 +350,7 @@ def rows_like(
 def with_held(
     arguments: Arguments, model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
-    """Keyword arguments for other data: those given, and the federation's own that have no rows and are not given.
-
-    The model is the one without the data that `functools.partial` held.
-    """
+    """Keyword arguments for other data: those given, and the federation's own that have no rows and are not given."""
     held = {**_without_rows(arguments, getattr(model, "separable", ())), **(kwargs or {})}
     return held if _binds(model, args, held) else kwargs
 
@@ -445,7 +400,7 @@ def _check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         cure = (
             "these as kwargs={...}, or, a client's own in from_clients, by place, as a tuple"
             if by_name
-            else _by_name_alone(signature, len(args), kwargs)
+            else _keyword_cure(signature, len(args), kwargs)
         )
         count = "one argument" if len(args) == 1 else f"{len(args)} arguments"
         named = f" and {', '.join(sorted(kwargs))} by name" if kwargs else ""
@@ -454,7 +409,7 @@ def _check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         ) from error
 
 
-def _by_name_alone(signature: inspect.Signature, given: int, kwargs: dict[str, Any]) -> str:
+def _keyword_cure(signature: inspect.Signature, given: int, kwargs: dict[str, Any]) -> str:
     """The cure if arguments were given by place: pass them as a tuple, or by name if the model requires names."""
     kinds = [parameter.kind for parameter in signature.parameters.values()]
     places = sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)

@@ -1,20 +1,103 @@
 """Rows of data as an algorithm sees them: a client's index into row tensors, and weighted batches.
 
-All clients of a simulation share one set of row tensors; a client is an index into it, padded to the
-longest client so that every client has the same shapes (nothing is recompiled for a client, and a
-batch of clients is one `vmap`). Padding carries weight zero.
+All clients of a simulation share one set of row tensors; a client is an index into it, padded to the longest client so
+that every client has the same shapes. Padding carries weight zero.
+
+The rows of plates nested in the partitioned one are stored as a block (J, M) of the largest group's size M, with a
+mask. In a run they are one flat axis again, the groups at hand counted from 0, the observations of padding masked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.density.rows.nested import NestedRows
+
+class NestedRows:
+    """The rows of a nested plate that belong to some groups: one entry of the row tensors, a pytree of its own.
+
+    `where` (..., m, M) says which places of the groups' blocks are rows; packed it is each row's group among those at
+    hand, (..., n), -1 for padding. `leaves` are the plate's arguments, (..., m, M, ...) or packed (..., n, ...), and
+    `capacity` rows to pack into, at least those of any client.
+    """
+
+    def __init__(self, where: Tensor, leaves: Sequence[Tensor], capacity: int) -> None:
+        self.where, self.leaves, self.capacity = where, tuple(leaves), capacity
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+    def __getitem__(self, index: Any) -> NestedRows:
+        return NestedRows(self.where[index], [leaf[index] for leaf in self.leaves], self.capacity)
+
+    def with_room(self, capacity: int) -> NestedRows:
+        """These rows, to be packed into `capacity` rows, at least those of any client."""
+        return NestedRows(self.where, self.leaves, capacity)
+
+    def packed(self, groups: Tensor, weight: Tensor) -> NestedRows:
+        """The rows of the groups at positions (..., m) without padding; groups that are padding have no weight."""
+        size = self.where.shape[1]
+        valid = (self.where[groups] & (weight > 0).unsqueeze(-1)).flatten(-2)
+        order = (~valid).to(torch.uint8).argsort(dim=-1, stable=True)[..., : self.capacity]
+        slot, place = order // size, order % size
+        group = groups.gather(-1, slot)
+        owner = torch.where(valid.gather(-1, order), slot, -1)
+        return NestedRows(owner, [leaf[group, place] for leaf in self.leaves], self.capacity)
+
+    def flat(self, num_groups: int) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Each row's group among the m at hand (n,), whether it is a row (n,), and its arguments (n, ...)."""
+        if self.where.dim() == 1:
+            return self.where.clamp(min=0), self.where >= 0, self.leaves
+        size = self.where.shape[1]
+        owner = torch.arange(num_groups, device=self.where.device).repeat_interleave(size)
+        return owner, self.where.flatten(), tuple(leaf.flatten(0, 1) for leaf in self.leaves)
+
+
+def _from_parts(parts: Iterable[Tensor], capacity: int) -> NestedRows:
+    where, *leaves = parts
+    return NestedRows(where, leaves, capacity)
+
+
+pytree.register_pytree_node(NestedRows, lambda rows: ([rows.where, *rows.leaves], rows.capacity), _from_parts)
+
+
+@dataclass(frozen=True)
+class Members:
+    """The rows of a nested plate that belong to the groups at hand."""
+
+    owner: Tensor  # (n,) each row's group, among those at hand
+    valid: Tensor  # (n,) whether it is a row, and not padding
+    num_groups: int
+
+    def __len__(self) -> int:
+        return len(self.owner)
+
+    def to_groups(self, terms: Tensor) -> Tensor:
+        """Sums over each group's rows, (m,), of terms (n,)."""
+        return terms.new_zeros(self.num_groups).index_add(0, self.owner, terms)
+
+
+class MaskPadding(Messenger):
+    """Mask the observations of rows that are padding, by the nested plates' `members`."""
+
+    def __init__(self, members: Mapping[str, Members]) -> None:
+        super().__init__()
+        self.members = members
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if not msg["is_observed"]:
+            return
+        for frame in msg["cond_indep_stack"]:
+            if frame.name in self.members:
+                valid = self.members[frame.name].valid.reshape(-1, *(1,) * (-1 - frame.dim))
+                msg["mask"] = valid if msg["mask"] is None else valid & msg["mask"]
+
 
 #: The most densities of rows that are computed at once with many draws: draws × rows × quadrature nodes.
 CHUNK = 500_000
@@ -36,7 +119,7 @@ class Batch(NamedTuple):
         rows: tuple of tensors, each (m, ...): the row-sharded leaves of the model's arguments.
         weight: (m,) multiplicity of each row's log-likelihood; 0 is padding, N_k/m rescales a minibatch.
         near: a tuple of one `latents.quadrature.NearbyModes`, what is known of the integrals over the rows' own latents
-            where the batch is used; empty if nothing is known (`latents.ascent_starts`).
+            where the batch is used; empty if nothing is known.
     """
 
     rows: tuple[Tensor, ...]
@@ -139,20 +222,10 @@ def row_dtype(rows: tuple[Tensor, ...]) -> torch.dtype:
 def draw_minibatches(
     num_rows: int, batch_size: int, num_steps: int, generator: torch.Generator, dtype: torch.dtype
 ) -> Minibatch:
-    """Positions of `num_steps` minibatches by random reshuffling: a permutation cut in successive pieces.
+    """Positions and weights (num_steps, m) of minibatches by random reshuffling: a permutation cut in pieces.
 
-    Each row is equally likely in each batch, so sums weighted by N_k/m are unbiased. A client with at
-    most `batch_size` rows gets all of them at weight one, and padding at weight zero.
-
-    Args:
-        num_rows: rows the client has, N_k.
-        batch_size: m.
-        num_steps: number of minibatches.
-        generator: the client's generator for this round.
-        dtype: dtype of the weights.
-
-    Returns:
-        Minibatch with position (num_steps, m) and weight (num_steps, m).
+    Each row is equally likely in each batch, so sums weighted by N_k/m are unbiased. A client with at most `batch_size`
+    rows gets all of them at weight one, and padding at weight zero.
     """
     slot = torch.arange(batch_size)
     if num_rows <= batch_size:
@@ -177,11 +250,7 @@ def _permutations(num_rows: int, count: int, generator: torch.Generator) -> Tens
 
 
 def _distinct(num_rows: int, count: int, generator: torch.Generator) -> Tensor:
-    """The first `count` numbers (count,), int64, of a random permutation, at a cost independent of `num_rows`.
-
-    Row numbers are drawn with replacement, and only the first occurrence of each counts; `num_rows` is at least twice
-    `count`.
-    """
+    """The first `count` numbers of a random permutation of at least twice as many, at a cost of `count`."""
     drawn = torch.empty(0, dtype=torch.int64)
     first = torch.empty(num_rows, dtype=torch.int64)
     while True:
@@ -196,18 +265,7 @@ def _distinct(num_rows: int, count: int, generator: torch.Generator) -> Tensor:
 def draw_anew(
     num_rows: int, batch_size: int, num_steps: int, generator: torch.Generator, dtype: torch.dtype
 ) -> Minibatch:
-    """Positions of `num_steps` minibatches, drawn independently of each other, no row twice in one.
-
-    Args:
-        num_rows: rows the client has, N_k.
-        batch_size: m.
-        num_steps: number of minibatches.
-        generator: the client's generator for this round.
-        dtype: dtype of the weights.
-
-    Returns:
-        Minibatch with position (num_steps, m) and weight (num_steps, m).
-    """
+    """`draw_minibatches`, drawn independently of each other, no row twice in one."""
     if num_rows <= batch_size:
         return draw_minibatches(num_rows, batch_size, num_steps, generator, dtype)
     if num_rows > SORTED_ROWS and num_rows >= 2 * batch_size:
@@ -231,20 +289,10 @@ def _by_floyd(num_rows: int, batch_size: int, num_steps: int, generator: torch.G
 def draw_epochs(
     num_rows: int, batch_size: int, epochs: int, generator: torch.Generator, dtype: torch.dtype
 ) -> Minibatch:
-    """Positions of the minibatches of E epochs: in each every row once, the remaining rows in the last minibatch.
+    """Positions and weights (E ⌈N_k/m⌉, m) of the minibatches of E epochs: in each every row once.
 
-    A client has `epoch_length` of them an epoch. If other clients have more rows, the missing ones are padding with
-    weight zero, in which the client must not move (`at_work`).
-
-    Args:
-        num_rows: rows the client has, N_k.
-        batch_size: m.
-        epochs: E.
-        generator: the client's generator for this round.
-        dtype: dtype of the weights.
-
-    Returns:
-        Minibatch with position (E ⌈N_k/m⌉, m) and weight (E ⌈N_k/m⌉, m).
+    If other clients have more rows, the missing minibatches are padding with weight zero, in which the client must not
+    move (`at_work`).
     """
     length = max(1, -(-num_rows // batch_size))
     order = _permutations(num_rows, epochs, generator)
@@ -266,10 +314,7 @@ def at_work(picks: Minibatch) -> Tensor:
 
 
 def with_batches(data: ClientData, batch_size: int | None) -> tuple[Batch | ClientData, Batch | ClientData]:
-    """The data of a step and their client axes: all rows at once, or the rows to pick `batch_size` from.
-
-    `(const, const_dims)` for `Problem.scan`; `batch_of(const, x)` is the step's batch.
-    """
+    """`const` and its client axes for `Problem.scan`: all rows at once, or the rows to pick from, for `batch_of`."""
     if batch_size is None:
         return data.full_batch(), BATCHES
     return data, CLIENTS

@@ -2,14 +2,15 @@
 
 Tuples, lists, dictionaries and named tuples are trees already. Other containers become nodes of the tree, which are
 built again around other leaves: an object of the same class, or, if the class cannot hold tensors (pandas, xarray,
-record arrays), a table or a set of fields with the same interface.
+record arrays), a table or a set of fields with the same interface. By name a table with its columns in another order
+is the same table, as a matrix, `df @ w`, another one: columns and keys are put in the order that the model had before.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -18,19 +19,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.errors import DataError
+from pyro_fed.errors import DataError, listed
 
 #: Depth to which containers are taken apart.
 DEEPEST = 4
 
 
 class Table:
-    """The columns of a data frame while a model runs: tensors by name, or all of them as a matrix.
-
-    Args:
-        columns: their names.
-        blocks: one matrix (rows, columns) of all columns, or a tensor for each column.
-    """
+    """A data frame while a model runs, of columns by name, or as one matrix; blocks are that or a tensor each."""
 
     def __init__(self, columns: Sequence[Any], blocks: Sequence[Tensor]) -> None:
         self._columns, self._blocks = list(columns), list(blocks)
@@ -180,12 +176,7 @@ class Fields:
 
 @dataclass(frozen=True)
 class TableKind:
-    """A data frame.
-
-    Attributes:
-        columns: their names.
-        whole: whether its columns, of one dtype, are one leaf.
-    """
+    """A data frame; `whole` if its columns, of one dtype, are one leaf."""
 
     columns: tuple[Any, ...]
     whole: bool
@@ -315,15 +306,8 @@ def _node(value: Any) -> Node | None:
         held = {str(name): value[name] for name in [*value.coords, *value.data_vars]}
         return Node(FieldsKind(tuple(held)), list(held.values()))
     if isinstance(value, dict):
-        return (
-            Node(DictKind(type(value), tuple(value)), list(value.values()))
-            if type(value).__module__
-            not in (
-                "collections",
-                "builtins",
-            )
-            else None
-        )
+        plain = type(value).__module__ in ("collections", "builtins")
+        return None if plain else Node(DictKind(type(value), tuple(value)), list(value.values()))
     if hasattr(value, "toarray") and hasattr(value, "nnz"):
         return None  # SciPy's sparse ones, which are refused by name
     attributes = _attributes(value)
@@ -353,9 +337,8 @@ def _attributes(value: Any) -> dict[str, Any]:
     if callable(value) or isinstance(value, torch.distributions.Distribution):
         return {}
     if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)} | dict(
-            getattr(value, "__dict__", {})
-        )
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return fields | dict(getattr(value, "__dict__", {}))
     return dict(getattr(value, "__dict__", {}))
 
 
@@ -363,3 +346,76 @@ def _is_array(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return any(_is_array(part) for part in value)
     return isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")
+
+
+#: Names of columns or keys, by the name of the argument, or of the part of one, that has them.
+Orders = Mapping[str, Sequence[Any]]
+
+#: Name of all keyword arguments together.
+KEYWORDS = ""
+
+
+def orders_of(
+    args: Sequence[Any], kwargs: Mapping[str, Any], heads: Sequence[str], kinds: tuple[type, ...] = (Table, dict)
+) -> dict[str, tuple[Any, ...]]:
+    """Columns and keys of all tables and dictionaries (`kinds`) among a model's arguments, by name."""
+    named = [*zip(heads, args, strict=True), *kwargs.items()]
+    found = {KEYWORDS: tuple(kwargs)} if kwargs and dict in kinds else {}
+    return found | {name: order for head, value in named for name, order in _orders(value, head, kinds)}
+
+
+def _orders(value: Any, name: str, kinds: tuple[type, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    if isinstance(value, Table | dict) and isinstance(value, kinds):
+        yield name, tuple(value.keys())
+    if isinstance(value, Table):
+        return
+    parts: Any = value.items() if isinstance(value, dict) else getattr(value, "__dict__", {}).items()
+    if isinstance(value, tuple | list):
+        parts = enumerate(value)
+    for key, part in parts:
+        yield from _orders(part, f"{name}[{key!r}]", kinds)
+
+
+def in_order(tree: tuple[tuple[Any, ...], dict[str, Any]], heads: Sequence[str], orders: Orders) -> Any:
+    """A model's arguments as a tree, columns and keys as before, without new ones; DataError for renamed columns."""
+    args, kwargs = tree
+    return (
+        tuple(_in_known_order(part, head, orders) for head, part in zip(heads, args, strict=True)),
+        {name: _in_known_order(kwargs[name], name, orders) for name in _as_before(kwargs, orders.get(KEYWORDS, ()))},
+    )
+
+
+def _in_known_order(value: Any, name: str, orders: Orders) -> Any:
+    if isinstance(value, Node):
+        if isinstance(value.kind, TableKind):
+            return _table(value, value.kind, orders[name], name) if name in orders else value
+        held = dict(zip(value.kind.names, value.children, strict=True))
+        keys = tuple(_as_before(held, orders.get(name, ())) if isinstance(value.kind, DictKind) else held)
+        parts = [_in_known_order(held[key], f"{name}[{key!r}]", orders) for key in keys]
+        return Node(replace(value.kind, names=keys), parts)
+    if type(value) is dict:
+        ordered = _as_before(value, orders.get(name, ()))
+        return {key: _in_known_order(value[key], f"{name}[{key!r}]", orders) for key in ordered}
+    if isinstance(value, tuple | list):
+        parts = [_in_known_order(part, f"{name}[{i!r}]", orders) for i, part in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def _as_before(keys: Collection[Any], known: Sequence[Any]) -> list[Any]:
+    """Keys in the order of the known ones; others follow."""
+    first = [key for key in known if key in keys]
+    return [*first, *(key for key in keys if key not in first)]
+
+
+def _table(node: Node, kind: TableKind, known: Sequence[Any], name: str) -> Node:
+    missing = [str(column) for column in known if column not in kind.columns]
+    more = [str(column) for column in kind.columns if column not in known]
+    if missing and more:
+        raise DataError(
+            f"argument '{name}', a data frame, has the column(s) {listed(more)} and not {listed(missing)}, which it "
+            "had before: give it the same names"
+        )
+    kept = [kind.columns.index(column) for column in known if column in kind.columns]
+    children = [np.ascontiguousarray(node.children[0][:, kept])] if kind.whole else [node.children[i] for i in kept]
+    return Node(TableKind(tuple(kind.columns[i] for i in kept), kind.whole), children)

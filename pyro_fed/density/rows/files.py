@@ -3,10 +3,6 @@
 `mapped` makes a tensor of a part of a file, which is not copied, and not read before it is used. What has been read
 stays in the process's memory until it is `let_go`, and is then read again; what a model writes into such a tensor does
 not reach the file. Another process is sent the place of such a tensor (`place_of`), and not the rows.
-
-    place_of_array   where a `numpy.memmap`, or a part of one, lies
-    pooled           rows of several tensors one after the other: themselves if they are so already, else in a new file
-    blocks           the rows of any tensor, block after block
 """
 
 from __future__ import annotations
@@ -41,21 +37,13 @@ OWN_PAGES = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)  # MAP
 
 @dataclass(frozen=True)
 class Place:
-    """Where an array lies in a file.
-
-    Attributes:
-        path: of the file.
-        dtype: of NumPy, such as "<f4".
-        offset: bytes before the first number.
-        shape: of the array.
-        strides: bytes from one number to the next along each axis.
-    """
+    """Where an array lies in a file."""
 
     path: str
-    dtype: str
-    offset: int
+    dtype: str  # of NumPy, such as "<f4"
+    offset: int  # bytes before the first number
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # bytes from one number to the next along each axis
 
     @property
     def num_bytes(self) -> int:
@@ -103,16 +91,7 @@ def mapped_array(array: np.ndarray) -> Tensor | None:
 
 
 def mapped(place: Place, origins: Sequence[tuple[int, Place]] = (), temporary: bool = False) -> Tensor:
-    """The array at a place in a file as a tensor.
-
-    Args:
-        place: of the array.
-        origins: places that its rows were copied from, each with the number of its first row here.
-        temporary: remove the file together with the tensor.
-
-    Raises:
-        DataError: there is no such file, or it is too short.
-    """
+    """The array at a place in a file as a tensor; DataError without it. A `temporary` file ends with the tensor."""
     first = place.offset - place.offset % mmap.ALLOCATIONGRANULARITY
     length = place.offset - first + place.num_bytes
     try:
@@ -163,10 +142,7 @@ def let_go(leaf: Tensor) -> None:
 
 
 def place_of(leaf: Tensor) -> Place | None:
-    """Where a mapped tensor lies: in the file that its rows came from, if that has all of them, as they are.
-
-    None if it lies in a temporary file alone, which other processes may not have.
-    """
+    """Where a mapped tensor lies, the file of its rows if that has all; None if in a temporary file alone."""
     mapping = _MAPPINGS[leaf.untyped_storage().data_ptr()]
     whole, size = mapping.place, leaf.element_size()
     inside = int(leaf.storage_offset()) * size

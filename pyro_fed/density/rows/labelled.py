@@ -24,11 +24,7 @@ from pyro_fed.errors import LISTED, listed, shown
 
 
 class Labels(tuple[Any, ...]):
-    """The labels that the codes 0, 1, ... stand for.
-
-    Attributes:
-        ordered: whether the user has given this order, by ordered categories or by names of elements.
-    """
+    """The labels of the codes 0, 1, ...; `ordered` if the user has given this order."""
 
     ordered: bool
 
@@ -39,13 +35,7 @@ class Labels(tuple[Any, ...]):
 
 
 class Categories(NamedTuple):
-    """`series.cat` of a column.
-
-    Attributes:
-        codes: its codes as numbers.
-        categories: its labels.
-        ordered: whether the user has given their order.
-    """
+    """`series.cat` of a column."""
 
     codes: Tensor
     categories: Labels
@@ -76,17 +66,12 @@ EQUAL = {"eq": True, "__eq__": True, "ne": False, "__ne__": False}
 
 
 class Labelled(Tensor):
-    """Codes (n, ...) of labels, as a model receives them.
+    """Codes (n, ...) of labels, as a model receives them."""
 
-    Attributes:
-        labels: what they stand for; empty if they number the groups at hand.
-        argument: its name, for messages.
-        codes: the codes as the tensor that they came as. Everything is computed from it: what records the operations
-            of a model tells tensors apart by identity, and would take a copy for a constant.
-    """
-
-    labels: Labels
-    argument: str
+    labels: Labels  # empty if they number the groups at hand
+    argument: str  # its name, for messages
+    #: The tensor that the codes came as. Everything is computed from it: what records the operations of a model tells
+    #: tensors apart by identity, and would take a copy for a constant.
     codes: Tensor
 
     @classmethod

@@ -26,13 +26,7 @@ DATE = re.compile(r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\
 
 
 class Leaf(NamedTuple):
-    """A leaf of the arguments.
-
-    Attributes:
-        value: a tensor if it was an array.
-        labels: what its codes stand for, None unless it is a category.
-        masked: whether entries of it were masked.
-    """
+    """A leaf of the arguments, a tensor if it was an array; labels of its codes; whether entries were masked."""
 
     value: Any
     labels: Labels | None = None
@@ -48,11 +42,7 @@ class UnknownLabelError(DataError):
 
 
 def read_leaf(leaf: Any, name: str, known: LabelsByName) -> Leaf:
-    """A leaf as a tensor, if it is an array; `known` has the labels of arguments whose codes are given.
-
-    Raises:
-        DataError: an array of other values than numbers, truth values and labels; labels that are unknown or missing.
-    """
+    """A leaf as a tensor, if it is an array; `known` has labels of given codes. DataError for what is no number."""
     if isinstance(leaf, Labelled):
         return _recoded(plain(leaf), leaf.labels, name, known)
     if isinstance(leaf, Tensor) and name in known:

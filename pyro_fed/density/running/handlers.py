@@ -18,15 +18,12 @@ from torch.distributions import Distribution
 
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.latents.discrete import Enumerate, first_value, is_discrete
-from pyro_fed.density.rows.nested import MaskPadding, Members
-from pyro_fed.density.running.data_calls import data_calls
-from pyro_fed.density.running.log_probs import mappable_safe_log, own_log_probs
-from pyro_fed.density.running.observed_values import ObservedValues
-from pyro_fed.density.running.plates import Subsample, pinned_plates
-from pyro_fed.density.running.shared import keeping
+from pyro_fed.density.rows.batches import MaskPadding, Members
+from pyro_fed.density.running.log_probs import own_log_probs
+from pyro_fed.density.running.model_calls import Subsample, data_calls, keeping, pinned_plates
+from pyro_fed.density.running.site_values import ObservedValues, put_walls
 from pyro_fed.density.running.torch_modes import Noticed, placing, replacing
 from pyro_fed.density.running.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
-from pyro_fed.density.running.walls import put_walls
 from pyro_fed.errors import SettingError, listed, without_shapes
 
 #: Where this package's own handlers are from.
@@ -79,14 +76,13 @@ def run_model(
         dtype: floating dtype of constants that the model makes.
         densities: compute the sites' log densities.
         validate: run with Pyro's validation on.
-        first_enum_dim: first dimension, left of all plates, for the values of discrete latents, if the filler
-            leaves them to be enumerated.
+        first_enum_dim: left of all plates, for values of discrete latents; None if none are enumerated.
         members: the rows of nested plates that belong to the present rows, by plate.
         declared: receives the plates' sizes as the model runs, also if it fails.
         incomplete: whether the data have NaN among them.
         noticed: known facts about the functions of torch that it calls.
         walls: names of sites whose density is zero beyond the constraints of their parameters.
-        device: device of its arguments; None for the CPU.
+        device: of the arguments; None for the CPU.
 
     Raises:
         SettingError: the call is inside handlers of somebody else.
@@ -104,7 +100,6 @@ def run_model(
         filler,
         ObservedValues(incomplete),
         data_calls(),
-        mappable_safe_log(),
         own_log_probs(),
         keeping(filler.constants),
     ):
@@ -126,11 +121,7 @@ def run_model(
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """A context in which no other thread runs a model, and no handler of the caller changes this one.
-
-    Raises:
-        SettingError: `with poutine.scale(...)`, say, around a call of this package: the posterior would be another.
-    """
+    """A context in which no other thread runs a model; SettingError inside handlers of the caller."""
     with _ONE_AT_A_TIME:
         check_outside()
         yield
@@ -197,19 +188,13 @@ def conventions(dtype: torch.dtype, validate: bool, noticed: Noticed | None = No
 
 @contextmanager
 def run_by_pyro(dtype: torch.dtype, constants: dict[str, Any]) -> Iterator[None]:
-    """A context in which Pyro's own algorithms run a model and a guide as `run_model` does.
-
-    `constants` are the values of `pf.shared`, among others.
-    """
+    """A context in which Pyro's own algorithms run a model and a guide as `run_model` does."""
     with _ONE_AT_A_TIME, conventions(dtype, validate=False, noticed=UNMAPPED), data_calls(), keeping(constants):
         yield
 
 
 def for_pyro(model: Callable[..., Any], constants: dict[str, Any], incomplete: bool) -> Callable[..., Any]:
-    """A model for Pyro's own algorithms: observations in floating point, and `pyro.param` held constant.
-
-    Each run of it checks the limit of time. `incomplete` says whether the data have NaN among them.
-    """
+    """A model for Pyro's own algorithms, its `pyro.param` held constant, in which each run checks the limit of time."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         tick()
@@ -220,12 +205,7 @@ def for_pyro(model: Callable[..., Any], constants: dict[str, Any], incomplete: b
 
 
 class HeldParams(Messenger):
-    """Give the `pyro.param` statements of a model their constant values.
-
-    Args:
-        constants: the values by name; one that is missing is read from the model and kept.
-        hidden: whether handlers outside see none of these statements, such as Pyro's, which would train them.
-    """
+    """Give `pyro.param` statements constant values, those read first; handlers outside see none that are `hidden`."""
 
     def __init__(self, constants: dict[str, Any], hidden: bool = False) -> None:
         super().__init__()
@@ -242,10 +222,7 @@ class HeldParams(Messenger):
 
 
 class RowsCount(Messenger):
-    """Raise the likelihood of the rows, in the partitioned plate and those nested in it, to a power.
-
-    This is generalised Bayes.
-    """
+    """Raise the likelihood of rows, in the partitioned plate and those nested in it, to a power."""
 
     def __init__(self, power: float, plates: tuple[str, ...]) -> None:
         super().__init__()
@@ -259,20 +236,10 @@ class RowsCount(Messenger):
 class FillLatents(HeldParams):
     """Give every latent site the value that `source` returns, and keep the transforms' log-Jacobian.
 
-    The log-Jacobian of the sites inside the partitioned plate is kept row by row, in `row_jacobian` (m,), zero without
-    any.
-
-    Imputed entries (the `_unobserved` half of a site with `obs_mask`, inside the partitioned plate)
-    integrate to one: they get a placeholder and no density.
-
-    Args:
-        source: unconstrained value of a site.
-        plate: name of the partitioned plate.
-        constants: values of `pyro.param` statements; one that is missing is read from the model and kept.
-        placeholder: value given to imputed entries.
-        discrete: values of discrete latents.
-        enumerating: leave the other discrete latents to an outer handler; else they get their first value.
-        nested: plates whose rows follow those of the partitioned one.
+    That of the sites inside the partitioned plate is kept row by row, in `row_jacobian` (m,). Imputed entries (the
+    `_unobserved` half of a site with `obs_mask`, inside the plate) integrate to one: they get the placeholder and no
+    density. Discrete latents have their value in `discrete`, or are left to an outer handler if `enumerating`, or get
+    their first value. `nested` are plates whose rows follow those of the partitioned one.
     """
 
     def __init__(

@@ -69,11 +69,7 @@ class Loss(ABC):
 
     @abstractmethod
     def penalty(self, observation: Any) -> Tensor | float:
-        """What L has beside the row's own density, of the distribution's batch shape.
-
-        Raises:
-            ModelError: the loss has no closed form for this distribution.
-        """
+        """What L has beside the row's own density, of the batch shape; ModelError without a closed form."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,11 +250,7 @@ class RobustObservation(TorchDistribution):
 
 
 def log_integral(observation: Any, power: float) -> Tensor:
-    """log ∫ p(z)^c dz, of a distribution's batch shape.
-
-    Raises:
-        ModelError: there is neither a closed form nor a finite number of values.
-    """
+    """log ∫ p(z)^c dz, of a distribution's batch shape; ModelError without a closed form or finitely many values."""
     if isinstance(observation, Independent):
         inner: Tensor = log_integral(observation.base_dist, power)
         return inner.flatten(inner.dim() - observation.reinterpreted_batch_ndims).sum(-1)

@@ -1,10 +1,10 @@
-"""Properties of a site of a Pyro trace: latent or computed, in which plates, and where its rows are."""
+"""Properties of a site of a Pyro trace: latent or computed, in which plates, where its rows are, shift and scale."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro.distributions as dist
 import torch
@@ -18,11 +18,7 @@ Message = dict[str, Any]
 
 
 def unconstraining(msg: Message) -> Any:
-    """The transform from the unconstrained space to a latent site's support.
-
-    Raises:
-        ModelError: the site is a `Delta`, or has a support without such a transform.
-    """
+    """The transform onto a latent site's support; ModelError for a `Delta`, or a support without one."""
     name, fn = msg["name"], msg["fn"]
     kind = type(innermost(fn)).__name__
     if isinstance(innermost(fn), dist.Delta):
@@ -55,10 +51,7 @@ def _onto(fn: Any) -> Any:
 
 
 def _reaches_all(fn: Any) -> bool:
-    """Whether the support that a transformed distribution states is the set of its values.
-
-    Either it states one of its own, as LogNormal does, or each transform gets all of its domain.
-    """
+    """Whether the support that a transformed distribution states, as LogNormal its own, is the set of its values."""
     if type(fn).support is not TransformedDistribution.support or not all(part.bijective for part in fn.transforms):
         return True
     reached = _stated_support(fn.base_dist)
@@ -71,7 +64,7 @@ def _reaches_all(fn: Any) -> bool:
 
 def _stated_support(fn: Any) -> Any:
     """The support that a distribution states, for angles one turn."""
-    return _around(fn.support) if _is_angle(fn) else _of_parts(fn.support)
+    return _of_parts(fn.support, _is_angle(fn))
 
 
 def _same_constraint(one: Any, other: Any) -> bool:
@@ -98,22 +91,13 @@ def _is_angle(fn: Any) -> bool:
     return isinstance(fn, (dist.VonMises, dist.SineBivariateVonMises, dist.SineSkewed))
 
 
-def _around(support: Any) -> Any:
-    """One turn, (-π, π), in the shape of a support on the real line."""
+def _of_parts(support: Any, one_turn: bool) -> Any:
+    """A support; for a `MixtureSameFamily` that of its parts, which has a transform. Of angles one turn, (-π, π)."""
     if isinstance(support, constraints.MixtureSameFamilyConstraint):
-        return _around(support.base_constraint)
+        return _of_parts(support.base_constraint, one_turn)
     if isinstance(support, constraints.independent):
-        return constraints.independent(_around(support.base_constraint), support.reinterpreted_batch_ndims)
-    return constraints.interval(-math.pi, math.pi)
-
-
-def _of_parts(support: Any) -> Any:
-    """A support; for a `MixtureSameFamily` that of its parts, for which PyTorch has no transform registered."""
-    if isinstance(support, constraints.MixtureSameFamilyConstraint):
-        return _of_parts(support.base_constraint)
-    if isinstance(support, constraints.independent):
-        return constraints.independent(_of_parts(support.base_constraint), support.reinterpreted_batch_ndims)
-    return support
+        return constraints.independent(_of_parts(support.base_constraint, one_turn), support.reinterpreted_batch_ndims)
+    return constraints.interval(-math.pi, math.pi) if one_turn else support
 
 
 def without_event_dims(fn: Any) -> Any:
@@ -186,3 +170,44 @@ def sum_to_rows(site: Message, dim: int) -> Tensor:
     log_prob = torch.broadcast_to(site["log_prob"], site["fn"].batch_shape)
     rows_first = log_prob.movedim(dim, 0)
     return rows_first if rows_first.dim() == 1 else rows_first.reshape(rows_first.shape[0], -1).sum(-1)
+
+
+class LocationScale(NamedTuple):
+    """A shift and a scale, of the values' shape; the scale may be lower triangular matrices, one for each vector."""
+
+    loc: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, fn: Any) -> LocationScale | None:
+        """The shift and scale of a site's distribution; None unless `loc` and `scale` or `scale_tril` determine it."""
+        base = without_event_dims(fn)
+        if {"loc", "scale"} <= set(base.arg_constraints):
+            return cls(*torch.broadcast_tensors(torch.as_tensor(base.loc), torch.as_tensor(base.scale)))
+        if {"loc", "scale_tril"} <= set(base.arg_constraints):
+            shape = base.batch_shape + base.event_shape
+            return cls(base.loc.expand(shape), base.scale_tril.expand(shape + base.event_shape))
+        return None
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether scale has a matrix for each vector."""
+        return self.scale.dim() > self.loc.dim()
+
+    @property
+    def log_size(self) -> Tensor:
+        """log |dx/de|, entry by entry, of the values' shape."""
+        own = self.scale.diagonal(dim1=-2, dim2=-1) if self.is_matrix else self.scale
+        return own.log()
+
+    def from_standard(self, e: Tensor) -> Tensor:
+        """The value x of a standard value e."""
+        return self.loc + ((self.scale @ e[..., None])[..., 0] if self.is_matrix else self.scale * e)
+
+    def standard(self, x: Tensor) -> Tensor:
+        """The standard value e of x."""
+        away = x - self.loc
+        if not self.is_matrix:
+            return away / self.scale
+        e: Tensor = torch.linalg.solve_triangular(self.scale, away[..., None], upper=False)[..., 0]
+        return e

@@ -18,8 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan
+from pyro_fed.algorithm.contract import Algorithm, Plan
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.analysis.predicting.row_sums import PREDICTED, named_questions
@@ -36,8 +35,8 @@ from pyro_fed.density.fingerprint import (
     operations_hash,
     shared_arguments,
 )
+from pyro_fed.density.latents.modes import MOST_STARTS
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.latents.several_modes import MOST_STARTS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.containers import Table

@@ -14,8 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan
+from pyro_fed.algorithm.contract import Algorithm, Plan
 from pyro_fed.conventions.output import replaced_file
 from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.deployment.files.executor import AnswersPending, Files

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan
+from pyro_fed.algorithm.contract import Algorithm, Plan
 from pyro_fed.algorithm.schedule import Informed
 from pyro_fed.analysis.predicting.one_round import OneRound
 from pyro_fed.analysis.predicting.row_sums import RowSums

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyro_fed.algorithm.plan import Plan
+from pyro_fed.algorithm.contract import Plan
 from pyro_fed.conventions.output import check_writable
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.deployment.flower.secure import SecAgg

@@ -47,8 +47,8 @@ from pyro_fed.density.derivatives import in_blocks
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.guides.automatic import is_hand_written
-from pyro_fed.guides.kept_draws import KeptDraws
+from pyro_fed.guides.gaussian_guides import is_hand_written
+from pyro_fed.guides.guide_runs import KeptDraws
 from pyro_fed.guides.written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.ep.ascent import GROW, SHRINK, has_fallen
 from pyro_fed.infer.ep.findings import at_rest

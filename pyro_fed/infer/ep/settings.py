@@ -33,7 +33,7 @@ from pyro_fed.conventions.setting_checks import check_between, check_choice, che
 from pyro_fed.density.derivatives import fewer_rows, flat_direction
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
-from pyro_fed.guides.automatic import is_hand_written
+from pyro_fed.guides.gaussian_guides import is_hand_written
 from pyro_fed.infer.averaging.optim import OPTIM, SGD, Optimiser
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.expectation_propagation import EP

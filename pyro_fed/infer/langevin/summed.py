@@ -1,7 +1,7 @@
 """Langevin steps by sums of the clients' scores, whose noise of differential privacy is the chain's own noise.
 
 Source: Wang, Fienberg & Smola (2015), *Privacy for free: posterior sampling and stochastic gradient Monte Carlo*, with
-the exact accountant of Gaussian noise (`algorithm.accountant`) in place of theirs, and clients in place of rows.
+the exact accountant of Gaussian noise (`algorithm.privacy`) in place of theirs, and clients in place of rows.
 
     θ' = θ + h/2 (∇ log p_0(θ) + S/α) + √(h - (h s / 2α)²) ξ,    S = Σ_k ∇ log p_k(θ) clipped + N(0, s² I)       (1)
 
@@ -46,6 +46,7 @@ from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.combination import Combination, clip
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.algorithm.contributions import Contributions
+from pyro_fed.algorithm.privacy import standard_normal
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.secret_noise import standard_normal
 from pyro_fed.codes import sentences

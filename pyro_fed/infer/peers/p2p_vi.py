@@ -8,7 +8,7 @@ Every round, agent i
 Update (3) is solved by a tilted inference, as at clients of FedEP (`ep.tilted`): by default by an expected Newton
 step (a natural gradient of the ELBO), in closed form where the model is conjugate: the site of a batch, t, is the
 quadratic with E_π[∇ log f] and E_π[∇² log f], and b_i = q_i t. Or by Bayes by backprop, as in Section V: u steps of
-Adam on a Gaussian guide (`guides.fitting`).
+Adam on a Gaussian guide (`guides.gaussian_guides`).
 Letters: W `graph`, v `centrality`, q_i `shared`, b_i message, t_i `local`.
 
 Weighting. As published, beliefs end near  p(θ) Π_j p(D_j | θ)^(v_j)  after each datum was used once: about

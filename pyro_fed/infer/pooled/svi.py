@@ -26,8 +26,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import DivergenceError, SettingError
-from pyro_fed.guides.kept_draws import KeptDraws
-from pyro_fed.guides.pooled_model import pooled_model
+from pyro_fed.guides.guide_runs import KeptDraws, pooled_model
 
 
 @explains_unknown

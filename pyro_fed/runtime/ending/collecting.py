@@ -21,8 +21,8 @@ from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.density.forms import JointProblem
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.draws import draw_locals
+from pyro_fed.density.latents.modes import missed_mode_log_mass, needed_starts
 from pyro_fed.density.latents.quadrature import NearbyModes, Nodes, Quadrature
-from pyro_fed.density.latents.several_modes import missed_mode_log_mass, needed_starts
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly

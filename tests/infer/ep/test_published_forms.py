@@ -12,7 +12,7 @@ from conjugate import data, exact, federation, model
 
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Start
-from pyro_fed.density.derivatives.fisher import fisher_information
+from pyro_fed.density.derivatives.other_curvatures import fisher_information
 from pyro_fed.density.rows.batches import draw_anew, draw_epochs, epoch_length
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.tilted import Received

@@ -10,7 +10,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.density.compiling.composed import composed_structure
 from pyro_fed.density.compiling.predictors import CHECK_ROWS
-from pyro_fed.density.derivatives import composed_rows, derivatives, looks
+from pyro_fed.density.derivatives import composed_rows, derivatives, scores
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.infer.sites.gaussian_sites import spread_points
 from pyro_fed.ops.gaussian import FullGaussian
@@ -92,9 +92,9 @@ def test_looks_at_points_are_the_models(model, monkeypatch):
     fed = federation(model)
     problem, data = fed.problem, fed.client_data()
     points = spread_points(near(problem.dim, 0.2), 16).transpose(0, 1).contiguous()
-    exact = looks.look_at_likelihood(problem, points, data)
-    monkeypatch.setattr(looks, "LEAST_STRUCTURE_WORK", 1)
-    torch.testing.assert_close(looks.look_at_likelihood(problem, points, data), exact)
+    exact = scores.look_at_likelihood(problem, points, data)
+    monkeypatch.setattr(scores, "LEAST_STRUCTURE_WORK", 1)
+    torch.testing.assert_close(scores.look_at_likelihood(problem, points, data), exact)
 
 
 @pytest.mark.parametrize("model", MODELS)

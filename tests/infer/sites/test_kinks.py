@@ -10,7 +10,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.density.compiling import jumps
-from pyro_fed.density.derivatives.kinks import with_kinks
+from pyro_fed.density.derivatives.other_curvatures import with_kinks
 from pyro_fed.density.traits import Traits
 from pyro_fed.ops.batched import Moments
 

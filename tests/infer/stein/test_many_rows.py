@@ -46,11 +46,11 @@ def two_clients(problem):
 def test_pieces_of_rows_are_all_rows(model, monkeypatch):
     problem = pf.Federation(model, rows(), plate="data", num_clients=2).problem
     data, points = two_clients(problem)
-    found = [scores.clients_likelihood_scores, scores.clients_log_likelihoods, looks.look_at_likelihood]
+    found = [scores.clients_likelihood_scores, scores.clients_log_likelihoods, scores.look_at_likelihood]
     whole = [function(problem, points, data) for function in found]
     monkeypatch.setattr(scores, "CHUNK", 1)
     monkeypatch.setattr(scores, "BLOCK", 60)
-    monkeypatch.setattr(looks, "LEAST_STRUCTURE_WORK", torch.inf)
+    monkeypatch.setattr(scores, "LEAST_STRUCTURE_WORK", torch.inf)
     torch.testing.assert_close([function(problem, points, data) for function in found], whole)
 
 
@@ -79,9 +79,9 @@ def test_clients_and_points_of_a_large_model_in_turn_are_all_at_once(monkeypatch
 def test_looks_by_structure_are_those_of_all_rows(monkeypatch):
     problem = pf.Federation(logistic, rows(), plate="data", num_clients=2).problem
     data, points = two_clients(problem)
-    whole = looks.look_at_likelihood(problem, points, data)
-    monkeypatch.setattr(looks, "LEAST_STRUCTURE_WORK", 1)
-    torch.testing.assert_close(looks.look_at_likelihood(problem, points, data), whole)
+    whole = scores.look_at_likelihood(problem, points, data)
+    monkeypatch.setattr(scores, "LEAST_STRUCTURE_WORK", 1)
+    torch.testing.assert_close(scores.look_at_likelihood(problem, points, data), whole)
 
 
 def laplace(x, y):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
+from pyro_fed.conventions.limits import SAME_NATS
 from pyro_fed.density.derivatives import few_rows
 from pyro_fed.density.derivatives.scores import clients_log_likelihoods
 from pyro_fed.density.rows.batches import ClientData
@@ -65,8 +66,8 @@ def test_few_rows_stand_for_all(sizes, monkeypatch):
     monkeypatch.setattr(few_rows, "clients_log_likelihoods", spy)
     found = few_rows.log_likelihoods_at(problem, draws, data)
     assert sum(taken) < 0.3 * ROWS * 400
-    assert float((found - exact).sum(0).abs().max()) < few_rows.AGREE
-    torch.testing.assert_close(found, exact, rtol=0, atol=few_rows.AGREE)
+    assert float((found - exact).sum(0).abs().max()) < SAME_NATS
+    torch.testing.assert_close(found, exact, rtol=0, atol=SAME_NATS)
 
 
 def test_all_rows_are_taken_where_single_ones_decide():
@@ -76,7 +77,7 @@ def test_all_rows_are_taken_where_single_ones_decide():
     exact = clients_log_likelihoods(problem, draws, data)
     found = few_rows.log_likelihoods_at(problem, draws, data)
     torch.testing.assert_close(found[0], exact[0], rtol=1e-12, atol=0)  # its rows decide
-    torch.testing.assert_close(found[1:], exact[1:], rtol=0, atol=few_rows.AGREE)
+    torch.testing.assert_close(found[1:], exact[1:], rtol=0, atol=SAME_NATS)
 
 
 def test_the_control_variate_is_a_parabola_with_its_gradient():

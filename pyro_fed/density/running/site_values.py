@@ -1,12 +1,18 @@
-"""Observed values as distributions take them: counts and labels in floating point, no masked missing values.
+"""Observed values as distributions take them, masks, and walls where parameters leave their constraints.
 
 Torch computes few densities of whole numbers or truth values, though these are what labels and counts are kept in. And
 a missing value whose density is masked has a derivative that is not: NaN times zero is NaN. Where the mask leaves a
 value out it becomes one inside the support, which changes no density.
+
+Torch does not look at parameters while densities are computed: a Beta of negative concentrations has a density that is
+a number. Pyro and Stan refuse such a point. Where draws of the priors show that a site's parameters leave their
+constraints (`edges.find_walls`), its density is -inf there, at no cost to all other sites.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from inspect import getattr_static
 from typing import Any, cast
 
 import pyro.distributions as dist
@@ -48,12 +54,7 @@ class ObservedValues(Messenger):
 
 
 def _codes_as_outcome(column: Labelled, msg: Message) -> Tensor:
-    """The codes of text or categories for a distribution of categories; of two or of ranks where they are ordered.
-
-    Args:
-        column: what is observed.
-        msg: of the site.
-    """
+    """The codes of text or categories for a distribution of categories; of two or of ranks where they are ordered."""
     fn, labels = innermost(msg["fn"]), column.labels
     if isinstance(fn, dist.Bernoulli | dist.OrderedLogistic):
         if not labels.ordered and labels != Labels(range(len(labels))):
@@ -108,3 +109,61 @@ def _value_in_support(support: Any, value: Tensor) -> Tensor:
         return zeros + getattr(support, "lower_bound", 0)
     inside: Tensor = biject_to(support)(zeros if support.event_dim == 0 else torch.zeros_like(value))
     return inside.to(value.dtype) if inside.shape == value.shape else zeros
+
+
+#: Constraints that need no wall: every number meets them, or torch computes no density beyond them.
+WITHOUT_WALL = (
+    constraints.real,
+    constraints.real_vector,
+    constraints.positive_definite,
+    constraints.positive_semidefinite,
+)
+
+
+def constrained_parameters(fn: Any) -> Iterator[tuple[str, Any, Tensor]]:
+    """Names, constraints and values of a distribution's given parameters, but for those that need no wall."""
+    fn = innermost(fn)
+    for name, constraint in getattr(fn, "arg_constraints", {}).items():
+        if constraint in WITHOUT_WALL or constraints.is_dependent(constraint):
+            continue
+        given = isinstance(getattr_static(fn, name, None), property)  # a Beta's; what torch computes lazily is none
+        value = getattr(fn, name) if given else vars(fn).get(name)
+        if isinstance(value, Tensor):
+            yield name, constraint, value
+
+
+class Computed(Messenger):
+    """Notes the sites with constrained parameters that depend on what is differentiated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def _pyro_post_sample(self, msg: Message) -> None:
+        if not is_deterministic(msg) and any(value.requires_grad for *_, value in constrained_parameters(msg["fn"])):
+            self.names.add(msg["name"])
+
+
+def put_walls(trace: Any, names: Collection[str]) -> None:
+    """Densities of zero where the parameters of named sites leave their constraints, in a trace with densities."""
+    for name in names:
+        site = trace.nodes.get(name, {})
+        if "log_prob" in site:
+            site["log_prob"] = torch.where(within_constraints(site), site["log_prob"], -torch.inf)
+            site["log_prob_sum"] = site["log_prob"].sum()
+
+
+def within_constraints(site: Message) -> Tensor:
+    """Whether the parameters of a site are within their constraints, like its density, or are masked."""
+    fn = site["fn"]
+    shape = innermost(fn).batch_shape
+    within = torch.ones((), dtype=torch.bool)
+    for _, constraint, value in constrained_parameters(fn):
+        within = within & constraint.check(value)
+    within = within.expand(torch.broadcast_shapes(within.shape, shape))
+    within = within.flatten(len(fn.batch_shape)).all(-1) if within.dim() > len(fn.batch_shape) else within
+    mask = mask_of(site)
+    if mask is None:
+        return within
+    left_out = ~mask.bool()
+    return within | (left_out.flatten(within.dim()).any(-1) if left_out.dim() > within.dim() else left_out)

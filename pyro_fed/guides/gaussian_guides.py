@@ -1,11 +1,17 @@
-"""A Gaussian guide fitted to a likelihood times a Gaussian cavity by Adam: the "svi" of FedEP, PVI and P2PVI.
+"""Gaussian guides: automatic ones that FedEP can federate in natural parameters, and the fit by Adam ("svi").
+
+`AutoDiagonalNormal` and `AutoNormal` are diagonal Gaussians on the unconstrained scale, `AutoMultivariateNormal` is a
+full one. No other automatic guide is an exponential family with sites to multiply and divide, not even
+`AutoLowRankMultivariateNormal`: a product of low-rank factors has full rank. `SFVI` fits these directly.
+
+The "svi" of FedEP, PVI and P2PVI fits a Gaussian to a likelihood times a Gaussian cavity c,
 
     max_{a, B}  E_{z ~ N(0, I)}[log p_k(θ) + log c(θ)] + log |det B|,    θ = m + A (a + B z)
 
-with reparametrised gradients, as Pyro's `SVI` does with `Trace_ELBO` and an automatic Gaussian guide, or Bayes by
-backprop for a network, for all clients of a round in one compiled step. The guide begins at a Gaussian of mean m and
-covariance A A', so that Adam's rate is in its SDs; with `units` "parameters" and a diagonal A a step of the location is
-one of θ, as if Adam moves μ and log σ (a step of log σ is the same in both). Adam starts afresh in every round.
+with reparametrised gradients, as Pyro's `SVI` does with `Trace_ELBO`, or Bayes by backprop for a network, for all
+clients of a round in one compiled step. The guide begins at a Gaussian of mean m and covariance A A', so that Adam's
+rate is in its SDs; with `units` "parameters" and a diagonal A a step of the location is one of θ, as if Adam moves μ
+and log σ. Adam starts afresh in every round.
 
 Source: Kingma & Ba (2015), Adam; Blundell et al. (2015), *Weight uncertainty in neural networks*.
 
@@ -15,18 +21,69 @@ logarithm of its diagonal.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from pyro.infer import autoguide
 from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.errors import SettingError
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times
+
+#: The structure of an automatic guide, by the name of its class.
+FAMILIES: dict[str, Literal["diag", "full"]] = {
+    "AutoDiagonalNormal": "diag",
+    "AutoNormal": "diag",
+    "AutoMultivariateNormal": "full",
+}
+#: The algorithm that fits another automatic guide, by the guide's name; by default `SFVI(guide=...)`.
+FITTED_BY = {
+    "AutoLaplaceApproximation": "FedLaplace(), which finds the mode and its Hessian",
+    "AutoDelta": "SFVI(guide=AutoDelta), whose answer is a point, the MAP estimate; FedLaplace() has its SDs as well",
+}
+
+
+def is_hand_written(guide: Any) -> bool:
+    """Whether a guide is a function of the model's arguments, or a `PyroModule`, and not an automatic one."""
+    kind = guide if inspect.isclass(guide) else type(guide)
+    return callable(guide) and not issubclass(kind, autoguide.AutoGuide)
+
+
+def guided_covariance(owner: Any, guide: Any, covariance: str) -> Literal["diag", "full"]:
+    """The covariance of an automatic guide, in place of "auto"; SettingError where the setting is another."""
+    name = type(owner).__name__
+    if is_hand_written(guide):
+        raise SettingError(
+            f"{name}: a hand-written guide is federated by FedEP and PVI alone; use FedEP(guide=...), or an automatic "
+            "guide such as AutoMultivariateNormal"
+        )
+    family = covariance_of(owner, guide)
+    if covariance not in ("auto", family):
+        raise SettingError(
+            f"{name}: covariance={covariance!r} is not that of the guide, {family!r}: give one of the two"
+        )
+    return family
+
+
+def covariance_of(owner: Any, guide: Any) -> Literal["diag", "full"]:
+    """The Gaussian family of an automatic guide; SettingError where its factors cannot be multiplied and divided."""
+    kind = guide if inspect.isclass(guide) else type(guide)
+    for base in kind.__mro__:
+        if base.__module__ == autoguide.guides.__name__ and base.__name__ in FAMILIES:
+            return FAMILIES[base.__name__]
+    name = getattr(guide, "__name__", kind.__name__)
+    raise SettingError(
+        f"{type(owner).__name__}: guide {name} has no natural parameters that can be multiplied and divided, as "
+        f"{sorted(FAMILIES)} have: use {FITTED_BY.get(name, f'SFVI(guide={name})')}"
+    )
+
 
 #: Precision and eta of the cavity, and the coordinates: A and m.
 Frame = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -34,24 +91,15 @@ Frame = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class GuideFit:
-    """Settings of the fit.
+    """Settings of the fit."""
 
-    Args:
-        steps: Adam's steps in a round.
-        step_size: Adam's rate, in `units`.
-        samples: draws of the guide a step.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
-        adam: β_1, β_2 and ε; the defaults are those of Kingma & Ba.
-        falling: whether the rate falls linearly to zero.
-        units: of the rate: SDs of the Gaussian at which the guide begins, or the parameters' own, where it is diagonal.
-    """
-
-    steps: int
-    step_size: float
-    samples: int
-    batch_size: int | None
-    adam: tuple[float, float, float] = (0.9, 0.999, 1e-8)
-    falling: bool = False
+    steps: int  # Adam's, in a round
+    step_size: float  # Adam's rate, in `units`
+    samples: int  # draws of the guide a step
+    batch_size: int | None  # rows a step, weighted to all of the client's; None takes all
+    adam: tuple[float, float, float] = (0.9, 0.999, 1e-8)  # β_1, β_2 and ε of Kingma & Ba
+    falling: bool = False  # whether the rate falls linearly to zero
+    #: SDs of the Gaussian at which the guide begins, or the parameters' own, where it is diagonal.
     units: Literal["sds", "parameters"] = "sds"
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
@@ -71,11 +119,7 @@ class GuideFit:
         noise: Noise,
         pace: Tensor | None = None,
     ) -> Gaussian:
-        """The guides of C clients, Gaussians (C,) of the structure of `start`, at which they begin.
-
-        `cavity` c (C,) may be improper; `noise` is of `draw_noise`, (steps, C, ...), and `pace` (C,) are factors of
-        Adam's rate, None for one.
-        """
+        """Guides of C clients from `start`, by cavities that may be improper; `pace` (C,) multiplies Adam's rate."""
         mean, factor = start.mean(), start.root()
         rows, dims = with_batches(data, self.batch_size)
         zero = (torch.zeros_like(mean), torch.zeros_like(factor))
@@ -113,11 +157,7 @@ class GuideFit:
 
 
 def negative_elbo(problem: Problem, guide: tuple[Tensor, Tensor], frame: Frame, batch: Batch, draws: Tensor) -> Tensor:
-    """The negative evidence lower bound of one client up to a constant, ().
-
-    `guide` is a, (D,), and `raw`, (D,) or (D, D); `frame` holds precision and eta of the cavity, A and m; `draws` are
-    z, (S, D).
-    """
+    """The negative evidence lower bound of one client up to a constant, (), by a (D,), B as `raw`, and z (S, D)."""
     loc, raw = guide
     precision, eta, factor, mean = frame
 

@@ -1,16 +1,14 @@
-"""Rows whose latents have several modes given θ: how the modes are found, and how each is integrated by its own nodes.
+"""The modes of the rows' latents given θ, by Newton's method, and integrals of rows that have several of them.
 
     ∫ exp f dx = Σ_j ∫ exp f w_j dx,    w_j = h_j / Σ_k h_k,    h_j = exp f(m_j) (1 + |C_j'(x - m_j)|² / 2p)^-p
 
 Each mode j has a bump h_j with the mode's height and curvature, and w_j is its share of the sum of all bumps (a
 partition of unity). Where modes are apart, exp f w_j is a single bump around m_j. Where they overlap, or where two
-ascents have ended at the same mode, no mass counts twice: each ascent has half of it.
-
-The power p is small for a reason. Gaussian bumps (p = ∞) would cut the tails between modes sharply, which nodes do not
-resolve; with a small p the shares change over distances like those between the modes.
+ascents have ended at the same mode, no mass counts twice. Gaussian bumps (p = ∞) would cut the tails between modes
+sharply, which nodes do not resolve; with a small p the shares change over distances like those between the modes.
 
 In derivatives w_j is held fixed, as the nodes are. To draw, a mode is chosen by its mass and a place around it is
-proposed, which is accepted by exp f w_j; of the pair the place x is kept.
+proposed, which is accepted by exp f w_j.
 
 Whether there are several modes is found when the model is read, and again at the draws of a result. A ladder of places
 stands around the first mode, up to thousands of its SDs away in every direction. Where every tangent at one of them
@@ -22,25 +20,132 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol, Self
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
+from torch.func import grad, vjp
 
 from pyro_fed.conventions.limits import NEGLIGIBLE, ROUNDING_UNITS
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.latents.ascent import Ascent, Centre, Climber, Rows
+from pyro_fed.ops.entries import choose
+from pyro_fed.ops.moments import Moments
+from pyro_fed.ops.tiny import absolute_cholesky, solve_lower, solve_lower_transposed
+
+Rows = tuple[Tensor, ...]
+
+
+class Centre(NamedTuple):
+    """Where the nodes of m rows are: mode (m, d), factor C of the curvature (m, d, d), and how near the mode is.
+
+    `decrement` (m,) is the length of the next Newton step, in posterior SDs of x; `value` (m,) the log joint density.
+    Of rows with several modes each has an axis of these before the rows'.
+    """
+
+    mode: Tensor
+    factor: Tensor
+    decrement: Tensor
+    value: Tensor
+
+    def at(self, which: int | slice) -> Centre:
+        """Those of one mode, or of some, where each has an axis."""
+        return Centre(*(part[which] for part in self))
+
+    def places_at(self, units: Tensor) -> Tensor:
+        """Places so many SDs (..., d) from the modes, m + C⁻ᵀ u."""
+        return self.mode + solve_lower_transposed(self.factor, units)
+
+    def units_of(self, place: Tensor) -> Tensor:
+        """Where places (..., d) are in units of the curvatures, C'(x - m): what `places_at` takes."""
+        found: Tensor = (self.factor.mT @ (place - self.mode).unsqueeze(-1)).squeeze(-1)
+        return found
+
+    def distance(self, place: Tensor) -> Tensor:
+        """How many SDs places (..., d) are from the modes."""
+        found: Tensor = self.units_of(place).norm(dim=-1)
+        return found
+
+
+class Ascent(NamedTuple):
+    """On the way to the modes: where each row is (m, d), what is seen there, and the share of the next step (m,)."""
+
+    place: Tensor
+    here: Moments
+    share: Tensor
+
+
+@dataclass(frozen=True)
+class Climber:
+    """Newton's method uphill, by a `Quadrature`'s settings of these names."""
+
+    shorten: float
+    floor: float
+
+    def climbed(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor, steps: int) -> Centre:
+        """The end of the way from places (m, d), at θ (D,)."""
+        state = self.foot(problem, theta, rows, place)
+        for _ in range(steps):
+            state = self.climb(problem, theta, rows, state)
+        return self.summit(state)
+
+    def foot(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Ascent:
+        """The beginning of the way."""
+        return Ascent(place, look(problem, theta, rows, place), theta.new_ones(len(place)))
+
+    def climb(
+        self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent, part: Tensor | float = 1.0
+    ) -> Ascent:
+        """One step, or a part of it."""
+        place, here, share = state
+        trial = place + part * share.unsqueeze(-1) * self.newton(here)[0]
+        there = look(problem, theta, rows, trial)
+        better = there.value >= here.value
+        chosen = Moments(*(choose(better, new, old) for new, old in zip(there, here, strict=True)))
+        return Ascent(choose(better, trial, place), chosen, torch.where(better, 1.0, share * self.shorten))
+
+    def summit(self, state: Ascent) -> Centre:
+        """Where it has come to; constants for derivatives."""
+        step, factor = self.newton(state.here)
+        decrement = (step * state.here.score).sum(-1).abs().sqrt()
+        return Centre(*(part.detach() for part in (state.place, factor, decrement, state.here.value)))
+
+    def newton(self, here: Moments) -> tuple[Tensor, Tensor]:
+        """The step |H|⁻¹ ∇f and the factor of |H|."""
+        # The integral over a latent on which f does not depend is infinite, and has to stay the same at all θ.
+        unused = (here.curvature == 0).all(-1) & (here.score == 0)
+        factor = absolute_cholesky(here.curvature + torch.diag_embed(unused.to(here.curvature)), self.floor)
+        return solve_lower_transposed(factor, solve_lower(factor, here.score)), factor
+
+
+def look(problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Moments:
+    """What is seen of the rows' log joint densities at places (m, d)."""
+
+    def score_and_value(x: Tensor) -> tuple[Tensor, Tensor]:
+        def total(y: Tensor) -> tuple[Tensor, Tensor]:
+            value = problem.conditional_parts(theta, rows, y)[1]
+            return value.sum(), value
+
+        score, value = grad(total, has_aux=True)(x)
+        return score, value
+
+    (score, value), pull = vjp(score_and_value, place)[:2]
+    units = torch.eye(place.shape[-1], dtype=place.dtype, device=place.device)
+    # Rows are independent given θ: one product with a unit vector at every row gives a column of every row's block.
+    columns = problem.vmap(lambda unit: pull((unit.expand_as(place), torch.zeros_like(value)))[0])(units)
+    return Moments(value.detach(), score.detach(), -columns.movedim(0, -1).detach())
+
 
 #: Rungs of the ladder: distances from the first mode in its SDs, along each axis and the diagonal, both ways.
 RUNGS = tuple(2.0**k for k in range(13))
 #: Newton steps from a rung, at most.
-STEPS = 25
+MAX_RUNG_STEPS = 25
 #: Two ascents have come to the same mode if they end within so many SDs, by both curvatures.
 SAME_MODE_SDS = 0.5
 #: The power p above.
-LADDER_POWER = 4.0
+BUMP_POWER = 4.0
 #: New modes of a row that are kept: those of the largest mass.
-MOST_NEW = 3
+MAX_NEW_MODES = 3
 #: Places besides zero from which modes are looked for, at most.
 MOST_STARTS = 8
 
@@ -49,43 +154,26 @@ class Rule(Protocol):
     """What is taken of a `Quadrature`."""
 
     @property
-    def starts(self) -> tuple[tuple[float, ...], ...] | None:
-        """Places from which modes are looked for besides zero."""
+    def starts(self) -> tuple[tuple[float, ...], ...] | None: ...
 
     @property
-    def node_tolerance(self) -> float:
-        """The smallest share of a row's mass that counts as a mode."""
+    def node_tolerance(self) -> float: ...
 
     @property
-    def mode_tolerance(self) -> float:
-        """How near a mode, in SDs, an ascent ends."""
+    def mode_tolerance(self) -> float: ...
 
-    def climber(self, steps: int) -> Climber:
-        """How modes are climbed to."""
+    @property
+    def climber(self) -> Climber: ...
 
-    def centres(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
-        """The modes that it finds, (J, m, ...)."""
+    def centres(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre: ...
 
-    def log_masses(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> tuple[Tensor, Tensor]:
-        """Log prior (), and each mode's part of the log marginal likelihoods, (J, m)."""
+    def log_masses(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> tuple[Tensor, Tensor]: ...
 
-    def from_places(self, starts: tuple[tuple[float, ...], ...]) -> Self:
-        """This rule with other `starts`."""
+    def from_places(self, starts: tuple[tuple[float, ...], ...]) -> Self: ...
 
 
 def search(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known: Centre) -> Centre:
-    """The modes of the rows' latents at each θ: those that are known, and what ascents find beside them.
-
-    Args:
-        problem: the model's densities.
-        rule: says how modes are climbed to.
-        theta: (S, D).
-        rows: row tensors, each (m, ...).
-        known: (S, J, m, ...), the first of the J those that the ladder stands around.
-
-    Returns:
-        (S, J + `MOST_NEW`, m, ...); where fewer are new the first one again, with a `value` of -inf.
-    """
+    """The known modes (S, J, m, ...) at θ (S, D) and `MAX_NEW_MODES` that ascents find, of value -inf if fewer."""
     known = _swap_axes(known)  # (J, S, m, ...)
     ends, good = _ends(problem, rule, theta, rows, known.at(0))
     count = len(known.mode)
@@ -98,7 +186,7 @@ def search(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known: 
         seen = (torch.stack(kept) & ~(apart > SAME_MODE_SDS)).any(0)
         kept.append(good[i] & ~seen)
     mass = torch.where(torch.stack(kept[count:]), log_mass(ends), -torch.inf)
-    best = mass.topk(MOST_NEW, 0)
+    best = mass.topk(MAX_NEW_MODES, 0)
     new = best.values > -torch.inf
     parts = []
     for old, part in zip(known, ends, strict=True):
@@ -109,16 +197,8 @@ def search(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known: 
 
 
 def _ends(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, first: Centre) -> tuple[Centre, Tensor]:
-    """Where the ascents from the ladder's R rungs end, (R, S, m, ...), and which ends are modes, (R, S, m).
-
-    Args:
-        problem: the model's densities.
-        rule: says how modes are climbed to.
-        theta: (S, D).
-        rows: row tensors, each (m, ...).
-        first: (S, m, ...), what the ladder stands around.
-    """
-    climber = rule.climber(0)
+    """Where the ascents from the ladder's R rungs end, (R, S, m, ...), and which ends are modes, (R, S, m)."""
+    climber = rule.climber
     height = torch.tensor(RUNGS, dtype=first.mode.dtype, device=first.mode.device)
     units = (height[:, None, None] * directions(problem.local_dim, first.mode)).flatten(0, 1)
 
@@ -132,7 +212,7 @@ def _ends(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, first: C
         feet = _swap_axes(climber.summit(state))
         return feet, torch.zeros_like(feet.value, dtype=torch.bool)
     climb = each(climber.climb)
-    for _ in range(STEPS):
+    for _ in range(MAX_RUNG_STEPS):
         if bool((climber.summit(state).decrement <= rule.mode_tolerance).all()):
             break
         state = climb(theta, state)
@@ -176,25 +256,17 @@ def alive(centre: Centre) -> Centre:
 
 def log_shares(centre: Centre, place: Tensor) -> Tensor:
     """log w_j of places (m, d): (J, m)."""
-    height = centre.value - LADDER_POWER * torch.log1p(centre.distance(place).square() / (2 * LADDER_POWER))
+    height = centre.value - BUMP_POWER * torch.log1p(centre.distance(place).square() / (2 * BUMP_POWER))
     return height - torch.logsumexp(height, 0)
 
 
 def needed_starts(
     problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known_modes: Centre | None = None
 ) -> tuple[tuple[float, ...], ...]:
-    """Places from which the rows' other modes at θ (S, D) are found: () if each row has one mode that has the mass.
-
-    Args:
-        problem: the model's densities.
-        rule: without such places, or with those that there are.
-        theta: (S, D).
-        rows: row tensors, each (m, ...).
-        known_modes: those that the rule finds, (S, J, m, ...), if they are known.
-    """
+    """Places from which the rows' other modes at θ (S, D) are found: () if each row has one mode that has the mass."""
     starts = rule.starts or ()
     found = search(problem, rule, theta, rows, known_modes or modes_at_points(problem, rule, theta, rows))
-    known = found.mode.shape[1] - MOST_NEW
+    known = found.mode.shape[1] - MAX_NEW_MODES
     mass = log_mass(found)  # (S, J + new, m)
     lacking = mass[:, known:] - torch.logsumexp(mass, 1, keepdim=True) > math.log(rule.node_tolerance)
     while len(starts) < MOST_STARTS and bool(lacking.any()):
@@ -213,14 +285,7 @@ def needed_starts(
 
 
 def missed_mode_log_mass(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> Tensor:
-    """By how much modes that a rule does not find raise each row's log marginal likelihood at θ (S, D): (S, m).
-
-    Args:
-        problem: the model's densities.
-        rule: as it is fitted.
-        theta: (S, D).
-        rows: row tensors, each (m, ...).
-    """
+    """By how much modes that a rule does not find raise each row's log marginal likelihood at θ (S, D): (S, m)."""
     known = modes_at_points(problem, rule, theta, rows)
     every = search(problem, rule, theta, rows, known)
 
