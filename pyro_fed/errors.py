@@ -157,11 +157,9 @@ class StoppedError(PyroFedError):
         result: InferenceData of that state, or None where there is none.
     """
 
-    def __init__(self, message: str, *, round: int | None = None) -> None:
+    def __init__(self, message: str, *, round: int | None = None, algorithm: Any = None, state: Any = None) -> None:
         super().__init__(message)
-        self.round = round
-        self.algorithm: Any = None
-        self.state: Any = None
+        self.round, self.algorithm, self.state = round, algorithm, state
         self.result: Any = None
 
 
@@ -178,8 +176,8 @@ class DivergenceError(StoppedError, ArithmeticError):
         ...     print(error.client, error.round, error.result)
     """
 
-    def __init__(self, message: str, *, client: int | None = None, round: int | None = None) -> None:
-        super().__init__(message, round=round)
+    def __init__(self, message: str, *, client: int | None = None, **stopped: Any) -> None:
+        super().__init__(message, **stopped)
         self.client = client
 
 

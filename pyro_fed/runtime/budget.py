@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
 from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.time_limit import TimeIsUp, ending_at, now
@@ -118,3 +122,39 @@ class Budget:
         last = record.rounds[-1] if record.rounds else None
         seconds = last.seconds * len(last.clients) if last is not None else SECONDS_AT_ONCE
         return SECONDS_AT_ONCE / max(seconds, SECONDS_AT_ONCE / 1_000_000)
+
+
+class Interruption:
+    """Whether the user has asked the run to stop.
+
+    In the main thread, `with` replaces Python's own handler of SIGINT by one that remembers the signal. A handler of
+    the user is left unchanged.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interruption:
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._before = signal.signal(signal.SIGINT, self._remember)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raise the exception again if it was lost.
+
+        Raises:
+            KeyboardInterrupt: the user has asked the run to stop.
+        """
+        if self.asked:
+            raise KeyboardInterrupt

@@ -13,10 +13,9 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.infer.auto.auto import Auto
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.runtime.evaluation import Evaluate
+from pyro_fed.runtime.context import Evaluate
 from pyro_fed.runtime.executors import Executor
-from pyro_fed.runtime.run import run
-from pyro_fed.runtime.run_checks import OF_ONE_ALGORITHM
+from pyro_fed.runtime.run import OF_ONE_ALGORITHM, run
 
 
 class RunOptions(TypedDict, total=False):

@@ -32,7 +32,53 @@ from pyro_fed.graph.checks import components, list_components
 from pyro_fed.graph.consensus import shifted_weights
 from pyro_fed.graph.varying import without_links
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
-from pyro_fed.runtime.messages.neighbour_values import NeighbourValues
+
+#: The largest number in single precision; a larger difference is sent in several messages.
+LARGEST = torch.finfo(torch.float32).max
+
+
+class NeighbourValues:
+    """The values x̂ of some agents, as their neighbours know them in a round.
+
+    Changes of the entries named in `coarse` are sent in single precision.
+    """
+
+    def __init__(self, coarse: frozenset[str]) -> None:
+        self.coarse = coarse
+        self.known: State = {}
+
+    @classmethod
+    def of(cls, coarse: frozenset[str], consensus: Consensus) -> NeighbourValues:
+        """The values for a round, which are sent whole if neighbours have not received the values before."""
+        return cls(coarse if consensus.tells_all else frozenset())
+
+    def message(self, step: int, mine: State) -> State:
+        """The messages (C, ...) of a step of agents with values x (C, ...), after which their values x̂ are updated."""
+        if step == 0:
+            self.known = mine
+            return mine
+        sent = {
+            name: (value - self.known[name]).clamp(-LARGEST, LARGEST).float() if name in self.coarse else value
+            for name, value in mine.items()
+        }
+        self.known = self.after(self.known, sent)
+        return sent
+
+    def after(self, known: State, message: State) -> State:
+        """The values x̂ (C, ...) of agents after a message that is not the round's first."""
+        return {name: known[name] + value if name in self.coarse else value for name, value in message.items()}
+
+    def mixed(self, algorithm: Any, mine: State, weights: Any, told: State | None = None) -> State:
+        """The values x (R, ...) of agents after a step with weights (R, C), mixed by `combine`.
+
+        `told` are the values x̂ (C, ...) that are mixed, by default these agents' own.
+        """
+        mixed: State = algorithm.combine(mine, self.known if told is None else told, weights)
+        return {
+            name: value + (mine[name] - self.known[name]) if name in self.coarse else value
+            for name, value in mixed.items()
+        }
+
 
 #: A graph has fallen apart if its links leave it in parts for as many rounds as should have brought the agents'
 #: disagreement down to this fraction.

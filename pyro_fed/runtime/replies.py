@@ -14,24 +14,18 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.combination import MIN_COHORT, Bounded
-from pyro_fed.algorithm.contract import Algorithm, overrides
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Failure
 from pyro_fed.algorithm.states import State, select
-from pyro_fed.errors import DivergenceError, QuorumError, SettingError, listed, shown
+from pyro_fed.errors import QuorumError, SettingError, listed, shown
 from pyro_fed.ops.entries import all_finite
 from pyro_fed.runtime.executors import Executor, Reply, Work
-from pyro_fed.runtime.messages.codec import Spec
+from pyro_fed.runtime.messages import Spec
+from pyro_fed.runtime.run_errors import divergence
 
 if TYPE_CHECKING:
     from pyro_fed.runtime.context import Context
 
-#: Where the last good state is; after the first rounds of some algorithms no draws can be taken from it.
-KEPT = "The last finite state is kept in this error's `state`, and its draws in `result` where it has any"
-#: The cure for a server's state that is not finite, of an algorithm that has no `advice` of its own.
-OVERFLOW = (
-    "the step was too long, or a density overflowed. Take a smaller step, give parameters of very different scales a "
-    "common one, or use dtype=torch.float64"
-)
 #: The most numbers of messages that are checked in one operation.
 FINITE_AT_ONCE = 5_000_000
 #: How often a client is asked in a round that needs all clients.
@@ -172,12 +166,19 @@ def _usable_replies(algorithm: Algorithm, context: Context, work: Work, before: 
         if not (
             bool(finite.any()) or again or context.min_clients == 0 or _may_lack_replies(context, len(work.clients))
         ):
-            raise _divergence_error(algorithm, context, work, int(slots[0]), why[0], before)
+            largest = max((float(x.abs().max()) for x in work.shared.values() if x.is_floating_point()), default=0.0)
+            client = work.clients[int(slots[0])]
+            what = (
+                f"client {context.record.client_names[client]}, round {work.round}: '{why[0]}' left the finite numbers "
+                f"(largest magnitude before: {largest:.3g})"
+            )
+            cure = algorithm.advice(context.problem, before)
+            raise divergence(algorithm, context.record, what, cure, before, work.round, client=client)
         advice = "" if bool(finite.all()) else algorithm.advice(context.problem, before)
         reasons |= {int(slots[i]): f"'{name}' left the finite numbers ({advice})" for i, name in why.items()}
         unfit = slots[~finite]
         slots, reply = slots[finite], _rows(reply, finite)
-    if len(slots) and not hides_clients(context) and not isinstance(context.combination, Bounded):
+    if len(slots) and not context.hides_clients and not isinstance(context.combination, Bounded):
         honest = torch.ones(len(slots), dtype=torch.bool)
         for reason, holds in algorithm.objections(work.part(slots).shared, reply.messages).items():
             reasons = {int(slot): reason for slot in slots[holds]} | reasons
@@ -235,11 +236,6 @@ def _check_messages(executor: Executor, messages: State, expected: Spec) -> None
         )
 
 
-def hides_clients(context: Context) -> bool:
-    """Whether the run is private: single messages must not be looked at, and clients' figures not be recorded."""
-    return context.combination is not None and context.combination.private
-
-
 def _rows(reply: Reply, keep: Tensor) -> Reply:
     if bool(keep.all()):
         return reply
@@ -266,73 +262,6 @@ def each_finite(values: Tensor) -> Tensor:
     return torch.stack([torch.isfinite(own).all() for own in values])
 
 
-def _as_sentence(sentence: str) -> str:
-    return f"{sentence}. " if sentence else ""
-
-
-def _divergence_error(
-    algorithm: Algorithm, context: Context, work: Work, slot: int, name: str, before: State
-) -> DivergenceError:
-    client = work.clients[slot]
-    floating = [part for part in work.shared.values() if part.is_floating_point()]
-    largest = max((float(part.abs().max()) for part in floating), default=0.0)
-    what = (
-        f"client {context.record.client_names[client]}, round {work.round}: '{name}' left the finite numbers "
-        f"(largest magnitude before: {largest:.3g})"
-    )
-    return _error(algorithm, context, work, client, what, before)
-
-
-def _all_refused_error(
-    algorithm: Algorithm, context: Context, work: Work, found: Gathered, before: State
-) -> DivergenceError:
-    """The error for a round in which all clients replied, but no reply is plausible, as in a run that diverges."""
-    client, reason = found.failures[-1]
-    what = (
-        f"{type(algorithm).__name__}, round {work.round}: no reply of {len(work.clients)} could be used, that of "
-        f"client {context.record.client_names[client]} since {reason}"
-    )
-    return _error(algorithm, context, work, client, what, before)
-
-
-def _error(
-    algorithm: Algorithm, context: Context, work: Work, client: int, what: str, before: State
-) -> DivergenceError:
-    """The error for a run that diverges at a client, with the cure and the state before the round."""
-    cure = context.record.moved_first() or algorithm.advice(context.problem, before)
-    said = f"{what}; {cure}. {_as_sentence(context.record.unlike())}{KEPT}"
-    error = DivergenceError(said, client=client, round=work.round)
-    error.algorithm, error.state = algorithm, before
-    return error
-
-
-def refuse_divergence(algorithm: Algorithm, context: Context, before: State, after: State, round: int) -> None:
-    """Refuse a server's state with an entry that was finite before the round and no longer is.
-
-    Entries that were infinite before, and those in the algorithm's `may_be_infinite`, stand for what is not known yet,
-    and may stay infinite. The error keeps the state before the round.
-
-    Raises:
-        DivergenceError: names the entry.
-    """
-    for name, value in after.items():
-        if value is before.get(name):  # unchanged, or a buffer to which messages were added that are checked already
-            continue
-        if name in algorithm.may_be_infinite or not value.is_floating_point() or all_finite(value):
-            continue
-        if name in before and not all_finite(before[name]):
-            continue
-        record, advised = context.record, overrides(algorithm, "advice")
-        cure = record.moved_first() or (algorithm.advice(context.problem, before) if advised else OVERFLOW)
-        error = DivergenceError(
-            f"{type(algorithm).__name__}, round {round}: the server's '{name}' left the finite numbers, though every "
-            f"client's reply was finite: {cure}. {_as_sentence(record.unlike())}{KEPT}",
-            round=round,
-        )
-        error.algorithm, error.state = algorithm, before
-        raise error
-
-
 def _check_quorum(
     algorithm: Algorithm, context: Context, work: Work, found: Gathered, before: State, need: int
 ) -> None:
@@ -342,19 +271,21 @@ def _check_quorum(
     if replied >= need:
         return
     if found.refused and context.min_clients != 0:  # with min_clients=0 rounds without replies are skipped
-        raise _all_refused_error(algorithm, context, work, found, before)
+        client, reason = found.failures[-1]
+        what = (
+            f"{type(algorithm).__name__}, round {work.round}: no reply of {asked} could be used, that of client "
+            f"{context.record.client_names[client]} since {reason}"
+        )
+        cure = algorithm.advice(context.problem, before)
+        raise divergence(algorithm, context.record, what, cure, before, work.round, client=client)
     where = "this error's `state`" if context.checkpoint is None else str(context.checkpoint.folder)
     kept = f"state of round {work.round - 1} is in {where}" if work.round else "no round was completed"
     last = f"; last failure: client {context.record.client_names[found.failures[-1][0]]} {found.failures[-1][1]}"
     cure = (
         f"; {type(algorithm).__name__} needs every client: leave out those that are gone" if algorithm.needs_all else ""
     )
-    error = QuorumError(
-        f"{replied} of {asked} replied, need {need}; {kept}{last}{cure}",
-        round=work.round,
-    )
-    error.algorithm, error.state = algorithm, before
-    raise error
+    text = f"{replied} of {asked} replied, need {need}; {kept}{last}{cure}"
+    raise QuorumError(text, round=work.round, algorithm=algorithm, state=before)
 
 
 def _fruitless_requests(context: Context) -> int:

@@ -28,16 +28,13 @@ from pyro_fed.policy import Resolved, phases_of
 from pyro_fed.runtime.budget import BudgetEnded
 from pyro_fed.runtime.checkpoint import Saved
 from pyro_fed.runtime.context import Context, Phase
-from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.executors.base import device_of
-from pyro_fed.runtime.fused import rounds_at_once, run_fused_rounds
-from pyro_fed.runtime.interruption.outcome import cut_short
+from pyro_fed.runtime.executors.local import Expected
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
-from pyro_fed.runtime.messages.expected import Expected
 from pyro_fed.runtime.network import Network, PhaseEnded
-from pyro_fed.runtime.one_round import one_round
-from pyro_fed.runtime.replies import hides_clients
+from pyro_fed.runtime.one_round import one_round, rounds_at_once, run_fused_rounds
+from pyro_fed.runtime.run_errors import Growth, cut_short
 
 #: Largest relative and absolute difference between the sites that honest clients keep and the server's account of them.
 SITE_TOLERANCE = 1e-6
@@ -242,7 +239,7 @@ def _resumed_phase(algorithm: Algorithm, context: Context, rounds: int, given: S
     phase = Phase(algorithm, saved.phase, rounds, given, saved.shared, saved.local, saved.done)
     phase.ledger = _ledger(algorithm, context, saved.shared, saved.local)
     context.record.restore(saved.record)
-    if hides_clients(context) and phase.done < phase.rounds:
+    if context.hides_clients and phase.done < phase.rounds:
         context.record.converged = None  # a private run looks at this after its last round only, which is now later
     return phase
 
@@ -289,7 +286,8 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     if not phase.done:
         _save(phase, context, network)  # so that a run that is killed in its first round can be resumed
     before = len(record.rounds) - phase.done
-    phase.growth.begin(phase.shared)
+    growth = Growth()
+    growth.begin(phase.shared)
     bar = progress.begin(phase.name, phase.rounds, "round", done=phase.done, shown=context.progress)
     try:
         with context.budget.of_rounds():
@@ -302,7 +300,7 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
                     one_by_one = max(one_by_one, index + together)
                     _round(phase, context, network, data, index)
                 if phase.last:
-                    phase.growth.look(algorithm, phase.shared, phase.done, phase.rounds, record)
+                    growth.look(algorithm, phase.shared, phase.done, phase.rounds, record)
                 said = _postfix(phase, context)
                 for _ in range(len(record.rounds) - before_these):
                     bar.advance(said)
@@ -367,25 +365,13 @@ def _figures(phase: Phase, context: Context, network: Network, after: State) -> 
         figures = {"fraction": float(min(taken)), **figures}
     if context.combination is not None:
         figures |= context.combination.figures(sum(bool(past.clients) for past in rounds))
-    if context.evaluation is not None and phase.last:
-        figures |= _evaluation_figures(phase, context, context.evaluation, after, taken=figures)
+    evaluation = context.evaluation
+    if evaluation is not None and phase.last and (phase.done + 1) % evaluation.every == 0:
+        evaluated = evaluation.figures(phase.algorithm, context, after)
+        if both := sorted(evaluated.keys() & (figures.keys() | rounds[-1].info.keys())):
+            raise SettingError(f"evaluate returned figures named {both}, which the run has itself: choose other names")
+        figures |= evaluated
     return figures
-
-
-def _evaluation_figures(
-    phase: Phase, context: Context, evaluation: Evaluation, after: State, taken: dict[str, float]
-) -> dict[str, float]:
-    """The user's figures of the state after the round.
-
-    Raises:
-        SettingError: the run has a figure of that name already.
-    """
-    found = evaluation.figures(
-        phase.algorithm, context.federation, context.problem, context.record, context.seed, after, phase.done + 1
-    )
-    if both := sorted(found.keys() & (taken.keys() | context.record.rounds[-1].info.keys())):
-        raise SettingError(f"evaluate returned figures named {both}, which the run has itself: choose other names")
-    return found
 
 
 def _state_of(phase: Phase, context: Context, network: Network) -> bool | None:
@@ -394,7 +380,7 @@ def _state_of(phase: Phase, context: Context, network: Network) -> bool | None:
     A private run has all its rounds: stopping by figures would reveal more about the rows.
     """
     record = context.record
-    if hides_clients(context) and phase.done < phase.rounds:
+    if context.hides_clients and phase.done < phase.rounds:
         return None
     figures = record.figures
     measured = figures if all(figures) else [one for one in figures if one]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from pyro_fed.algorithm.capabilities import OnGraph, check_taken_up
+from pyro_fed import policy
+from pyro_fed.algorithm.capabilities import Indicators, OnGraph, check_taken_up
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.algorithm.schedule import Informed, Schedule
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.memory import kept_while_computing
 from pyro_fed.conventions.progress import Show, showing
@@ -34,14 +37,12 @@ from pyro_fed.policy.explanation import as_json
 from pyro_fed.policy.run_settings import affordable_draws, threads_of
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.budget import Budget
-from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
-from pyro_fed.runtime.checkpoint.handover import hand_over
-from pyro_fed.runtime.context import Context
-from pyro_fed.runtime.ending import Finish
-from pyro_fed.runtime.evaluation import Evaluate, Evaluation
+from pyro_fed.runtime.checkpoint import Checkpoint, hand_over
+from pyro_fed.runtime.context import Context, Evaluate, Evaluation
 from pyro_fed.runtime.executors import Executor, resolve
+from pyro_fed.runtime.fingerprint import fingerprint
+from pyro_fed.runtime.finish import Finish
 from pyro_fed.runtime.rounds import run_phases
-from pyro_fed.runtime.run_checks import check_folders, check_indicator, check_numbers, check_of_plan, check_seconds
 from pyro_fed.runtime.stages import run_stages
 
 #: Draws of a density where none are asked for.
@@ -288,3 +289,112 @@ def _say_cause(error: StoppedError | ImproperGaussianError, context: Context) ->
     found = nan_density_notes(context.federation.problem) if context.federation.holds_data else []
     said = ". ".join([str(error), *(cause[0].upper() + cause[1:] for cause in found)])
     error.args = (with_hint(said, context.problem) if diverged else said,)
+
+
+class Final(NamedTuple):
+    """The server's last state, and whether the algorithm stopped by its own criterion; None if it has none."""
+
+    shared: State
+    converged: bool | None
+
+
+def final_state(algorithm: Algorithm, federation: Federation, *, seed: int = 0) -> Final:
+    """Run an algorithm to its end, without progress bar, warnings, compilation or draws.
+
+    An algorithm without a server needs `pyro_fed.run`, which takes a graph.
+
+    Raises:
+        SettingError: an algorithm without a server.
+        DivergenceError: an update is not finite.
+
+    Example:
+        >>> final_state(pf.FedLaplace(), fed).converged
+        True
+    """
+    record = Record(federation.client_names)
+    context = Context(federation, federation.problem, None, resolve("vectorised"), seed, progress=False, record=record)
+    algorithm = policy.resolve(algorithm, federation.problem.traits).algorithm
+    with threads(1), torch.no_grad():
+        try:
+            shared = run_phases(algorithm, context, algorithm.default_rounds(federation.num_clients), None)
+        finally:
+            context.executor.close()
+    return Final(shared, record.converged)
+
+
+#: More threads than any machine has.
+MAX_THREADS = 4096
+#: Draws of one parameter that fill a gigabyte.
+MOST_DRAWS = 134_217_728
+#: Arguments that belong to one algorithm, with the cure where several are tried.
+OF_ONE_ALGORITHM = {
+    "num_rounds": "its stages have rounds of their own; limit them by {name}(max_rounds=...)",
+    "schedule": "each of its stages has its own",
+    "combination": "its stages need every client's own message",
+    "start": "it hands over between its stages by itself; run FedEP(), which can start there",
+    "checkpoint": "only a single algorithm can be resumed",
+}
+
+
+def check_of_plan(plan: Plan, **given: Any) -> None:
+    """Refuse arguments that belong to one algorithm, see `OF_ONE_ALGORITHM`, for a plan; None stands for not given."""
+    for name, value in given.items():
+        if value is not None:
+            kind = type(plan).__name__
+            cure = OF_ONE_ALGORITHM[name].format(name=kind)
+            raise SettingError(
+                f"{kind} does not take {name}=: {cure}. Leave it out, or run one algorithm, such as pf.FedEP()"
+            )
+
+
+def check_folders(**folders: str | Path | None) -> None:
+    """Refuse texts that name no folder. An empty text would mean the current folder; None stands for not given."""
+    for name, folder in folders.items():
+        if folder is not None and (not str(folder).strip() or "\0" in str(folder)):
+            raise SettingError(f"{name} must be a folder's path, received {str(folder)!r}; such as {name}='state'")
+        if folder is not None and str(folder).startswith("~"):
+            raise SettingError(
+                f"{name}={str(folder)!r} would be a folder called '~' in the one that the program runs in: write "
+                f"Path({str(folder)!r}).expanduser()"
+            )
+
+
+def check_numbers(
+    rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int, num_threads: int | str | None
+) -> None:
+    """Refuse numbers out of their ranges."""
+    if isinstance(num_threads, int) and not 1 <= num_threads <= MAX_THREADS:
+        bound = "at least 1, or None" if num_threads < 1 else f"at most {MAX_THREADS}"
+        raise SettingError(f"num_threads must be {bound}, received {num_threads}")
+    if rounds < 1:
+        raise SettingError(f"num_rounds must be at least 1, received {rounds}")
+    if seed < 0:
+        raise SettingError(f"seed must not be negative, received {seed}")
+    if not 1 <= num_draws <= MOST_DRAWS:
+        bound = "at least 1" if num_draws < 1 else f"at most {MOST_DRAWS}"
+        raise SettingError(f"num_draws must be {bound}, received {num_draws}")
+    if min_clients is not None and not 0 <= min_clients <= num_clients:
+        raise SettingError(f"min_clients must lie in 0..{num_clients}, received {min_clients}")
+
+
+def check_seconds(max_seconds: float | None) -> None:
+    """Refuse a limit of time that is not a positive number of seconds."""
+    if max_seconds is not None and not 0 < max_seconds < math.inf:
+        raise SettingError(f"max_seconds must be positive, received {max_seconds}; None is no limit")
+
+
+def check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
+    """Refuse a schedule that asks the clients for an indicator which the algorithm does not have."""
+    if isinstance(schedule, Informed) and not schedule.asks:
+        raise SettingError(
+            f"schedule {type(schedule).__name__} does not say what it asks the clients for: use KSD or HIP, or a class "
+            "of your own with `asks`"
+        )
+    given = algorithm.indicators if isinstance(algorithm, Indicators) else ()
+    if schedule is None or not schedule.asks or schedule.asks in given:
+        return
+    has = f"it gives {list(given)}" if given else "it gives none"
+    raise SettingError(
+        f"schedule {type(schedule).__name__} asks clients for the indicator {schedule.asks!r}, which "
+        f"{type(algorithm).__name__} cannot give ({has}): use UniformRandom, RoundRobin or Availability"
+    )

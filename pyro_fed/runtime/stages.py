@@ -27,9 +27,9 @@ from pyro_fed.policy import Setup, chain_of, resolve_for_run, why_not_from
 from pyro_fed.policy.explanation import outlook
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, stage_label
+from pyro_fed.runtime.checks import CheckInputs
 from pyro_fed.runtime.context import Context
-from pyro_fed.runtime.ending import Finish, said_of
-from pyro_fed.runtime.ending.check_inputs import CheckInputs
+from pyro_fed.runtime.finish import Finish, said_of
 from pyro_fed.runtime.rounds import Finished, run_phases
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from pyro_fed.density.latents.ascent import Climber
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.latents.several_modes import MOST_STARTS, needed_starts
 from pyro_fed.errors import SettingError
-from pyro_fed.runtime.ending.collecting import integral_findings
+from pyro_fed.runtime.integral_checks import integral_findings
 
 GRID = np.linspace(-30, 30, 120_001)
 STEP = GRID[1] - GRID[0]

@@ -33,8 +33,7 @@ from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.saving import check_savable
-from pyro_fed.runtime.run import run
-from pyro_fed.runtime.run_checks import check_numbers
+from pyro_fed.runtime.run import check_numbers, run
 
 #: The first exchange of a run: exchange 0 has the descriptions.
 FIRST_EXCHANGE = 1

@@ -20,9 +20,9 @@ from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack
 from pyro_fed.deployment.remote.clients import RemoteClients
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
-from pyro_fed.runtime.executors.host import Request, WorkerPhase
+from pyro_fed.runtime.executors.local import expected_reply
+from pyro_fed.runtime.executors.remote import Request, WorkerPhase
 from pyro_fed.runtime.messages import Header, Mailbox
-from pyro_fed.runtime.messages.expected import expected_reply
 
 #: The most characters of a client's error that the record keeps.
 MAX_REASON = 300

@@ -16,7 +16,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
-from pyro_fed.runtime.executors.executor_names import resolve
+from pyro_fed.runtime.executors.local import resolve
 
 #: Faults without a reply, with the reason that the record gives.
 SILENT = {"raises": "raised an exception", "hangs": "did not reply in time", "dies": "is gone"}

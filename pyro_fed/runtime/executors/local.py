@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,10 +15,16 @@ from pyro_fed.algorithm.capabilities import Chains, LocalRounds, SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.states import State, contiguous, select, write
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.time_limit import tick
+from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.size import clients_at_once
+from pyro_fed.errors import SettingError
 from pyro_fed.runtime.executors.base import Executor, Reply, Work, in_full_precision
+from pyro_fed.runtime.messages import Spec, spec_of, spec_of_one
 
 
 class NewStates(NamedTuple):
@@ -258,3 +265,64 @@ def _room(value: Tensor, before: Tensor | None, at: Tensor) -> Tensor:
     if before is None or before.shape[1:] != value.shape[1:]:
         return value.new_empty(len(at), *value.shape[1:])
     return before[at].to(value)
+
+
+class Expected:
+    """The shapes and dtypes of a phase's messages, from a step on one row, taken once, at the first question."""
+
+    def __init__(self, algorithm: Algorithm, problem: Problem, data: ClientData, local: State) -> None:
+        self._given = algorithm, problem, data, _first_client(local)
+        self._messages: Spec | None = None
+
+    def messages(self, work: Work) -> Spec:
+        """Shapes and dtypes of one client's message, by name."""
+        if self._messages is None:
+            self._messages, *_ = expected_reply(*self._given, work)
+        return self._messages
+
+
+def expected_reply(
+    algorithm: Algorithm, problem: Problem, data: ClientData, local: State, work: Work
+) -> tuple[Spec, Spec, Spec]:
+    """Shapes and dtypes of one client's message, figures and new state, from a step on one row of the server's own.
+
+    The shapes of a message follow from the model and the settings, not from the client's rows. The first client of
+    `work`, its state and its first row are used.
+    """
+    if (like := algorithm.reply_like(work.shared)) is not None:
+        return spec_of(like), {}, {}
+    row = ClientData(data.rows, data.row_index[:1, :1], torch.ones_like(data.num_rows[:1]))
+    eager = replace(problem, compiler=Compiler("loop" if problem.looped else "off"))
+    executor = Sequential()
+    executor.start(algorithm, eager, row, _first_client(local))
+    reply = executor.execute(Work(work.round, work.seed, [0], _first_client(work.shared)))
+    return spec_of_one(reply.messages), spec_of_one(reply.info), spec_of_one(executor.new[-1].states)
+
+
+def _first_client(state: State) -> State:
+    return {name: value[:1].clone() for name, value in state.items()}
+
+
+#: Executors that `run` takes by name.
+NAMED = {"vectorised": Vectorised, "vectorized": Vectorised, "sequential": Sequential}
+
+
+@checked
+def resolve(executor: Any) -> Executor:
+    """Return an executor, given itself or its name.
+
+    Args:
+        executor: "vectorised", "sequential", or an Executor.
+
+    Raises:
+        SettingError: an unknown name.
+
+    Example:
+        >>> isinstance(pf.executors.resolve("sequential"), pf.executors.Sequential)
+        True
+    """
+    if isinstance(executor, Executor):
+        return executor
+    if not isinstance(executor, str) or executor not in NAMED:
+        raise SettingError(f"executor must be one of {sorted(NAMED)} or an Executor, received {executor!r}")
+    return NAMED[executor]()

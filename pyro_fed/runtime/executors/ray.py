@@ -24,9 +24,8 @@ from pyro_fed.conventions.time_limit import now, tick
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError, StoppedError
-from pyro_fed.runtime.executors.host import Host, Request, Share, share_of
 from pyro_fed.runtime.executors.local import Sequential, Vectorised
-from pyro_fed.runtime.executors.remote import Remote
+from pyro_fed.runtime.executors.remote import Host, Remote, Request, Share, share_of
 
 #: How often a phase restarts dead workers at most: a worker that its work kills would die again and again.
 MAX_RESTARTS = 3

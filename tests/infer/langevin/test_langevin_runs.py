@@ -13,10 +13,10 @@ from gaussian_case import analytic_surrogates, exact, federation, shards
 import pyro_fed as pf
 from pyro_fed.algorithm.schedule import Categorical, Explicit, RoundRobin
 from pyro_fed.audit.precision import precision
-from pyro_fed.runtime import fused
+from pyro_fed.runtime import one_round as fused
 from pyro_fed.runtime import rounds as loop
 from pyro_fed.runtime.messages import encoded_size
-from pyro_fed.runtime.messages.header import Entry
+from pyro_fed.runtime.safetensors_header import Entry
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "trace", "audit": False}
 pytestmark = pytest.mark.filterwarnings("ignore:only", "ignore:the .* chains disagree")

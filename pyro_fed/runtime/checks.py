@@ -6,11 +6,19 @@ it, by topic. A new check is a function and an entry in a table.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.combination import Bounded
-from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.record import BySums, Record
+from pyro_fed.algorithm.states import State
 from pyro_fed.audit import (
+    Evidence,
     as_numbers,
     at_limit,
     close_call,
@@ -23,15 +31,88 @@ from pyro_fed.audit import (
     reported_without_variance,
     settings_findings,
 )
+from pyro_fed.audit.clients.dealt import by_the_outcome
+from pyro_fed.audit.clients.influence import FEWEST_CLIENTS, StandingApart, who_stands_apart
+from pyro_fed.audit.clients.mirrored import mirrored_clients
+from pyro_fed.audit.clients.say import answer_and_sites, log_likelihoods_of
 from pyro_fed.audit.inputs.range import out_of_range
 from pyro_fed.audit.inputs.use import of_no_use
+from pyro_fed.audit.size import compares_clients
+from pyro_fed.audit.weights import judged_by_weights
 from pyro_fed.codes import sentences
-from pyro_fed.codes.finding import Finding, Topic
+from pyro_fed.codes.finding import Finding, Topic, doubts_among, is_about
+from pyro_fed.conventions import seeding
+from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.problem import Problem
-from pyro_fed.runtime.ending.by_sums import judge_by_sums
-from pyro_fed.runtime.ending.check_inputs import Check, CheckInputs
-from pyro_fed.runtime.ending.collecting import integral_findings
-from pyro_fed.runtime.ending.outlying_clients import outlying_client_findings
+from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.density.traits import LARGE_DIM
+from pyro_fed.errors import StoppedError
+from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.ops.entries import evenly
+from pyro_fed.runtime.context import Context
+from pyro_fed.runtime.executors import Executor, Work
+from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
+from pyro_fed.runtime.integral_checks import integral_findings
+
+
+@dataclass(frozen=True)
+class CheckInputs:
+    """The inputs of the checks of a result.
+
+    Attributes:
+        algorithm: the algorithm that was run.
+        context: the run; its record has the findings so far.
+        shared: the server's last state; empty if it is no longer known.
+        draws: (chain, draw, D), unconstrained.
+        audit: whether the user wants the result to be audited.
+        aim: limits finer than `WRONG`, up to which the audit should measure errors; None for none.
+    """
+
+    algorithm: Algorithm
+    context: Context
+    shared: State
+    draws: Tensor
+    audit: bool
+    aim: Limits | None = None
+
+    @property
+    def record(self) -> Record:
+        """The run's record."""
+        return self.context.record
+
+    @property
+    def problem(self) -> Problem:
+        """The model's densities."""
+        return self.context.problem
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """The input of the audit."""
+        context = self.context
+        return Evidence(
+            self.algorithm,
+            context.federation,
+            context.problem,
+            self.shared,
+            self.draws,
+            context.record,
+            context.seed,
+            self.aim,
+        )
+
+    @property
+    def doubts(self) -> list[Finding]:
+        """The findings so far that speak against the result."""
+        return doubts_among(self.record.findings)
+
+    def has(self, topic: Topic) -> bool:
+        """Whether there is a finding about a topic."""
+        return is_about(self.record.findings, topic)
+
+
+#: From a result to what was found; nothing where there is nothing to say.
+Check = Callable[[CheckInputs], list[Finding]]
+
 
 #: The evidence is not known if the standard error of its logarithm is larger, in nats: a factor of e.
 LARGEST_EVIDENCE_ERROR = 1.0
@@ -228,3 +309,82 @@ def _audited_and_right(judged: CheckInputs) -> bool:
 
 #: What is found about an answer that is to be returned: how it was asked for, and how near to the limits it is.
 LAST_CHECKS: tuple[Check, ...] = (evidence, settings, sds_at_limit, long_tails, near_limits)
+
+
+def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
+    """Judge a result by the clients' log-likelihoods at its draws; a note says why if that is not possible.
+
+    Figures are added to its record.
+    """
+    record, problem, flat = evidence.record, evidence.problem, evidence.draws.flatten(0, 1)
+    if problem.dim > LARGE_DIM:
+        return [sentences.not_audited_by_sums(why=f"importance weights of {problem.dim:,} parameters say nothing")]
+    points = flat[evenly(len(flat), MOST_DRAWS)]
+    try:
+        log_lik = _pooled_log_lik(executor, points, evidence)
+    except StoppedError as error:
+        return [sentences.not_audited_by_sums(why=str(error))]
+    if not bool(log_lik.isfinite().all()):
+        return [sentences.not_audited_by_sums(why="a client's log-likelihood is not a number at one of the draws")]
+    log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(points, 1)])
+    if len(points) == len(flat):
+        record.by_sums = BySums({"lp": (log_prior + log_lik).reshape(evidence.draws.shape[:2])})
+    return judged_by_weights(evidence, points, log_prior + log_lik / evidence.temperature)
+
+
+def _pooled_log_lik(executor: Executor, points: Tensor, evidence: Evidence) -> Tensor:
+    """Σ_k log p_k at points (S, D): (S,), float64."""
+    clients = list(range(evidence.federation.num_clients))
+    draws = points.expand(len(clients), *points.shape)
+    received: State = {"draws": draws}
+    work = Work(len(evidence.record.rounds), evidence.seed, clients, received)
+    return executor.ask(LOG_LIK, work)[LOG_LIK].double().sum(0)
+
+
+def outlying_client_findings(judged: CheckInputs) -> list[Finding]:
+    """Clients that stand apart, as notes: the user decides what it means. The record gets a sentence on all of them."""
+    record, context, problem = judged.record, judged.context, judged.problem
+    labels = [problem.name_of(number) for number in range(problem.dim)]
+    sites = record.sites or _asked_of_clients(judged)
+    every = who_stands_apart(sites, record.client_names, labels)
+    odd = who_stands_apart(sites, record.client_names, labels, context.federation.row_counts) if every.text else every
+    for name, clause in _opposites(judged, sites).items():
+        odd, every = (one.with_client(name, clause) for one in (odd, every))
+    record.stands_apart = every.text
+    found = record.messages_stand_apart()
+    own = record.sites_of == type(judged.algorithm).__name__
+    if context.combination is None and ((record.restless() and not every.text) or not own):
+        found += record.clients_move_the_answer()
+    if context.federation.holds_data and by_the_outcome(context.federation, problem):
+        odd = StandingApart()  # whoever dealt out the rows by their outcome knows that clients differ
+    return [*found, *([sentences.clients_stand_apart(clients=list(odd.clauses), said=odd.text)] if odd.text else [])]
+
+
+def _opposites(judged: CheckInputs, sites: State) -> dict[str, str]:
+    """Clients whose rows contradict the others', by name, with a clause on each."""
+    context, problem = judged.context, judged.problem
+    tempered = getattr(judged.algorithm, "temperature", 1.0) != 1  # sites are then not those of the likelihoods
+    whole = sites and context.federation.holds_data and context.combination is None and not tempered
+    if not whole or not compares_clients(problem):
+        return {}
+
+    def log_lik(client: int, points: Tensor) -> Tensor:
+        return log_likelihoods_of(context.federation, client, points.to(problem.dtype))
+
+    generator = seeding.torch_generator(context.seed, seeding.AUDIT, 8)
+    found = mirrored_clients(gaussian(sites, "q_"), gaussian(sites), context.federation.row_counts, log_lik, generator)
+    names = {k: context.record.client_names[k] for k in found}
+    return {
+        names[k]: f"the rows of client {names[k]} are e^{ratio:.1f} times as likely under the opposite of what the "
+        "others say"
+        for k, ratio in found.items()
+    }
+
+
+def _asked_of_clients(judged: CheckInputs) -> State:
+    """The clients' sites at the draws, for algorithms that keep none; empty if they cannot be computed."""
+    context, federation, problem = judged.context, judged.context.federation, judged.problem
+    several = not judged.algorithm.pooled and federation.num_clients >= FEWEST_CLIENTS
+    if not several or not federation.holds_data or context.combination is not None or not compares_clients(problem):
+        return {}
+    return answer_and_sites(federation, judged.draws.flatten(0, 1))

@@ -7,22 +7,96 @@ data, settings, seed, versions); a checkpoint of another run is refused.
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
+import os
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from pyro_fed.algorithm.capabilities import SiteKeeping, no_sites
+from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.states import State, contiguous, prefixed, within
-from pyro_fed.conventions.output import replaced_file
+from pyro_fed.conventions.output import open_lock, replaced_file
 from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.errors import CheckpointError, ProtocolError, PyroFedError, SettingError, warn_user
-from pyro_fed.runtime.checkpoint.fingerprint import require_run
-from pyro_fed.runtime.checkpoint.lock import Lock
-from pyro_fed.runtime.messages.header import PREFIX, header_length, read_header
+from pyro_fed.federation import Federation
+from pyro_fed.runtime.fingerprint import require_model, require_run
+from pyro_fed.runtime.safetensors_header import PREFIX, header_length, read_header
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]  # a module, elsewhere
+
+#: Name of the locked file; its text says who holds the lock.
+NAME = "lock"
+#: Longest text that is read from the file, in bytes.
+MAX_TEXT = 300
+
+
+class Lock:
+    """The lock of an existing folder, held from construction until `release`.
+
+    Raises:
+        CheckpointError: another run holds it, or nothing can be written there, or the system has no such locks.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self._file: int | None = None
+        if fcntl is None:
+            raise CheckpointError(
+                "a run's folder is locked by flock, which this system does not have: run without checkpoint=, or on "
+                "Linux or macOS"
+            )
+        while self._file is None:
+            self._file = self._locked_file()
+
+    def _locked_file(self) -> int | None:
+        """The locked file; None if its former holder has deleted it in the meantime."""
+        try:
+            file = open_lock(self.path)
+        except OSError as error:
+            raise CheckpointError(
+                f"nothing can be written to {self.path.parent}: {error}; choose another folder"
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(file, MAX_TEXT).decode("utf-8", "replace").strip() or "another run"
+            os.close(file)
+            raise CheckpointError(
+                f"{self.path.parent} belongs to a run that goes on: {holder}. Wait for it, or choose another folder"
+            ) from error
+        if not self._is_there(file):
+            os.close(file)
+            return None
+        since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        os.truncate(file, 0)
+        os.write(file, f"process {os.getpid()} on {socket.gethostname()} since {since}".encode())
+        return file
+
+    def _is_there(self, file: int) -> bool:
+        """Whether the path still leads to this open file."""
+        try:
+            return os.path.samestat(os.fstat(file), os.lstat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Release the lock; does nothing if that was done before."""
+        if self._file is not None:
+            self.path.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = None
+
 
 logger = logging.getLogger(__name__)
 
@@ -240,3 +314,22 @@ def _digest_of(tensors: State, text: dict[str, str]) -> str:
     """A hash of a state's names, values and text."""
     names = sorted(tensors)
     return hash_tensors([tensors[name] for name in names], json.dumps([names, sorted(text.items())]))
+
+
+def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Start:
+    """The final states of an earlier run, with the sites of this federation's clients.
+
+    Clients are matched to the earlier ones by name; new ones begin with a flat site.
+
+    Raises:
+        CheckpointError: the folder holds no state, or that of another algorithm or model.
+        SettingError: the algorithm's clients keep no sites.
+    """
+    marks, saved = latest(folder)
+    require_model(folder, marks, algorithm, federation)
+    if not isinstance(algorithm, SiteKeeping):
+        raise no_sites(algorithm)
+    with Blamed(folder):
+        before = json.loads(marks["clients"])
+        origin = torch.tensor([before.index(name) if name in before else -1 for name in federation.client_names])
+        return Start(*algorithm.regroup(federation.problem, saved.shared, saved.local, origin))

@@ -29,13 +29,18 @@ from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.policy.audit import may_round
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import released_alone, to_inference_data
+from pyro_fed.runtime.checks import (
+    CHECKS,
+    LAST_CHECKS,
+    CheckInputs,
+    not_converged,
+    refuted_doubts,
+    without_spread,
+)
 from pyro_fed.runtime.context import Context
-from pyro_fed.runtime.ending.check_inputs import CheckInputs
-from pyro_fed.runtime.ending.checks import CHECKS, LAST_CHECKS, not_converged, refuted_doubts, without_spread
-from pyro_fed.runtime.ending.collecting import joint_result
-from pyro_fed.runtime.ending.privacy_noise import Noisy, still_shortened, with_noise
-from pyro_fed.runtime.interruption.outcome import FEWEST_DRAWS, no_posterior
-from pyro_fed.runtime.replies import hides_clients
+from pyro_fed.runtime.integral_checks import joint_result
+from pyro_fed.runtime.privacy_noise import Noisy, still_shortened, with_noise
+from pyro_fed.runtime.run_errors import no_posterior
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +73,7 @@ class Finish:
     def __call__(self, shared: State) -> InferenceData:
         """The judged result; doubts and notes are given as warnings."""
         shared = self.algorithm.conclude(self.context.problem, shared)
-        if hides_clients(self.context):
+        if self.context.hides_clients:
             draws = self.noisy(shared, self.drawn(shared))
         else:
             judged = self.judged_draws(shared)
@@ -94,7 +99,7 @@ class Finish:
             raise self._undrawn(shared, "has no draws yet")
         if not bool(torch.isfinite(draws).all()):
             raise self._undrawn(shared, "has draws that are not finite, far beyond the range of its numbers")
-        if self._cut and self.algorithm.draws_are == "chains" and draws.shape[1] < FEWEST_DRAWS:
+        if self._cut and self.algorithm.draws_are == "chains" and draws.shape[1] == 1:  # a chain's start
             raise self._without(shared)
         return draws
 
@@ -120,9 +125,8 @@ class Finish:
             f"{type(self.algorithm).__name__}: the state after {rounds} round(s) {why}. "
             f"{unlike + '. ' if unlike else ''}{own}{failed}{self._perhaps()}The state is kept in this error's `state`"
         )
-        error = DivergenceError(with_hint(said, self.context.problem), round=rounds - 1 if rounds else None)
-        error.algorithm, error.state = self.algorithm, shared
-        return error
+        text, last = with_hint(said, self.context.problem), rounds - 1 if rounds else None
+        return DivergenceError(text, round=last, algorithm=self.algorithm, state=shared)
 
     def _perhaps(self) -> str:
         """Applicable remedies for a state that is no distribution, a sentence each."""

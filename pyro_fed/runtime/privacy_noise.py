@@ -34,7 +34,7 @@ from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.executors import Work
-from pyro_fed.runtime.messages.expected import expected_reply
+from pyro_fed.runtime.executors.local import expected_reply
 
 #: Number of states to which noise is added.
 REPLAYS = 100
