@@ -40,7 +40,7 @@ from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State as State
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.settings_repr import SettingsRepr
+from pyro_fed.conventions.nested_settings import SettingsRepr
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 

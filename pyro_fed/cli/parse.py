@@ -36,7 +36,7 @@ def parse_graph(text: str, num_clients: int) -> Graph:
     Raises:
         SettingError: an unknown builder, or arguments that it does not take.
     """
-    from pyro_fed.recipes.components import resolve_component
+    from pyro_fed.recipes.values import resolve_component
 
     name, _, rest = text.partition(":")
     try:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.density.checks.funnels import latent_scales
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.problem import Problem

@@ -12,7 +12,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.conventions import html
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.settings_repr import changed_settings
+from pyro_fed.conventions.nested_settings import changed_settings
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.traits import Traits
 from pyro_fed.errors import PyroFedError, SettingError

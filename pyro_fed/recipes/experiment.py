@@ -6,7 +6,7 @@ import inspect
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from pyro_fed.conventions.client_names import DEFAULT_CLIENTS
+from pyro_fed.conventions.names import DEFAULT_CLIENTS
 from pyro_fed.density.rows.arguments import rows_like
 from pyro_fed.errors import DataError, ModelError, PyroFedError
 from pyro_fed.federation import partition

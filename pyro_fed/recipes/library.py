@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import closest
 from pyro_fed.errors import ModelError, SettingError
 
 #: What a model file defines: the Pyro model, the plate that is split, ``load_data() -> (train, test)``.

@@ -33,13 +33,27 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pyro_fed.conventions.nested_settings import Settings, Variant, by_name, recipe_place, setting_hints, settings_in
-from pyro_fed.conventions.settings_repr import default_of
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import closest
+from pyro_fed.conventions.nested_settings import (
+    Settings,
+    Variant,
+    by_name,
+    default_of,
+    recipe_place,
+    setting_hints,
+    settings_in,
+)
 from pyro_fed.errors import OURS, SettingError
-from pyro_fed.recipes.components import import_or_explain, resolve_component
 from pyro_fed.recipes.library import find_recipe
-from pyro_fed.recipes.values import NONE_WORD, Mismatch, convert, describe, to_toml
+from pyro_fed.recipes.values import (
+    NONE_WORD,
+    Mismatch,
+    convert,
+    describe,
+    import_or_explain,
+    resolve_component,
+    to_toml,
+)
 
 #: The module that a recipe's text may have imported; all others are looked up among those that are there already.
 ALGORITHMS = f"{OURS}.infer"

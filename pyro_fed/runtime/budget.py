@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from pyro_fed.algorithm.record import Record
-from pyro_fed.conventions.time_limit import TimeIsUp, ending_at, now
+from pyro_fed.conventions.resources import TimeIsUp, ending_at, now
 from pyro_fed.errors import TimeLimitError
 
 #: Of the seconds that are left when they begin, the rounds of a stage, and then its checks, may take this share: the

@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.fingerprint import (
     density_values,

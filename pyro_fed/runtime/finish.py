@@ -17,9 +17,9 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Topic
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.limits import Limits
-from pyro_fed.conventions.time_limit import TimeIsUp, is_time
+from pyro_fed.conventions.resources import TimeIsUp, is_time
 from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import group_of, spread

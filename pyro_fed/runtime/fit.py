@@ -6,8 +6,8 @@ import inspect
 from typing import Literal, TypedDict, Unpack
 
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.names import closest
 from pyro_fed.conventions.progress import Show
-from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph

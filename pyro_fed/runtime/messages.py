@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.client_names import MAX_CLIENT_ID, check_client_id
+from pyro_fed.conventions.names import MAX_CLIENT_ID, check_client_id
 from pyro_fed.errors import ProtocolError
 from pyro_fed.runtime.safetensors_header import DTYPES, MAX_HEADER, PREFIX, Entry, read_header
 

@@ -16,7 +16,7 @@ from pyro_fed.algorithm.contract import Algorithm, overrides
 from pyro_fed.algorithm.contributions import SentMessages
 from pyro_fed.algorithm.record import Round, as_figures, figure_array
 from pyro_fed.algorithm.states import State, select
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.ops.entries import all_finite
 from pyro_fed.runtime.context import Context, Phase

@@ -29,7 +29,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.runtime.context import Context

@@ -18,9 +18,9 @@ from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions import memory, progress, seeding
-from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.conventions.time_limit import tick
+from pyro_fed.conventions import progress, resources, seeding
+from pyro_fed.conventions.calls import cast_checked
+from pyro_fed.conventions.resources import tick
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.errors import CheckpointError, SettingError, TimeLimitError
@@ -145,7 +145,7 @@ def _not_on_device(chain: list[Algorithm], context: Context) -> list[Finding]:
 def _let_go(context: Context) -> None:
     """Return free memory of a large model's tensors to the system: later tensors have other sizes."""
     if context.problem.dim > LARGE_DIM:
-        memory.give_back()
+        resources.give_back()
 
 
 def _check_rounds(saved: Saved, chain: list[Algorithm], context: Context, rounds: int) -> None:
@@ -342,7 +342,7 @@ def _fused_rounds(phase: Phase, context: Context, network: Network, data: Client
     """Do `number` rounds at once, with the result of as many calls of `_round`; False if that is not possible."""
     record = context.record
     clients = [_select(phase, context, phase.done + i)[0] for i in range(number)]
-    with memory.collected_later():
+    with resources.collected_later():
         found = run_fused_rounds(phase, context, data, clients)
     if found is None:
         return False

@@ -20,8 +20,8 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.memory import kept_while_computing
 from pyro_fed.conventions.progress import Show, showing
+from pyro_fed.conventions.resources import kept_while_computing
 from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.levels import compile_problem, with_known_structure

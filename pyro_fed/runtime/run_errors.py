@@ -18,7 +18,7 @@ from pyro_fed.algorithm.contract import Algorithm, overrides
 from pyro_fed.algorithm.record import Record, Round, as_figures
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
-from pyro_fed.conventions.time_limit import is_time
+from pyro_fed.conventions.resources import is_time
 from pyro_fed.errors import DivergenceError, InterruptedRun, PartialWork, TimeLimitError
 from pyro_fed.ops.entries import all_finite
 from pyro_fed.runtime.context import Context, Phase

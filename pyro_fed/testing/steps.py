@@ -13,8 +13,7 @@ from pyro_fed.algorithm import Algorithm
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.federation.federation import Federation
 from pyro_fed.testing import problems
-from pyro_fed.testing.case import NUM_FORM_ROUNDS, Case, require
-from pyro_fed.testing.observation import Observation
+from pyro_fed.testing.case import NUM_FORM_ROUNDS, Case, Observation, require
 
 #: Name of an entry of a message → its shape for one client, and its dtype.
 Form = dict[str, tuple[tuple[int, ...], torch.dtype]]

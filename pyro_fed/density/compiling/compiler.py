@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.conventions.time_limit import tick
+from pyro_fed.conventions.resources import tick
 from pyro_fed.density.compiling.agreement import does_the_same
 from pyro_fed.density.compiling.loop_map import leaf_dims, loop_map
 from pyro_fed.density.compiling.recording import record

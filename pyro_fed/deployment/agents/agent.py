@@ -23,8 +23,8 @@ from pyro_fed.algorithm.plan import Plan
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.analysis.predicting.row_sums import PREDICTED, named_questions
-from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.conventions.calls import cast_checked
+from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.levels import compile_problem

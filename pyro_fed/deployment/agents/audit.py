@@ -11,7 +11,7 @@ import torch
 
 from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.analysis.predicting.one_round import OneRound
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.deployment.agents.neighbours import AUDIT, Links
 from pyro_fed.deployment.agents.outbox import At
 from pyro_fed.deployment.policy.shares import answer_share

@@ -38,7 +38,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, concatenate, packed, prefixed, select, unpacked, within
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.deployment.agents.farewell import DifferError
 from pyro_fed.deployment.agents.flows import Flows

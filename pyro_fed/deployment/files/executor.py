@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.deployment.files.letter import REQUEST, Letter, body_of
 from pyro_fed.deployment.files.study import Study
 from pyro_fed.deployment.remote.clients import RemoteClients

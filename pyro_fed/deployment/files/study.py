@@ -34,7 +34,7 @@ from typing import Any
 import pyro
 import torch
 
-from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.names import check_client_id
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.deployment.files.letter import (
     ANSWER,

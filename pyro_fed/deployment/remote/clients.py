@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.states import State, prefixed, select, within
-from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.conventions.calls import cast_checked
+from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.remote.order import STATES, WORK, Order
 from pyro_fed.errors import SettingError

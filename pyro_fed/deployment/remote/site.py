@@ -23,7 +23,7 @@ from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
 from pyro_fed.analysis.predicting.one_round import OneRound
 from pyro_fed.analysis.predicting.row_sums import RowSums, named_questions
-from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.density.derivatives import count_tangents_below, first_row_count, pick_rows, points_for_tangents
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData

@@ -15,9 +15,8 @@ from pyro_fed.algorithm.capabilities import Chains, LocalRounds, SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.states import State, contiguous, select, write
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.conventions.time_limit import tick
+from pyro_fed.conventions.calls import cast_checked, checked
+from pyro_fed.conventions.resources import tick
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData

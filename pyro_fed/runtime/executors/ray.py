@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pyro_fed.conventions.resources import now, tick
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
-from pyro_fed.conventions.time_limit import now, tick
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError, StoppedError

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save
 
 import pyro_fed as pf
-from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.names import check_client_id
 from pyro_fed.runtime.messages import (
     KINDS,
     Header,

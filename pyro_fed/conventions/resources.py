@@ -1,9 +1,8 @@
-"""Freed memory that stays with the process while it computes.
+"""A limit of time on a piece of work, which ends at a safe place.
 
-glibc maps blocks above some size on their own and gives freed memory at the heap's end back to the system, so that
-for tensors of megabytes, made and freed in every operation, all pages are requested and cleared again and again: half
-of the processor's time of a hierarchical model was the kernel's. Memory at its peak is the same, except for what is
-kept of tensors of other sizes: `give_back` between the phases of a run.
+A signal or an exception from another thread would end it anywhere: between the two halves of a context manager of
+Pyro or torch, say, which the rest of the process goes on with. Work therefore asks: `tick` stands before each
+compiled step, each run of the model and each client, where an error of the model would be as welcome.
 """
 
 from __future__ import annotations
@@ -12,10 +11,53 @@ import ctypes
 import gc
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
+
+#: When the work at hand is to end, by `now`; None: when it is done.
+_END: ContextVar[float | None] = ContextVar("end", default=None)
+
+
+def now() -> float:
+    """Seconds on the clock that limits work; it begins anywhere, and is never put back."""
+    return time.monotonic()
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """The time of the work is over. Code that keeps a part of the work at Ctrl-C keeps it here."""
+
+
+@contextmanager
+def ending_at(end: float | None) -> Iterator[None]:
+    """A context in which work ends at the time `end` of `now`, in place of an outer limit; None for no limit.
+
+    Raises:
+        TimeIsUp: by the first `tick` after it.
+    """
+    before = _END.set(end)
+    try:
+        yield
+    finally:
+        _END.reset(before)
+
+
+def tick() -> None:
+    """Do nothing, unless the time is up: then raise TimeIsUp."""
+    end = _END.get()
+    if end is not None and now() >= end:
+        raise TimeIsUp
+
+
+def is_time(stop: BaseException | None) -> bool:
+    """Whether the exception that ended the work came from the limit of time, however it was converted on its way."""
+    while stop is not None and not isinstance(stop, TimeIsUp):
+        stop = stop.__cause__
+    return stop is not None
+
 
 #: `mallopt`'s parameters (malloc.h): freed bytes at the heap's end above which they are given back, and the size from
 #: which a block is mapped on its own.
