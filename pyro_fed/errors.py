@@ -249,11 +249,7 @@ class GraphError(SettingError):
 
 
 def warn_user(said: str) -> None:
-    """Warn at the line of the user's code that has called the package, however deep within it the cause is found.
-
-    Args:
-        said: the message.
-    """
+    """Warn at the line of the user's code that has called the package, however deep within it the cause is found."""
     said, frame = brief(said), sys._getframe()
     caller = frame
     while frame is not None and frame.f_back is not None:
@@ -266,11 +262,7 @@ def warn_user(said: str) -> None:
 
 
 def brief(text: str) -> str:
-    """A message without most of a long value that it echoes; its beginning and its end, with the cure, stay.
-
-    Args:
-        text: the message.
-    """
+    """A message without most of a long value that it echoes; its beginning and its end, with the cure, stay."""
     text = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: f"{word[0][:SHOWN]}...", text)
     if len(text) <= LONGEST_TEXT:
         return text
@@ -286,10 +278,7 @@ def listed(names: Iterable[Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for a message, in one line and not too long: its text and its type, whatever it is.
-
-    Arrays, tensors and frames may be rows: their shape stands for their values.
-    """
+    """A value for a message, in one line: its text and its type; the shape of arrays, tensors and frames."""
     shape = getattr(value, "shape", ())
     if isinstance(shape, tuple) and shape:
         return f"values of shape {tuple(shape)} ({type(value).__name__})"

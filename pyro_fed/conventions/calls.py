@@ -55,14 +55,7 @@ T = TypeVar("T")
 
 
 def cast_checked(value: object, kind: type[T]) -> T:
-    """A value whose kind earlier checks have ensured, with the type of that kind, which may be abstract.
-
-    Raises:
-        TypeError: the value is of another class, so that one of those checks is missing.
-
-    Example:
-        >>> cast_checked(context.combination, Private).epsilon(10)
-    """
+    """A value whose kind earlier checks have ensured, with the type of that kind, which may be abstract."""
     if not isinstance(value, kind):
         raise TypeError(
             f"expected {kind.__name__} here, received {type(value).__name__}: a check before this line is missing. "
@@ -188,16 +181,7 @@ def checked_but(*own: str) -> Callable[[F], F]:
 
 
 def checked(function: F, own: frozenset[str] = frozenset()) -> F:
-    """Decorator of a public function or method, whose calls are checked against its signature and type hints.
-
-    `own` are arguments that it checks by itself.
-
-    Example:
-        >>> pf.run(pf.FedEP(), fed, rounds=5)
-        SettingError: run has no argument 'rounds'; did you mean 'num_rounds'?
-        >>> pf.run(pf.FedEP(), fed, num_rounds="3")
-        SettingError: run: num_rounds must be a whole number or None, received '3' (str)
-    """
+    """Decorator of a public function: its calls are checked by signature and type hints, except arguments `own`."""
     name = function.__name__
     signature = inspect.signature(function)
     is_method = next(iter(signature.parameters), "") in ("self", "cls")
@@ -223,11 +207,7 @@ def checked(function: F, own: frozenset[str] = frozenset()) -> F:
 
 @contextmanager
 def _own_modes() -> Iterator[None]:
-    """A context in which torch's global modes are those of a run, not of the caller.
-
-    Tensors of inference mode have no derivatives, which a run takes. A run's tensors lie on the CPU, except for
-    clients' steps, whose device is the federation's and not torch's default.
-    """
+    """A context in which torch's global modes, of inference and device, are a run's and not the caller's."""
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
@@ -237,10 +217,7 @@ def _own_modes() -> Iterator[None]:
 
 
 def explained(kind: type[PyroFedError], what: str) -> Callable[[F], F]:
-    """Decorator of a function that runs a user's model: its errors become one sentence of a kind, with their cause.
-
-    `what` says what could not be done.
-    """
+    """Decorator of a function that runs a user's model: its errors become one sentence of a kind, with their cause."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -273,11 +250,7 @@ def _class_name(owner: Any) -> str:
 def _bound(
     who: str, signature: inspect.Signature, is_method: bool, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> dict[str, Any]:
-    """Arguments by name, without `self`.
-
-    Raises:
-        SettingError: an unknown name, one that is missing, or too many.
-    """
+    """Arguments by name, without `self`; SettingError for an unknown name, one that is missing, or too many."""
     parameters = signature.parameters
     own = list(parameters)[1:] if is_method else list(parameters)
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -332,11 +305,7 @@ def _resolve_hint(hint: Any, scope: dict[str, Any]) -> Any:
 
 
 class Checked(ABCMeta):
-    """Metaclass of classes of settings: the arguments of their construction are checked, whatever `__init__` they get.
-
-    A class's own checks come first, as they know ranges and cures; then the kinds by the hints of its fields; and any
-    other error of construction becomes an error of its settings.
-    """
+    """Metaclass of classes of settings: their own checks come first, then the kinds by the hints of their fields."""
 
     def __call__(cls, *args: Any, **keywords: Any) -> Any:
         try:

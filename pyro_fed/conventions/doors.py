@@ -35,11 +35,7 @@ import lazy_loader
 
 
 class PublicModules(MetaPathFinder, Loader):
-    """Imports modules by the names under which doors offer them; they are the same modules, wherever they stand.
-
-    Attributes:
-        places: name in an import → the module's own name.
-    """
+    """Imports modules by the names under which doors offer them; they are the same modules, wherever they stand."""
 
     def __init__(self) -> None:
         self.places: dict[str, str] = {}

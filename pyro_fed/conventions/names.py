@@ -48,11 +48,7 @@ _CLIENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?")
 
 
 def check_shown_name(name: str) -> None:
-    """Refuse a name that cannot be in a table; simulated clients may have letters of any alphabet.
-
-    Raises:
-        ProtocolError: an empty or too long name, unprintable characters, or a path.
-    """
+    """Refuse a name that cannot be in a table; simulated clients may have letters of any alphabet."""
     if not name.strip() or len(name) > MAX_CLIENT_ID or not name.isprintable() or name[0] == "." or _PATH & set(name):
         raise ProtocolError(
             f"a client id has 1 to {MAX_CLIENT_ID} characters that can be printed, no slash among them, and begins "
@@ -66,11 +62,7 @@ def as_it_looks(name: str) -> str:
 
 
 def check_client_id(client: str) -> None:
-    """Refuse an identifier that is no plain name, such as a path.
-
-    Raises:
-        ProtocolError: too long, or other characters than letters, digits, "_", "-", "." and spaces within.
-    """
+    """Refuse an identifier that is no plain name, such as a path."""
     if len(client) > MAX_CLIENT_ID:
         raise ProtocolError(f"a client id has at most {MAX_CLIENT_ID} characters, received {len(client)}")
     if not _CLIENT.fullmatch(client):

@@ -27,18 +27,7 @@ from pyro_fed.errors import SettingError
 
 
 class SettingsRepr(metaclass=Checked):
-    """Gives dataclasses a `repr` of the fields that differ from their defaults: ``FedEP(damping=0.5)``.
-
-    Every class derived from it has this `repr`, in place of the one that `dataclass` would write, or its own.
-
-    Example:
-        >>> @dataclass(frozen=True, kw_only=True)
-        ... class Steps(SettingsRepr):
-        ...     count: int = 10
-        ...     size: float = 0.1
-        >>> Steps(size=0.5)
-        Steps(size=0.5)
-    """
+    """Gives dataclasses a `repr` of the fields that differ from their defaults: ``FedEP(damping=0.5)``."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -89,16 +78,7 @@ def _text(value: Any) -> str:
 
 
 def all_settings(settings: Any) -> dict[str, Any]:
-    """All fields of a dataclass, defaults too, as plain values: numbers, text, and lists and dictionaries of these.
-
-    A dataclass within is a dictionary with its class's name under ``name``, as recipes write it; a function or class
-    is its qualified name, a tensor its shape and a hash of its values. Equal settings give equal values in every
-    process.
-
-    Example:
-        >>> all_settings(pf.infer.tilted.Newton())
-        {'steps': 1}
-    """
+    """All fields of a dataclass, defaults too, as plain values that are equal in every process if the settings are."""
     return {field.name: _plain_setting(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
 
 
@@ -135,21 +115,13 @@ def _name(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(SettingsRepr):
-    """Base of settings that are one setting of an algorithm: frozen, keyword-only dataclasses.
-
-    Class attributes:
-        door: how a user reaches the class, such as "pf.infer.tilted".
-    """
+    """Base of settings that are one setting of an algorithm: frozen, keyword-only dataclasses."""
 
     door: ClassVar[str] = "pf.infer"
 
 
 class Variant(Settings, ABC):
-    """Base of settings that come in kinds, of which an algorithm takes one, by an instance or by its name.
-
-    Class attributes:
-        what: what one of them is, for messages: "tilted inference".
-    """
+    """Base of settings that come in kinds, of which an algorithm takes one, by an instance or by its name."""
 
     what: ClassVar[str]
 
@@ -209,13 +181,7 @@ def resolve(owner: Any, field: str, family: type[Variant], *, allow_none: bool =
 
 
 def by_name(owner: type, field: str, family: type[Family], name: str) -> Family:
-    """The instance that a name stands for: the class's defaults, or the entry of `shorthands`, a class attribute.
-
-    The owner's `shorthands` are setting → name → instance.
-
-    Raises:
-        SettingError: no kind has that name.
-    """
+    """The instance that a name stands for: the class's defaults, or the entry of the owner's `shorthands`."""
     kinds = family.kinds()
     if name not in kinds:
         raise SettingError(f"{owner.__name__}: no {family.what} is called {field}={name!r}; {closest(name, kinds)}")
@@ -236,13 +202,7 @@ def setting_hints(owner: type) -> dict[str, Any]:
 
 
 def refuse_unused(owner: Any, reason: str, *names: str) -> None:
-    """Refuse settings that have no effect beside the others, unless they are at their defaults.
-
-    `reason` says why they have none, and the cure.
-
-    Raises:
-        SettingError: one of them is not at its default.
-    """
+    """Refuse settings that are not at their defaults and have no effect beside the others; `reason` has the cure."""
     defaults = {field.name: field.default for field in dataclasses.fields(owner)}
     for name in names:
         value = getattr(owner, name)
@@ -251,17 +211,7 @@ def refuse_unused(owner: Any, reason: str, *names: str) -> None:
 
 
 def explains_unknown(cls: type[Owner]) -> type[Owner]:
-    """Decorator of a dataclass of settings, above `dataclass`: an unknown setting is refused with the cure.
-
-    Python's own message would name the setting alone; this one says where it belongs, what it may have been meant to
-    be, or, for a setting that others of its kind have, why this class has none: its class attribute `without`,
-    setting → reason and cure. The signature stays that of `dataclass`.
-
-    Example:
-        >>> pf.FedEP(svi_steps=5)
-        SettingError: FedEP has no setting 'svi_steps', which is a setting of the tilted inference 'svi': write
-        FedEP(client=pf.infer.tilted.SVI(steps=5))
-    """
+    """Decorator of a dataclass of settings, above `dataclass`: an unknown setting is refused with the cure."""
     init: Callable[..., None] = cls.__init__
 
     @functools.wraps(init)
@@ -278,15 +228,7 @@ def explains_unknown(cls: type[Owner]) -> type[Owner]:
 
 
 def explicit_settings(settings: Any) -> frozenset[str]:
-    """The settings that a user has written, also those written with their default values.
-
-    A call with all settings is `dataclasses.replace`, of which only those that differ from the defaults count as
-    written. Only these are known, too, for a subclass that is a dataclass without the decorator `explains_unknown`.
-
-    Example:
-        >>> sorted(explicit_settings(pf.FedEP(client="newton", damping=0.5)))
-        ['client', 'damping']
-    """
+    """The settings that a user has written, also with their default values, as far as that is known."""
     names: frozenset[str] | None = getattr(settings, GIVEN, None)
     if names is None:
         return frozenset(changed_settings(settings))

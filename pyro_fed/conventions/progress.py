@@ -111,16 +111,7 @@ def showing(show: Show) -> Iterator[None]:
 
 
 def begin(name: str, total: int, unit: str, *, done: int = 0, shown: bool = True, inner: bool = False) -> Bar:
-    """A bar for a phase that begins, to be closed.
-
-    Args:
-        name: name of the phase.
-        total: number of rounds or draws.
-        unit: "round" or "draw".
-        done: number of those of an earlier run that is continued.
-        shown: whether it is visible at all.
-        inner: whether it is a part of a round, and leaves nothing behind.
-    """
+    """A bar for a phase that begins, to be closed; an `inner` one is a part of a round, and leaves nothing behind."""
     here = _here.get()
     show = _everywhere if here is None else here
     start = Progress(name, done, total, unit)

@@ -33,11 +33,7 @@ class TimeIsUp(KeyboardInterrupt):
 
 @contextmanager
 def ending_at(end: float | None) -> Iterator[None]:
-    """A context in which work ends at the time `end` of `now`, in place of an outer limit; None for no limit.
-
-    Raises:
-        TimeIsUp: by the first `tick` after it.
-    """
+    """A context in which `tick` raises TimeIsUp after the time `end` of `now`, in place of an outer limit."""
     before = _END.set(end)
     try:
         yield
@@ -104,11 +100,7 @@ def kept_while_computing() -> Iterator[None]:
 
 @contextmanager
 def collected_later() -> Iterator[None]:
-    """A context in which Python does not collect cycles of garbage, which it does afterwards.
-
-    It looks whenever there are so many objects more. Where thousands of tensors live for a moment, that is often and in
-    vain, and ends in a search of the whole process: torch and Pyro alone have some 500,000 objects.
-    """
+    """A context in which Python does not collect cycles of garbage: it would search torch's 500,000 objects."""
     looks = gc.isenabled()
     gc.disable()
     try:

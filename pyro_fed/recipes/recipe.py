@@ -183,11 +183,7 @@ def load(name_or_path: str | Path) -> Recipe:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file.
-
-    Raises:
-        SettingError: the file is not TOML in UTF-8; the message has the line and column.
-    """
+    """The content of a TOML file; SettingError has the line and column."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -203,17 +199,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def check_settings(
     owner: type, given: Mapping[str, Any], where: str, present: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Check settings against the fields of a dataclass, and return them in the fields' types.
-
-    Args:
-        owner: the dataclass: an algorithm, or settings of one of its settings.
-        given: values by field name; a setting with settings of its own may be a table of these.
-        where: file and table, or the command line, for the message.
-        present: present settings, which a table without a name changes; None if a table needs a name.
-
-    Raises:
-        SettingError: a name is no field, or a value does not fit its field.
-    """
+    """Settings in the types of a dataclass's fields; a table without a name changes the `present` setting."""
     hints = setting_hints(owner)
     known = (present or {}).get
     return {key: _value(owner, hints, key, value, where, known(key)) for key, value in given.items()}

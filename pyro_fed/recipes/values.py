@@ -29,13 +29,7 @@ class Mismatch(Exception):
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """A value from TOML as the type that a resolved type hint asks for, such as ``int | None``.
-
-    An int becomes a float where a float is asked for, a list a tuple where a tuple is.
-
-    Raises:
-        Mismatch: the value does not fit.
-    """
+    """A value from TOML as the type that a resolved type hint asks for; Mismatch if it does not fit."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return None if value == NONE_WORD else value
@@ -94,14 +88,7 @@ def describe(hint: Any) -> str:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Read one ``key=value`` of the command line, the value in TOML's syntax, as key and value.
-
-    ``num_particles=50`` is an int, ``rate=1e-3`` a float, ``name="x"`` a string, ``sizes=[1, 2]`` a list;
-    what is not TOML (``mode=fast``) is a string.
-
-    Raises:
-        SettingError: there is no ``=``, or no key before it.
-    """
+    """One ``key=value`` of the command line as key and value, in TOML's syntax; what is not TOML is a string."""
     key, equals, raw = text.partition("=")
     key, raw = key.strip(), raw.strip()
     if not equals or not key or not raw:
@@ -128,11 +115,7 @@ def to_toml(value: Any) -> str:
 
 
 def import_or_explain(module_name: str, where: str) -> ModuleType:
-    """Import a module that a recipe names.
-
-    Raises:
-        SettingError: it cannot be imported; ``where`` begins the message.
-    """
+    """A module that a recipe names; ``where`` begins the message of the SettingError."""
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise SettingError(f"{where}: {module_name!r} is no module's name, such as 'pyro_fed.infer'")
     try:
@@ -142,15 +125,7 @@ def import_or_explain(module_name: str, where: str) -> ModuleType:
 
 
 def resolve_component(module_name: str, spec: str | Mapping[str, Any], path: Path, *args: Any) -> Any:
-    """Build a schedule or a graph of a module from its name, or a table with ``name`` and keyword arguments.
-
-    ``"round_robin"`` is the class ``RoundRobin`` or the function ``round_robin`` of the module: names are
-    converted, not registered, so a new one is found as soon as it is written. Positional arguments ``args`` come before
-    those of the table; ``path`` is the recipe, for the message.
-
-    Raises:
-        SettingError: unknown name, or arguments that it does not take.
-    """
+    """A schedule or a graph of a module from its name in snake case, or a table with ``name`` and keyword arguments."""
     keywords = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = keywords.pop("name", None)
     if not isinstance(name, str):

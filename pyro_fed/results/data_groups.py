@@ -1,4 +1,4 @@
-"""The groups of a result that hold its data, and whether two results, or a result and a federation, are of the same rows.
+"""The groups of a result that hold its data, and whether two results, or a federation, are of the same rows.
 
 Leave-one-out, influence and related functions take the draws for a posterior given the federation's rows; with those of
 another federation their figures would be about neither. Results of runs whose rows were elsewhere, and of private
@@ -42,11 +42,7 @@ COLUMNS = "columns"
 
 
 def constant_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Dataset:
-    """The arguments that are split by rows and are not observations.
-
-    The labels of text and categories, for which codes stand, are in the attribute `labels`, as JSON by argument, and
-    the order of columns and keys in `columns`.
-    """
+    """The arguments that are split by rows and are no observations; attributes have labels and the order of columns."""
     arguments = federation.problem.arguments
     data = {}
     for name, nested, leaf in arguments.columns:

@@ -16,16 +16,7 @@ MAX_CELLS = 2_000_000
 
 
 class _Table(NamedTuple):
-    """The record's table, and where in it the clients of each round are.
-
-    Attributes:
-        full: whether a column is a client; otherwise it is the position of a client among those of its round.
-        rounds: number of rounds.
-        width: number of columns.
-        clients: the clients of all rounds, one round after the other.
-        cells: flat indices of the cells, row by row.
-        counts: number of clients of each round, (rounds,).
-    """
+    """The record's table, and where in it the clients of each round are."""
 
     full: bool
     rounds: int
@@ -72,23 +63,13 @@ def federation_group(record: Record) -> xr.Dataset:
 
 
 def audit_group(record: Record) -> xr.Dataset:
-    """The audit's measurements of every parameter; empty without an audit.
-
-    Returns:
-        Over `parameter`: `mean_error` (the posterior's mean less the result's, in the posterior's SDs) and `sd_ratio`
-        (the posterior's SD over the result's), with standard errors.
-    """
+    """The audit's errors of means, in posterior SDs, and ratios of SDs, over `parameter`; empty without an audit."""
     data = {name: ("parameter", values) for name, values in record.measured.items() if name != "parameter"}
     return xr.Dataset(data, coords={"parameter": record.measured["parameter"]} if data else {})
 
 
 def sites_group(record: Record, problem: Problem) -> xr.Dataset:
-    """The clients' Gaussian sites on the unconstrained scale; empty if the record has none.
-
-    Returns:
-        `precision` (client, parameter, parameter_) or (client, parameter), and `eta` (client, parameter); `q_precision`
-        and `q_eta` of the product of all sites with the prior's.
-    """
+    """The clients' Gaussian sites on the unconstrained scale, and q, their product with the prior's; may be empty."""
     if not record.sites:
         return xr.Dataset()
     names = [problem.name_of(number) for number in range(record.sites["eta"].shape[-1])]  # without rows' own latents

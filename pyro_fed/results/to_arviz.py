@@ -105,11 +105,7 @@ RELEASED = (
 def released_alone(
     algorithm: Algorithm, federation: Federation, problem: Problem, draws: Tensor, record: Record, seed: int
 ) -> InferenceData:
-    """The result of a private run, with nothing but what was computed from what the mechanism has released.
-
-    From draws (chain, draw, D) it has the groups `posterior`, without sites that depend on rows, and `federation`,
-    without clients' own figures.
-    """
+    """The result of a private run, with nothing but what follows from what the mechanism has released."""
     public = without_data(problem, draws.reshape(-1, draws.shape[-1]))
     posterior = posterior_group(federation, problem, draws, None, public.rows)[[*problem.sites, *public.reported]]
     rounds = federation_group(record)
@@ -182,11 +178,7 @@ def _log_prior_terms(problem: Problem, draws: Tensor) -> dict[str, Tensor]:
 
 
 def _of_observed_rows(terms: xr.Dataset, seen: Mapping[str, Tensor]) -> xr.Dataset:
-    """Pointwise terms (chain, draw, row) without the rows at which no site was observed.
-
-    In leave-one-out such rows would distort standard errors and the counts of Pareto's k. Their labels are missing from
-    the coordinate. If no row was observed, all are kept.
-    """
+    """Pointwise terms (chain, draw, row) without the rows at which no site was observed; all, if none was."""
     for dim in set(terms.dims) - {"chain", "draw"}:
         kept = torch.stack([seen[str(name)] for name, value in terms.data_vars.items() if dim in value.dims]).any(0)
         if bool(kept.any()) and not bool(kept.all()):
@@ -247,15 +239,7 @@ def posterior_group(
     seed: int | None,
     rows: tuple[Tensor, ...] | None = None,
 ) -> xr.Dataset:
-    """Constrained draws of (chain, draw, D) under the model's own names, with its dimensions and labels.
-
-    Args:
-        federation: names of dimensions and their labels.
-        problem: the model's densities, or their joint form.
-        draws: (chain, draw, D), unconstrained.
-        seed: seed of draws of the rows' discrete latents; None draws none.
-        rows: the rows on which deterministic sites are computed; by default all.
-    """
+    """Constrained draws of (chain, draw, D) under the model's names; without `seed` no discrete latents."""
     flat = draws.reshape(-1, draws.shape[-1])
     joint = bool(problem.layout.local) and not problem.local_dim
     if rows is not None or problem.reported or joint or problem.layout.discrete:

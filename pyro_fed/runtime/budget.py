@@ -27,15 +27,7 @@ class BudgetEnded(Exception):
 
 @dataclass
 class Budget:
-    """Limits of a run, None for no limit, and which of them ended it.
-
-    Attributes:
-        max_rounds: number of rounds.
-        max_bytes: bytes that all clients receive and send.
-        max_seconds: seconds on the clock since the run began, for all that is done.
-        ended: the limit that has ended the run, such as "max_rounds=50"; "" if none has.
-        began: when the run began, by `now`.
-    """
+    """Limits of a run, None for no limit, and which of them ended it."""
 
     max_rounds: int | None = None
     max_bytes: int | None = None
@@ -47,14 +39,7 @@ class Budget:
     _counted: int = field(default=0, init=False)
 
     def check(self, record: Record, phase: str, announced: int) -> None:
-        """Refuse another round that would exceed the limits of rounds or bytes.
-
-        A round is expected to take as many bytes as the last one of its phase, and at least the `announced` bytes that
-        clients are about to receive. In the first round of a phase it is not known how much the clients will send.
-
-        Raises:
-            BudgetEnded: the round may not begin.
-        """
+        """Refuse another round that would exceed the limits of rounds or bytes; BudgetEnded if it may not begin."""
         rounds = record.rounds
         if self.max_rounds is not None and len(rounds) >= self.max_rounds:
             self.ended = f"max_rounds={self.max_rounds}"
@@ -85,11 +70,7 @@ class Budget:
 
     @contextmanager
     def of_preparation(self, what: str) -> Iterator[None]:
-        """A context for work before there is a posterior: `what` is what it prepares, as in "FedEP's first round".
-
-        Raises:
-            TimeLimitError: all seconds are over.
-        """
+        """A context for work before there is a posterior; TimeLimitError says `what` was not prepared in time."""
         try:
             with self.of_all():
                 yield
@@ -125,11 +106,7 @@ class Budget:
 
 
 class Interruption:
-    """Whether the user has asked the run to stop.
-
-    In the main thread, `with` replaces Python's own handler of SIGINT by one that remembers the signal. A handler of
-    the user is left unchanged.
-    """
+    """A context that remembers Ctrl-C in the main thread; a handler of the user's is left unchanged."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -151,10 +128,6 @@ class Interruption:
         raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Raise the exception again if it was lost.
-
-        Raises:
-            KeyboardInterrupt: the user has asked the run to stop.
-        """
+        """Raise KeyboardInterrupt again if it was lost."""
         if self.asked:
             raise KeyboardInterrupt

@@ -42,11 +42,7 @@ MAX_TEXT = 300
 
 
 class Lock:
-    """The lock of an existing folder, held from construction until `release`.
-
-    Raises:
-        CheckpointError: another run holds it, or nothing can be written there, or the system has no such locks.
-    """
+    """The lock of an existing folder, held from construction until `release`; CheckpointError if it cannot be had."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
@@ -108,16 +104,7 @@ MAX_HEADER = 100_000_000
 
 @dataclass(frozen=True)
 class Saved:
-    """A run's state after a round.
-
-    Attributes:
-        phase: the phase's number, from 0.
-        done: number of rounds that the phase has had.
-        shared: the server's state.
-        local: the clients' states.
-        record: the run's record, as JSON can hold it.
-        network: the network's own state, see `Network.kept`.
-    """
+    """A run's state after a round."""
 
     phase: int
     done: int
@@ -128,19 +115,7 @@ class Saved:
 
 
 class Checkpoint:
-    """A folder of states, which no other run may use until `close`.
-
-    Args:
-        folder: the folder; made if it does not exist.
-        marks: the run's fingerprint, name → text.
-        resume: whether to go on from the state in the folder.
-        any_rounds: whether that state may be of a run with another number of rounds.
-
-    Raises:
-        SettingError: the folder holds a state already and `resume` is false; or it is a file.
-        CheckpointError: `resume` is true and the folder holds no state; another run works there; nothing can be
-            written to it.
-    """
+    """A folder of states, which no other run may use until `close`; `marks` is the run's fingerprint."""
 
     def __init__(self, folder: Path, marks: dict[str, str], resume: bool, any_rounds: bool = True) -> None:
         self.folder, self.marks, self.resume, self.any_rounds = folder, marks, resume, any_rounds
@@ -163,11 +138,7 @@ class Checkpoint:
         self._lock.release()
 
     def save(self, saved: Saved) -> None:
-        """Write a state beside the others, and delete all but the latest two.
-
-        Raises:
-            CheckpointError: the state could not be written; the previous one is untouched.
-        """
+        """Write a state beside the others, and delete all but the latest two; an error leaves the previous one."""
         parts = {"shared": saved.shared, "local": saved.local, "network": saved.network}
         tensors: State = {}
         for name, part in parts.items():
@@ -195,11 +166,7 @@ class Checkpoint:
                 logger.warning("an earlier state could not be deleted: %s", error)
 
     def load(self) -> Saved | None:
-        """The latest readable state; None without `resume`.
-
-        Raises:
-            CheckpointError: no file can be read, or the state is that of another run.
-        """
+        """The latest readable state of this run; None without `resume`."""
         if not self.resume:
             return None
         marks, saved = latest(self.folder)
@@ -207,11 +174,7 @@ class Checkpoint:
         return saved
 
     def blamed(self) -> Blamed:
-        """A context that names the state in foreign errors, if a run continues from one.
-
-        The hash in a file shows damage. Somebody who changes a state can compute the hash anew, and tensors of other
-        names or shapes then fail somewhere in the algorithm.
-        """
+        """A context that names the state in foreign errors, if a run continues from one."""
         return Blamed(self.folder if self.resume else None)
 
     def _files(self) -> list[Path]:
@@ -242,11 +205,7 @@ def unfit(folder: Path, error: Exception) -> CheckpointError:
 
 
 def latest(folder: Path) -> tuple[dict[str, str], Saved]:
-    """The latest readable state in a folder, and the marks of its run.
-
-    Raises:
-        CheckpointError: there is no file, or none can be read.
-    """
+    """The latest readable state in a folder, and the marks of its run."""
     reasons = []
     for path in reversed(_files_in(folder)):
         try:
@@ -317,14 +276,7 @@ def _digest_of(tensors: State, text: dict[str, str]) -> str:
 
 
 def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Start:
-    """The final states of an earlier run, with the sites of this federation's clients.
-
-    Clients are matched to the earlier ones by name; new ones begin with a flat site.
-
-    Raises:
-        CheckpointError: the folder holds no state, or that of another algorithm or model.
-        SettingError: the algorithm's clients keep no sites.
-    """
+    """The final states of an earlier run, with the sites of this federation's clients by name; new ones are flat."""
     marks, saved = latest(folder)
     require_model(folder, marks, algorithm, federation)
     if not isinstance(algorithm, SiteKeeping):

@@ -57,16 +57,7 @@ from pyro_fed.runtime.integral_checks import integral_findings
 
 @dataclass(frozen=True)
 class CheckInputs:
-    """The inputs of the checks of a result.
-
-    Attributes:
-        algorithm: the algorithm that was run.
-        context: the run; its record has the findings so far.
-        shared: the server's last state; empty if it is no longer known.
-        draws: (chain, draw, D), unconstrained.
-        audit: whether the user wants the result to be audited.
-        aim: limits finer than `WRONG`, up to which the audit should measure errors; None for none.
-    """
+    """The inputs of the checks of a result."""
 
     algorithm: Algorithm
     context: Context
@@ -174,12 +165,7 @@ def small_cohort(judged: CheckInputs) -> list[Finding]:
 
 
 def absent_clients(judged: CheckInputs) -> list[Finding]:
-    """Clients with rows that worked in no round, so that their rows are not in the answer.
-
-    It is not raised for pooled data, for agents, which always use their own rows, for a run that starts from the sites
-    of an earlier one, and for a run that was cut short, which has a doubt of its own. Nor is it raised after a few
-    rounds, unless the run has settled, or these clients have failed.
-    """
+    """Clients with rows that worked in no round, though the run has settled, had enough rounds, or they have failed."""
     context, record = judged.context, judged.record
     pooled = judged.algorithm.pooled or context.graph is not None or context.start is not None
     if pooled or record.interrupted or record.stopped:
@@ -216,10 +202,7 @@ def network_inputs(judged: CheckInputs) -> list[Finding]:
 
 
 def densities(judged: CheckInputs) -> list[Finding]:
-    """Doubts from the model's densities at the draws; if rows are elsewhere, from sums over rows.
-
-    The result of a combination is not meant to be the posterior of all rows, and is not audited.
-    """
+    """Doubts from the model's densities at the draws; if rows are elsewhere, from sums over rows."""
     record = judged.record
     if not judged.audit or judged.context.combination is not None:
         return []
@@ -312,10 +295,7 @@ LAST_CHECKS: tuple[Check, ...] = (evidence, settings, sds_at_limit, long_tails, 
 
 
 def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
-    """Judge a result by the clients' log-likelihoods at its draws; a note says why if that is not possible.
-
-    Figures are added to its record.
-    """
+    """Doubts from the clients' log-likelihoods at the draws, or a note that says why they cannot be asked."""
     record, problem, flat = evidence.record, evidence.problem, evidence.draws.flatten(0, 1)
     if problem.dim > LARGE_DIM:
         return [sentences.not_audited_by_sums(why=f"importance weights of {problem.dim:,} parameters say nothing")]

@@ -87,11 +87,7 @@ def describe_model(federation: Federation) -> str:
 
 
 def require_run(folder: Path, found: dict[str, str], mine: dict[str, str], any_rounds: bool = True) -> None:
-    """Require that a saved state is of the same run; `any_rounds` allows other numbers of rounds.
-
-    Raises:
-        CheckpointError: names all that differs, the model first, with both values.
-    """
+    """Require that a saved state is of the same run; the error names all that differs, the model first."""
     other_rows = any(found.get(name) != mine[name] for name in ("data", "clients"))
     model = ["model", DENSITY] if other_rows else ["model", "quadrature", SHARED, DENSITY, PROGRAM]
     # Only the first difference of the models is named: the others, such as other log-likelihoods, follow from it.
@@ -110,11 +106,7 @@ def require_run(folder: Path, found: dict[str, str], mine: dict[str, str], any_r
 
 
 def require_model(folder: Path, found: dict[str, str], algorithm: Algorithm, federation: Federation) -> None:
-    """Require that a saved state is of the same algorithm and model; its clients may be others.
-
-    Raises:
-        CheckpointError: names what differs, with both values.
-    """
+    """Require that a saved state is of the same algorithm and model; its clients may be others."""
     mine = {"algorithm": settings_line(algorithm), **model_marks(federation)}
     names = ["algorithm", "model", "quadrature"]
     if not has_common_rows(found.get(DENSITY, '{"clients": {}}'), mine[DENSITY]):

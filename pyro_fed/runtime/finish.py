@@ -50,17 +50,7 @@ OTHERWISE = "Smaller steps (step size) may help, or a common scale of parameters
 
 @dataclass
 class Finish:
-    """Turns a run's last state into its result.
-
-    Args:
-        algorithm: the algorithm that was run.
-        context: the run.
-        num_draws: number of draws, if the result is a density.
-        log_likelihood: whether to compute the pointwise log-likelihood.
-        collect_local: whether to collect the rows' latents.
-        audit: whether to judge the result by the model's densities.
-        aim: limits finer than `WRONG`, up to which the audit should measure errors; None for none.
-    """
+    """Turns a run's last state into its result."""
 
     algorithm: Algorithm
     context: Context
@@ -83,13 +73,7 @@ class Finish:
         return said_of(self.result(shared, draws), self.context.record)
 
     def drawn(self, shared: State) -> Tensor:
-        """Draws (chain, draw, D), unconstrained.
-
-        Raises:
-            InterruptedRun: the run was interrupted before there was a posterior.
-            TimeLimitError: its time was over before there was a posterior.
-            DivergenceError: the state is no distribution, or its draws are not finite. The error keeps the state.
-        """
+        """Draws (chain, draw, D), unconstrained, all finite; the error for a state without draws keeps the state."""
         generator = seeding.torch_generator(self.context.seed, seeding.DRAWS)
         try:
             draws = self.algorithm.sample(shared, self.num_draws, generator).to(self.context.problem.dtype)
@@ -171,10 +155,7 @@ class Finish:
         return result
 
     def judge_in_time(self, shared: State, draws: Tensor) -> CheckInputs:
-        """Judge the result within the time that is left, unless the user interrupts.
-
-        If the checks are cut short, or one of them fails, the result of the rounds is kept, and a doubt says so.
-        """
+        """The result, judged in the time that is left; if the checks are cut short, or one fails, a doubt says so."""
         record, budget = self.context.record, self.context.budget
         result = CheckInputs(self.algorithm, self.context, shared, draws, self.audit, self.aim)
         try:
@@ -250,11 +231,7 @@ class Finish:
 
 
 def said_of(result: InferenceData, record: Record) -> InferenceData:
-    """The result, after its doubts and notes were given as warnings that point at the user's call of `run`.
-
-    Raises:
-        UserWarning: where the caller has turned warnings into errors. Its attribute `result` keeps the result.
-    """
+    """The result, after its doubts and notes were given as warnings that point at the user's call of `run`."""
     try:
         for sentence in record.warning_texts():
             warn_user(sentence)

@@ -46,10 +46,7 @@ MAX_FINER_RULES = 2
 def joint_result(
     federation: Federation, problem: Problem, draws: Tensor, seed: int
 ) -> tuple[Federation, Problem, Tensor, list[Finding]]:
-    """A result with the rows' latents: the federation and the problem in joint form, and joint draws.
-
-    If there are too many latents to be collected, everything is returned unchanged, with a note.
-    """
+    """Federation, problem and draws in joint form, with the rows' latents; unchanged, with a note, if too many."""
     theta = draws.flatten(0, 1)
     if len(theta) * problem.num_rows * problem.local_dim > MAX_COLLECTED:
         left_out = sentences.latents_left_out(
@@ -68,10 +65,7 @@ def integration_error(problem: Problem, theta: Tensor) -> float:
 
 
 def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
-    """Doubts about the integrals over the rows' latents, at draws of θ (S, D).
-
-    A finer rule is recommended if a still finer one agrees with it.
-    """
+    """Doubts about the integrals over the rows' latents, at draws of θ (S, D)."""
     if missed := _missed_modes(problem, theta):
         return missed
     error = integration_error(problem, theta)

@@ -107,9 +107,6 @@ class Message:
 def spec_of(state: State) -> Spec:
     """Shapes and dtypes of one client's tensors.
 
-    Args:
-        state: the tensors by name.
-
     Example:
         >>> spec_of({"eta": torch.zeros(3)})["eta"].shape
         (3,)
@@ -118,10 +115,7 @@ def spec_of(state: State) -> Spec:
 
 
 def spec_of_one(states: State) -> Spec:
-    """Shapes and dtypes of one client's share of a state with a leading client axis.
-
-    Args:
-        states: the tensors of all clients by name, (C, ...).
+    """Shapes and dtypes of one client's share of a state with a leading client axis (C, ...).
 
     Example:
         >>> spec_of_one({"eta": torch.zeros(10, 3)})["eta"].shape
@@ -319,13 +313,7 @@ class Mailbox:
     _taken: set[str] = field(default_factory=set)
 
     def request(self, kind: str, round: int, client: str) -> Header:
-        """The header of a new request.
-
-        Args:
-            kind: "work" or "ask".
-            round: the round's number.
-            client: the client's id.
-        """
+        """The header of a new request of a kind, "work" or "ask"."""
         header = Header(kind, self.run, round, client, token())
         self._open[header.nonce] = header
         return header
@@ -360,9 +348,6 @@ class Mailbox:
 
 def answer(request: Header) -> Header:
     """The header of the reply to a request.
-
-    Args:
-        request: its header.
 
     Example:
         >>> answer(Mailbox().request("work", round=0, client="north")).kind

@@ -38,10 +38,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 class NeighbourValues:
-    """The values x̂ of some agents, as their neighbours know them in a round.
-
-    Changes of the entries named in `coarse` are sent in single precision.
-    """
+    """The values x̂ of some agents, as neighbours know them; changes of `coarse` entries are in single precision."""
 
     def __init__(self, coarse: frozenset[str]) -> None:
         self.coarse = coarse
@@ -69,10 +66,7 @@ class NeighbourValues:
         return {name: known[name] + value if name in self.coarse else value for name, value in message.items()}
 
     def mixed(self, algorithm: Any, mine: State, weights: Any, told: State | None = None) -> State:
-        """The values x (R, ...) of agents after a step with weights (R, C), mixed by `combine`.
-
-        `told` are the values x̂ (C, ...) that are mixed, by default these agents' own.
-        """
+        """The values x (R, ...) after a step with weights (R, C) of the values x̂, `told` or these agents'."""
         mixed: State = algorithm.combine(mine, self.known if told is None else told, weights)
         return {
             name: value + (mine[name] - self.known[name]) if name in self.coarse else value
@@ -112,16 +106,7 @@ class Network(ABC):
     """The paths of messages: between a server and its clients, or between the agents of a graph."""
 
     def begin(self, phase: int, round: int, algorithm: Algorithm, shared: State, local: State, kept: State) -> None:
-        """Begin or resume a phase.
-
-        Args:
-            phase: the phase's number.
-            round: the number of the next round, counted over all phases.
-            algorithm: the phase's algorithm.
-            shared: the state with which the phase begins.
-            local: the clients' states.
-            kept: what `saved_state` returned when the state was saved; empty if the phase begins.
-        """
+        """Begin a phase, or resume it with the `saved_state` in `kept`; `round` counts over all phases."""
         return
 
     def saved_state(self) -> State:
@@ -325,12 +310,7 @@ Connect = Callable[[Algorithm, Any, Schedule | None, int, int], Network]
 
 
 def connect(algorithm: Algorithm, graph: Any, schedule: Schedule | None, num_clients: int, seed: int) -> Network:
-    """The network of a run, checked before anything runs.
-
-    Raises:
-        SettingError: a serverless algorithm without a graph, or a graph for one that needs a server.
-        GraphError: a graph that cannot carry this algorithm.
-    """
+    """The network of a run, checked before anything runs."""
     name = type(algorithm).__name__
     if not isinstance(algorithm, OnGraph):
         if graph is not None:

@@ -93,15 +93,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
 
 
 class _CombinedMessages(NamedTuple):
-    """A round's messages after the run's combination has been applied.
-
-    Attributes:
-        shared: the server's state, which may record how far messages have been cut.
-        messages: the messages that are used in place of those that were sent.
-        corrections: what the clients are told besides the algorithm's own feedback.
-        figures: figures of each client that has sent a message.
-        reach: length of the middle of shortened messages, divided by the largest possible length.
-    """
+    """A round's messages after the run's combination has been applied."""
 
     shared: State
     messages: State
@@ -153,10 +145,7 @@ def client_shifts_of_rounds(phase: Phase, context: Context, before: list[State],
 
 
 def _comparable(phase: Phase, context: Context, clients: int) -> bool:
-    """Whether the messages of a round's clients can be compared with each other to find one that stands apart.
-
-    They can if they are of one kind and enter as a sum, and the server keeps no account of sites, which says more.
-    """
+    """Whether the messages of a round's clients can be compared with each other to find one that stands apart."""
     if not phase.last or clients < FEWEST_COMPARED or phase.ledger or not phase.algorithm.additive:
         return False
     if context.combination is not None or context.executor.sums_alone:

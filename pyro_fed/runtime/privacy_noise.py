@@ -45,10 +45,7 @@ SHORTENED_SHARE = 0.5
 
 
 class Noisy(NamedTuple):
-    """Draws (chain, draw, D), or a point, whose spread includes the noise, with doubts about them.
-
-    `noise` is the largest SD of the noise: of a mean, in posterior SDs without noise; of a point, in its own units.
-    """
+    """Draws (chain, draw, D) whose spread includes the noise, doubts, and the noise's largest SD in posterior SDs."""
 
     draws: Tensor
     findings: list[Finding]

@@ -36,18 +36,7 @@ MAX_FRUITLESS_REQUESTS = 20
 
 @dataclass
 class Gathered:
-    """The usable part of a round.
-
-    Attributes:
-        slots: positions of the usable replies' clients among those that were asked (A,).
-        messages: their messages (A, ...).
-        info: their figures (A, ...).
-        failures: (client, reason) of each reply that could not be used, or was not received.
-        gone: how many of `failures` are clients that did not reply.
-        unfit: positions of the clients whose reply is not finite (B,).
-        stood_for: positions of the clients for which the server has made a message itself (B,).
-        refused: whether all clients replied, but no reply could be used.
-    """
+    """The usable part of a round."""
 
     slots: Tensor
     messages: State = field(default_factory=dict)
@@ -65,14 +54,7 @@ class Gathered:
 
 
 def gather(algorithm: Algorithm, context: Context, work: Work, before: State, kept: State) -> Gathered:
-    """Have a round's work done by the clients, and collect the usable replies.
-
-    `before` is the server's state before the round, which an error keeps, `kept` its account of all sites (K, ...).
-
-    Raises:
-        DivergenceError: no reply is finite, except with `min_clients=0`.
-        QuorumError: too few usable replies.
-    """
+    """The usable replies to a round's work; `kept` is the server's account of all sites (K, ...)."""
     parts: list[Gathered] = []
     asked, failures, unfit = torch.arange(len(work.clients)), [], torch.arange(0)
     for _ in range(ATTEMPTS if algorithm.needs_all else 1):
@@ -147,11 +129,7 @@ def _join_attempts(parts: list[Gathered]) -> Gathered:
 
 
 def _usable_replies(algorithm: Algorithm, context: Context, work: Work, before: State, again: bool) -> Gathered:
-    """The usable replies of one attempt; in a repeated one (`again`) a round with a finite reply is no divergence.
-
-    Raises:
-        DivergenceError: no reply is finite.
-    """
+    """The usable replies of one attempt; in a repeated one a round without a finite reply is no divergence."""
     reply = context.executor.execute(work)
     _check_reply(context.executor, reply, len(work.clients))
     if context.expected is not None and reply.messages:
@@ -190,11 +168,7 @@ def _usable_replies(algorithm: Algorithm, context: Context, work: Work, before: 
 
 
 def _check_reply(executor: Executor, reply: Any, asked: int) -> None:
-    """Refuse an invalid reply of a user's executor.
-
-    Raises:
-        SettingError: names the executor, and what was expected.
-    """
+    """Refuse an invalid reply of a user's executor."""
     what = f"executor {type(executor).__name__}: execute"
     if not isinstance(reply, Reply):
         raise SettingError(f"{what} must return a pf.executors.Reply, received {shown(reply)}")
@@ -217,11 +191,7 @@ def _check_reply(executor: Executor, reply: Any, asked: int) -> None:
 
 
 def _check_messages(executor: Executor, messages: State, expected: Spec) -> None:
-    """Refuse messages (A, ...) of a user's executor that do not have the expected shapes and dtypes.
-
-    Raises:
-        SettingError: names the first that is missing, or of another shape or dtype.
-    """
+    """Refuse messages (A, ...) of a user's executor that do not have the expected shapes and dtypes."""
     for name, (shape, dtype) in expected.items():
         value = messages.get(name)
         if value is None:

@@ -45,25 +45,7 @@ Finished = list[tuple[Algorithm, Start]]
 def run_phases(
     algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None, finished: Finished | None = None
 ) -> State:
-    """Run the algorithms from which an algorithm starts, each as a phase with its own schedule, then the algorithm.
-
-    An algorithm that was handed an earlier run's states continues from these. A checkpoint of an unfinished run, or of
-    one with fewer rounds, is continued.
-
-    Args:
-        algorithm: the algorithm to run, without open settings.
-        context: the run.
-        rounds: number of rounds of the algorithm itself.
-        given: the user's schedule for the algorithm itself; None for its own.
-        finished: phases that have been run on the same data before: they are not run again. Phases of this run that
-            end within the budget are added.
-
-    Returns:
-        The server's last state.
-
-    Raises:
-        CheckpointError: a checkpoint of another run, or of more rounds than this one is to have.
-    """
+    """The server's last state after the phases from which an algorithm starts, and the algorithm's own rounds."""
     context.budget.begin_rounds()
     saved = context.checkpoint.load() if context.checkpoint is not None else None
     with context.budget.of_preparation(f"the settings of {type(algorithm).__name__} were chosen"):
@@ -165,10 +147,7 @@ def _check_rounds(saved: Saved, chain: list[Algorithm], context: Context, rounds
 
 
 def _keep_sites(phase: Phase, context: Context) -> None:
-    """Put the clients' sites into the record: the run's own algorithm's, or else those of the first phase with sites.
-
-    Pooled data have a single site, which belongs to no client.
-    """
+    """Put the clients' sites into the record: the run's own algorithm's, or else the first phase's with sites."""
     record, algorithm = context.record, phase.algorithm
     if algorithm.pooled or _of_pooled(phase, context):
         return
@@ -204,10 +183,7 @@ def _begin(
     start: Start | None,
     told: Start | None,
 ) -> Phase:
-    """A phase before its first round, of `rounds` rounds, which starts from the last states of the phase before.
-
-    `given` is the user's schedule, None for the algorithm's own; `told` is `start` in the server's record of sites.
-    """
+    """A phase before its first round; `told` is `start` as the server's account of sites has it."""
     record = context.record
     record.figures.clear()
     record.converged = None
@@ -224,11 +200,7 @@ def _begin(
 
 
 def _resumed_phase(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None, saved: Saved) -> Phase:
-    """The phase that was saved, to be continued; the record is restored.
-
-    Raises:
-        CheckpointError: a tensor of the clients has another number of clients.
-    """
+    """The phase that was saved, to be continued; the record is restored."""
     clients = _num_clients(algorithm, context)
     odd = next((name for name, value in saved.local.items() if value.shape[:1] != (clients,)), None)
     if odd is not None:
@@ -375,10 +347,7 @@ def _figures(phase: Phase, context: Context, network: Network, after: State) -> 
 
 
 def _state_of(phase: Phase, context: Context, network: Network) -> bool | None:
-    """Whether the algorithm has converged; None while that is open, or if it has no criterion.
-
-    A private run has all its rounds: stopping by figures would reveal more about the rows.
-    """
+    """Whether the algorithm has converged; None while that is open, or if it has no criterion."""
     record = context.record
     if context.hides_clients and phase.done < phase.rounds:
         return None
@@ -398,10 +367,7 @@ def _save(phase: Phase, context: Context, network: Network) -> None:
 
 
 def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Asked | None]:
-    """The clients of a round; and the bytes that each client received and sent for the choice, if all were asked.
-
-    An algorithm with slots (`Chains`) gets an answer of the schedule for each slot; others get one.
-    """
+    """The clients of a round; and the bytes that each client received and sent for the choice, if all were asked."""
     algorithm, num_clients = phase.algorithm, _num_clients(phase.algorithm, context)
     schedule = phase.schedule
     drawn = index // schedule.period(num_clients)

@@ -299,18 +299,7 @@ class Final(NamedTuple):
 
 
 def final_state(algorithm: Algorithm, federation: Federation, *, seed: int = 0) -> Final:
-    """Run an algorithm to its end, without progress bar, warnings, compilation or draws.
-
-    An algorithm without a server needs `pyro_fed.run`, which takes a graph.
-
-    Raises:
-        SettingError: an algorithm without a server.
-        DivergenceError: an update is not finite.
-
-    Example:
-        >>> final_state(pf.FedLaplace(), fed).converged
-        True
-    """
+    """The server's last state, and whether it has converged, of a run without progress bar, warnings or draws."""
     record = Record(federation.client_names)
     context = Context(federation, federation.problem, None, resolve("vectorised"), seed, progress=False, record=record)
     algorithm = policy.resolve(algorithm, federation.problem.traits).algorithm

@@ -51,17 +51,7 @@ class Call(NamedTuple):
 
 @dataclass
 class Observation:
-    """Records of an algorithm in a run.
-
-    Attributes:
-        calls: in their order.
-        changed: methods that changed an argument, with its name in the call.
-        global_draws: methods that drew from torch's global generator.
-        unrepeatable: methods that returned something else when called again with equal arguments.
-        ordered: entries of the server's state that depend on the order of the messages.
-        read: settings that were read, except by their checks.
-        error: the error that ended the run; None if it ended well.
-    """
+    """Records of an algorithm in a run."""
 
     calls: list[Call] = field(default_factory=list)
     changed: dict[str, str] = field(default_factory=dict)
@@ -83,10 +73,7 @@ class Observation:
 
 
 def with_noted_calls(algorithm: Algorithm, *, thorough: bool) -> tuple[Algorithm, Observation]:
-    """The same algorithm, as an instance of a subclass that records its calls, and the observation of its runs.
-
-    With `thorough`, each method is called twice, and `combine` with the messages in another order, to compare results.
-    """
+    """The same algorithm, of a subclass that records its calls (`thorough`: and repeats them), and its observation."""
     kind, found = type(algorithm), Observation()
     watched = {
         name: _noting_method(name, getattr(kind, name), found, thorough) for name in METHODS if hasattr(kind, name)
@@ -249,13 +236,7 @@ NUM_FORM_ROUNDS = 2
 
 @dataclass(eq=False)
 class Case:
-    """An algorithm, the federation of its short runs, and these runs.
-
-    Attributes:
-        algorithm: under test.
-        given: the user's federation; None: `problems.lines`.
-        num_rounds: of a short run; None: 4, or 1 for an algorithm that is done in one.
-    """
+    """An algorithm, the federation of its short runs, and these runs."""
 
     algorithm: Algorithm
     given: Federation | None = None
@@ -349,10 +330,6 @@ def values(idata: InferenceData) -> NDArray[np.float64]:
 
 
 def require(condition: bool, expected: str, received: str, cure: str) -> None:
-    """Refuse a violation of the contract.
-
-    Raises:
-        ContractError: says what was expected and received, and the cure.
-    """
+    """Refuse a violation of the contract: ContractError says what was expected and received, and the cure."""
     if not condition:
         raise ContractError(f"expected {expected}; received {received}. {cure}")

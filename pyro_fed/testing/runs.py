@@ -160,10 +160,7 @@ def first_mean(idata: InferenceData) -> dict[str, float]:
 
 
 def check_resume(algorithm: Algorithm, case: Case) -> None:
-    """Interrupted before the third round, of any phase, and resumed: the uninterrupted run, to the bit.
-
-    An algorithm that is done in one round is interrupted before its second.
-    """
+    """Interrupted before the third round, of any phase, and resumed: the uninterrupted run, to the bit."""
     stop = 2 if case.done_in_one_round else 3
     options: dict[str, Any] = {"num_rounds": 2} if case.done_in_one_round else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -186,10 +183,7 @@ def check_resume(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_unused_messages(algorithm: Algorithm, case: Case) -> None:
-    """A client whose message is not used, here the second, which never answers, keeps its state.
-
-    If the answer is a product of Gaussian sites, it is the prior times the sites that the clients keep.
-    """
+    """A client whose message is not used keeps its state; a product of Gaussian sites is that of the sites kept."""
     executor = WithoutOne(type(algorithm.delegate()).__name__)
     seen = case.observe(executor=executor)
     seen.ended()
@@ -224,10 +218,7 @@ def _entry_is_unchanged(before: torch.Tensor, after: torch.Tensor) -> bool:
 
 
 def check_integrated_latents(algorithm: Algorithm, case: Case) -> None:
-    """With latents in the plate the answer is that of the model with these integrated out by hand.
-
-    Draws and sizes of messages agree: the same random numbers, the same densities, to rounding.
-    """
+    """With latents in the plate the answer is that of the model with these integrated out by hand."""
     whole, plain = case.integrated, case.run(problems.marginal_groups())
     mu, expected = (np.asarray(one["posterior"]["mu"].values) for one in (whole, plain))
     cure = "Ask the problem for the model's densities, `log_lik` and `log_prior`, and nothing else"

@@ -108,10 +108,7 @@ def check_leading_axes(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_messages_have_one_form(algorithm: Algorithm, case: Case) -> None:
-    """Messages are finite, and those of all clients and rounds have the same names, shapes and dtypes.
-
-    These follow from the model and the settings: they are the same if every client has a single row.
-    """
+    """Messages are finite, and those of all clients and rounds have the same names, shapes and dtypes."""
     own = _check_messages(case.observation, "the clients")
     if case.given is None and not algorithm.pooled:  # pooled data never travel
         alone = _check_messages(case.seen_one_row, "three clients of one row")
@@ -124,10 +121,7 @@ def check_messages_have_one_form(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_figures(algorithm: Algorithm, case: Case) -> None:
-    """`monitor` returns numbers by name, at the end a finite `change`; `converged` returns True, False or None.
-
-    NaN and infinity mean that a figure is not known yet.
-    """
+    """`monitor` returns numbers by name, at the end a finite `change`; `converged` returns True, False or None."""
     seen = case.observation
     for call in seen.of("monitor"):
         odd = {name: value for name, value in call.result.items() if not isinstance(value, float | int)}

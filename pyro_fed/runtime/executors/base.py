@@ -91,11 +91,7 @@ class Reply:
 
 
 def in_full_precision(method: F) -> F:
-    """Decorator for methods of an executor that compute on its device.
-
-    On CUDA, torch's convolutions of float32 numbers by default keep ten bits of each, and add in an order that changes
-    from call to call. Within the method they are exact and deterministic; afterwards the user's settings hold again.
-    """
+    """Decorator for methods of an executor that compute on its device: exact and deterministic convolutions."""
 
     @functools.wraps(method)
     def call(self: Executor, *args: Any) -> Any:

@@ -51,10 +51,7 @@ Step = tuple[State, State, State]
 
 
 def keep(algorithm: Algorithm, local: State, new: Sequence[NewStates], taken: Tensor, told: State) -> None:
-    """Write the new states of the clients in slots `taken` (A,), whose messages were used, into `local` (K, ...).
-
-    `told` (A, ...) is what the server tells these clients.
-    """
+    """Write new states of clients whose messages were used (slots `taken`) into `local`; `told` is the feedback."""
     for made in new:
         kept = torch.isin(made.slots, taken)
         if bool(kept.any()):
@@ -65,11 +62,7 @@ def keep(algorithm: Algorithm, local: State, new: Sequence[NewStates], taken: Te
 
 
 class Local(Executor):
-    """Clients whose rows and states are in this process.
-
-    Attributes:
-        waiting: the round whose states wait for `settle`, -1 for none.
-    """
+    """Clients whose rows and states are in this process."""
 
     def prepare(self) -> None:
         """Discard new states that the phase before has left unsettled."""
@@ -156,10 +149,7 @@ class Vectorised(Local):
 
     @in_full_precision
     def _together(self, first: Work, clients: Tensor, at: Tensor, noise: Noise) -> LocalRounds | None:
-        """The rounds in one call of the algorithm's `local_rounds`; None if that is not possible.
-
-        A client that works in several rounds has its rows and its state in the call once.
-        """
+        """The rounds in one call of the algorithm's `local_rounds`; None if that is not possible."""
         algorithm = cast_checked(self.algorithm, Chains)
         if not issubclass(owner(algorithm, "local_rounds"), owner(algorithm, "local_step")):
             return None
@@ -242,11 +232,7 @@ def _split_rounds(noise: Noise, rounds: int) -> list[Noise]:
 
 
 def join_steps(steps: Iterator[Step], kept: State, at: Tensor) -> Step:
-    """The steps of several groups of clients, in the order of the clients, as one step.
-
-    Each group's tensors are written to their place when they arrive, and freed, so that nothing is in memory twice. A
-    client without a new state keeps its old one from `kept` (K, ...), at positions `at` (C,).
-    """
+    """The steps of several groups of clients as one; clients without a new state keep theirs of `kept`, at `at`."""
     whole: Step = {}, {}, {}
     done = 0
     for step in steps:
@@ -283,11 +269,7 @@ class Expected:
 def expected_reply(
     algorithm: Algorithm, problem: Problem, data: ClientData, local: State, work: Work
 ) -> tuple[Spec, Spec, Spec]:
-    """Shapes and dtypes of one client's message, figures and new state, from a step on one row of the server's own.
-
-    The shapes of a message follow from the model and the settings, not from the client's rows. The first client of
-    `work`, its state and its first row are used.
-    """
+    """Shapes and dtypes of one client's message, figures and new state, from a step on one row of the server's own."""
     if (like := algorithm.reply_like(work.shared)) is not None:
         return spec_of(like), {}, {}
     row = ClientData(data.rows, data.row_index[:1, :1], torch.ones_like(data.num_rows[:1]))

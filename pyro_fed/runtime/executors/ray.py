@@ -195,11 +195,7 @@ class Ray(Remote):
 
 
 def _wait_for_calls(calls: list[Any], timeout: float | None) -> list[Any]:
-    """Wait for calls until all have ended or `timeout` seconds are over, and return those that have ended.
-
-    Raises:
-        TimeIsUp: the run's own limit of time is over.
-    """
+    """The calls that have ended within `timeout` seconds; TimeIsUp if the run's own limit of time is over."""
     end = math.inf if timeout is None else now() + timeout
     while True:
         done, missing = _ray().wait(calls, num_returns=len(calls), timeout=min(CLOCK_INTERVAL, max(0.0, end - now())))

@@ -50,14 +50,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Request:
-    """One request to a worker.
-
-    Attributes:
-        phase: the present phase, until the worker has answered a request in it; then None.
-        verdict: the last verdict, until the worker has answered a request after it; then None.
-        work: a round's work; None asks for the states of all clients.
-        indicator: the question to be answered in place of work, see `Executor.ask`; None for work.
-    """
+    """One request to a worker: for a round's work, for an answer to a question (`indicator`), or for all states."""
 
     phase: WorkerPhase | None
     verdict: Verdict | None
@@ -92,24 +85,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a federation that a worker needs: the model's arguments with its own clients' rows alone.
-
-    Attributes:
-        arguments: the model's arguments with these rows only.
-        plate: name of the partitioned plate.
-        whole: sizes of the split plates with all clients' rows.
-        num_rows: number of rows of all clients of the run.
-        dtype: dtype of the computation.
-        quadrature: the run's quadrature rule, with its number of steps.
-        form: class of the problem: the model unchanged, with the rows' own latents in the flat vector, or non-centred.
-        constants: values of `pyro.param` statements.
-        data: the clients' rows (k, n). It holds the rows' tensors only for a model that indexes its own data, by row
-            numbers; else they are in `arguments`.
-        clients: the clients' numbers in the run.
-        numbers: the rows' numbers among those of the run (m,); None if `data` holds the rows' tensors.
-        compiler: level, auto, rounds and seconds of the run's compiler.
-        device: device of the clients' steps.
-    """
+    """The part of a federation that a worker needs: the model's arguments with its own clients' rows alone."""
 
     arguments: Arguments
     plate: str
