@@ -20,12 +20,15 @@ from torch.distributions.transforms import CorrCholeskyTransform, IndependentTra
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.nested_settings import all_settings
 from pyro_fed.conventions.resources import TimeIsUp, ending_at
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.deterministic_sites import without_data
+from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.assignments import assign
+from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.observations import observed_rows, observed_values
 from pyro_fed.density.problem import Problem
@@ -34,15 +37,10 @@ from pyro_fed.density.running.trace_sites import unconstraining
 from pyro_fed.density.size import densities_at_once
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import make_result
+from pyro_fed.policy.results import MAX_COLLECTED, MAX_POINTWISE, MAX_UNASKED, collects_latents
 from pyro_fed.results.data_groups import constant_data, observed_data
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import audit_group, federation_group, sites_group
-
-#: The pointwise log-likelihood is left out, with a warning, if draws × rows are more than this.
-MAX_POINTWISE = 400_000_000
-#: If no log-likelihood is asked for, the log density of the draws is left out if draws × rows are more than this: it
-#: would take longer than many algorithms.
-MAX_UNASKED = 50_000_000
 
 
 def to_inference_data(
@@ -230,6 +228,21 @@ def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem
     }
     vectors: Tensor = problem.vmap(problem.unconstrain)(stacked)
     return vectors
+
+
+def joint_result(
+    federation: Federation, problem: Problem, draws: Tensor, seed: int
+) -> tuple[Federation, Problem, Tensor, list[Finding]]:
+    """Federation, problem and draws in joint form, with the rows' latents; unchanged, with a note, if too many."""
+    theta = draws.flatten(0, 1)
+    if not collects_latents(problem.traits, len(theta)):
+        left_out = sentences.latents_left_out(
+            sites=sorted(problem.layout.local), draws=len(theta), rows=problem.num_rows, most=MAX_COLLECTED
+        )
+        return federation, problem, draws, [left_out]
+    local = draw_locals(problem, theta, problem.all_rows, seeding.torch_generator(seed, seeding.LOCALS))
+    joint = JointProblem.of(problem)
+    return federation.joint, joint, joint.join(theta, local).unflatten(0, draws.shape[:2]), []
 
 
 def posterior_group(

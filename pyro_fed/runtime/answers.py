@@ -65,7 +65,7 @@ class Answer:
         return stage_label(self.stage)
 
     def off(self, aim: Limits) -> float:
-        """The largest likely error in units of a finer aim, by the audit or the algorithm itself; 0 if it keeps to the aim."""
+        """The largest likely error in units of a finer aim, by the audit or its own estimates; 0 if it keeps to it."""
         algorithm, own = self.stage.algorithm, False
         if self.figures:
             mean, log_sd = algorithm.own_errors(self.figures[-1])

@@ -45,7 +45,6 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
-from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.errors import StoppedError
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.entries import evenly
@@ -150,7 +149,7 @@ def not_converged(record: Record) -> list[Finding]:
 
 def integrals(judged: CheckInputs) -> list[Finding]:
     """Integrals over rows' latents that are not accurate at the draws."""
-    return integral_findings(judged.problem, judged.draws.flatten(0, 1)) if judged.problem.local_dim else []
+    return integral_findings(judged.problem, judged.draws.flatten(0, 1))
 
 
 def cut_back(judged: CheckInputs) -> list[Finding]:
@@ -297,7 +296,7 @@ LAST_CHECKS: tuple[Check, ...] = (evidence, settings, sds_at_limit, long_tails, 
 def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
     """Doubts from the clients' log-likelihoods at the draws, or a note that says why they cannot be asked."""
     record, problem, flat = evidence.record, evidence.problem, evidence.draws.flatten(0, 1)
-    if problem.dim > LARGE_DIM:
+    if problem.traits.many_parameters:
         return [sentences.not_audited_by_sums(why=f"importance weights of {problem.dim:,} parameters say nothing")]
     points = flat[evenly(len(flat), MOST_DRAWS)]
     try:

@@ -101,10 +101,10 @@ class Phase:
     algorithm: Algorithm
     number: int
     rounds: int
-    given: Schedule | None  # the user's, in the last phase
     shared: State
     local: State  # before the first round; empty once the executor has them
     done: int = 0  # rounds
+    given: Schedule | None = None  # the user's, in the last phase
     last: bool = False  # whether it is the run's own algorithm, and not one from which that starts
     settled: bool = False  # whether it starts from a converged phase, so that its first state is a posterior already
     ledger: State = field(default_factory=dict)  # the server's account of the clients' sites

@@ -27,8 +27,9 @@ from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeL
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.policy.audit import may_round
+from pyro_fed.policy.results import integrates_latents
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.to_arviz import released_alone, to_inference_data
+from pyro_fed.results.to_arviz import joint_result, released_alone, to_inference_data
 from pyro_fed.runtime.checks import (
     CHECKS,
     LAST_CHECKS,
@@ -38,7 +39,6 @@ from pyro_fed.runtime.checks import (
     without_spread,
 )
 from pyro_fed.runtime.context import Context
-from pyro_fed.runtime.integral_checks import joint_result
 from pyro_fed.runtime.privacy_noise import Noisy, still_shortened, with_noise
 from pyro_fed.runtime.run_errors import no_posterior
 
@@ -203,7 +203,7 @@ class Finish:
         stats = context.record.by_sums.log_density | stats
         if context.record.private is not None:
             return released_alone(self.algorithm, federation, problem, draws, context.record, context.seed)
-        if problem.local_dim and self.collect_local and federation.holds_data:
+        if integrates_latents(problem.traits) and self.collect_local and federation.holds_data:
             with context.budget.of_all():
                 try:
                     federation, problem, draws, left_out = joint_result(federation, problem, draws, context.seed)

@@ -21,7 +21,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.ops.entries import all_finite
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
-from pyro_fed.runtime.executors.local import Vectorised, owner
+from pyro_fed.runtime.executors.local import NUMBERS_AT_ONCE, Vectorised, owner
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.network import Network, Server, Traffic
 from pyro_fed.runtime.replies import gather
@@ -63,8 +63,9 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     sent = SentMessages(messages, whose, number, context.seed, data.num_rows, context.problem, context.graph)
     taken = _combined_messages(algorithm, context.combination, shared, phase.ledger, sent)
     shared, messages, figures = taken.shared, taken.messages, taken.figures
-    if (how_far := client_shifts(phase, context, shared, sent._replace(messages=messages))) is not None:
-        figures["moved"] = how_far
+    if _measures_shifts(phase, context):
+        shifts = algorithm.contributions().client_shift_sds(shared, phase.ledger, sent._replace(messages=messages))
+        figures |= {} if shifts is None else {"moved": shifts}
     for key, value in figures.items():
         found.info[key] = value[found.slots] if len(value) > len(at) else value
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
@@ -127,21 +128,9 @@ def _shares(rows: Tensor, combination: Combination | None) -> Tensor:
     return rows / rows.sum().clamp_min(1)
 
 
-def client_shifts(phase: Phase, context: Context, shared: State, sent: SentMessages) -> Tensor | None:
-    """The distance (C,) by which each client's message moves the answer; `shared` is the state before the messages.
-
-    None in phases other than the last, if the algorithm does not know it, and if single messages are hidden.
-    """
-    if not phase.last or context.hides_clients or context.executor.sums_alone:
-        return None
-    return phase.algorithm.contributions().client_shift_sds(shared, phase.ledger, sent)
-
-
-def client_shifts_of_rounds(phase: Phase, context: Context, before: list[State], sent: SentMessages) -> Tensor | None:
-    """The distances (R, C) by which messages of rounds done at once move the answer; None as for `client_shifts`."""
-    if not phase.last or context.hides_clients:
-        return None
-    return phase.algorithm.contributions().client_shift_sds_of_rounds(before, phase.ledger, sent)
+def _measures_shifts(phase: Phase, context: Context) -> bool:
+    """Whether the record gets the distance by which each client's message moves the answer."""
+    return phase.last and not context.hides_clients and not context.executor.sums_alone
 
 
 def _comparable(phase: Phase, context: Context, clients: int) -> bool:
@@ -161,20 +150,9 @@ def _numbers(messages: State) -> torch.Tensor:
 
 #: The most rounds that are done at once: Ctrl-C is heard between them.
 MOST_ROUNDS = 100
-#: The most numbers in the messages of these rounds.
-MOST_NUMBERS = 10_000_000
-
-
 #: A method for one round, and the method that does the same for several. A class that overrides the first without the
 #: second has its rounds done one at a time.
 SAME = {"combine": "combine_rounds", "download": "onward"}
-
-
-class Fused(NamedTuple):
-    """Rounds that were done at once: the record of each, and the server's state after it."""
-
-    rounds: list[Round]
-    states: list[State]
 
 
 def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) -> int:
@@ -192,13 +170,20 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
         return 1
     if overrides(algorithm, "prepare", "refine"):
         return 1
-    dim = max(1, context.problem.dim)
-    numbers, in_time = MOST_NUMBERS // (10 * dim), int(min(MOST_ROUNDS, budget.at_once(context.record)))
+    numbers = NUMBERS_AT_ONCE // (10 * max(1, context.problem.dim))
+    in_time = int(min(MOST_ROUNDS, budget.at_once(context.record)))
     return max(1, min(left, in_time, algorithm.rounds_ahead(phase.shared), numbers))
 
 
-def run_fused_rounds(phase: Phase, context: Context, data: ClientData, clients: list[list[int]]) -> Fused | None:
-    """Do several rounds at once; None, with nothing changed, if a reply is not finite or meets an objection."""
+def run_fused_rounds(
+    phase: Phase, context: Context, data: ClientData, clients: list[list[int]]
+) -> list[tuple[Round, State]] | None:
+    """Several rounds, each with the state after it; None, with nothing changed, if the loop has to do them one by one.
+
+    The numbers are those of the round loop, since clients, noise and states are functions of the round. What the loop
+    asks between two rounds is asked once, after all of them. If a reply is not finite or meets an objection, none
+    counts.
+    """
     algorithm, executor = cast_checked(phase.algorithm, Chains), cast_checked(context.executor, Vectorised)
     began = time.perf_counter()
     numbers = torch.from_numpy(np.array(clients))
@@ -219,8 +204,10 @@ def run_fused_rounds(phase: Phase, context: Context, data: ClientData, clients: 
     info = {name: figure_array(value) for name, value in made.figures.items()}
     known = (first.round, context.seed, data.num_rows, context.problem, context.graph)
     sent = SentMessages(messages, numbers, *known, noise)
-    if (how_far := client_shifts_of_rounds(phase, context, [phase.shared, *states[:-1]], sent)) is not None:
-        info["moved"] = figure_array(how_far)
+    if _measures_shifts(phase, context):
+        before = [phase.shared, *states[:-1]]
+        shifts = phase.algorithm.contributions().client_shift_sds_of_rounds(before, phase.ledger, sent)
+        info |= {} if shifts is None else {"moved": figure_array(shifts)}
     one = {name: value[0] for name, value in messages.items()}
     down, up = (encoded_size(spec_of_one(state)) for state in (received, one))
     name = type(algorithm).__name__
@@ -228,7 +215,7 @@ def run_fused_rounds(phase: Phase, context: Context, data: ClientData, clients: 
         Round(name, chosen, down, up, seconds, {key: value[i] for key, value in info.items()})
         for i, chosen in enumerate(clients)
     ]
-    return Fused(rounds, states)
+    return list(zip(rounds, states, strict=True))
 
 
 def _honest(phase: Phase, received: State, messages: State) -> bool:

@@ -26,8 +26,6 @@ from pyro_fed.runtime.run_errors import divergence
 if TYPE_CHECKING:
     from pyro_fed.runtime.context import Context
 
-#: The most numbers of messages that are checked in one operation.
-FINITE_AT_ONCE = 5_000_000
 #: How often a client is asked in a round that needs all clients.
 ATTEMPTS = 10
 #: A run without a quorum (`min_clients`) ends after so many requests in a row without a usable reply.
@@ -38,14 +36,14 @@ MAX_FRUITLESS_REQUESTS = 20
 class Gathered:
     """The usable part of a round."""
 
-    slots: Tensor
-    messages: State = field(default_factory=dict)
-    info: State = field(default_factory=dict)
+    slots: Tensor  # positions of the usable replies' clients among those that were asked (A,)
+    messages: State = field(default_factory=dict)  # (A, ...)
+    info: State = field(default_factory=dict)  # their figures (A, ...)
     failures: list[Failure] = field(default_factory=list)
-    gone: int = 0
-    unfit: Tensor = field(default_factory=lambda: torch.arange(0))
-    stood_for: Tensor = field(default_factory=lambda: torch.arange(0))
-    refused: bool = False
+    gone: int = 0  # how many of `failures` are clients that did not reply
+    unfit: Tensor = field(default_factory=lambda: torch.arange(0))  # positions of replies that are not finite
+    stood_for: Tensor = field(default_factory=lambda: torch.arange(0))  # positions of messages by the server itself
+    refused: bool = False  # whether all clients replied, but no reply could be used
 
     @property
     def is_own(self) -> Tensor:
@@ -71,34 +69,19 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
     whole = _join_attempts(parts)
     whole.failures, whole.refused = failures, all(part.refused for part in parts)
     whole.gone = sum(part.gone for part in parts)
-    need = _required_replies(algorithm, context, len(work.clients))
-    missing = unfit
+    number = len(work.clients)
+    need, missing = min(context.min_clients or 0, number), unfit
     if algorithm.needs_all:
-        everybody = torch.arange(len(work.clients))
-        missing = everybody[~torch.isin(everybody, whole.slots)]
-    if len(missing) and _outvotes_missing(context, whole):
+        everybody = torch.arange(number)
+        need, missing = number, everybody[~torch.isin(everybody, whole.slots)]
+    enough = len(whole.slots) >= max(MIN_COHORT, context.min_clients or 0)
+    if len(missing) and isinstance(context.combination, Bounded) and enough:
         absent = torch.tensor(work.clients)[missing]
         stands = algorithm.contributions().substitute_messages(before, kept, whole.messages, absent)
         if stands is not None:
             whole, need = _with_stand_ins(whole, missing, stands), 0 if algorithm.needs_all else need
     _check_quorum(algorithm, context, work, whole, before, need)
     return whole
-
-
-def _required_replies(algorithm: Algorithm, context: Context, asked: int) -> int:
-    """The number of usable replies that a round needs of `asked` clients."""
-    return asked if algorithm.needs_all else min(context.min_clients or 0, asked)
-
-
-def _may_lack_replies(context: Context, asked: int) -> bool:
-    """Whether a bounded run goes on after a round without a finite reply: the only client asked may be faulty."""
-    bounded = isinstance(context.combination, Bounded)
-    return bounded and _fruitless_requests(context) + asked < len(context.record.client_names)
-
-
-def _outvotes_missing(context: Context, found: Gathered) -> bool:
-    """Whether a bounded round has enough replies to go on without the missing ones."""
-    return isinstance(context.combination, Bounded) and len(found.slots) >= max(MIN_COHORT, context.min_clients or 0)
 
 
 def _with_stand_ins(found: Gathered, missing: Tensor, messages: State) -> Gathered:
@@ -141,9 +124,10 @@ def _usable_replies(algorithm: Algorithm, context: Context, work: Work, before: 
     slots, unfit = replied.nonzero().flatten(), torch.arange(0)
     if len(slots):
         finite, why = _finite_clients(reply.messages)
-        if not (
-            bool(finite.any()) or again or context.min_clients == 0 or _may_lack_replies(context, len(work.clients))
-        ):
+        # A bounded run goes on until all clients have been asked: the only one asked may be faulty.
+        others_left = _fruitless_requests(context) + len(work.clients) < len(context.record.client_names)
+        goes_on = again or context.min_clients == 0 or (isinstance(context.combination, Bounded) and others_left)
+        if not bool(finite.any()) and not goes_on:
             largest = max((float(x.abs().max()) for x in work.shared.values() if x.is_floating_point()), default=0.0)
             client = work.clients[int(slots[0])]
             what = (
@@ -224,11 +208,9 @@ def _finite_clients(messages: State) -> tuple[Tensor, dict[int, str]]:
 
 
 def each_finite(values: Tensor) -> Tensor:
-    """Whether all numbers of each client (C, ...) are finite (C,), computed client by client if they are many."""
+    """Whether all numbers of each client (C, ...) are finite (C,), computed client by client, as they may be many."""
     if all_finite(values):
         return torch.ones(len(values), dtype=torch.bool)
-    if values.numel() <= FINITE_AT_ONCE:
-        return torch.isfinite(values).reshape(len(values), -1).all(1)
     return torch.stack([torch.isfinite(own).all() for own in values])
 
 

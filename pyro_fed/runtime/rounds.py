@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,12 +16,10 @@ from pyro_fed.algorithm.record import Asked, Round
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
-from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import progress, resources, seeding
 from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.resources import tick
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.errors import CheckpointError, SettingError, TimeLimitError
 from pyro_fed.policy import Resolved, phases_of
 from pyro_fed.runtime.budget import BudgetEnded
@@ -58,8 +55,18 @@ def run_phases(
     check_combination(
         context.combination, chain, federation.num_clients, context.graph, int(federation.row_counts.sum())
     )
-    networks = _phase_networks(chain, context, given)
-    context.record.findings += _not_on_device(chain, context)
+    networks = [  # that of the last phase is checked first: an error then names the algorithm that the user chose
+        context.connect(
+            part, context.graph, given if part is algorithm else None, _num_clients(part, context), context.seed
+        )
+        for part in reversed(chain)
+    ][::-1]
+    device = context.problem.device
+    context.record.findings += [
+        sentences.computed_on_cpu(algorithm=type(part).__name__, device=str(device))
+        for part in chain
+        if device_of(part, context.problem) != device
+    ]
     first, start = _taken_over(chain, finished)
     told: Start | None = None  # `start`, as the server's record of the clients' sites has it
     for number, part in enumerate(chain):
@@ -69,20 +76,20 @@ def run_phases(
         length = rounds if last else part.default_rounds(context.federation.num_clients)
         resumed = saved if saved is not None and number == saved.phase else None
         if resumed is not None:
-            phase = _resumed_phase(part, context, length, given if last else None, resumed)
+            phase = _resumed_phase(part, context, length, resumed)
         else:
             settled = number > first and context.record.converged is True
             try:
                 with context.budget.of_preparation(f"the first round of {type(part).__name__}"):
-                    phase = _begin(part, number, context, length, given if last else None, start, told)
+                    phase = _begin(part, number, context, length, start, told)
             except TimeLimitError as error:
                 if start is not None:
                     error.algorithm, error.state = chain[number - 1], start.shared
                 raise
             phase.settled = settled
             start = told = None  # states that are not needed any more are freed: a large model's take much memory
-            _let_go(context)
-        phase.last = last
+            _give_back(context)
+        phase.last, phase.given = last, given if last else None
         phase.name = type(part).__name__ if last else f"{type(part).__name__}, for {type(algorithm).__name__}"
         kept = resumed.network if resumed is not None else {}
         networks[number].begin(number, len(context.record.rounds), part, phase.shared, phase.local, kept)
@@ -99,47 +106,25 @@ def run_phases(
             break
         if finished is not None and start is not None and not context.budget.ended:
             finished.append((part, start))
-    _let_go(context)
+    _give_back(context)
     return phase.shared
 
 
-def _phase_networks(chain: list[Algorithm], context: Context, given: Schedule | None) -> list[Network]:
-    """Each phase's network. The last phase is checked first: an error then names the algorithm that the user chose."""
-    networks = [
-        context.connect(
-            part, context.graph, given if part is chain[-1] else None, _num_clients(part, context), context.seed
-        )
-        for part in reversed(chain)
-    ]
-    return networks[::-1]
-
-
-def _not_on_device(chain: list[Algorithm], context: Context) -> list[Finding]:
-    """A note for each algorithm of the chain that was computed on a device other than the problem's."""
-    device = context.problem.device
-    return [
-        sentences.computed_on_cpu(algorithm=type(part).__name__, device=str(device))
-        for part in chain
-        if device_of(part, context.problem) != device
-    ]
-
-
-def _let_go(context: Context) -> None:
+def _give_back(context: Context) -> None:
     """Return free memory of a large model's tensors to the system: later tensors have other sizes."""
-    if context.problem.dim > LARGE_DIM:
+    if context.problem.traits.many_parameters:
         resources.give_back()
 
 
 def _check_rounds(saved: Saved, chain: list[Algorithm], context: Context, rounds: int) -> None:
     """Refuse a saved state of a phase that this run does not have, or of more rounds than it is to have."""
+    folder = context.checkpoint.folder if context.checkpoint is not None else ""
     if saved.phase >= len(chain):
-        folder = context.checkpoint.folder if context.checkpoint is not None else ""
         raise CheckpointError(
             f"the state in {folder} is of phase {saved.phase}, counted from 0, and this run has {len(chain)}: it was "
             "changed after it was written; run again with another folder"
         )
     if saved.phase == len(chain) - 1 and saved.done > rounds:
-        folder = context.checkpoint.folder if context.checkpoint is not None else ""
         raise CheckpointError(
             f"the state in {folder} has had {saved.done} rounds of {type(chain[-1]).__name__}, and this run's number "
             f"of rounds is {rounds}: give it {saved.done} or more to go on, or choose another folder"
@@ -149,8 +134,8 @@ def _check_rounds(saved: Saved, chain: list[Algorithm], context: Context, rounds
 def _keep_sites(phase: Phase, context: Context) -> None:
     """Put the clients' sites into the record: the run's own algorithm's, or else the first phase's with sites."""
     record, algorithm = context.record, phase.algorithm
-    if algorithm.pooled or _of_pooled(phase, context):
-        return
+    if algorithm.pooled or any(len(value) != context.federation.num_clients for value in phase.ledger.values()):
+        return  # a single site of all rows together, which belongs to no client
     if not phase.ledger and phase.last and context.executor.states_are_here:
         phase.ledger = algorithm.contributions().ledger_at_start(phase.shared, context.executor.collect())
     if phase.ledger and context.combination is None and (phase.last or not record.sites):
@@ -158,11 +143,6 @@ def _keep_sites(phase: Phase, context: Context) -> None:
         if isinstance(algorithm, OnGraph):  # all agents' beliefs, which have come together
             q = {name: value.mean(0) for name, value in q.items()}
         record.sites, record.sites_of = {**phase.ledger, **q}, type(algorithm).__name__
-
-
-def _of_pooled(phase: Phase, context: Context) -> bool:
-    """Whether the phase's states are those of all rows together."""
-    return any(len(value) != context.federation.num_clients for value in phase.ledger.values())
 
 
 def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int, Start | None]:
@@ -175,13 +155,7 @@ def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int,
 
 
 def _begin(
-    algorithm: Algorithm,
-    number: int,
-    context: Context,
-    rounds: int,
-    given: Schedule | None,
-    start: Start | None,
-    told: Start | None,
+    algorithm: Algorithm, number: int, context: Context, rounds: int, start: Start | None, told: Start | None
 ) -> Phase:
     """A phase before its first round; `told` is `start` as the server's account of sites has it."""
     record = context.record
@@ -196,10 +170,10 @@ def _begin(
     ledger = _ledger(algorithm, context, shared, local) if rounds else {}
     if ledger and start is not None and told is not None and not _sites_agree(start.local, told.local):
         ledger = _ledger(algorithm, context, *first_states(told))
-    return Phase(algorithm, number, rounds, given, shared, local, ledger=ledger)
+    return Phase(algorithm, number, rounds, shared, local, ledger=ledger)
 
 
-def _resumed_phase(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None, saved: Saved) -> Phase:
+def _resumed_phase(algorithm: Algorithm, context: Context, rounds: int, saved: Saved) -> Phase:
     """The phase that was saved, to be continued; the record is restored."""
     clients = _num_clients(algorithm, context)
     odd = next((name for name, value in saved.local.items() if value.shape[:1] != (clients,)), None)
@@ -208,7 +182,7 @@ def _resumed_phase(algorithm: Algorithm, context: Context, rounds: int, given: S
             f"the saved state's '{odd}' has shape {tuple(saved.local[odd].shape)}, expected an entry for each of "
             f"{clients} clients: it was changed after it was written; run again with another folder"
         )
-    phase = Phase(algorithm, saved.phase, rounds, given, saved.shared, saved.local, saved.done)
+    phase = Phase(algorithm, saved.phase, rounds, saved.shared, saved.local, saved.done)
     phase.ledger = _ledger(algorithm, context, saved.shared, saved.local)
     context.record.restore(saved.record)
     if context.hides_clients and phase.done < phase.rounds:
@@ -234,10 +208,6 @@ def _ledger(algorithm: Algorithm, context: Context, shared: State, local: State)
     return algorithm.contributions().ledger_at_start(shared, local, bounded=bounded)
 
 
-def _data(algorithm: Algorithm, context: Context) -> ClientData:
-    return context.federation.pooled_data() if algorithm.pooled else context.federation.client_data()
-
-
 def _num_clients(algorithm: Algorithm, context: Context) -> int:
     return 1 if algorithm.pooled else context.federation.num_clients
 
@@ -245,7 +215,7 @@ def _num_clients(algorithm: Algorithm, context: Context) -> int:
 def _loop(phase: Phase, context: Context, network: Network) -> None:
     """Run rounds until the algorithm converges, its rounds or its budget are over, or the user interrupts."""
     algorithm, record = phase.algorithm, context.record
-    data = _data(algorithm, context)
+    data = context.federation.pooled_data() if algorithm.pooled else context.federation.client_data()
     # How many rounds are ahead decides what is worth compiling.
     ahead = replace(context.problem.compiler, rounds=phase.rounds, seconds=context.budget.seconds_left())
     context.problem = replace(context.problem, compiler=ahead)
@@ -318,7 +288,7 @@ def _fused_rounds(phase: Phase, context: Context, network: Network, data: Client
         found = run_fused_rounds(phase, context, data, clients)
     if found is None:
         return False
-    for one, after in zip(found.rounds, found.states, strict=True):
+    for one, after in found:
         record.rounds.append(one)
         record.figures.append(_figures(phase, context, network, after))
         phase.shared, phase.done = after, phase.done + 1
@@ -349,7 +319,7 @@ def _figures(phase: Phase, context: Context, network: Network, after: State) -> 
 def _state_of(phase: Phase, context: Context, network: Network) -> bool | None:
     """Whether the algorithm has converged; None while that is open, or if it has no criterion."""
     record = context.record
-    if context.hides_clients and phase.done < phase.rounds:
+    if context.hides_clients and phase.done < phase.rounds:  # stopping by figures would reveal more about the rows
         return None
     figures = record.figures
     measured = figures if all(figures) else [one for one in figures if one]
@@ -371,21 +341,14 @@ def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Aske
     algorithm, num_clients = phase.algorithm, _num_clients(phase.algorithm, context)
     schedule = phase.schedule
     drawn = index // schedule.period(num_clients)
-    if not isinstance(algorithm, Chains) or isinstance(schedule, Informed):
-        rng = seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn)
-        if isinstance(schedule, Informed):
-            return _ask(phase, context, schedule, rng)
-        return schedule.chosen(index, num_clients, rng), None
-    return _slots(phase, context, drawn, algorithm.num_slots)(index), None
-
-
-def _slots(phase: Phase, context: Context, drawn: int, slots: int) -> Callable[[int], list[int]]:
-    """The schedule's answers for all slots, by round; drawn when a period of the schedule begins."""
-    if phase.slots is None or phase.drawn != drawn:
-        num_clients = _num_clients(phase.algorithm, context)
-        generator = partial(seeding.numpy_generator, context.seed, seeding.SCHEDULE, drawn)
-        phase.drawn, phase.slots = drawn, phase.schedule.of_slots(num_clients, slots, generator)
-    return phase.slots
+    generator = partial(seeding.numpy_generator, context.seed, seeding.SCHEDULE, drawn)
+    if isinstance(schedule, Informed):
+        return _ask(phase, context, schedule, generator())
+    if not isinstance(algorithm, Chains):
+        return schedule.chosen(index, num_clients, generator()), None
+    if phase.slots is None or phase.drawn != drawn:  # a period of the schedule begins
+        phase.drawn, phase.slots = drawn, schedule.of_slots(num_clients, algorithm.num_slots, generator)
+    return phase.slots(index), None
 
 
 def _ask(

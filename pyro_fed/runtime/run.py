@@ -34,6 +34,7 @@ from pyro_fed.graph import Graph
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.policy import Resolved, Setup, resolve_for_run, stages_of
 from pyro_fed.policy.explanation import as_json
+from pyro_fed.policy.results import integrates_latents
 from pyro_fed.policy.run_settings import affordable_draws, threads_of
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.budget import Budget
@@ -261,7 +262,7 @@ def _is_joint(algorithm: Algorithm) -> bool:
 
 def _as_one(federation: Federation) -> Federation:
     """The federation with latents inside its plate among the model's parameters; itself if there are none."""
-    if not federation.problem.local_dim:
+    if not integrates_latents(federation.problem.traits):
         return federation
     return federation.joint.noncentred if isinstance(federation.problem, NonCentred) else federation.joint
 

@@ -22,6 +22,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.size import clients_at_once
 from pyro_fed.errors import SettingError
+from pyro_fed.policy.results import uncompiled_level
 from pyro_fed.runtime.executors.base import Executor, Reply, Work, in_full_precision
 from pyro_fed.runtime.messages import Spec, spec_of, spec_of_one
 
@@ -41,8 +42,8 @@ class FusedCall(NamedTuple):
     drawn: State
 
 
-#: Rounds are not done in one call if the clients' states and rows are more numbers than this.
-MOST_TOGETHER = 10_000_000
+#: The most numbers in the messages, states and rows of rounds that are done at once.
+NUMBERS_AT_ONCE = 10_000_000
 #: Gives what a round's clients receive: from what the clients of the round before received and sent, and the round's
 #: clients' numbers.
 Onward = Callable[[State, State, Tensor], State]
@@ -159,7 +160,7 @@ class Vectorised(Local):
         widths = [value[0].numel() for value in (*self.local.values(), *pytree.tree_leaves(data.rows)) if len(value)]
         numbers = len(asked) * sum(widths[: len(self.local)])
         numbers += data.row_index.numel() * sum(widths[len(self.local) :])
-        if self.width != count or self.room < count or numbers > MOST_TOGETHER:
+        if self.width != count or self.room < count or numbers > NUMBERS_AT_ONCE:
             return None
         local = select(self.local, asked)
         given = (contiguous(first.shared), local, noise, clients, place.reshape(-1, count))
@@ -273,7 +274,7 @@ def expected_reply(
     if (like := algorithm.reply_like(work.shared)) is not None:
         return spec_of(like), {}, {}
     row = ClientData(data.rows, data.row_index[:1, :1], torch.ones_like(data.num_rows[:1]))
-    eager = replace(problem, compiler=Compiler("loop" if problem.looped else "off"))
+    eager = replace(problem, compiler=Compiler(uncompiled_level(problem.traits)))
     executor = Sequential()
     executor.start(algorithm, eager, row, _first_client(local))
     reply = executor.execute(Work(work.round, work.seed, [0], _first_client(work.shared)))
