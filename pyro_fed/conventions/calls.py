@@ -1,12 +1,12 @@
-"""The one place where calls of the public face are checked: names of arguments, and the kinds of their values.
+"""Checks of calls of the public face: names of arguments, and the kinds of their values by type hints.
 
     @checked                                   a public function or method
     @checked_but("results")                    the same, except for arguments that it checks by itself
     class Schedule(ABC, metaclass=Checked)     classes of settings, and their subclasses
 
-Python's own answer to an unknown argument, or to a text in place of a number, is a traceback from somewhere within.
-Here it is one sentence, a `SettingError`, before any work: which argument, what it must be, what it is, and for an
-unknown name the nearest known one. Ranges are checked where they are known (`setting_checks`).
+An unknown argument, or a text in place of a number, is one sentence, a `SettingError`, before any work. Ranges are
+checked where they are known (`setting_checks`). A hint that cannot be read, or whose class is not loaded, accepts
+everything.
 """
 
 from __future__ import annotations

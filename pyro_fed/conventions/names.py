@@ -1,4 +1,4 @@
-"""The names that clients may have, in tables, figures and messages; and how many clients there may be."""
+"""The names that clients may have, the form of other names, and suggestions for misspelt ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Settings within settings: one frozen dataclass for settings that belong together, one class for each kind.
+"""Settings as text, and settings within settings: one frozen dataclass for each kind, by an instance or its name.
 
     pf.FedEP(client=pf.infer.tilted.MCMC(steps=500))      an instance, with settings of its own
-    pf.FedEP(client="mcmc")                         its name: the defaults
+    pf.FedEP(client="mcmc")                               its name: the defaults
 
 Names are those of the classes in snake case; no list of them is kept.
 """

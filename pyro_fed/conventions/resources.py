@@ -1,8 +1,10 @@
-"""A limit of time on a piece of work, which ends at a safe place.
+"""Limits of time on a piece of work, which ends at a safe place, and memory that stays with the process.
 
-A signal or an exception from another thread would end it anywhere: between the two halves of a context manager of
-Pyro or torch, say, which the rest of the process goes on with. Work therefore asks: `tick` stands before each
-compiled step, each run of the model and each client, where an error of the model would be as welcome.
+A signal or an exception from another thread would end work anywhere, such as between the two halves of a context
+manager. Work therefore asks: `tick` stands before each compiled step, each run of the model and each client.
+
+glibc gives freed memory back to the system, so that for tensors of megabytes, made and freed in every operation, all
+pages are requested and cleared again and again: half of the time of a hierarchical model was the kernel's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The package's version, from its metadata: set once, in `pyproject.toml`."""
+"""The package's version, from its metadata, and names that `pyro_fed` itself gives until a later one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Values from TOML or the command line, checked against a setting's type hint.
+"""What a recipe's or the command line's text stands for: values by type hints, schedules and graphs by their names.
 
-Only what a recipe can say is handled: numbers, strings, booleans, choices, optional values, and tuples and
-lists of these. TOML has no null: the string ``"none"`` means ``None`` where the setting allows ``None``.
+TOML has no null: the string ``"none"`` means ``None`` where the setting allows ``None``.
 """
 
 from __future__ import annotations

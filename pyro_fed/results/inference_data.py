@@ -1,10 +1,6 @@
-"""The type of a result, which `run` and `predict` return, and which functions of `analysis` take.
+"""The type of a result: `arviz.InferenceData`, or on ArviZ 1.x the `xarray.DataTree` that replaces it.
 
-    ArviZ 0.23      arviz.InferenceData
-    ArviZ 1.x       xarray.DataTree, which replaces it
-
-`pyro_fed.ops.arviz_versions` hides the differences. Type checkers see ArviZ's own class, or `Any` if the installed
-ArviZ has none.
+Type checkers see ArviZ's own class, or `Any` if the installed ArviZ has none.
 """
 
 from __future__ import annotations

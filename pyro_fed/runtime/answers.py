@@ -35,10 +35,10 @@ class Answer:
     shared: State
     draws: Tensor
     findings: list[Finding]
-    figures: list[dict[str, float]]
-    until: int
+    figures: list[dict[str, float]]  # of its rounds
+    until: int  # the number of the round after the last of these
     converged: bool | None
-    measured: dict[str, np.ndarray]
+    measured: dict[str, np.ndarray]  # by the audit, as `Evidence.moment_figures`
     sites: State = field(default_factory=dict)
     sites_of: str = ""
     stands_apart: str = ""

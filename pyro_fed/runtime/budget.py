@@ -1,4 +1,4 @@
-"""The limits of a run: rounds, bytes and seconds, over all of its phases and stages."""
+"""What ends a run before its time: limits of rounds, bytes and seconds, over all phases and stages, and Ctrl-C."""
 
 from __future__ import annotations
 

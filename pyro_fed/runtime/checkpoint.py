@@ -1,8 +1,12 @@
-"""The state of a run on disk, after every round: one safetensors file, written whole or not at all.
+"""The state of a run on disk, after every round: one safetensors file, written whole or not at all, in a locked folder.
 
 A file holds tensors and text, and no code: reading it executes nothing. Its header is checked like a message's
-(`messages.header`), and a hash shows whether the rest is what was written. Its text has the run's fingerprint (model,
-data, settings, seed, versions); a checkpoint of another run is refused.
+(`safetensors_header`), and a hash shows whether the rest is what was written. Its text has the run's fingerprint
+(model, data, settings, seed, versions); a checkpoint of another run is refused.
+
+A run may start from the states of another one: where every client keeps a site, q ∝ t_0 Π_k t_k, a client is removed by
+leaving out its site, and running until the others' have settled again: `pf.run(pf.FedEP(), fed.without("3"),
+start="before")`. What others have received of its messages cannot be taken back.
 """
 
 from __future__ import annotations

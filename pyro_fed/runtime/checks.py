@@ -2,6 +2,10 @@
 
 A check is a function from the result (`CheckInputs`) to findings. It may look at the findings of the checks before
 it, by topic. A new check is a function and an entry in a table.
+
+Where the rows are elsewhere, the server sends S draws, and each client answers with log p_k(z_s), summed over its rows.
+The log density of the draws follows, and importance weights where the approximation's density is known. Chains would
+need the gradients of all rows at hundreds of points, each of which depends on the one before.
 """
 
 from __future__ import annotations

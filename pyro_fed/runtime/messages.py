@@ -32,11 +32,16 @@ from pyro_fed.conventions.names import MAX_CLIENT_ID, check_client_id
 from pyro_fed.errors import ProtocolError
 from pyro_fed.runtime.safetensors_header import DTYPES, MAX_HEADER, PREFIX, Entry, read_header
 
+__all__ = [
+    *("Header", "Mailbox", "Message", "Spec", "answer", "decode", "decode_header", "encode", "encoded_size", "spec_of"),
+    *("spec_of_one", "token"),
+]
+
 #: The format and its version.
 FORMAT = "pyro_fed-1"
 #: Kinds of messages, and the width to which their names are filled up.
 KINDS = ("work", "reply", "ask", "report")
-KIND_WIDTH = 6
+KIND_WIDTH = max(map(len, KINDS))
 #: The JSON header of a message is a multiple of so many bytes.
 ALIGNMENT = 8
 #: Bytes that a header may have more than expected, of another writer's spaces.

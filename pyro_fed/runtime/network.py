@@ -37,6 +37,13 @@ from pyro_fed.runtime.messages import encoded_size, spec_of_one
 LARGEST = torch.finfo(torch.float32).max
 
 
+#   m_i = float32(x_i - x̂_i),    x̂_i ← x̂_i + m_i,    x_i ← x_i + Σ_j W_ij (x̂_j - x̂_i)
+#
+# A round's first message is an agent's whole public belief b_i in double precision; later ones have in single precision
+# those entries for which it suffices (`OnGraph.coarse`), as differences. Agents mix the values x̂ that were sent: so,
+# whatever rounding did, i receives what j gives away (v_i W_ij = v_j W_ji), Σ_i v_i x_i is preserved, and what rounding
+# left out is part of the next message. A precision matrix that is narrow in one direction and wide in another would
+# lose the wide one in single precision.
 class NeighbourValues:
     """The values x̂ of some agents, as neighbours know them; changes of `coarse` entries are in single precision."""
 

@@ -1,4 +1,4 @@
-"""One round: the clients' work, the messages that are used, the new state of the server, and what clients keep."""
+"""One round, or several at once where the server decides nothing between them: work, messages, the new state."""
 
 from __future__ import annotations
 

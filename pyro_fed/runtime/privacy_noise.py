@@ -2,13 +2,12 @@
 
 The server has added noise of a known distribution to its last state, and draws of that state do not show it. So noise
 is drawn anew, many times, and added by the algorithm itself, as in one more round in which no client sends anything
-new. The resulting states scatter around the last state as this one scatters around the state without noise. Draws from
-all of them have both spreads. Only the released state is used, so that this costs no privacy, and this noise is no
-secret: it follows from the run's seed.
+new. These states scatter around the last one as this one scatters around the state without noise: draws from all of
+them have both spreads. Only the released state is used, so that this costs no privacy.
 
-An algorithm may know how much of T rounds' noise is left in its state (`Contributions.noise_left`), from the share of
-each round's messages that it applied. If it does not, the variances of all rounds are added up. That is an upper bound:
-where clients start from what they received, as in FedAvg, their messages undo a part of the noise.
+An algorithm may know how much of T rounds' noise is left in its state (`Contributions.noise_left`). If it does not, the
+variances of all rounds are added up: an upper bound, as messages undo a part of the noise where clients start from what
+they received.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""run(): an algorithm on a federation, from settings to InferenceData."""
+"""run(): an algorithm on a federation, from settings to InferenceData; and the checks of its arguments."""
 
 from __future__ import annotations
 

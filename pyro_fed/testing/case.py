@@ -1,4 +1,4 @@
-"""One algorithm under test: its short runs, each made once and shared by the checks."""
+"""One algorithm under test: its short runs, shared by the checks, and records of its methods' calls in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of whole runs: one answer whatever the executor, the compiler, an interruption or `evaluate`."""
+"""Checks of whole runs: one answer whatever the executor, the compiler or an interruption, and the right one."""
 
 from __future__ import annotations
 

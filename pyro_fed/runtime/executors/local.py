@@ -1,4 +1,4 @@
-"""Executors within this process."""
+"""Executors within this process, and the forms of messages, which a step on one row tells."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Executors whose clients are at workers in other processes, several at each, and keep their states there.
+"""Clients at workers in other processes, several at each: what the server asks, and how a worker (`Host`) answers.
 
-The server knows the states at the beginning of a phase, since the algorithm makes them. It asks for them at the end of
-a phase from which another one starts, and at checkpoints. In between it only sees messages.
+The server knows the clients' states at the beginning of a phase, since the algorithm makes them. It asks for them at
+the end of a phase from which another one starts, and at checkpoints. A request may be lost, and so may its answer. So
+the server adds what the worker must know, the beginning of a phase and the verdict on its last messages, to every
+request until one has been answered. The worker applies each of them once.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ class Verdict:
 class Request:
     """One request to a worker: for a round's work, for an answer to a question (`indicator`), or for all states."""
 
-    phase: WorkerPhase | None
-    verdict: Verdict | None
+    phase: WorkerPhase | None  # until the worker has answered a request in it
+    verdict: Verdict | None  # the last one, until the worker has answered a request after it
     work: Work | None = None
     indicator: str | None = None
 
