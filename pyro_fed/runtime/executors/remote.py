@@ -91,16 +91,18 @@ class Share:
 
     arguments: Arguments
     plate: str
-    whole: Mapping[str, int]
-    num_rows: int
+    whole: Mapping[str, int]  # sizes of the split plates with all clients' rows
+    num_rows: int  # of all clients of the run
     dtype: torch.dtype
     quadrature: Quadrature
-    form: type[Problem]
-    constants: dict[str, Tensor]
-    data: ClientData
+    form: type[Problem]  # the model unchanged, with the rows' own latents in the flat vector, or non-centred
+    constants: dict[str, Tensor]  # values of `pyro.param` statements
+    data: (
+        ClientData  # the clients' rows (k, n); with tensors only for a model that indexes its own data, by row numbers
+    )
     clients: list[int]
-    numbers: Tensor | None
-    compiler: tuple[str, bool, int, float | None]
+    numbers: Tensor | None  # the rows' numbers among those of the run (m,); None if `data` holds the rows' tensors
+    compiler: tuple[str, bool, int, float | None]  # level, auto, rounds and seconds
     device: torch.device
 
     def build(self, model: Callable[..., Any]) -> tuple[Problem, ClientData]:
