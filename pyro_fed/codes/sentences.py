@@ -494,8 +494,7 @@ def too_few_particles(particles: int, needed: int) -> str:
 
 @doubt(Topic.MOMENTS)
 def sds_not_finite(
-    sites: Sequence[str],
-    cures: Cures = ("Divide the data by their scale before the model, or narrow the priors",),
+    sites: Sequence[str], cures: Cures = ("Divide the data by their scale before the model, or narrow the priors",)
 ) -> str:
     named = listed(map(repr, sites))
     return f"the SD of {named} is no finite number: draws lie beyond the range of its numbers. {cures[0]}"
@@ -901,12 +900,7 @@ def clients_stand_apart(clients: Sequence[str], said: str) -> str:
 
 @note(Topic.CLIENTS)
 def clients_failed(
-    failures: int,
-    clients: Sequence[str],
-    times: Sequence[int],
-    last: Sequence[int],
-    reasons: Sequence[str],
-    more: int,
+    failures: int, clients: Sequence[str], times: Sequence[int], last: Sequence[int], reasons: Sequence[str], more: int
 ) -> str:
     parts = [
         f"client {client} {count} times, the last in round {number}: {reason}"

@@ -29,14 +29,7 @@ def build_federation(
     rows = getattr(module, "ROWS", None)
     count = DEFAULT_CLIENTS if clients is None and not isinstance(how, partition.ByGroup) else clients
     fed = Federation(
-        module.model,
-        train,
-        plate=module.PLATE,
-        rows=rows,
-        num_clients=count,
-        partition=how,
-        seed=seed,
-        device=device,
+        module.model, train, plate=module.PLATE, rows=rows, num_clients=count, partition=how, seed=seed, device=device
     )
     if test is not None:
         _check_test(fed, test, f"model file {module.__file__}")

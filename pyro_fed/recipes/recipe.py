@@ -58,19 +58,8 @@ from pyro_fed.recipes.values import (
 #: The module that a recipe's text may have imported; all others are looked up among those that are there already.
 ALGORITHMS = f"{OURS}.infer"
 #: What a recipe may hold, and the arguments of `run` among it, with their types.
-_TOP_LEVEL: Mapping[str, Any] = {
-    "algorithm": str,
-    "description": str,
-    "settings": dict,
-    "run": dict,
-    "source": dict,
-}
-_RUN: Mapping[str, Any] = {
-    "num_rounds": int,
-    "num_draws": int,
-    "schedule": str | dict,
-    "graph": str | dict,
-}
+_TOP_LEVEL: Mapping[str, Any] = {"algorithm": str, "description": str, "settings": dict, "run": dict, "source": dict}
+_RUN: Mapping[str, Any] = {"num_rounds": int, "num_draws": int, "schedule": str | dict, "graph": str | dict}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -246,11 +246,7 @@ def joint_result(
 
 
 def posterior_group(
-    federation: Federation,
-    problem: Problem,
-    draws: Tensor,
-    seed: int | None,
-    rows: tuple[Tensor, ...] | None = None,
+    federation: Federation, problem: Problem, draws: Tensor, seed: int | None, rows: tuple[Tensor, ...] | None = None
 ) -> xr.Dataset:
     """Constrained draws of (chain, draw, D) under the model's names; without `seed` no discrete latents."""
     flat = draws.reshape(-1, draws.shape[-1])

@@ -170,6 +170,7 @@ def small_cohort(judged: CheckInputs) -> list[Finding]:
 def absent_clients(judged: CheckInputs) -> list[Finding]:
     """Clients with rows that worked in no round, though the run has settled, had enough rounds, or they have failed."""
     context, record = judged.context, judged.record
+    # Agents use their own rows, clients of an earlier run have sites, and a run that was cut short has its own doubt.
     pooled = judged.algorithm.pooled or context.graph is not None or context.start is not None
     if pooled or record.interrupted or record.stopped:
         return []
@@ -188,10 +189,56 @@ def no_cohort(judged: CheckInputs) -> list[Finding]:
     return judged.record.clients_are_no_cohort()
 
 
-def standing_apart(judged: CheckInputs) -> list[Finding]:
-    """Clients that move the answer more than others do; a client that has not worked has no site to compare with."""
-    absent = any(one.code == sentences.clients_took_no_part.code for one in judged.record.findings)
-    return [] if not judged.audit or absent else outlying_client_findings(judged)
+def outlying_clients(judged: CheckInputs) -> list[Finding]:
+    """Clients that move the answer more than others do; the record gets a sentence on all of them."""
+    record, context, problem = judged.record, judged.context, judged.problem
+    absent = any(one.code == sentences.clients_took_no_part.code for one in record.findings)
+    if not judged.audit or absent:  # a client that has not worked has no site to compare with
+        return []
+    labels = [problem.name_of(number) for number in range(problem.dim)]
+    sites = record.sites or _sites_at_draws(judged)
+    every = who_stands_apart(sites, record.client_names, labels)
+    odd = who_stands_apart(sites, record.client_names, labels, context.federation.row_counts) if every.text else every
+    for name, clause in _opposites(judged, sites).items():
+        odd, every = (one.with_client(name, clause) for one in (odd, every))
+    record.stands_apart = every.text
+    found = record.messages_stand_apart()
+    own = record.sites_of == type(judged.algorithm).__name__
+    if context.combination is None and ((record.restless() and not every.text) or not own):
+        found += record.clients_move_the_answer()
+    if context.federation.holds_data and by_the_outcome(context.federation, problem):
+        odd = StandingApart()  # whoever dealt out the rows by their outcome knows that clients differ
+    return [*found, *([sentences.clients_stand_apart(clients=list(odd.clauses), said=odd.text)] if odd.text else [])]
+
+
+def _opposites(judged: CheckInputs, sites: State) -> dict[str, str]:
+    """Clients whose rows contradict the others', by name, with a clause on each."""
+    context, problem = judged.context, judged.problem
+    tempered = getattr(judged.algorithm, "temperature", 1.0) != 1  # sites are then not those of the likelihoods
+    whole = sites and context.federation.holds_data and context.combination is None and not tempered
+    if not whole or not compares_clients(problem):
+        return {}
+
+    def log_lik(client: int, points: Tensor) -> Tensor:
+        return log_likelihoods_of(context.federation, client, points.to(problem.dtype))
+
+    generator = seeding.torch_generator(context.seed, seeding.AUDIT, 8)
+    found = mirrored_clients(gaussian(sites, "q_"), gaussian(sites), context.federation.row_counts, log_lik, generator)
+    names = {k: context.record.client_names[k] for k in found}
+    return {
+        names[k]: f"the rows of client {names[k]} are e^{ratio:.1f} times as likely under the opposite of what the "
+        "others say"
+        for k, ratio in found.items()
+    }
+
+
+def _sites_at_draws(judged: CheckInputs) -> State:
+    """The clients' sites at the draws, for algorithms that keep none; empty if they cannot be computed."""
+    context, federation, problem = judged.context, judged.context.federation, judged.problem
+    several = not judged.algorithm.pooled and federation.num_clients >= FEWEST_CLIENTS
+    if not several or not federation.holds_data or context.combination is not None or not compares_clients(problem):
+        return {}
+    return answer_and_sites(federation, judged.draws.flatten(0, 1))
 
 
 def network_inputs(judged: CheckInputs) -> list[Finding]:
@@ -204,10 +251,30 @@ def network_inputs(judged: CheckInputs) -> list[Finding]:
     )
 
 
+def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
+    """Doubts from the clients' log-likelihoods at the draws, or a note that says why they cannot be asked."""
+    record, problem, flat = evidence.record, evidence.problem, evidence.draws.flatten(0, 1)
+    if problem.traits.many_parameters:
+        return [sentences.not_audited_by_sums(why=f"importance weights of {problem.dim:,} parameters say nothing")]
+    points = flat[evenly(len(flat), MOST_DRAWS)]
+    try:
+        everyone = list(range(evidence.federation.num_clients))
+        work = Work(len(record.rounds), evidence.seed, everyone, {"draws": points.expand(len(everyone), *points.shape)})
+        log_lik = executor.ask(LOG_LIK, work)[LOG_LIK].double().sum(0)
+    except StoppedError as error:
+        return [sentences.not_audited_by_sums(why=str(error))]
+    if not bool(log_lik.isfinite().all()):
+        return [sentences.not_audited_by_sums(why="a client's log-likelihood is not a number at one of the draws")]
+    log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(points, 1)])
+    if len(points) == len(flat):
+        record.by_sums = BySums({"lp": (log_prior + log_lik).reshape(evidence.draws.shape[:2])})
+    return judged_by_weights(evidence, points, log_prior + log_lik / evidence.temperature)
+
+
 def densities(judged: CheckInputs) -> list[Finding]:
     """Doubts from the model's densities at the draws; if rows are elsewhere, from sums over rows."""
     record = judged.record
-    if not judged.audit or judged.context.combination is not None:
+    if not judged.audit or judged.context.combination is not None:  # it is not meant to be the posterior of all rows
         return []
     if not judged.context.federation.holds_data:
         return judge_by_sums(judged.evidence, judged.context.executor)
@@ -231,7 +298,7 @@ CHECKS: tuple[Check, ...] = (
     small_cohort,
     absent_clients,
     no_cohort,
-    standing_apart,
+    outlying_clients,
     network_inputs,
     densities,
 )
@@ -295,79 +362,3 @@ def _audited_and_right(judged: CheckInputs) -> bool:
 
 #: What is found about an answer that is to be returned: how it was asked for, and how near to the limits it is.
 LAST_CHECKS: tuple[Check, ...] = (evidence, settings, sds_at_limit, long_tails, near_limits)
-
-
-def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
-    """Doubts from the clients' log-likelihoods at the draws, or a note that says why they cannot be asked."""
-    record, problem, flat = evidence.record, evidence.problem, evidence.draws.flatten(0, 1)
-    if problem.traits.many_parameters:
-        return [sentences.not_audited_by_sums(why=f"importance weights of {problem.dim:,} parameters say nothing")]
-    points = flat[evenly(len(flat), MOST_DRAWS)]
-    try:
-        log_lik = _pooled_log_lik(executor, points, evidence)
-    except StoppedError as error:
-        return [sentences.not_audited_by_sums(why=str(error))]
-    if not bool(log_lik.isfinite().all()):
-        return [sentences.not_audited_by_sums(why="a client's log-likelihood is not a number at one of the draws")]
-    log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(points, 1)])
-    if len(points) == len(flat):
-        record.by_sums = BySums({"lp": (log_prior + log_lik).reshape(evidence.draws.shape[:2])})
-    return judged_by_weights(evidence, points, log_prior + log_lik / evidence.temperature)
-
-
-def _pooled_log_lik(executor: Executor, points: Tensor, evidence: Evidence) -> Tensor:
-    """Σ_k log p_k at points (S, D): (S,), float64."""
-    clients = list(range(evidence.federation.num_clients))
-    draws = points.expand(len(clients), *points.shape)
-    received: State = {"draws": draws}
-    work = Work(len(evidence.record.rounds), evidence.seed, clients, received)
-    return executor.ask(LOG_LIK, work)[LOG_LIK].double().sum(0)
-
-
-def outlying_client_findings(judged: CheckInputs) -> list[Finding]:
-    """Clients that stand apart, as notes: the user decides what it means. The record gets a sentence on all of them."""
-    record, context, problem = judged.record, judged.context, judged.problem
-    labels = [problem.name_of(number) for number in range(problem.dim)]
-    sites = record.sites or _asked_of_clients(judged)
-    every = who_stands_apart(sites, record.client_names, labels)
-    odd = who_stands_apart(sites, record.client_names, labels, context.federation.row_counts) if every.text else every
-    for name, clause in _opposites(judged, sites).items():
-        odd, every = (one.with_client(name, clause) for one in (odd, every))
-    record.stands_apart = every.text
-    found = record.messages_stand_apart()
-    own = record.sites_of == type(judged.algorithm).__name__
-    if context.combination is None and ((record.restless() and not every.text) or not own):
-        found += record.clients_move_the_answer()
-    if context.federation.holds_data and by_the_outcome(context.federation, problem):
-        odd = StandingApart()  # whoever dealt out the rows by their outcome knows that clients differ
-    return [*found, *([sentences.clients_stand_apart(clients=list(odd.clauses), said=odd.text)] if odd.text else [])]
-
-
-def _opposites(judged: CheckInputs, sites: State) -> dict[str, str]:
-    """Clients whose rows contradict the others', by name, with a clause on each."""
-    context, problem = judged.context, judged.problem
-    tempered = getattr(judged.algorithm, "temperature", 1.0) != 1  # sites are then not those of the likelihoods
-    whole = sites and context.federation.holds_data and context.combination is None and not tempered
-    if not whole or not compares_clients(problem):
-        return {}
-
-    def log_lik(client: int, points: Tensor) -> Tensor:
-        return log_likelihoods_of(context.federation, client, points.to(problem.dtype))
-
-    generator = seeding.torch_generator(context.seed, seeding.AUDIT, 8)
-    found = mirrored_clients(gaussian(sites, "q_"), gaussian(sites), context.federation.row_counts, log_lik, generator)
-    names = {k: context.record.client_names[k] for k in found}
-    return {
-        names[k]: f"the rows of client {names[k]} are e^{ratio:.1f} times as likely under the opposite of what the "
-        "others say"
-        for k, ratio in found.items()
-    }
-
-
-def _asked_of_clients(judged: CheckInputs) -> State:
-    """The clients' sites at the draws, for algorithms that keep none; empty if they cannot be computed."""
-    context, federation, problem = judged.context, judged.context.federation, judged.problem
-    several = not judged.algorithm.pooled and federation.num_clients >= FEWEST_CLIENTS
-    if not several or not federation.holds_data or context.combination is not None or not compares_clients(problem):
-        return {}
-    return answer_and_sites(federation, judged.draws.flatten(0, 1))

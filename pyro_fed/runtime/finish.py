@@ -30,14 +30,7 @@ from pyro_fed.policy.audit import may_round
 from pyro_fed.policy.results import integrates_latents
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import joint_result, released_alone, to_inference_data
-from pyro_fed.runtime.checks import (
-    CHECKS,
-    LAST_CHECKS,
-    CheckInputs,
-    not_converged,
-    refuted_doubts,
-    without_spread,
-)
+from pyro_fed.runtime.checks import CHECKS, LAST_CHECKS, CheckInputs, not_converged, refuted_doubts, without_spread
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.privacy_noise import Noisy, still_shortened, with_noise
 from pyro_fed.runtime.run_errors import no_posterior

@@ -134,13 +134,7 @@ class Network(ABC):
 
     @abstractmethod
     def combine(
-        self,
-        algorithm: Algorithm,
-        shared: State,
-        messages: State,
-        clients: Tensor,
-        shares: Tensor,
-        round: int,
+        self, algorithm: Algorithm, shared: State, messages: State, clients: Tensor, shares: Tensor, round: int
     ) -> tuple[State, Traffic]:
         """The new state from the messages (C, ...) of clients (C,) with shares (C,) of the rows, and the traffic."""
 
@@ -179,13 +173,7 @@ class Server(Network):
         return clients * self._bytes_down
 
     def combine(
-        self,
-        algorithm: Algorithm,
-        shared: State,
-        messages: State,
-        clients: Tensor,
-        shares: Tensor,
-        round: int,
+        self, algorithm: Algorithm, shared: State, messages: State, clients: Tensor, shares: Tensor, round: int
     ) -> tuple[State, Traffic]:
         """One call of the algorithm's `combine`, with the clients' shares of the rows as weights."""
         return algorithm.combine(shared, messages, shares), Traffic(
@@ -233,13 +221,7 @@ class Peers(Network):
         return {**{name: value[clients] for name, value in shared.items()}, "centrality": v}
 
     def combine(
-        self,
-        algorithm: Algorithm,
-        shared: State,
-        messages: State,
-        clients: Tensor,
-        shares: Tensor,
-        round: int,
+        self, algorithm: Algorithm, shared: State, messages: State, clients: Tensor, shares: Tensor, round: int
     ) -> tuple[State, Traffic]:
         """Mix by W, or by a polynomial of W, in each consensus step; agents that are asleep keep their states."""
         missing = len(clients) < len(self.awake(round, list(range(self.graph.num_agents))))

@@ -156,15 +156,12 @@ def run(
         )
     check_outside()
     plan = algorithm if isinstance(algorithm, Plan) else None
-    budget = _budget(plan, max_seconds)  # its clock begins here
+    budget = Budget(max_seconds=max_seconds)  # its clock begins here
     if plan is not None:
+        seconds = min(filter(None, (max_seconds, plan.max_seconds)), default=None)
+        budget = Budget(plan.max_rounds, plan.max_bytes, seconds)
         check_of_plan(
-            plan,
-            num_rounds=num_rounds,
-            schedule=schedule,
-            combination=combination,
-            start=start,
-            checkpoint=checkpoint,
+            plan, num_rounds=num_rounds, schedule=schedule, combination=combination, start=start, checkpoint=checkpoint
         )
     check_seconds(max_seconds)
     name = type(algorithm).__name__
@@ -173,18 +170,21 @@ def run(
         stages = stages_of(algorithm, problem, graph)
     for one in stages:
         check_taken_up(one.algorithm)
-    whole = _as_one(federation) if _is_joint(stages[0].algorithm) else federation
-    problem, federation = problem if whole is federation else whole.problem, whole
+    first = stages[0].algorithm
+    if first.pooled and first.joint and integrates_latents(problem.traits):  # rows' latents are among the parameters
+        federation = federation.joint.noncentred if isinstance(federation.problem, NonCentred) else federation.joint
+        problem = federation.problem
     with default_of(federation.problem.dtype), budget.of_preparation(f"the settings of {name} were chosen"):
-        found = Resolved(stages[0].algorithm)  # of a plan, each stage is resolved when its turn has come
+        resolved = Resolved(first)  # of a plan, each stage is resolved when its turn has come
         if plan is None:
-            found = resolve_for_run(found.algorithm, problem, Setup(graph, combination))
-    first = found.algorithm.contributions().form_for(combination)
+            resolved = resolve_for_run(first, problem, Setup(graph, combination))
+    first = resolved.algorithm.contributions().form_for(combination)
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_threads == "auto":
         num_threads = threads_of(problem.traits)
     if num_draws is None:
-        num_draws = affordable_draws(problem.traits, NUM_DRAWS, _chains(first, federation))
+        chains = federation.num_clients if isinstance(first, OnGraph) else 1
+        num_draws = affordable_draws(problem.traits, NUM_DRAWS, chains)
     check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
     check_indicator(first, schedule)
     check_folders(checkpoint=checkpoint, start=start)
@@ -227,7 +227,7 @@ def run(
                 if plan is not None:
                     return _with_choices(run_stages(plan, stages, finish), context)
                 shared = run_phases(first, context, rounds, schedule)
-                context.choices.append((first, found.choices))
+                context.choices.append((first, resolved.choices))
         except (StoppedError, ImproperGaussianError) as error:
             _say_cause(error, context)
             _keep_result(error, finish)
@@ -240,36 +240,11 @@ def run(
             return _with_choices(finish(shared), context)
 
 
-def _budget(plan: Plan | None, max_seconds: float | None) -> Budget:
-    """The run's limits: of time, its own or its plan's, whichever is shorter; of rounds and bytes, its plan's."""
-    if plan is None:
-        return Budget(max_seconds=max_seconds)
-    seconds = min(filter(None, (max_seconds, plan.max_seconds)), default=None)
-    return Budget(plan.max_rounds, plan.max_bytes, seconds)
-
-
 def _with_choices(result: InferenceData, context: Context) -> InferenceData:
     """The result with the chosen settings of all algorithms that were run, and their reasons."""
     for part in (result, result["posterior"]):
         part.attrs["choices"] = as_json(context.choices)
     return result
-
-
-def _is_joint(algorithm: Algorithm) -> bool:
-    """Whether the algorithm works on pooled data with the latents of rows among the model's parameters."""
-    return algorithm.pooled and algorithm.joint
-
-
-def _as_one(federation: Federation) -> Federation:
-    """The federation with latents inside its plate among the model's parameters; itself if there are none."""
-    if not integrates_latents(federation.problem.traits):
-        return federation
-    return federation.joint.noncentred if isinstance(federation.problem, NonCentred) else federation.joint
-
-
-def _chains(algorithm: Algorithm, federation: Federation) -> int:
-    """The number of chains of a result: one, or one for each agent of a graph."""
-    return federation.num_clients if isinstance(algorithm, OnGraph) else 1
 
 
 def _keep_result(error: StoppedError | ImproperGaussianError, finish: Finish) -> None:

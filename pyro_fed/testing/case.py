@@ -221,13 +221,7 @@ def _same_leaf(one: Any, other: Any) -> bool:
 
 
 #: Options of every short run.
-OPTIONS: dict[str, Any] = {
-    "num_draws": 8,
-    "progress": False,
-    "compile": "off",
-    "log_likelihood": False,
-    "audit": False,
-}
+OPTIONS: dict[str, Any] = {"num_draws": 8, "progress": False, "compile": "off", "log_likelihood": False, "audit": False}
 #: Rounds of a short run.
 NUM_ROUNDS = 4
 #: Rounds of runs that are checked for their forms only.

@@ -72,8 +72,7 @@ CHECKS = {
         Check(runs.check_integrated_latents, lambda algorithm: not getattr(algorithm, "joint", False)),
         # Particles are few, and a point has no SD.
         Check(
-            runs.check_conjugate_posterior,
-            lambda algorithm: algorithm.draws_are in ("independent", "chains", "agents"),
+            runs.check_conjugate_posterior, lambda algorithm: algorithm.draws_are in ("independent", "chains", "agents")
         ),
     )
 }
