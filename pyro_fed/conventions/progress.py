@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyro_fed.conventions import calls
@@ -116,7 +116,7 @@ def begin(name: str, total: int, unit: str, *, done: int = 0, shown: bool = True
     show = _everywhere if here is None else here
     start = Progress(name, done, total, unit)
     if not shown or show is False:
-        return _Silent(start)
+        return _CallbackBar(start, _ignore)
     if show is not True:
         return _CallbackBar(start, show)
     if _in_notebook():
@@ -145,16 +145,13 @@ class Bar(ABC):
 
     def advance(self, figures: str = "") -> None:
         """Count one more round or draw, with its figures."""
-        before = self.now
-        spent = time.monotonic() - self._began
-        self.now = Progress(before.name, before.done + 1, before.total, before.unit, figures or before.figures, spent)
+        figures, spent = figures or self.now.figures, time.monotonic() - self._began
+        self.now = replace(self.now, done=self.now.done + 1, figures=figures, seconds=spent)
         self._show()
 
     def close(self) -> None:
         """End the phase."""
-        before = self.now
-        spent = time.monotonic() - self._began
-        self.now = Progress(before.name, before.done, before.total, before.unit, before.figures, spent, finished=True)
+        self.now = replace(self.now, seconds=time.monotonic() - self._began, finished=True)
         self._end()
 
     def __enter__(self) -> Bar:
@@ -170,16 +167,6 @@ class Bar(ABC):
     @abstractmethod
     def _end(self) -> None:
         """Show `now` for the last time."""
-
-
-class _Silent(Bar):
-    """No display."""
-
-    def _show(self) -> None:
-        return
-
-    def _end(self) -> None:
-        return
 
 
 class _CallbackBar(Bar):

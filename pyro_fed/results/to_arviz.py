@@ -270,16 +270,14 @@ def posterior_group(
 
 
 def _dataset(values: dict[str, Tensor], dims: dict[str, list[str]], coords: dict[str, list[Any]]) -> xr.Dataset:
-    data = {name: (["chain", "draw", *dims[name]], _as_array(value)) for name, value in values.items()}
+    data = {}
+    for name, value in values.items():  # counts and flags stay as they are
+        value = value.detach().cpu()
+        array = (value.double() if value.is_floating_point() else value).numpy()
+        data[name] = (["chain", "draw", *dims[name]], array)
     sizes = {dim: size for spec, array in data.values() for dim, size in zip(spec, array.shape, strict=True)}
     labels = {dim: coords.get(dim, np.arange(size)) for dim, size in sizes.items()}
     return xr.Dataset(data, coords=labels)
-
-
-def _as_array(value: Tensor) -> np.ndarray:
-    """A tensor as a NumPy array: real numbers in double precision, counts and flags unchanged."""
-    value = value.detach().cpu()
-    return (value.double() if value.is_floating_point() else value).numpy()
 
 
 def _stats(values: dict[str, Tensor]) -> xr.Dataset:

@@ -70,20 +70,14 @@ def fingerprint(
 def model_marks(federation: Federation) -> dict[str, str]:
     """The marks of a federation's model, name → text."""
     problem = federation.problem
+    sites = {name: site.shape for name, site in problem.sites.items()}
     return {
-        "model": describe_model(federation),
+        "model": f"{getattr(problem.model, '__qualname__', type(problem.model).__name__)} with sites {sites}",
         "quadrature": repr(problem.quadrature),
         SHARED: json.dumps(shared_arguments(problem)),
         DENSITY: density_values(problem, federation.client_rows, federation.client_names),
         PROGRAM: operations_hash(problem),
     }
-
-
-def describe_model(federation: Federation) -> str:
-    """The model's name and its sites."""
-    problem = federation.problem
-    sites = {name: site.shape for name, site in problem.sites.items()}
-    return f"{getattr(problem.model, '__qualname__', type(problem.model).__name__)} with sites {sites}"
 
 
 def require_run(folder: Path, found: dict[str, str], mine: dict[str, str], any_rounds: bool = True) -> None:

@@ -21,10 +21,8 @@ from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.resources import TimeIsUp, is_time
 from pyro_fed.density.checks.funnels import with_hint
-from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import group_of, spread
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError, warn_user
-from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.policy.audit import may_round
 from pyro_fed.policy.results import integrates_latents
@@ -203,24 +201,11 @@ class Finish:
                 except TimeIsUp:
                     left_out = [sentences.not_in_time(what="draws of the clients' own latents")]
             context.record.findings += left_out
+        options = self.log_likelihood, self.collect_local
         with context.budget.of_all():
-            return self._as_inference_data(federation, problem, draws, stats)
-
-    def _as_inference_data(
-        self, federation: Federation, problem: Problem, draws: Tensor, stats: dict[str, Tensor]
-    ) -> InferenceData:
-        context = self.context
-        return to_inference_data(
-            self.algorithm,
-            federation,
-            problem,
-            draws,
-            stats,
-            context.record,
-            context.seed,
-            self.log_likelihood,
-            self.collect_local,
-        )
+            return to_inference_data(
+                self.algorithm, federation, problem, draws, stats, context.record, context.seed, *options
+            )
 
 
 def said_of(result: InferenceData, record: Record) -> InferenceData:

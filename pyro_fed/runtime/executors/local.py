@@ -82,6 +82,20 @@ class Local(Executor):
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
         """The local steps of the clients at positions (C,)."""
 
+    def call(self, shared: State, at: Tensor, noise: Noise) -> Step:
+        """The local steps of some clients, at positions (C,), in one call."""
+        return self.step(contiguous(shared), select(self.local, at), self.rows_of(at), noise)
+
+    def in_parts(self, work: Work, at: Tensor, noise: Noise, size: int) -> Step:
+        """The local steps of all clients, so many in a call."""
+
+        def part(which: slice) -> Step:
+            tick()
+            return self.call(select(work.shared, which), at[which], pytree.tree_map(lambda x: x[:, which], noise))
+
+        parts = (slice(first, first + size) for first in range(0, len(at), size))
+        return join_steps((part(which) for which in parts), self.local, at)
+
     def settle(self, taken: Tensor, told: State) -> None:
         """Keep the new states, updated by the algorithm with the server's answer; see `keep`."""
         keep(self.algorithm, self.local, self.new, taken, told)
@@ -177,19 +191,14 @@ class Vectorised(Local):
         size = min(len(at), self.room)
         self.width = max(self.width, size)
         if size == len(at):
-            return self._filled(work.shared, at, noise)
-        parts = (slice(first, first + size) for first in range(0, len(at), size))
-        return join_steps((self._some(work, at, noise, part) for part in parts), self.local, at)
+            return self.call(work.shared, at, noise)
+        return self.in_parts(work, at, noise, size)
 
-    def _some(self, work: Work, at: Tensor, noise: Noise, which: slice) -> Step:
-        tick()
-        return self._filled(select(work.shared, which), at[which], pytree.tree_map(lambda x: x[:, which], noise))
-
-    def _filled(self, shared: State, at: Tensor, noise: Noise) -> Step:
+    def call(self, shared: State, at: Tensor, noise: Noise) -> Step:
         """One call for some clients, filled up with copies to the width of the widest call so far."""
         count = len(at)
         if count == self.width:
-            return self.step(contiguous(shared), select(self.local, at), self.rows_of(at), noise)
+            return super().call(shared, at, noise)
         fill = torch.arange(self.width) % count
         noise = pytree.tree_map(lambda x: x[:, fill], noise)
         local = select(self.local, at[fill])
@@ -207,13 +216,7 @@ class Sequential(Local):
 
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
         """The local steps of one client after the other, with batches of its own size."""
-        return join_steps((self._client_step(work, at, noise, slice(i, i + 1)) for i in range(len(at))), self.local, at)
-
-    def _client_step(self, work: Work, at: Tensor, noise: Noise, which: slice) -> Step:
-        tick()
-        of_one = pytree.tree_map(lambda x: x[:, which], noise)
-        local, rows = select(self.local, at[which]), self.rows_of(at[which])
-        return self.step(contiguous(select(work.shared, which)), local, rows, of_one)
+        return self.in_parts(work, at, noise, 1)
 
 
 def owner(algorithm: object, method: str) -> type:

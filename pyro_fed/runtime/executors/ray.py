@@ -116,7 +116,9 @@ class Ray(Remote):
         calls = {worker: self._actors[worker].answer.remote(request) for worker, request in requests.items()}
         done = _wait_for_calls(list(calls.values()), self.timeout)
         return {
-            worker: self._outcome(worker, call) if call in done else self._late(worker)
+            worker: self._outcome(worker, call)
+            if call in done
+            else f"no answer from worker {worker} within {self.timeout} s"
             for worker, call in calls.items()
         }
 
@@ -147,9 +149,6 @@ class Ray(Remote):
         problem, data = self._loaded or (self.problem, self.data)
         self._dead -= set(workers)
         self._load(problem, data, workers)
-
-    def _late(self, worker: int) -> str:
-        return f"no answer from worker {worker} within {self.timeout} s"
 
     def close(self) -> None:
         """End the actors, and Ray itself if this executor started it."""
