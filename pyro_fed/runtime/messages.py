@@ -57,17 +57,7 @@ Spec = dict[str, Entry]
 
 @dataclass(frozen=True)
 class Header:
-    """Which message this is.
-
-    Args:
-        kind: one of `KINDS`.
-        run: the run's id.
-        round: the round, from 0.
-        client: the client's id.
-        nonce: nonce of the request; an answer has its request's nonce.
-
-    Raises:
-        ProtocolError: a part that is not of this form.
+    """Which message this is; an answer has its request's nonce. ProtocolError for a part that is not of its form.
 
     Example:
         >>> Header("work", run=token(), round=0, client="north", nonce=token()).kind
@@ -94,11 +84,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Message:
-    """A header and tensors.
-
-    Args:
-        header: header of the message.
-        tensors: tensors by name.
+    """A header and tensors by name.
 
     Example:
         >>> header = Header("reply", run=token(), round=0, client="north", nonce=token())
@@ -148,13 +134,7 @@ def encode(message: Message) -> bytes:
 
 
 def encoded_size(spec: Spec) -> int:
-    """`len(encode(message))` of a message of these shapes, without encoding.
-
-    Args:
-        spec: the shapes and dtypes, see `spec_of`.
-
-    Raises:
-        ProtocolError: a tensor's name that cannot travel.
+    """`len(encode(message))` of a message of these shapes and dtypes, without encoding.
 
     Example:
         >>> state = {"eta": torch.zeros(3)}
@@ -189,15 +169,7 @@ class Announced(NamedTuple):
 
 
 def decode_header(data: bytes, cap: int, longest: int = MAX_HEADER) -> Announced:
-    """What a message announces, before its tensors are unpacked.
-
-    Args:
-        data: the message's bytes.
-        cap: the most bytes of a message.
-        longest: the most bytes of its header.
-
-    Raises:
-        ProtocolError: anything else than a message of this format.
+    """What a message of at most `cap` bytes announces, before its tensors are unpacked; `longest`: of its header.
 
     Example:
         >>> header = Header("reply", run=token(), round=0, client="north", nonce=token())
@@ -297,12 +269,7 @@ def token() -> str:
 
 @dataclass
 class Mailbox:
-    """The open requests of a run.
-
-    Attributes:
-        run: the run's id.
-        dropped: the headers of replies that were dropped, with the reason, the oldest first.
-        keep: how many of these are kept, the latest ones.
+    """The open requests of a run, and the latest `keep` replies that were dropped, with the reasons.
 
     Example:
         >>> mailbox = Mailbox()

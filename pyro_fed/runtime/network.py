@@ -163,22 +163,19 @@ class Server(Network):
     """Every client talks to the server alone."""
 
     def download(self, algorithm: Algorithm, shared: State, clients: Tensor, round: int) -> State:
-        """The algorithm's own download."""
         received = algorithm.download(shared, clients)
         self._bytes_down = encoded_size(spec_of_one(received))
         return received
 
     def announced(self, clients: int) -> int:
-        """The same number of bytes for each client as in the last download."""
         return clients * self._bytes_down
 
     def combine(
         self, algorithm: Algorithm, shared: State, messages: State, clients: Tensor, shares: Tensor, round: int
     ) -> tuple[State, Traffic]:
         """One call of the algorithm's `combine`, with the clients' shares of the rows as weights."""
-        return algorithm.combine(shared, messages, shares), Traffic(
-            self._bytes_down, encoded_size(spec_of_one(messages))
-        )
+        traffic = Traffic(self._bytes_down, encoded_size(spec_of_one(messages)))
+        return algorithm.combine(shared, messages, shares), traffic
 
 
 class _Mixing(NamedTuple):
@@ -233,7 +230,9 @@ class Peers(Network):
         steps = self.consensus.steps
         for step in range(steps):
             size = encoded_size(spec_of_one(told.message(step, mine)))
-            mixing = self._mixing(step, self._weights(round * steps + step), clients.numpy())
+            time = round * steps + step
+            weights = self.graph.weights(time, seeding.numpy_generator(self.seed, seeding.GRAPH, time))
+            mixing = self._mixing(step, weights, clients.numpy())
             mine = told.mixed(algorithm, mine, mixing.weights)
             heard += size * mixing.heard
             sent += size * mixing.sent
@@ -243,10 +242,6 @@ class Peers(Network):
         for name, value in unpacked(mine, shared).items():
             after[name][clients] = value
         return after, Traffic(heard, sent)
-
-    def _weights(self, time: int) -> sparse.csr_array:
-        """W of a step."""
-        return self.graph.weights(time, seeding.numpy_generator(self.seed, seeding.GRAPH, time))
 
     def _mixing(self, step: int, weights: sparse.csr_array, clients: np.ndarray) -> _Mixing:
         """The weights of the awake agents in a step; computed once if the graph is fixed and all of them are awake."""

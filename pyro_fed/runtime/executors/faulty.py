@@ -87,38 +87,30 @@ class Faulty(Executor):
         local: State,
         clients: Sequence[int] | None = None,
     ) -> None:
-        """Start the inner executor, which holds the states."""
         self.algorithm, self._first = algorithm, {}
         self.inner.start(algorithm, problem, data, local, clients)
 
     def settle(self, taken: Tensor, told: State) -> None:
-        """The inner executor keeps its clients' states."""
         self.inner.settle(taken, told)
 
     @property
     def sums_alone(self) -> bool:
-        """The inner executor's value."""
         return self.inner.sums_alone
 
     @property
     def states_are_here(self) -> bool:
-        """The inner executor's value."""
         return self.inner.states_are_here
 
     def travelled(self, clients: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
-        """The inner executor's traffic."""
         return self.inner.travelled(clients)
 
     def collect(self) -> State:
-        """All clients' states, (K, ...), as the inner executor keeps them."""
         return self.inner.collect()
 
     def close(self) -> None:
-        """Close the inner one."""
         self.inner.close()
 
     def ask(self, kind: str, work: Work) -> State:
-        """The inner executor's answer: questions of a schedule never fail."""
         return self.inner.ask(kind, work)
 
     def execute(self, work: Work) -> Reply:
