@@ -18,12 +18,12 @@ MAX_CELLS = 2_000_000
 class _Table(NamedTuple):
     """The record's table, and where in it the clients of each round are."""
 
-    full: bool
+    full: bool  # whether a column is a client; else it is the position of a client among those of its round
     rounds: int
     width: int
-    clients: np.ndarray
-    cells: np.ndarray
-    counts: np.ndarray
+    clients: np.ndarray  # of all rounds, one round after the other
+    cells: np.ndarray  # their flat indices, row by row
+    counts: np.ndarray  # number of clients of each round (rounds,)
 
     @property
     def dims(self) -> tuple[str, str]:
@@ -114,11 +114,8 @@ def _traffic(record: Record, table: _Table) -> dict[str, Any]:
         "seconds": [one.seconds for one in record.rounds],
     }
     for name, value in each.items():  # a round has one number for all of its clients, or one for each
-        if any(isinstance(one, np.ndarray) for one in value):
-            alike = [np.broadcast_to(np.asarray(one, dtype=float), n) for one, n in zip(value, counts, strict=True)]
-            values[name].flat[at] = np.concatenate([np.zeros(0), *alike]) * visits
-        else:
-            values[name].flat[at] = np.repeat(np.array(value, dtype=float), counts) * visits
+        clients = [np.broadcast_to(np.asarray(one, dtype=float), n) for one, n in zip(value, counts, strict=True)]
+        values[name].flat[at] = np.concatenate([np.zeros(0), *clients]) * visits
     return {name: (table.dims, value) for name, value in values.items()}
 
 

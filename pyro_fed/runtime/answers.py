@@ -115,13 +115,13 @@ def disagreement(
     what = "mean", "SD"
     away = ((mean - other_mean) / other_sd).abs().nan_to_num(nan=math.inf, posinf=math.inf)
     ratio = sd / other_sd
-    if moments is None and bool((untold := _untold(plan, one, other)).any()):
+    if moments is None and bool((undetermined := _undetermined_sds(plan, one, other)).any()):
         (middle, width), (other_middle, other_width) = one.middles, other.middles
-        away = torch.where(untold, (middle - other_middle).abs() / other_width, away)
-        ratio = torch.where(untold, width / other_width, ratio)
-        if bool(untold[int(away.argmax())]):
+        away = torch.where(undetermined, (middle - other_middle).abs() / other_width, away)
+        ratio = torch.where(undetermined, width / other_width, ratio)
+        if bool(undetermined[int(away.argmax())]):
             what = "median", what[1]
-        if bool(untold[int(ratio.log().abs().argmax())]):
+        if bool(undetermined[int(ratio.log().abs().argmax())]):
             what = what[0], "distance between its quantiles of 16 and 84 %"
     factor = ratio.log().abs().exp().nan_to_num(nan=math.inf, posinf=math.inf)
     if float(away.max()) > plan.mean_error:
@@ -134,7 +134,7 @@ def disagreement(
     return ""
 
 
-def _untold(plan: Plan, one: Answer, other: Answer) -> Tensor:
+def _undetermined_sds(plan: Plan, one: Answer, other: Answer) -> Tensor:
     """Whether numbers (D,) have tails so long, in both answers, that draws do not give SDs to the plan's factor."""
     chance = (
         torch.stack([(answer.tails - 1) / answer.draws[..., 0].numel() for answer in (one, other)]).sum(0).sqrt() / 2

@@ -196,10 +196,10 @@ class Blamed:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self.folder is not None and isinstance(error, Exception) and not isinstance(error, PyroFedError):
-            raise unfit(self.folder, error) from error
+            raise unfit_state_error(self.folder, error) from error
 
 
-def unfit(folder: Path, error: Exception) -> CheckpointError:
+def unfit_state_error(folder: Path, error: Exception) -> CheckpointError:
     """The error for a state from which an algorithm cannot continue; `error` is what the algorithm met."""
     return CheckpointError(
         f"the run went on from the state in {folder}, and failed: {type(error).__name__}: {error!s:.200}. Unless this "

@@ -199,7 +199,7 @@ def outlying_clients(judged: CheckInputs) -> list[Finding]:
     sites = record.sites or _sites_at_draws(judged)
     every = who_stands_apart(sites, record.client_names, labels)
     odd = who_stands_apart(sites, record.client_names, labels, context.federation.row_counts) if every.text else every
-    for name, clause in _opposites(judged, sites).items():
+    for name, clause in _contradicting_clients(judged, sites).items():
         odd, every = (one.with_client(name, clause) for one in (odd, every))
     record.stands_apart = every.text
     found = record.messages_stand_apart()
@@ -211,7 +211,7 @@ def outlying_clients(judged: CheckInputs) -> list[Finding]:
     return [*found, *([sentences.clients_stand_apart(clients=list(odd.clauses), said=odd.text)] if odd.text else [])]
 
 
-def _opposites(judged: CheckInputs, sites: State) -> dict[str, str]:
+def _contradicting_clients(judged: CheckInputs, sites: State) -> dict[str, str]:
     """Clients whose rows contradict the others', by name, with a clause on each."""
     context, problem = judged.context, judged.problem
     tempered = getattr(judged.algorithm, "temperature", 1.0) != 1  # sites are then not those of the likelihoods
@@ -280,7 +280,8 @@ def densities(judged: CheckInputs) -> list[Finding]:
         return judge_by_sums(judged.evidence, judged.context.executor)
     if judged.has(Topic.DENSITY):
         return [sentences.not_audited_by_integrals()]
-    if unaudited := not_audited(judged.problem):
+    unaudited = not_audited(judged.problem)
+    if unaudited:
         return unaudited
     record.audited = True
     found = of_density(judged.evidence) or of_draws(judged.evidence)

@@ -196,7 +196,7 @@ def run_fused_rounds(
         raise
     messages = made.messages
     seconds = (time.perf_counter() - began) / sum(map(len, clients))
-    if not _honest(phase, made.received, messages):
+    if not _all_plausible(phase, made.received, messages):
         executor.undo()
         return None
     states = algorithm.combine_rounds(phase.shared, messages)
@@ -218,7 +218,7 @@ def run_fused_rounds(
     return list(zip(rounds, states, strict=True))
 
 
-def _honest(phase: Phase, received: State, messages: State) -> bool:
+def _all_plausible(phase: Phase, received: State, messages: State) -> bool:
     """Whether all replies (R, C, ...) are finite, and the algorithm has no objection to any of them."""
     if not all(all_finite(value) for value in messages.values()):
         return False

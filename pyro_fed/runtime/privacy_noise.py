@@ -103,7 +103,7 @@ def _noise_replays(algorithm: Algorithm, context: Context, shared: State) -> lis
     rounds = [NoisyRound(len(one.clients), found) for one, found in zip(worked, figures, strict=True)]
     clients = torch.arange(rounds[-1].clients)
     before = algorithm.prepare(problem, shared)
-    nothing = _silent(algorithm, context, before, clients)
+    nothing = _zero_messages(algorithm, context, before, clients)
     number = context.federation.num_clients
     algorithm, factor = algorithm.contributions().noise_left(rounds, number)
     generator = seeding.torch_generator(context.seed, seeding.DRAWS, 1)
@@ -127,7 +127,7 @@ class _NoiseAlone(Middle):
         return messages.mean(0) + self.sd / len(messages) * noise.to(messages.device)
 
 
-def _silent(algorithm: Algorithm, context: Context, shared: State, clients: Tensor) -> State:
+def _zero_messages(algorithm: Algorithm, context: Context, shared: State, clients: Tensor) -> State:
     """Messages of zeros, (C, ...)."""
     data, received = context.federation.client_data(), algorithm.download(shared, clients)
     work = Work(len(context.record.rounds), context.seed, clients.tolist(), received)

@@ -67,7 +67,7 @@ def run_phases(
         for part in chain
         if device_of(part, context.problem) != device
     ]
-    first, start = _taken_over(chain, finished)
+    first, start = _finished_start(chain, finished)
     told: Start | None = None  # `start`, as the server's record of the clients' sites has it
     for number, part in enumerate(chain):
         if number < first or (saved is not None and number < saved.phase):
@@ -145,7 +145,7 @@ def _keep_sites(phase: Phase, context: Context) -> None:
         record.sites, record.sites_of = {**phase.ledger, **q}, type(algorithm).__name__
 
 
-def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int, Start | None]:
+def _finished_start(chain: list[Algorithm], finished: Finished | None) -> tuple[int, Start | None]:
     """The number of the first phase of a chain that still has to be run, and the states that it starts from."""
     for number in reversed(range(len(chain) - 1)):
         for part, start in finished or ():

@@ -127,10 +127,10 @@ class Faulty(Executor):
         messages = reply.messages
         for i, slot in enumerate([slot for slot in slots.tolist() if slot not in genuine]):
             if faults[slot] in WRONG:
-                messages = self._spoilt(messages, i, faults[slot], work.round, work.clients[slot])
+                messages = self._corrupted_messages(messages, i, faults[slot], work.round, work.clients[slot])
         return replace(reply, messages=messages, failures=silent | genuine)
 
-    def _spoilt(self, messages: State, i: int, kind: str, round: int, client: int) -> State:
+    def _corrupted_messages(self, messages: State, i: int, kind: str, round: int, client: int) -> State:
         """The messages with one client's corrupted."""
         if kind == "stale":
             first = self._first.setdefault(client, {name: value[i].clone() for name, value in messages.items()})
@@ -154,9 +154,9 @@ class Faulty(Executor):
 
 def _replace(value: Tensor, i: int, one: Tensor) -> Tensor:
     """A message's tensor with another client's part."""
-    spoilt = value.clone()
-    spoilt[i] = one
-    return spoilt
+    corrupted = value.clone()
+    corrupted[i] = one
+    return corrupted
 
 
 def _noise(value: Tensor, i: int, generator: torch.Generator) -> Tensor:

@@ -243,13 +243,13 @@ def join_steps(steps: Iterator[Step], kept: State, at: Tensor) -> Step:
         for states, part in zip(whole, step, strict=True):
             for name, value in part.items():
                 if name not in states:
-                    states[name] = _room(value, kept.get(name) if states is whole[1] else None, at)
+                    states[name] = _empty_like_parts(value, kept.get(name) if states is whole[1] else None, at)
                 states[name][done : done + len(value)] = value
         done += len(next(iter(step[0].values())))
     return whole
 
 
-def _room(value: Tensor, before: Tensor | None, at: Tensor) -> Tensor:
+def _empty_like_parts(value: Tensor, before: Tensor | None, at: Tensor) -> Tensor:
     """A tensor for all C clients like the one of a group, filled with their earlier states if these are known."""
     if before is None or before.shape[1:] != value.shape[1:]:
         return value.new_empty(len(at), *value.shape[1:])
