@@ -24,13 +24,12 @@ from pyro_fed.runtime.executors.local import Step
 from pyro_fed.testing import problems
 from pyro_fed.testing.case import Case, require, values
 
-#: Relative and absolute difference of draws, and relative difference of the record's figures, between runs whose sums
-#: are in another order.
-DRAWS, FIGURES = 1e-9, 1e-7
-#: The same between a model and the model whose latents are integrated out by hand.
-INTEGRATED = 1e-6
-#: The client that never answers, and the tolerance for rounding between q and the product of sites.
-ABSENT, SITES = 1, 1e-6
+#: Relative and absolute difference of draws between runs whose sums are in another order.
+DRAWS_TOLERANCE = 1e-9
+#: The same of the record's figures, of a model whose latents are integrated out by hand, and of q and a sum of sites.
+TOLERANCE = 1e-6
+#: The client that never answers.
+ABSENT = 1
 #: The cure in messages on all runs' answers.
 PURE = (
     "A step must depend on its arguments alone: no state in the algorithm, no global generator, no reduction over the "
@@ -88,12 +87,14 @@ class WithoutOne(Vectorised):
 def check_executors_agree(algorithm: Algorithm, case: Case) -> None:
     """All clients at once or one after the other: the same draws, and the same record."""
     together, apart = case.untraced, case.one_by_one
-    _agree(together, apart, "one client after the other", "all at once", DRAWS)
+    _agree(together, apart, "one client after the other", "all at once", DRAWS_TOLERANCE)
     for name, series in together["federation"].data_vars.items():
         if name == "seconds" or not np.issubdtype(series.dtype, np.number):
             continue
         require(
-            bool(np.allclose(series.values, apart["federation"][name].values, FIGURES, DRAWS, equal_nan=True)),
+            bool(
+                np.allclose(series.values, apart["federation"][name].values, TOLERANCE, DRAWS_TOLERANCE, equal_nan=True)
+            ),
             f"the record's {name!r} of one client after the other as of all at once",
             "other values",
             PURE,
@@ -107,7 +108,7 @@ def check_arrival_order(algorithm: Algorithm, case: Case) -> None:
 
 def check_compile_levels_agree(algorithm: Algorithm, case: Case) -> None:
     """Traced steps give the draws of untraced ones."""
-    _agree(case.untraced, case.traced, "traced steps", "untraced steps", DRAWS)
+    _agree(case.untraced, case.traced, "traced steps", "untraced steps", DRAWS_TOLERANCE)
 
 
 def check_seed(algorithm: Algorithm, case: Case) -> None:
@@ -205,7 +206,7 @@ def check_unused_messages(algorithm: Algorithm, case: Case) -> None:
         answer, product = last[name], sites[name].sum(0)
         whole = product + (prior.diag() if product.dim() == 2 else prior)
         require(
-            torch.allclose(answer, whole.to(answer), SITES, SITES),
+            torch.allclose(answer, whole.to(answer), TOLERANCE, TOLERANCE),
             f"q's {name} to be the prior's plus the sum of the clients' sites",
             f"a difference of up to {float((answer - whole).abs().max()):g}",
             "`settle` must keep what the server took of a client's message, as `feedback` tells it",
@@ -223,7 +224,7 @@ def check_integrated_latents(algorithm: Algorithm, case: Case) -> None:
     mu, expected = (np.asarray(one["posterior"]["mu"].values) for one in (whole, plain))
     cure = "Ask the problem for the model's densities, `log_lik` and `log_prior`, and nothing else"
     require(
-        mu.shape == expected.shape and np.allclose(mu, expected, INTEGRATED, INTEGRATED),
+        mu.shape == expected.shape and np.allclose(mu, expected, TOLERANCE, TOLERANCE),
         "the draws of the model without latents in the plate",
         f"others, by up to {np.abs(mu - expected).max() if mu.shape == expected.shape else np.inf:g}",
         cure,
