@@ -16,6 +16,8 @@ import json
 import logging
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,20 +77,17 @@ class Lock:
             raise CheckpointError(
                 f"{self.path.parent} belongs to a run that goes on: {holder}. Wait for it, or choose another folder"
             ) from error
-        if not self._is_there(file):
+        try:
+            is_there = os.path.samestat(os.fstat(file), os.lstat(self.path))
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
             os.close(file)
             return None
         since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         os.truncate(file, 0)
         os.write(file, f"process {os.getpid()} on {socket.gethostname()} since {since}".encode())
         return file
-
-    def _is_there(self, file: int) -> bool:
-        """Whether the path still leads to this open file."""
-        try:
-            return os.path.samestat(os.fstat(file), os.lstat(self.path))
-        except FileNotFoundError:
-            return False
 
     def release(self) -> None:
         """Release the lock; does nothing if that was done before."""
@@ -130,10 +129,10 @@ class Checkpoint:
         except OSError as error:
             raise CheckpointError(f"the folder {folder} cannot be made: {error}; choose another one") from error
         self._lock = Lock(folder)
-        if self._files() and not resume:
+        if _files_in(self.folder) and not resume:
             self.close()
             raise SettingError(f"{folder} holds the state of a run: pass resume=True to go on, or another folder")
-        if resume and not self._files():
+        if resume and not _files_in(self.folder):
             self.close()
             raise CheckpointError(f"{folder} holds no state to resume from; expected files round-*.safetensors")
 
@@ -143,10 +142,9 @@ class Checkpoint:
 
     def save(self, saved: Saved) -> None:
         """Write a state beside the others, and delete all but the latest two; an error leaves the previous one."""
-        parts = {"shared": saved.shared, "local": saved.local, "network": saved.network}
         tensors: State = {}
-        for name, part in parts.items():
-            tensors |= contiguous(prefixed(name, part))
+        for name in ("shared", "local", "network"):
+            tensors |= contiguous(prefixed(name, getattr(saved, name)))
         text = {
             "marks": json.dumps(self.marks),
             "phase": str(saved.phase),
@@ -163,7 +161,7 @@ class Checkpoint:
                 f"the state could not be written to {target} ({error}); the previous state is "
                 "kept. Make room and run again with resume=True"
             ) from error
-        for old in self._files()[:-NUM_KEPT_STATES]:
+        for old in _files_in(self.folder)[:-NUM_KEPT_STATES]:
             try:
                 old.unlink(missing_ok=True)
             except OSError as error:  # the new state is written: an old file only takes space
@@ -177,35 +175,30 @@ class Checkpoint:
         require_run(self.folder, marks, self.marks, self.any_rounds)
         return saved
 
-    def blamed(self) -> Blamed:
+    def blamed(self) -> AbstractContextManager[None]:
         """A context that names the state in foreign errors, if a run continues from one."""
-        return Blamed(self.folder if self.resume else None)
-
-    def _files(self) -> list[Path]:
-        return _files_in(self.folder)
+        return blamed_state(self.folder if self.resume else None)
 
 
-@dataclass(frozen=True)
-class Blamed:
-    """A context that turns errors from outside this package into a `CheckpointError`; None as folder leaves them."""
+@contextmanager
+def blamed_state(folder: Path | None) -> Iterator[None]:
+    """A context that turns foreign errors into a `CheckpointError` on the state in a folder; None leaves them.
 
-    folder: Path | None
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self.folder is not None and isinstance(error, Exception) and not isinstance(error, PyroFedError):
-            raise unfit_state_error(self.folder, error) from error
-
-
-def unfit_state_error(folder: Path, error: Exception) -> CheckpointError:
-    """The error for a state from which an algorithm cannot continue; `error` is what the algorithm met."""
-    return CheckpointError(
-        f"the run went on from the state in {folder}, and failed: {type(error).__name__}: {error!s:.200}. Unless this "
-        "is an error of the model's or the machine's, the state was changed after it was written: run again with "
-        "another folder"
-    )
+    The hash in a file shows damage. Somebody who changes a state can compute the hash anew, and tensors of other names
+    or shapes then fail somewhere in the algorithm.
+    """
+    try:
+        yield
+    except PyroFedError:
+        raise
+    except Exception as error:
+        if folder is None:
+            raise
+        raise CheckpointError(
+            f"the run went on from the state in {folder}, and failed: {type(error).__name__}: {error!s:.200}. Unless "
+            "this is an error of the model's or the machine's, the state was changed after it was written: run again "
+            "with another folder"
+        ) from error
 
 
 def latest(folder: Path) -> tuple[dict[str, str], Saved]:
@@ -285,7 +278,7 @@ def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Sta
     require_model(folder, marks, algorithm, federation)
     if not isinstance(algorithm, SiteKeeping):
         raise no_sites(algorithm)
-    with Blamed(folder):
+    with blamed_state(folder):
         before = json.loads(marks["clients"])
         origin = torch.tensor([before.index(name) if name in before else -1 for name in federation.client_names])
         return Start(*algorithm.regroup(federation.problem, saved.shared, saved.local, origin))
