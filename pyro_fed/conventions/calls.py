@@ -29,7 +29,7 @@ import torch
 
 from pyro_fed.conventions.names import closest
 from pyro_fed.conventions.setting_checks import is_number, is_whole
-from pyro_fed.errors import PyroFedError, SettingError, shown
+from pyro_fed.errors import OURS, PyroFedError, SettingError, shown
 
 #: How one of a class is written, where a name would be guessed.
 EXAMPLES = {
@@ -50,8 +50,10 @@ SCALARS = (int, float, bool)
 #: Collections that are neither text nor tables.
 _LISTS = (collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable, list)
 
-
 T = TypeVar("T")
+
+CPU = torch.device("cpu")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def cast_checked(value: object, kind: type[T]) -> T:
@@ -166,13 +168,6 @@ def in_words(hint: Any) -> str:
     name = getattr(origin or hint, "__name__", str(hint))
     article = "an" if name[:1] in "AEIOU" else "a"
     return f"{article} {name}" + (f", such as {EXAMPLES[name]}" if name in EXAMPLES else "")
-
-
-CPU = torch.device("cpu")
-F = TypeVar("F", bound=Callable[..., Any])
-
-#: The package whose own classes' hints are checked; those of a user's subclass are the user's.
-OURS = __name__.partition(".")[0] + "."
 
 
 def checked_but(*own: str) -> Callable[[F], F]:
@@ -313,11 +308,11 @@ class Checked(ABCMeta):
         except PyroFedError:
             raise
         except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError) as error:
-            if cls.__module__.startswith(OURS):
+            if cls.__module__.startswith(f"{OURS}."):
                 cls._check_call(args, keywords)
                 raise SettingError(f"{cls.__name__} cannot be made of these settings: {error}") from error
             raise
-        if cls.__module__.startswith(OURS):
+        if cls.__module__.startswith(f"{OURS}."):
             cls._check_call(args, keywords)
         return made
 

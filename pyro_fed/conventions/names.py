@@ -14,6 +14,15 @@ MIN_SIMILARITY, MAX_SUGGESTIONS = 0.7, 3
 #: Letters from which on a part of a name may stand for it: fewer are in too many.
 MIN_PART_LETTERS = 4
 
+#: All clients together, in tables and figures beside the clients.
+OVERALL = "overall"
+#: Longest client id.
+MAX_CLIENT_ID = 64
+#: Clients of the command line, where neither the user nor the partition says how many.
+DEFAULT_CLIENTS = 10
+_PATH = {"/", "\\"}
+_CLIENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?")
+
 
 def snake_case(name: str) -> str:
     """``RoundRobin`` as ``round_robin``, ``IID`` as ``iid``; a name in snake case is unchanged."""
@@ -34,17 +43,6 @@ def closest(name: str, valid: Iterable[str]) -> str:
     if near:
         return f"did you mean {' or '.join(repr(n) for n in near)}?"
     return f"valid names: {', '.join(sorted(valid)) or '(none)'}"
-
-
-#: All clients together, in tables and figures beside the clients.
-OVERALL = "overall"
-#: Longest client id.
-MAX_CLIENT_ID = 64
-#: Clients of the command line, where neither the user nor the partition says how many.
-DEFAULT_CLIENTS = 10
-
-_PATH = {"/", "\\"}
-_CLIENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?")
 
 
 def check_shown_name(name: str) -> None:

@@ -25,6 +25,10 @@ from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.names import MIN_SIMILARITY, closest, snake_case
 from pyro_fed.errors import SettingError
 
+#: Under which attribute an instance remembers which settings it was given.
+GIVEN = "_given_settings"
+Owner = TypeVar("Owner")
+
 
 class SettingsRepr(metaclass=Checked):
     """Gives dataclasses a `repr` of the fields that differ from their defaults: ``FedEP(damping=0.5)``."""
@@ -150,11 +154,7 @@ def _descendants(cls: type[Any]) -> Iterator[type[Any]]:
         yield from _descendants(child)
 
 
-#: Under which attribute an instance remembers which settings it was given.
-GIVEN = "_given_settings"
-
 Family = TypeVar("Family", bound=Variant)
-Owner = TypeVar("Owner")
 
 
 def resolve(owner: Any, field: str, family: type[Variant], *, allow_none: bool = False) -> None:

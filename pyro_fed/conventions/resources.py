@@ -23,6 +23,16 @@ from typing import Any
 #: When the work at hand is to end, by `now`; None: when it is done.
 _END: ContextVar[float | None] = ContextVar("end", default=None)
 
+#: `mallopt`'s parameters (malloc.h): freed bytes at the heap's end above which they are given back, and the size from
+#: which a block is mapped on its own.
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+#: What they are while a run computes: blocks up to 128 MB are taken from the heap, and stay there. And afterwards: what
+#: glibc's own rule comes to at most.
+COMPUTING = {TRIM_THRESHOLD: 2**31 - 1, MMAP_THRESHOLD: 2**27}
+AFTERWARDS = {TRIM_THRESHOLD: 2**26, MMAP_THRESHOLD: 2**25}
+#: Where the user has said how glibc's allocator is to work, it works so.
+OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+
 
 def now() -> float:
     """Seconds on the clock that limits work; it begins anywhere, and is never put back."""
@@ -55,17 +65,6 @@ def is_time(stop: BaseException | None) -> bool:
     while stop is not None and not isinstance(stop, TimeIsUp):
         stop = stop.__cause__
     return stop is not None
-
-
-#: `mallopt`'s parameters (malloc.h): freed bytes at the heap's end above which they are given back, and the size from
-#: which a block is mapped on its own.
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-#: What they are while a run computes: blocks up to 128 MB are taken from the heap, and stay there. And afterwards: what
-#: glibc's own rule comes to at most.
-COMPUTING = {TRIM_THRESHOLD: 2**31 - 1, MMAP_THRESHOLD: 2**27}
-AFTERWARDS = {TRIM_THRESHOLD: 2**26, MMAP_THRESHOLD: 2**25}
-#: Where the user has said how glibc's allocator is to work, it works so.
-OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 
 @cache

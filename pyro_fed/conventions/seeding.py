@@ -13,7 +13,6 @@ SERVER, SCHEDULE, CLIENT, DRAWS, GRAPH, LOCALS, ASSIGNMENTS, FAULTS, AUDIT = ran
 #: Seed of points and signs that are the same at the server and all clients, in every run.
 COMMON = 0
 
-
 #: NumPy's `SeedSequence`, whose stream is promised not to change: start and growth of the constants that words are
 #: hashed with on their way into the pool and out of it, the factors that mix two words, and the shift after each.
 INTO, INTO_GROWTH, OUT_OF, OUT_OF_GROWTH = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED

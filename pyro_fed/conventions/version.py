@@ -7,7 +7,6 @@ from importlib.metadata import version
 #: Of the installed package.
 VERSION = version("pyro_fed")
 
-
 #: Public module → its names that `pyro_fed` still gives, with a DeprecationWarning.
 MODULES = {
     "papers": "GVI NPV P2PFinite PMD PaperDSVGD PaperParallelDSVGD PaperSVGD UDSVGD",

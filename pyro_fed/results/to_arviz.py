@@ -42,6 +42,14 @@ from pyro_fed.results.data_groups import constant_data, observed_data
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import audit_group, federation_group, sites_group
 
+#: The attribute `released` of a private run's result: what it holds and what it does not.
+RELEASED = (
+    "what the mechanism released and what follows from it alone: no observed_data, constant_data, log_likelihood or "
+    "lp, no figures or failures' reasons of single clients, no seconds, and no deterministic site that depends on rows"
+)
+#: Figures of the answer's last round that are attributes of the result, since later rounds may be of other stages.
+EVIDENCE = ("log_evidence", "log_evidence_se")
+
 
 def to_inference_data(
     algorithm: Algorithm,
@@ -91,13 +99,6 @@ def to_inference_data(
     attrs = _attributes(algorithm, federation, record, seed)
     groups["posterior"].attrs.update(attrs)
     return make_inference_data({name: group for name, group in groups.items() if group.data_vars}, attrs)
-
-
-#: The attribute `released` of a private run's result: what it holds and what it does not.
-RELEASED = (
-    "what the mechanism released and what follows from it alone: no observed_data, constant_data, log_likelihood or "
-    "lp, no figures or failures' reasons of single clients, no seconds, and no deterministic site that depends on rows"
-)
 
 
 def released_alone(
@@ -282,10 +283,6 @@ def _dataset(values: dict[str, Tensor], dims: dict[str, list[str]], coords: dict
 
 def _stats(values: dict[str, Tensor]) -> xr.Dataset:
     return _dataset(values, {name: [] for name in values}, {})
-
-
-#: Figures of the answer's last round that are attributes of the result, since later rounds may be of other stages.
-EVIDENCE = ("log_evidence", "log_evidence_se")
 
 
 def _attributes(algorithm: Algorithm, federation: Federation, record: Record, seed: int) -> dict[str, Any]:

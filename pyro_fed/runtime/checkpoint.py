@@ -46,6 +46,12 @@ NAME = "lock"
 #: Longest text that is read from the file, in bytes.
 MAX_TEXT = 300
 
+logger = logging.getLogger(__name__)
+#: Number of states that are kept: the latest, and the one before in case the latest cannot be read.
+NUM_KEPT_STATES = 2
+#: Longest header of a state, in bytes; it has the record, which grows with the rounds. It is safetensors' own limit.
+MAX_HEADER = 100_000_000
+
 
 class Lock:
     """The lock of an existing folder, held from construction until `release`; CheckpointError if it cannot be had."""
@@ -95,14 +101,6 @@ class Lock:
             self.path.unlink(missing_ok=True)
             os.close(self._file)
             self._file = None
-
-
-logger = logging.getLogger(__name__)
-
-#: Number of states that are kept: the latest, and the one before in case the latest cannot be read.
-NUM_KEPT_STATES = 2
-#: Longest header of a state, in bytes; it has the record, which grows with the rounds. It is safetensors' own limit.
-MAX_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,11 @@ from pyro_fed.runtime.executors import Executor, Work
 from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 from pyro_fed.runtime.integral_checks import integral_findings
 
+#: The evidence is not known if the standard error of its logarithm is larger, in nats: a factor of e.
+LARGEST_EVIDENCE_ERROR = 1.0
+#: A run that has asked as many clients as so many passes over all of them, and never some, has left these out.
+ENOUGH_PASSES = 2
+
 
 @dataclass(frozen=True)
 class CheckInputs:
@@ -106,12 +111,6 @@ class CheckInputs:
 
 #: From a result to what was found; nothing where there is nothing to say.
 Check = Callable[[CheckInputs], list[Finding]]
-
-
-#: The evidence is not known if the standard error of its logarithm is larger, in nats: a factor of e.
-LARGEST_EVIDENCE_ERROR = 1.0
-#: A run that has asked as many clients as so many passes over all of them, and never some, has left these out.
-ENOUGH_PASSES = 2
 
 
 def infinite_sds(judged: CheckInputs) -> list[Finding]:

@@ -54,6 +54,9 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 #: Shapes and dtypes by name.
 Spec = dict[str, Entry]
 
+#: The kind of the answer to each kind of request.
+ANSWER = {"work": "reply", "ask": "report"}
+
 
 @dataclass(frozen=True)
 class Header:
@@ -251,10 +254,6 @@ def _check_spec(found: Spec, expected: Spec) -> None:
                 f"tensor '{name}': expected {entry.dtype} of shape {entry.shape}, received {found[name].dtype} of "
                 f"shape {found[name].shape}"
             )
-
-
-#: The kind of the answer to each kind of request.
-ANSWER = {"work": "reply", "ask": "report"}
 
 
 def token() -> str:

@@ -36,6 +36,10 @@ from pyro_fed.runtime.messages import encoded_size, spec_of_one
 #: The largest number in single precision; a larger difference is sent in several messages.
 LARGEST = torch.finfo(torch.float32).max
 
+#: A graph has fallen apart if its links leave it in parts for as many rounds as should have brought the agents'
+#: disagreement down to this fraction.
+APART_AFTER = 0.1
+
 
 #   m_i = float32(x_i - x̂_i),    x̂_i ← x̂_i + m_i,    x_i ← x_i + Σ_j W_ij (x̂_j - x̂_i)
 #
@@ -79,11 +83,6 @@ class NeighbourValues:
             name: value + (mine[name] - self.known[name]) if name in self.coarse else value
             for name, value in mixed.items()
         }
-
-
-#: A graph has fallen apart if its links leave it in parts for as many rounds as should have brought the agents'
-#: disagreement down to this fraction.
-APART_AFTER = 0.1
 
 
 @dataclass(frozen=True)

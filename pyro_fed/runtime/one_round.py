@@ -30,6 +30,12 @@ from pyro_fed.runtime.run_errors import refuse_divergence
 #: The fewest clients whose messages are compared, to find one that stands apart from the others.
 FEWEST_COMPARED = 5
 
+#: The most rounds that are done at once: Ctrl-C is heard between them.
+MOST_ROUNDS = 100
+#: A method for one round, and the method that does the same for several. A class that overrides the first without the
+#: second has its rounds done one at a time.
+SAME = {"combine": "combine_rounds", "download": "onward"}
+
 
 def one_round(phase: Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:
     """The server's state after a round of some clients; the record and the phase's ledger are updated.
@@ -146,13 +152,6 @@ def _comparable(phase: Phase, context: Context, clients: int) -> bool:
 def _numbers(messages: State) -> torch.Tensor:
     """All floating-point numbers of the messages (C, P)."""
     return torch.cat([value.reshape(len(value), -1) for value in messages.values() if value.is_floating_point()], 1)
-
-
-#: The most rounds that are done at once: Ctrl-C is heard between them.
-MOST_ROUNDS = 100
-#: A method for one round, and the method that does the same for several. A class that overrides the first without the
-#: second has its rounds done one at a time.
-SAME = {"combine": "combine_rounds", "download": "onward"}
 
 
 def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) -> int:

@@ -49,6 +49,19 @@ from pyro_fed.runtime.stages import run_stages
 #: Draws of a density where none are asked for.
 NUM_DRAWS = 1000
 
+#: More threads than any machine has.
+MAX_THREADS = 4096
+#: Draws of one parameter that fill a gigabyte.
+MOST_DRAWS = 134_217_728
+#: Arguments that belong to one algorithm, with the cure where several are tried.
+OF_ONE_ALGORITHM = {
+    "num_rounds": "its stages have rounds of their own; limit them by {name}(max_rounds=...)",
+    "schedule": "each of its stages has its own",
+    "combination": "its stages need every client's own message",
+    "start": "it hands over between its stages by itself; run FedEP(), which can start there",
+    "checkpoint": "only a single algorithm can be resumed",
+}
+
 
 @checked
 def run(
@@ -285,20 +298,6 @@ def final_state(algorithm: Algorithm, federation: Federation, *, seed: int = 0) 
         finally:
             context.executor.close()
     return Final(shared, record.converged)
-
-
-#: More threads than any machine has.
-MAX_THREADS = 4096
-#: Draws of one parameter that fill a gigabyte.
-MOST_DRAWS = 134_217_728
-#: Arguments that belong to one algorithm, with the cure where several are tried.
-OF_ONE_ALGORITHM = {
-    "num_rounds": "its stages have rounds of their own; limit them by {name}(max_rounds=...)",
-    "schedule": "each of its stages has its own",
-    "combination": "its stages need every client's own message",
-    "start": "it hands over between its stages by itself; run FedEP(), which can start there",
-    "checkpoint": "only a single algorithm can be resumed",
-}
 
 
 def check_of_plan(plan: Plan, **given: Any) -> None:

@@ -38,6 +38,13 @@ READS_ALL = tuple(f"{name}." for name in ("dataclasses", "copy")) + tuple(
     f"{OURS}.{name}." for name in ("conventions", "recipes", "results", "runtime")
 )
 
+#: Options of every short run.
+OPTIONS: dict[str, Any] = {"num_draws": 8, "progress": False, "compile": "off", "log_likelihood": False, "audit": False}
+#: Rounds of a short run.
+NUM_ROUNDS = 4
+#: Rounds of runs that are checked for their forms only.
+NUM_FORM_ROUNDS = 2
+
 
 class Call(NamedTuple):
     """One call of a method: its name, its positional arguments as they were before it, and its result."""
@@ -215,14 +222,6 @@ def _same_leaf(one: Any, other: Any) -> bool:
     if isinstance(one, float | int | bool | str) or one is None:
         return type(one) is type(other) and bool(one == other or (one != one and other != other))
     return True
-
-
-#: Options of every short run.
-OPTIONS: dict[str, Any] = {"num_draws": 8, "progress": False, "compile": "off", "log_likelihood": False, "audit": False}
-#: Rounds of a short run.
-NUM_ROUNDS = 4
-#: Rounds of runs that are checked for their forms only.
-NUM_FORM_ROUNDS = 2
 
 
 @dataclass(eq=False)

@@ -36,6 +36,12 @@ PURE = (
     "axis of the clients in `local_step`"
 )
 
+#: Largest error of a mean, in posterior SDs, and of an SD, as a share of it, in addition to chance.
+MEAN_ERROR = SD_ERROR = 0.05
+#: Standard errors allowed for chance: four figures of independent draws exceed it once in 4,000 correct runs.
+CHANCE = 4.0
+NUM_DRAWS, FEWEST_DRAWS = 4000, 400
+
 
 class LastFirst(Sequential):
     """One client after the other, the last first."""
@@ -257,13 +263,6 @@ def _agree(first: InferenceData, second: InferenceData, what: str, than: str, to
         f"draws that differ by {off:g}",
         PURE,
     )
-
-
-#: Largest error of a mean, in posterior SDs, and of an SD, as a share of it, in addition to chance.
-MEAN_ERROR = SD_ERROR = 0.05
-#: Standard errors allowed for chance: four figures of independent draws exceed it once in 4,000 correct runs.
-CHANCE = 4.0
-NUM_DRAWS, FEWEST_DRAWS = 4000, 400
 
 
 def check_conjugate_posterior(algorithm: Algorithm, case: Case) -> None:

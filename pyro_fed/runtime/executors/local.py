@@ -26,22 +26,6 @@ from pyro_fed.policy.results import uncompiled_level
 from pyro_fed.runtime.executors.base import Executor, Reply, Work, in_full_precision
 from pyro_fed.runtime.messages import Spec, spec_of, spec_of_one
 
-
-class NewStates(NamedTuple):
-    """New states of C clients after a round, their slots in the round (C,), and their positions in `local` (C,)."""
-
-    slots: Tensor
-    at: Tensor
-    states: State
-
-
-class FusedCall(NamedTuple):
-    """R rounds that were done at once, and the requested entries of their noise (steps, R C, ...)."""
-
-    made: LocalRounds
-    drawn: State
-
-
 #: The most numbers in the messages, states and rows of rounds that are done at once.
 NUMBERS_AT_ONCE = 10_000_000
 #: Gives what a round's clients receive: from what the clients of the round before received and sent, and the round's
@@ -49,6 +33,14 @@ NUMBERS_AT_ONCE = 10_000_000
 Onward = Callable[[State, State, Tensor], State]
 #: Messages, new states and figures of C clients, as `Algorithm.local_step` returns them.
 Step = tuple[State, State, State]
+
+
+class NewStates(NamedTuple):
+    """New states of C clients after a round, their slots in the round (C,), and their positions in `local` (C,)."""
+
+    slots: Tensor
+    at: Tensor
+    states: State
 
 
 def keep(algorithm: Algorithm, local: State, new: Sequence[NewStates], taken: Tensor, told: State) -> None:
@@ -119,7 +111,7 @@ class Vectorised(Local):
         self.width = 0
         self.room = clients_at_once(self.problem, self.data.row_index.shape[1])
 
-    def rounds(self, first: Work, clients: Tensor, onward: Onward, replays: Set[str]) -> FusedCall:
+    def rounds(self, first: Work, clients: Tensor, onward: Onward, replays: Set[str]) -> tuple[LocalRounds, State]:
         """Do several rounds, one after the other; the server looks at the replies after the last.
 
         The clients' new states count at once; `undo` takes them back.
@@ -137,7 +129,7 @@ class Vectorised(Local):
         noise = self._drawn_ahead(clients, at, seeding.torch_generators(first.seed, keys))
         drawn: State = {name: noise[name] for name in replays}
         if found := self._together(first, clients, at, noise):
-            return FusedCall(found, drawn)
+            return found, drawn
         each = _split_rounds(noise, len(clients))
         steps, received, work = list[Step](), list[State](), first
         for number, (chosen, own) in enumerate(zip(listed, each, strict=True)):
@@ -152,7 +144,7 @@ class Vectorised(Local):
                 slots = torch.arange(len(chosen))
                 keep(self.algorithm, self.local, [NewStates(slots, at, new)], slots, {})
         messages, figures = ([step[i] for step in steps] for i in (0, 2))
-        return FusedCall(LocalRounds(*(_stack_states(states) for states in (received, messages, figures))), drawn)
+        return LocalRounds(*(_stack_states(states) for states in (received, messages, figures))), drawn
 
     def _drawn_ahead(self, clients: Tensor, at: Tensor, generators: Iterator[torch.Generator]) -> Noise:
         """The noise of several rounds, by the algorithm's own way to draw many at once if it has one."""
