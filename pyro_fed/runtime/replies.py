@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_fed.algorithm.combination import MIN_COHORT, Bounded
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Failure
-from pyro_fed.algorithm.states import State, select
+from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.errors import QuorumError, SettingError, listed, shown
 from pyro_fed.ops.entries import all_finite
 from pyro_fed.runtime.executors import Executor, Reply, Work
@@ -104,10 +104,8 @@ def _join_attempts(parts: list[Gathered]) -> Gathered:
         return parts[0] if parts else Gathered(torch.arange(0))
     slots = torch.cat([part.slots for part in parts])
     order = slots.argsort()
-    messages, info = (
-        {name: torch.cat([getattr(part, kind)[name] for part in parts])[order] for name in getattr(parts[0], kind)}
-        for kind in ("messages", "info")
-    )
+    messages = select(concatenate([part.messages for part in parts]), order)
+    info = select(concatenate([part.info for part in parts]), order)
     return Gathered(slots[order], messages, info)
 
 
