@@ -19,9 +19,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyro_fed.conventions import calls
+from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.doors import public_dir
-from pyro_fed.errors import SettingError
 
 __all__ = ["Progress", "set_progress"]
 __dir__ = public_dir(__all__)
@@ -73,8 +72,7 @@ _everywhere: Show = True
 _here: ContextVar[Show | None] = ContextVar("progress", default=None)
 
 
-@calls.checked_but("show")
-@calls.checked
+@checked
 def set_progress(show: Show) -> None:
     """Show the progress of all runs of this process, or do not.
 
@@ -90,20 +88,14 @@ def set_progress(show: Show) -> None:
         >>> pf.progress.set_progress(lambda progress: print(progress.name, progress.done, progress.total))
     """
     global _everywhere
-    _everywhere = checked(show)
-
-
-def checked(show: object) -> Show:
-    """Return `show` if it says how to show progress; SettingError otherwise."""
-    if isinstance(show, bool) or callable(show):
-        return show
-    raise SettingError(f"progress is True, False or a function of pyro_fed's Progress, received {show!r}")
+    _everywhere = show if callable(show) else bool(show)  # NumPy's flags too
 
 
 @contextmanager
 def showing(show: Show) -> Iterator[None]:
     """Show progress this way within the block; True leaves it to `set_progress`."""
-    token = _here.set(None if show is True else checked(show))
+    shown = show if callable(show) else bool(show)
+    token = _here.set(None if shown is True else shown)
     try:
         yield
     finally:
