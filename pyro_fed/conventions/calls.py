@@ -119,7 +119,9 @@ def _fits_class(value: Any, hint: Any, origin: Any, inner: tuple[Any, ...]) -> b
     wanted = origin if isinstance(origin, type) else hint
     if isinstance(value, torch.Tensor) and value.layout != torch.strided:
         return False  # few of torch's functions take sparse ones
-    return isinstance(value, wanted) if isinstance(wanted, type) and not _is_protocol(wanted) else True
+    return (
+        isinstance(value, wanted) if isinstance(wanted, type) and not getattr(wanted, "_is_protocol", False) else True
+    )
 
 
 def _fits_items(value: Any, inner: tuple[Any, ...]) -> bool:
@@ -135,10 +137,6 @@ def _some(value: Any) -> list[Any]:
         return list(value[:MAX_CHECKED_ITEMS]) if hasattr(value, "__getitem__") else list(value)[:MAX_CHECKED_ITEMS]
     except Exception:  # whatever a stranger's collection raises, it is no list of items to look at
         return []
-
-
-def _is_protocol(kind: type) -> bool:
-    return bool(getattr(kind, "_is_protocol", False))
 
 
 def in_words(hint: Any) -> str:
@@ -183,7 +181,7 @@ def checked(function: F, own: frozenset[str] = frozenset()) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
-        who = _class_name(args[0]) if is_method and name == "__init__" else name
+        who = type(args[0]).__name__ if is_method and name == "__init__" else name
         given = _bound(who, signature, is_method, args, keywords)
         _check_kinds(who, {key: value for key, value in given.items() if key not in own}, _hints(function))
         for key, value in keywords.items():
@@ -236,10 +234,6 @@ def explain(error: Exception, kind: type[PyroFedError], what: str) -> NoReturn:
         raise error
     said = next(iter(str(error).splitlines()), "")
     raise kind(f"{what}: {type(error).__name__}: {said}") from error
-
-
-def _class_name(owner: Any) -> str:
-    return owner.__name__ if isinstance(owner, type) else type(owner).__name__
 
 
 def _bound(
