@@ -9,8 +9,7 @@ The public names are those of `__init__.pyi`; each is loaded, with torch and Pyr
 """
 
 from pyro_fed.conventions.doors import door
-from pyro_fed.conventions.moved_names import MOVED, REMOVED_IN
-from pyro_fed.conventions.version import VERSION
+from pyro_fed.conventions.version import MOVED, REMOVED_IN, VERSION
 
 __version__ = VERSION
 __getattr__, __dir__, __all__ = door(__name__, __file__, moved=MOVED, removed_in=REMOVED_IN)

@@ -1,5 +1,5 @@
 # The public face: every `pf.` name, read by type checkers and by `conventions.doors`; a name is one line here. Names
-# that stood here before are in `conventions.moved_names`.
+# that stood here before are in `conventions.version`.
 from . import codebook as codebook
 from . import errors as errors
 from . import graph as graph

@@ -157,11 +157,9 @@ class StoppedError(PyroFedError):
         result: InferenceData of that state, or None where there is none.
     """
 
-    def __init__(self, message: str, *, round: int | None = None) -> None:
+    def __init__(self, message: str, *, round: int | None = None, algorithm: Any = None, state: Any = None) -> None:
         super().__init__(message)
-        self.round = round
-        self.algorithm: Any = None
-        self.state: Any = None
+        self.round, self.algorithm, self.state = round, algorithm, state
         self.result: Any = None
 
 
@@ -178,8 +176,8 @@ class DivergenceError(StoppedError, ArithmeticError):
         ...     print(error.client, error.round, error.result)
     """
 
-    def __init__(self, message: str, *, client: int | None = None, round: int | None = None) -> None:
-        super().__init__(message, round=round)
+    def __init__(self, message: str, *, client: int | None = None, **stopped: Any) -> None:
+        super().__init__(message, **stopped)
         self.client = client
 
 
@@ -251,11 +249,7 @@ class GraphError(SettingError):
 
 
 def warn_user(said: str) -> None:
-    """Warn at the line of the user's code that has called the package, however deep within it the cause is found.
-
-    Args:
-        said: the message.
-    """
+    """Warn at the line of the user's code that has called the package, however deep within it the cause is found."""
     said, frame = brief(said), sys._getframe()
     caller = frame
     while frame is not None and frame.f_back is not None:
@@ -268,11 +262,7 @@ def warn_user(said: str) -> None:
 
 
 def brief(text: str) -> str:
-    """A message without most of a long value that it echoes; its beginning and its end, with the cure, stay.
-
-    Args:
-        text: the message.
-    """
+    """A message without most of a long value that it echoes; its beginning and its end, with the cure, stay."""
     text = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: f"{word[0][:SHOWN]}...", text)
     if len(text) <= LONGEST_TEXT:
         return text
@@ -288,10 +278,7 @@ def listed(names: Iterable[Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for a message, in one line and not too long: its text and its type, whatever it is.
-
-    Arrays, tensors and frames may be rows: their shape stands for their values.
-    """
+    """A value for a message, in one line: its text and its type; the shape of arrays, tensors and frames."""
     shape = getattr(value, "shape", ())
     if isinstance(shape, tuple) and shape:
         return f"values of shape {tuple(shape)} ({type(value).__name__})"

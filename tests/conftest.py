@@ -10,7 +10,7 @@ import pyro
 import pytest
 import torch
 
-from pyro_fed.conventions.memory import COMPUTING, MMAP_THRESHOLD, TRIM_THRESHOLD, allocator, keep_freed
+from pyro_fed.conventions.resources import COMPUTING, MMAP_THRESHOLD, TRIM_THRESHOLD, allocator, keep_freed
 
 os.environ["MPLBACKEND"] = "Agg"
 

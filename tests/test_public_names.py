@@ -14,7 +14,7 @@ import pytest
 
 import pyro_fed as pf
 from pyro_fed import infer
-from pyro_fed.conventions.moved_names import MOVED
+from pyro_fed.conventions.version import MOVED
 
 #: What users and recipes have been told of.
 PROMISED = (

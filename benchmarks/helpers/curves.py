@@ -17,7 +17,7 @@ import xarray as xr
 import pyro_fed as pf
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.analysis.judging.metrics import test_metrics
-from pyro_fed.runtime.evaluation import Evaluate
+from pyro_fed.runtime.context import Evaluate
 
 #: Values over (seed, round), by method.
 Curves = Mapping[str, np.ndarray]

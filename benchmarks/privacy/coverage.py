@@ -29,8 +29,8 @@ import torch
 import pyro_fed as pf
 from benchmarks.helpers.markdown import heading, row
 from pyro_fed.errors import PyroFedError
-from pyro_fed.runtime.ending import finish
-from pyro_fed.runtime.ending.privacy_noise import with_noise
+from pyro_fed.runtime import finish
+from pyro_fed.runtime.privacy_noise import with_noise
 
 CLIENTS, ROWS, DIM, DELTA = 200, 25, 3, 1e-5
 EPSILONS = (1.0, 3.0, 10.0)

@@ -55,7 +55,7 @@ def work(case: str, profile: bool) -> None:
     import torch
 
     import pyro_fed as pf
-    from pyro_fed.runtime.ending.finish import Finish
+    from pyro_fed.runtime.finish import Finish
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

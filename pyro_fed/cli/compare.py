@@ -54,7 +54,7 @@ def compare(
     from pyro_fed.analysis.report import json_figures, page
     from pyro_fed.recipes import library
     from pyro_fed.recipes.experiment import build_federation
-    from pyro_fed.results.saving import check_savable
+    from pyro_fed.results.inference_data import check_savable
 
     if apart and reference is None:
         raise SettingError("--apart runs the reference in a process of its own: give --reference, such as nuts")

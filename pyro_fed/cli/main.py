@@ -145,7 +145,7 @@ def run(
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.experiment import build_federation
     from pyro_fed.recipes.values import parse_assignment
-    from pyro_fed.results.saving import check_savable
+    from pyro_fed.results.inference_data import check_savable
 
     if resume and checkpoint is None:
         raise _InputError("--resume needs --checkpoint DIR, the folder with the state of the run that is to go on")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from pyro_fed.conventions.client_names import DEFAULT_CLIENTS
+from pyro_fed.conventions.names import DEFAULT_CLIENTS
 from pyro_fed.conventions.output import PAGE_ENDINGS, check_writable
 from pyro_fed.errors import SettingError
 

@@ -29,7 +29,7 @@ from pyro_fed.codebook.summary import HALVES, NumberSummary, SiteSummary
 from pyro_fed.codebook.units import Confusion, confusions
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.client_names import OVERALL
+from pyro_fed.conventions.names import OVERALL
 from pyro_fed.errors import DataError, listed
 
 #: How far hospitals usually differ: means (in SDs), log SDs, log odds of levels, differences between levels (in SDs).

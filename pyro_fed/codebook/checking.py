@@ -13,7 +13,7 @@ from pyro_fed.codebook.plain import check_installed
 from pyro_fed.codebook.rows import read_table
 from pyro_fed.codebook.summary import SiteSummary, summarise
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.client_names import check_shown_name
+from pyro_fed.conventions.names import check_shown_name
 from pyro_fed.errors import DataError, SettingError, listed
 
 

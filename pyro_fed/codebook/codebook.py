@@ -26,7 +26,7 @@ from typing import ClassVar, Literal
 
 from pyro_fed.codebook.plain import from_table, reason
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import closest
 from pyro_fed.errors import SettingError, listed
 
 #: Types whose values are numbers, and have moments.

@@ -15,8 +15,8 @@ from pyro_fed.codebook.between_sites import check_together, compare
 from pyro_fed.codebook.plain import from_json, to_json
 from pyro_fed.codebook.summary import NumberSummary, SiteSummary
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.names import closest
 from pyro_fed.conventions.output import write_file
-from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import DataError, listed, warn_user
 from pyro_fed.federation.standardise import ColumnSums, pooled_moments
 

@@ -35,7 +35,7 @@ from pyro_fed.codebook.plain import from_json, to_json
 from pyro_fed.codebook.units import unit_of_whole_numbers
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.client_names import check_shown_name
+from pyro_fed.conventions.names import check_shown_name
 from pyro_fed.conventions.output import write_file
 from pyro_fed.errors import DataError, shown
 from pyro_fed.ops.small_counts import withheld_cells

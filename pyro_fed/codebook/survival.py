@@ -28,8 +28,7 @@ from pyro_fed.codebook.codebook import Codebook
 from pyro_fed.codebook.outcomes import OutcomeSummary
 from pyro_fed.codebook.summary import SiteSummary
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.client_names import OVERALL
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import OVERALL, closest
 from pyro_fed.errors import DataError, listed
 
 

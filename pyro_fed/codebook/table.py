@@ -19,7 +19,7 @@ from pyro_fed.codebook.codebook import Column
 from pyro_fed.codebook.pooling import pooled
 from pyro_fed.codebook.summary import CategorySummary, NumberSummary, SiteSummary
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.client_names import OVERALL
+from pyro_fed.conventions.names import OVERALL
 from pyro_fed.errors import listed
 
 #: What stands for a figure that a site withholds, and for a column that it does not have.

@@ -115,13 +115,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Sentence(Generic[Figures]):
-    """A kind of finding: called with its figures, it returns a finding.
-
-    Attributes:
-        write: returns the text.
-        topic: what it is about.
-        severity: whether it speaks against a result.
-    """
+    """A kind of finding: called with its figures, it returns a finding with the text that `write` returns."""
 
     write: Callable[Figures, str]
     topic: Topic

@@ -1,8 +1,10 @@
 """Every sentence of a finding, by topic. A function's name is the code, its arguments are the figures.
 
-Texts have no full stop at their end. Arguments named as in `finding.PLACES` are the place of the finding; `cures` are
-part of the text. A text may change from version to version, a code may not.
+Texts have no full stop at their end; they say what was found, so that the functions have no docstrings. Arguments named
+as in `finding.PLACES` are the place of the finding; `cures` are part of the text. A text may change from version to
+version, a code may not.
 """
+# ruff: noqa: D103
 
 from __future__ import annotations
 
@@ -34,31 +36,26 @@ MOST_DESCRIBED = 5
 
 @doubt(Topic.CONVERGENCE)
 def not_converged(rounds: int, change: float, cures: Cures = ("run more rounds",)) -> str:
-    """The rounds ended before the algorithm's own criterion held."""
     return f"not converged after {rounds} rounds: the last change was {change:.3g}; {cures[0]}"
 
 
 @doubt(Topic.CONVERGENCE)
 def not_converged_and_stuck(rounds: int) -> str:
-    """No client's change could be applied, or changes do not become smaller; other findings give the reason."""
     return f"not converged after {rounds} rounds, and more rounds do not help"
 
 
 @doubt(Topic.CONVERGENCE)
 def stopped_by_time(stopped: str) -> str:
-    """The time limit ended the rounds."""
     return f"not converged: {stopped}"
 
 
 @doubt(Topic.CONVERGENCE)
 def interrupted(algorithm: str, after: str, kept: str) -> str:
-    """Ctrl-C ended the rounds."""
     return f"{algorithm} was interrupted{after}: the result is incomplete, {kept}"
 
 
 @doubt(Topic.CONVERGENCE)
 def stage_cut_short(stage: str, by: str) -> str:
-    """A stage of a plan was interrupted, or ended by the budget."""
     return f"the run of {stage} was {by}"
 
 
@@ -73,13 +70,11 @@ def algorithm_warning(warning: str) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def sites_not_finite(clients: Sequence[str]) -> str:
-    """Sites of a hand-written guide were not finite in the last round."""
     return f"in the last round the sites of clients {listed(clients)} were not finite and were not used"
 
 
 @doubt(Topic.DIAGNOSTICS)
 def sites_not_used(clients: Sequence[str], of_clients: int, cures: Cures) -> str:
-    """Messages of the last round could not be used."""
     return (
         f"in the last round the messages of clients {listed(clients)} ({len(clients)} of {of_clients}) "
         "were not used: their tilted distributions or the updated q were no numbers, or not positive definite; their "
@@ -89,7 +84,6 @@ def sites_not_used(clients: Sequence[str], of_clients: int, cures: Cures) -> str
 
 @doubt(Topic.DIAGNOSTICS)
 def last_step_taken_back(cures: Cures = ("Raise num_rounds, or set start='laplace'",)) -> str:
-    """The last step lowered the evidence's lower bound, and a shorter one was not checked."""
     return (
         "the last round's step was taken back, since it lowered the evidence's lower bound or led to a likelihood "
         f"that is not finite; the result is a shorter step, which no round has checked. {cures[0]}"
@@ -98,7 +92,6 @@ def last_step_taken_back(cures: Cures = ("Raise num_rounds, or set start='laplac
 
 @doubt(Topic.DIAGNOSTICS)
 def rounds_in_vain(returns: int, samplers: str) -> str:
-    """Steps from the best Gaussian lower the evidence's bound repeatedly."""
     return (
         f"the last rounds were in vain: {returns} times steps from the best Gaussian, which is the result, led to "
         "where the evidence's lower bound is lower by more than step_control.fall. The curvature of the density is "
@@ -109,7 +102,6 @@ def rounds_in_vain(returns: int, samplers: str) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def weights_still_move(rounds: int, nats: float, samplers: str) -> str:
-    """A network's rounds hardly improve any more, and its weights have not converged."""
     return (
         f"a network's weights have not come to rest: in the last {rounds} rounds the evidence's lower bound rose by "
         f"less than {nats:g} nats a row, so that more rounds would hardly change what it predicts. For the weights "
@@ -119,24 +111,20 @@ def weights_still_move(rounds: int, nats: float, samplers: str) -> str:
 
 @doubt(Topic.CONVERGENCE)
 def steps_shortened(rounds: int, fraction: float) -> str:
-    """Steps are shortened at an edge of the likelihood."""
     return (
-        f"not converged after {rounds} rounds: steps were shortened to "
-        f"{fraction:.2g} of their length, since the likelihood falls, or is not finite, "
-        "where they lead. It may end at an edge that depends on a latent, such as a factor that is -inf beyond it, "
-        "which gradients do not show: choose a prior under which all rows are possible"
+        f"not converged after {rounds} rounds: steps were shortened to {fraction:.2g} of their length, since the "
+        "likelihood falls, or is not finite, where they lead. It may end at an edge that depends on a latent, such as "
+        "a factor that is -inf beyond it, which gradients do not show: choose a prior under which all rows are possible"
     )
 
 
 @doubt(Topic.DIAGNOSTICS)
 def gaussian_still_moves(sds: float, cures: Cures) -> str:
-    """The Gaussian moved in the last round."""
     return f"q moved by {sds:.3g} SDs in the last round: it has not settled; {cures[0]}"
 
 
 @doubt(Topic.DIAGNOSTICS)
 def sites_are_not_the_quotient() -> str:
-    """An optimiser breaks the invariant of EP."""
     return (
         "an optimiser moved q and the sites by different amounts: q is not the product of prior and sites any more "
         "(Guo et al., Section 2.2.3)"
@@ -145,7 +133,6 @@ def sites_are_not_the_quotient() -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def sds_still_change(percent_a_round: float) -> str:
-    """The SDs of a large model have not converged."""
     return (
         f"the SDs still changed by {percent_a_round:+.2g} % a round on average at the end: they are those of a run "
         "that has not settled; run more rounds (num_rounds=)"
@@ -154,7 +141,6 @@ def sds_still_change(percent_a_round: float) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def improper_priors(sites: Sequence[str]) -> str:
-    """Parameters of a network under improper priors may have no posterior."""
     return (
         f"sites {list(sites)} have improper priors: those of their parameters that the data do "
         "not determine, as weights behind a pixel that is always dark, have no posterior; give them proper priors"
@@ -163,73 +149,61 @@ def improper_priors(sites: Sequence[str]) -> str:
 
 @doubt(Topic.CONVERGENCE)
 def point_not_converged(rounds: int, sds: float) -> str:
-    """A point may be far from the mode."""
     return f"not converged after {rounds} rounds: {_point_from_mode(sds)}"
 
 
 @doubt(Topic.DIAGNOSTICS)
 def point_by_random_steps(rounds: int, sds: float) -> str:
-    """A point found by random steps may be far from the mode."""
     return f"by random steps, which have no criterion, after {rounds} rounds: {_point_from_mode(sds)}"
 
 
 def _point_from_mode(sds: float) -> str:
     return (
-        f"the point may be {sds:.2g} posterior SDs "
-        "from the mode; where the prior is weak against the data that takes many rounds: raise "
-        "num_rounds, or use FedLapCov or FedLaplace"
+        f"the point may be {sds:.2g} posterior SDs from the mode; where the prior is weak against the data that takes "
+        "many rounds: raise num_rounds, or use FedLapCov or FedLaplace"
     )
 
 
 @doubt(Topic.CLIENTS)
 def rows_went_in_partly(clients: Sequence[str], cures: Cures = ("use PVI",)) -> str:
-    """Streaming visited clients once and took a part of their change."""
     return f"the rows of clients {listed(clients)} went in by a part of their only turn: {cures[0]}"
 
 
 @doubt(Topic.CLIENTS)
 def clients_had_no_turn(clients: Sequence[str]) -> str:
-    """Clients were never visited."""
     return f"clients {listed(clients)} never had a turn, and the result lacks their rows"
 
 
 @doubt(Topic.CLIENTS)
 def some_clients_had_no_turn(missing: int, of_clients: int, cures: Cures = ("give more rounds (num_rounds)",)) -> str:
-    """The last turns of clients are missing for the check of particles."""
     return f"{missing} of {of_clients} clients never had a turn, and the result lacks their rows: {cures[0]}"
 
 
 @doubt(Topic.CLIENTS)
 def clients_have_not_answered(share: float) -> str:
-    """Weights lack some clients' likelihoods."""
     return f"{100 * share:.0f} % of the clients have answered: the result lacks the others' likelihoods"
 
 
 @doubt(Topic.CLIENTS)
 def rows_never_used(rows: int, cures: Cures) -> str:
-    """Stochastic rounds have not reached all rows."""
     return f"{rows} rows were never used: {cures[0]}"
 
 
 @doubt(Topic.DIAGNOSTICS)
 def surrogates_tempered(clients: Sequence[str]) -> str:
-    """Clients' likelihoods are flat in some direction."""
     return (
-        f"the likelihoods of clients {listed(clients)} are flat or improper "
-        "in some direction (separable classes, fewer rows than parameters): their surrogates are tempered, and the "
-        "variance between clients may be larger"
+        f"the likelihoods of clients {listed(clients)} are flat or improper in some direction (separable classes, "
+        "fewer rows than parameters): their surrogates are tempered, and the variance between clients may be larger"
     )
 
 
 @doubt(Topic.DIAGNOSTICS)
 def no_draw_kept(end: str, cures: Cures = ("run more rounds",)) -> str:
-    """A run of chains ended before a draw was kept."""
     return f"no draw was kept: {end}; {cures[0]}"
 
 
 @doubt(Topic.DIAGNOSTICS)
 def too_few_effective_draws(effective: float, needed: float, chain_is_short: bool, cures: Cures) -> str:
-    """Chains have a small effective number of draws."""
     short = "the chain is short, and its intervals are rough; " if chain_is_short else ""
     return (
         f"only {effective:.3g} effective draws of the slowest coordinate (at least {needed} are wanted): "
@@ -239,7 +213,6 @@ def too_few_effective_draws(effective: float, needed: float, chain_is_short: boo
 
 @doubt(Topic.DIAGNOSTICS)
 def chains_disagree(r_hat: float, limit: str, chains: int | None = None, cures: Cures = ("run more rounds",)) -> str:
-    """R-hat of the chains is too large."""
     which = "the chains" if chains is None else f"the {chains} chains"
     cure = f"; {cures[0]}" if cures else ""
     return f"{which} disagree: R-hat is {r_hat:.4g} (at most {limit} is wanted){cure}"
@@ -247,13 +220,11 @@ def chains_disagree(r_hat: float, limit: str, chains: int | None = None, cures: 
 
 @doubt(Topic.DIAGNOSTICS)
 def chains_stood_still(why: str) -> str:
-    """Parameters of the chains did not move at all."""
     return f"parameters of the chains did not move at all, so that there is no R-hat and no effective draw: {why}"
 
 
 @doubt(Topic.DIAGNOSTICS)
 def too_few_draws_of_a_chain(draws: int, cures: Cures = ("run more rounds",)) -> str:
-    """Chains are too short for R-hat."""
     return f"only {draws} draws of a chain are kept, too few for R-hat and effective draws: {cures[0]}"
 
 
@@ -265,7 +236,6 @@ def funnel_is_likely(hint: str) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def steps_widen_draws(factor: float) -> str:
-    """Langevin steps are too long for the posterior."""
     many = f"{factor:.3g} times" if math.isfinite(factor) else "any number of times"
     return (
         f"the steps are too long for this posterior: SDs come out {many} what they are. Give a smaller "
@@ -275,7 +245,6 @@ def steps_widen_draws(factor: float) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def noise_of_clients_unmeasured(parameters: int, cures: Cures) -> str:
-    """The effect of clients' own noise on their average is not known for a large model."""
     return (
         f"how far the clients' own noise moves their average is not measured on a model of {parameters} "
         f"parameters, and the more clients there are the farther it does: {cures[0]}"
@@ -284,7 +253,6 @@ def noise_of_clients_unmeasured(parameters: int, cures: Cures) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def server_steps_grow(late: float, before: float) -> str:
-    """Averaging is leaving a plateau."""
     return (
         f"the server's steps grow: {late:.2g} a round at the end, {before:.2g} in the middle of the run. The point "
         "is on its way off a plateau, as where gradients of a network's first layers were small: run more rounds "
@@ -294,7 +262,6 @@ def server_steps_grow(late: float, before: float) -> str:
 
 @doubt(Topic.SETTINGS)
 def published_weighting(agents: int, counted: float, again: str, start: str) -> str:
-    """The published weighting of agents does not end at the posterior."""
     return (
         "weighting='paper' does not end at the posterior: an agent's likelihood enters with its centrality, about "
         f"1/{agents}, {again}, so that a row counts about {counted:.2g} times in place of once{start}. It is the "
@@ -304,7 +271,6 @@ def published_weighting(agents: int, counted: float, again: str, start: str) -> 
 
 @doubt(Topic.SETTINGS)
 def published_weighting_of_finitely_many() -> str:
-    """The published weighting of agents over finitely many parameters does not end at the posterior."""
     return (
         "weighting='paper' does not end at the posterior: a row of agent i counts v_i times, about 1 over the "
         "number of agents; use weighting='exact' for the posterior"
@@ -313,7 +279,6 @@ def published_weighting_of_finitely_many() -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def candidates_miss_the_posterior(candidates: int, worth: float) -> str:
-    """Draws of the prior hardly meet the posterior."""
     return (
         f"the posterior on {candidates} draws of the prior is worth {worth:.3g} of them: raise "
         "num_candidates, or use P2PVI"
@@ -322,13 +287,11 @@ def candidates_miss_the_posterior(candidates: int, worth: float) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def agents_disagree(sds: float, cures: Cures = ("run more rounds or consensus steps",)) -> str:
-    """Agents' beliefs differ after the last round."""
     return f"agents disagree by up to {sds:.2g} SD after the last round: {cures[0]}"
 
 
 @doubt(Topic.DIAGNOSTICS)
 def agents_could_not_move(clients: Sequence[str]) -> str:
-    """Agents' sites could not move in the last round."""
     return (
         f"in the last round the sites of agents {listed(clients)} could not move without undoing their beliefs. If "
         "that goes on, no Gaussian is near this posterior"
@@ -337,7 +300,6 @@ def agents_could_not_move(clients: Sequence[str]) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def tilted_points_are_few(client: str, share: float) -> str:
-    """An agent's tilted distribution lies elsewhere than its belief."""
     return (
         f"agent {client} has {share:.1%} effective points for its tilted moments and keeps its site: "
         "raise tilted_points, or lower damping"
@@ -346,7 +308,6 @@ def tilted_points_are_few(client: str, share: float) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def step_held_back(step: float, of_step: float) -> str:
-    """Mirror descent's last step was held back."""
     return (
         f"the last step was held back to γ = {step:.2g} of {of_step:g}: q is not yet the "
         "posterior; run more rounds, or give more particles"
@@ -355,7 +316,6 @@ def step_held_back(step: float, of_step: float) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def few_particles_have_weight(share: float, particles: int) -> str:
-    """Few particles have weight in mirror descent."""
     return (
         f"the last weights are worth {share:.1%} of the {particles} particles: give more of "
         "them, a smaller step_size or min_effective=0.3, or use DSVGD"
@@ -364,7 +324,6 @@ def few_particles_have_weight(share: float, particles: int) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def components_curve_upwards(components: int, of_components: int) -> str:
-    """Components of a mixture keep their initial variance."""
     return (
         f"{components} of {of_components} components lie where the log density curves upwards, and "
         "keep the variance they began with: run more rounds, or use SVI or DSVGD"
@@ -373,7 +332,6 @@ def components_curve_upwards(components: int, of_components: int) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def trajectories_diverged(trajectories: float) -> str:
-    """Trajectories of NUTS diverged."""
     return (
         f"{trajectories:.0f} trajectories diverged: the posterior has places that the chains did not "
         "reach, often a funnel; raise target_accept_prob, or give its scale a non-centred form"
@@ -382,7 +340,6 @@ def trajectories_diverged(trajectories: float) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def trees_saturated(share: float) -> str:
-    """Trajectories of NUTS often end at the deepest tree."""
     return (
         f"{100 * share:.0f} % of the draws used the deepest tree: raise max_tree_depth, or set "
         "full_mass=True where parameters are correlated"
@@ -391,7 +348,6 @@ def trees_saturated(share: float) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def chains_not_mixed(r_hat: float, limit: float) -> str:
-    """Chains of NUTS have not mixed."""
     return (
         f"the chains have not mixed: R-hat is {r_hat:.3f} where {limit} is allowed; raise "
         "warmup_steps and num_samples, or look for several modes"
@@ -400,7 +356,6 @@ def chains_not_mixed(r_hat: float, limit: float) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def energies_badly_explored(bfmi: float, limit: float) -> str:
-    """BFMI of NUTS is small."""
     return f"BFMI is {bfmi:.2f} where {limit} is the least: the tails are badly explored; reparameterise the model"
 
 
@@ -419,7 +374,6 @@ MODE_AT_INFINITY = (
 
 @doubt(Topic.DIAGNOSTICS)
 def no_mode_found() -> str:
-    """The climb to a mode has left the mass behind."""
     return (
         "no mode was found: the climb to one left the mass behind. Either the density rises without end towards a "
         "place that holds none of it, as where a hierarchy's scale goes to zero (write the hierarchy non-centred, "
@@ -445,7 +399,6 @@ SCORES_JUMP = (
 
 @doubt(Topic.DIAGNOSTICS)
 def point_is_no_maximum() -> str:
-    """The curvature at a Laplace approximation's point is not positive definite."""
     return (
         "the curvature at the last point is not positive definite, so it is no maximum and Laplace's approximation "
         "does not exist there: draws use the curvature's absolute value. A flat prior with data that do not "
@@ -455,7 +408,6 @@ def point_is_no_maximum() -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def sites_do_not_fit(pareto_k: float, error: float, samplers: str) -> str:
-    """Importance weights have too long a tail."""
     size = "" if math.isinf(error) else f", a mean or an SD is off by {error:.2g} SDs"
     return (
         f"the sites do not fit: the weights' Pareto k is {pareto_k:.2f}{size} as parts of the draws show. Raise "
@@ -465,13 +417,11 @@ def sites_do_not_fit(pareto_k: float, error: float, samplers: str) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def weights_are_few(effective: float, cures: Cures = ("raise num_proposals",)) -> str:
-    """Importance weights have a small effective number of draws."""
     return f"the weights are worth {effective:.0f} draws: {cures[0]}"
 
 
 @doubt(Topic.DIAGNOSTICS)
 def particles_not_at_rest(rounds: int, mean_off: float, sd_off: float) -> str:
-    """Scores at the particles of published SVGD contradict their moments."""
     return (
         f"the particles are not at rest after {rounds} rounds: by the scores there, a mean is "
         f"{mean_off:.2g} standard deviations off, and a standard deviation by a factor of {sd_off:.2g}. Give more "
@@ -481,7 +431,6 @@ def particles_not_at_rest(rounds: int, mean_off: float, sd_off: float) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def density_estimate_is_empty(bandwidth: float, share: float, neighbours: float) -> str:
-    """Each particle contributes only to its own kernel density estimate."""
     return (
         f"the KDE of bandwidth {bandwidth} carries no information: {100 * share:.0f} % of the "
         f"particles have fewer than {neighbours:g} effective neighbours in it, so that it only holds "
@@ -491,7 +440,6 @@ def density_estimate_is_empty(bandwidth: float, share: float, neighbours: float)
 
 @doubt(Topic.DIAGNOSTICS)
 def particles_balance_elsewhere(algorithm: str, bandwidth: float, mean_off: float, sd_off: float) -> str:
-    """Published DSVGD ends where its density estimates balance."""
     return (
         f"{algorithm} as published ends where its kernel density estimates of bandwidth {bandwidth} balance, "
         f"which is not the posterior: by the clients' scores at the particles, a mean is {mean_off:.2g} standard "
@@ -507,7 +455,6 @@ def particles_collapsed(spread: float) -> str:
 
 @doubt(Topic.CONVERGENCE)
 def particles_collapsed_on_their_way(rounds: int, spread: float) -> str:
-    """Particles have collapsed to a small spread, and have not converged."""
     return f"not converged after {rounds} rounds: {_drawn_together(spread)}"
 
 
@@ -520,17 +467,14 @@ def _drawn_together(spread: float) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def particles_span_too_little(particles: int, dim: int, factor: float) -> str:
-    """There are fewer particles than dimensions."""
     return (
-        f"{particles} particles span {particles - 1} of {dim} dimensions, and "
-        f"standard deviations come out about {factor:.2f} times as large as they are: take "
-        f"num_particles > {dim}"
+        f"{particles} particles span {particles - 1} of {dim} dimensions, and standard deviations come out about "
+        f"{factor:.2f} times as large as they are: take num_particles > {dim}"
     )
 
 
 @doubt(Topic.CONVERGENCE)
 def particles_are_off(rounds: int, mean_off: float, sd_off: float, cures: Cures) -> str:
-    """Clients' scores at the particles contradict their moments."""
     return (
         f"not converged after {rounds} rounds: by the clients' scores at the particles, a mean is "
         f"{mean_off:.2g} standard deviations off, and a standard deviation by a factor of {sd_off:.2g}. {cures[0]}"
@@ -539,7 +483,6 @@ def particles_are_off(rounds: int, mean_off: float, sd_off: float, cures: Cures)
 
 @doubt(Topic.DIAGNOSTICS)
 def too_few_particles(particles: int, needed: int) -> str:
-    """Few particles satisfy the identities that judge them, for any posterior."""
     return (
         f"{particles} particles are too few to follow a posterior that is not Gaussian, or to tell "
         f"whether it is: take num_particles of {needed} or more"
@@ -551,10 +494,8 @@ def too_few_particles(particles: int, needed: int) -> str:
 
 @doubt(Topic.MOMENTS)
 def sds_not_finite(
-    sites: Sequence[str],
-    cures: Cures = ("Divide the data by their scale before the model, or narrow the priors",),
+    sites: Sequence[str], cures: Cures = ("Divide the data by their scale before the model, or narrow the priors",)
 ) -> str:
-    """Draws lie so far out that their SD is not finite."""
     named = listed(map(repr, sites))
     return f"the SD of {named} is no finite number: draws lie beyond the range of its numbers. {cures[0]}"
 
@@ -563,7 +504,6 @@ def sds_not_finite(
 def mean_is_off(
     parameter: str, by: str, size: float, error: float, largest: float, cures: Cures, bound: bool = False
 ) -> str:
-    """Chains or weighted points move a mean."""
     many = f"more than {largest:g}" if size > largest else f"{'at least ' if bound else ''}{size:.2f} ± {error:.2f}"
     return f"{NOT_THE_POSTERIORS}: {by} move the mean of {quote_name(parameter)} by {many} SDs. {cures[0]}"
 
@@ -572,7 +512,6 @@ def mean_is_off(
 def sd_is_off(
     parameter: str, by: str, ratio: float, error: float, largest: float, cures: Cures, bound: bool = False
 ) -> str:
-    """Chains or weighted points multiply an SD."""
     if ratio > largest or ratio < 1 / largest:
         many = f"more than {largest:g}" if ratio > 1 else "less than a third"
     else:
@@ -583,7 +522,6 @@ def sd_is_off(
 
 @doubt(Topic.MOMENTS)
 def chains_are_stuck(cures: Cures) -> str:
-    """No exact chain can move away from the draws."""
     return (
         f"{NOT_THE_POSTERIORS}: no exact Markov chain can move away from them, even by steps far shorter "
         f"than their own spread, so the posterior must be much narrower there. {cures[0]}"
@@ -592,7 +530,6 @@ def chains_are_stuck(cures: Cures) -> str:
 
 @doubt(Topic.MOMENTS)
 def weights_have_long_tails(pareto_k: float, limit: float, draws: int, effective: float, cures: Cures) -> str:
-    """Importance weights of the clients' sums do not determine the moments."""
     return (
         f"{NOT_THE_POSTERIORS}, as far as importance weights by all clients' likelihoods can tell: "
         f"the weights' Pareto k is {pareto_k:.2f}, above {limit}, so that means and SDs cannot be corrected by "
@@ -602,7 +539,6 @@ def weights_have_long_tails(pareto_k: float, limit: float, draws: int, effective
 
 @doubt(Topic.MOMENTS)
 def mean_is_off_by_sums(parameter: str, size: float, error: float, cures: Cures) -> str:
-    """Importance weights of the clients' sums move a mean."""
     return (
         f"{NOT_THE_POSTERIORS}: importance weights by all clients' likelihoods move the mean of '{parameter}' by "
         f"{size:.2f} ± {error:.2f} SDs. {cures[0]}"
@@ -611,7 +547,6 @@ def mean_is_off_by_sums(parameter: str, size: float, error: float, cures: Cures)
 
 @doubt(Topic.MOMENTS)
 def sd_is_off_by_sums(parameter: str, ratio: float, error: float, cures: Cures) -> str:
-    """Importance weights of the clients' sums multiply an SD."""
     return (
         f"{NOT_THE_POSTERIORS}: importance weights by all clients' likelihoods multiply the SD of '{parameter}' by "
         f"{ratio:.2f} ± {error:.2f}. {cures[0]}"
@@ -620,7 +555,6 @@ def sd_is_off_by_sums(parameter: str, ratio: float, error: float, cures: Cures) 
 
 @doubt(Topic.MOMENTS)
 def sd_at_the_limit(parameter: str, off: str, cures: Cures) -> str:
-    """An SD is plainly too small, and as near to the limit as its standard error."""
     return (
         f"an SD may be too small by more than the limit, a factor of {SD_MATTERS:g}: {quote_name(parameter)}, {off}, "
         f"{MEASURED}. {cures[0]}"
@@ -629,7 +563,6 @@ def sd_at_the_limit(parameter: str, off: str, cures: Cures) -> str:
 
 @doubt(Topic.MOMENTS)
 def moments_may_be_off(parameter: str, off: str) -> str:
-    """A moment plainly misses a plan's aim, and may be beyond the limits."""
     return (
         f"means and SDs may be beyond the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), and no answer that was "
         f"tried is closer: {quote_name(parameter)}, {off}, {MEASURED}"
@@ -638,7 +571,6 @@ def moments_may_be_off(parameter: str, off: str) -> str:
 
 @note(Topic.MOMENTS)
 def moments_close_to_limits(parameter: str, off: str) -> str:
-    """A moment is within the limits, near them, and plainly off."""
     return (
         f"means and SDs are within the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), but close to them: "
         f"{quote_name(parameter)}, {off}, {MEASURED}"
@@ -647,7 +579,6 @@ def moments_close_to_limits(parameter: str, off: str) -> str:
 
 @note(Topic.MOMENTS)
 def aim_missed(parameter: str, off: str, mean_error: float, sd_factor: float) -> str:
-    """A moment is within the limits, and likely to miss a plan's finer aim."""
     return (
         f"no answer that was tried is surely within the aim, {mean_error:g} SDs and a factor of {sd_factor:g}: "
         f"{quote_name(parameter)}, {off}, {MEASURED}"
@@ -656,7 +587,6 @@ def aim_missed(parameter: str, off: str, mean_error: float, sd_factor: float) ->
 
 @note(Topic.MOMENTS)
 def no_variance(parameter: str, cures: Cures = (QUANTILES,)) -> str:
-    """A density falls so slowly that there is no variance."""
     return (
         f"{quote_name(parameter)} has no variance: its density falls no faster than |x|^-3 far out. "
         f"Its mean and SD depend on a few draws. {cures[0]}"
@@ -665,7 +595,6 @@ def no_variance(parameter: str, cures: Cures = (QUANTILES,)) -> str:
 
 @note(Topic.MOMENTS)
 def no_variance_of_draws(parameter: str, pareto_k: float, cures: Cures = (QUANTILES,)) -> str:
-    """The draws of a deterministic site have the tail of a distribution without a variance."""
     return (
         f"{quote_name(parameter)} seems to have no variance: the tail of its draws is that of a Pareto distribution "
         f"with k = {pareto_k:.1f}, which has none from 0.5 on. Its mean and SD depend on a few draws. {cures[0]}"
@@ -674,17 +603,14 @@ def no_variance_of_draws(parameter: str, pareto_k: float, cures: Cures = (QUANTI
 
 @note(Topic.MOMENTS)
 def draws_do_not_tell(parameter: str, kurtosis: float, draws: int, cures: Cures = (QUANTILES,)) -> str:
-    """A posterior's tail is so long that the draws do not determine its moments."""
     return (
         f"a few draws far out make the SD of {quote_name(parameter)}, and its mean: the posterior's tail is so long (a "
-        f"kurtosis of {kurtosis:.2g}) that {draws} draws do not determine them, even if all draws are right. "
-        f"{cures[0]}"
+        f"kurtosis of {kurtosis:.2g}) that {draws} draws do not determine them, even if all draws are right. {cures[0]}"
     )
 
 
 @note(Topic.MOMENTS)
 def evidence_not_known(error: float, pareto_k: float) -> str:
-    """The evidence has a large error, though draws may be right."""
     many = f"its standard error is {error:.2g} nats" if math.isfinite(error) else "its weights have no mean"
     return (
         f"log_evidence is not known ({many}, by their tail, whose Pareto k is {pareto_k:.2f}): compare"
@@ -694,14 +620,12 @@ def evidence_not_known(error: float, pareto_k: float) -> str:
 
 @doubt(Topic.MOMENTS)
 def angle_across_its_ends(parameter: str, lower: float, upper: float, lost: float, cures: Cures) -> str:
-    """A posterior goes on across the ends of an angle's interval, so that one mode looks like two."""
     across = across_its_ends(parameter, lower, upper)
     return f"{across}: one mode looks like two there, and the draws do not have both as they should. {cures[0]}"
 
 
 @note(Topic.MOMENTS)
 def angle_has_no_mean(parameter: str, lower: float, upper: float, cures: Cures) -> str:
-    """Draws of an angle are right, and their mean and SD mean nothing."""
     across = across_its_ends(parameter, lower, upper)
     return (
         f"{across}: the mean and SD of its values say nothing, but scipy.stats.circmean and circstd with these "
@@ -722,17 +646,14 @@ def across_its_ends(parameter: str, lower: float, upper: float) -> str:
 
 @doubt(Topic.MODES)
 def mode_without_draws(site: str, value: str, lost: float, by: str, cures: Cures) -> str:
-    """A mode has mass and no draws."""
     return (
-        f"the posterior has another mode, with about {percent(lost)} % of its mass ({by}), where "
-        f"none of these draws is: '{site}' is {value} there. Means and SDs of one mode are not the posterior's. "
-        f"{cures[0]}"
+        f"the posterior has another mode, with about {percent(lost)} % of its mass ({by}), where none of these draws "
+        f"is: '{site}' is {value} there. Means and SDs of one mode are not the posterior's. {cures[0]}"
     )
 
 
 @doubt(Topic.MODES)
 def modes_relabelled(modes: int, lost: float) -> str:
-    """Modes without draws differ from those with draws by the order of components only."""
     return (
         f"the posterior has {modes} modes that differ only by a symmetry, such as the order of components or a sign, "
         "and these draws are at some of them. They predict as well as draws of all modes would, but means and SDs of "
@@ -743,7 +664,6 @@ def modes_relabelled(modes: int, lost: float) -> str:
 
 @note(Topic.MODES)
 def draws_at_all_images(images: int) -> str:
-    """Draws were spread over the images under the posterior's symmetries."""
     changes = "a relabelling or change of sign" if images == 2 else f"{images - 1} relabellings or changes of sign"
     return (
         f"the posterior is the same under {changes} of its parameters, and the draws are spread over all {images} "
@@ -756,18 +676,15 @@ def draws_at_all_images(images: int) -> str:
 def mode_shares_are_wrong(
     modes: int, site: str, value: str, of_draws: float, of_mass: float, bound: str, by: str, lost: float, cures: Cures
 ) -> str:
-    """Shares of the draws are not the modes' shares of the mass."""
     mass = f"{f'at {bound} ' if bound else ''}{percent(of_mass)} %"
     return (
         f"the posterior has {modes} modes, and the shares of the draws are not their shares of its mass: where "
-        f"'{site}' is {value} there are {percent(of_draws)} % of the draws, and {mass} of the mass {by}. "
-        f"{cures[0]}"
+        f"'{site}' is {value} there are {percent(of_draws)} % of the draws, and {mass} of the mass {by}. {cures[0]}"
     )
 
 
 @doubt(Topic.MODES)
 def point_is_not_the_mode(parameter: str, sds: float, cures: Cures) -> str:
-    """A point is away from the mode."""
     return (
         f"this point is not the posterior's mode: '{parameter}' is {sds:.3g} "
         f"posterior SDs (by Laplace) from it. {cures[0]}; FedEP and FedLaplace give SDs too"
@@ -776,23 +693,19 @@ def point_is_not_the_mode(parameter: str, sds: float, cures: Cures) -> str:
 
 @doubt(Topic.MODES)
 def point_is_below_the_mode(nats: float, dim: int, cures: Cures) -> str:
-    """The density rises from a point by more than most draws are below the mode."""
     return (
         f"this point is not the posterior's mode: along its gradient the log density rises by {nats:.3g} nats, where "
-        f"most draws of a posterior of {dim} parameters are {dim / 2:.3g} below the mode. "
-        f"{cures[0]}"
+        f"most draws of a posterior of {dim} parameters are {dim / 2:.3g} below the mode. {cures[0]}"
     )
 
 
 @doubt(Topic.MODES)
 def point_has_no_density(cures: Cures) -> str:
-    """A point's density is not finite."""
     return f"the model has no log density at this point. {cures[0]}"
 
 
 @doubt(Topic.MODES)
 def mode_is_not_the_mean(parameter: str, off: str) -> str:
-    """A posterior is not Gaussian around its mode."""
     return (
         f"this point is the posterior's mode, but the posterior is not Gaussian around it: {off}, by short exact "
         "chains. A point tells neither means nor SDs of skewed or bent posteriors: take FedEP, FedAIS or Auto"
@@ -801,7 +714,6 @@ def mode_is_not_the_mean(parameter: str, off: str) -> str:
 
 @doubt(Topic.MODES)
 def around_the_point(found: str, lost: float) -> str:
-    """The text on draws around a point."""
     return f"of draws around this point, with its curvature: {found}"
 
 
@@ -816,25 +728,21 @@ def float32_is_not_enough(
         "Columns that are centred and scaled may be enough too",
     ),
 ) -> str:
-    """Rounding errors of single precision matter at the draws."""
     return f"float32 is not enough for this posterior: {off}. {'. '.join(cures)}"
 
 
 @doubt(Topic.DENSITY)
 def model_does_not_run_alone(client: str, error: str) -> str:
-    """The model fails on one client's rows."""
     return f"the model does not run on the rows of client {client} alone, as it would there: {error}"
 
 
 @doubt(Topic.DENSITY)
 def model_does_not_split(plate: str, clients: int, difference: float, site: str, client: str, cause: str) -> str:
-    """Clients' log-likelihoods do not add up."""
     return (
-        f"the model does not split over plate '{plate}': at the result's draws the log densities of "
-        f"{clients} clients, each with its rows alone, and those of the same rows among all differ by "
-        f"{difference:.3g} in {site}, most of all at client {client}: this is no "
-        f"posterior of all rows. {cause}Each row's term may depend on "
-        "that row, its own latents and the latents outside the plate alone"
+        f"the model does not split over plate '{plate}': at the result's draws the log densities of {clients} clients, "
+        f"each with its rows alone, and those of the same rows among all differ by {difference:.3g} in {site}, most of "
+        f"all at client {client}: this is no posterior of all rows. {cause}Each row's term may depend on that row, its "
+        "own latents and the latents outside the plate alone"
     )
 
 
@@ -887,7 +795,6 @@ INTEGRATE_BY_HAND = (
 
 @doubt(Topic.SETTINGS)
 def tempered_posterior(temperature: float) -> str:
-    """The user set a temperature other than one."""
     return (
         f"temperature={temperature:g} asks for another posterior than the model's: the prior times the likelihood "
         f"to the power 1/{temperature:g}. Its SDs are not those of Bayes' rule, which is temperature=1"
@@ -896,7 +803,6 @@ def tempered_posterior(temperature: float) -> str:
 
 @doubt(Topic.SETTINGS)
 def too_few_draws(draws: int, needed: int) -> str:
-    """The run has so few draws that chance moves their means."""
     return (
         f"{draws} draws are too few: by chance alone their means are off by {draws**-0.5:.2f} SDs, and SDs by "
         f"{100 * (2 * draws) ** -0.5:.0f} %. Take num_draws of {needed} or more"
@@ -905,7 +811,6 @@ def too_few_draws(draws: int, needed: int) -> str:
 
 @doubt(Topic.SETTINGS)
 def some_rows_alone(few_rows: int, rows: int) -> str:
-    """The rounds used some of the rows only."""
     return (
         f"few_rows={few_rows} of {rows}: this is the posterior given those rows alone, whose SDs are wider; "
         "leave few_rows out for that of all rows"
@@ -914,7 +819,6 @@ def some_rows_alone(few_rows: int, rows: int) -> str:
 
 @note(Topic.SETTINGS)
 def computed_on_cpu(algorithm: str, device: str) -> str:
-    """An algorithm ran on the CPU, though the problem is on a device."""
     return f"{algorithm} draws random numbers within its steps and was computed on the CPU, not on {device}"
 
 
@@ -923,7 +827,6 @@ def computed_on_cpu(algorithm: str, device: str) -> str:
 
 @doubt(Topic.CLIENTS)
 def clients_took_no_part(clients: Sequence[str]) -> str:
-    """Clients with rows took part in no round."""
     return (
         f"clients {listed(clients)} took part in no round: this is the posterior without their rows. Take more "
         "rounds, or a schedule that reaches all clients; if they failed, mend that and run it again"
@@ -932,7 +835,6 @@ def clients_took_no_part(clients: Sequence[str]) -> str:
 
 @doubt(Topic.CLIENTS)
 def clients_are_no_cohort(share: float) -> str:
-    """So many messages were cut back that the clients are not a cohort."""
     return f"{no_cohort(share)}. This is not the posterior of all rows"
 
 
@@ -971,7 +873,6 @@ def messages_cut_back(
 
 @note(Topic.CLIENTS)
 def clients_move_the_answer(clients: Sequence[str], sds: Sequence[float], times: float) -> str:
-    """Clients move the answer far more than others in most of their rounds."""
     named = ", ".join(f"client {client} by {size:.2g} SDs" for client, size in zip(clients, sds, strict=True))
     return (
         f"in most of their rounds some clients move the answer more than {times:g} times as far as others "
@@ -982,7 +883,6 @@ def clients_move_the_answer(clients: Sequence[str], sds: Sequence[float], times:
 
 @note(Topic.CLIENTS)
 def messages_stand_apart(clients: Sequence[str], sds: Sequence[float]) -> str:
-    """Most messages of clients are far from the cohort's."""
     named = ", ".join(f"client {client} by {size:.2g} SDs" for client, size in zip(clients, sds, strict=True))
     return (
         f"messages stand apart from the cohort's in most rounds: {named} (the median number of a message, in the "
@@ -992,7 +892,6 @@ def messages_stand_apart(clients: Sequence[str], sds: Sequence[float]) -> str:
 
 @note(Topic.CLIENTS)
 def clients_stand_apart(clients: Sequence[str], said: str) -> str:
-    """Clients disagree with the others, and their numbers of rows do not explain it."""
     return (
         f"{said}: see pf.influence. Its rows may be of another kind than the others' (the one event, the largest "
         "value, a split by the outcome), or of another population; or units, labels or counts may be wrong"
@@ -1001,14 +900,8 @@ def clients_stand_apart(clients: Sequence[str], said: str) -> str:
 
 @note(Topic.CLIENTS)
 def clients_failed(
-    failures: int,
-    clients: Sequence[str],
-    times: Sequence[int],
-    last: Sequence[int],
-    reasons: Sequence[str],
-    more: int,
+    failures: int, clients: Sequence[str], times: Sequence[int], last: Sequence[int], reasons: Sequence[str], more: int
 ) -> str:
-    """Clients failed, and their rounds went on without them."""
     parts = [
         f"client {client} {count} times, the last in round {number}: {reason}"
         for client, count, number, reason in zip(clients, times, last, reasons, strict=True)
@@ -1022,7 +915,6 @@ def clients_failed(
 
 @note(Topic.CLIENTS)
 def cohort_is_small(clients_held: int, enough: int) -> str:
-    """Few clients limit each other's messages."""
     return (
         f"Bounded was asked to hold {clients_held} clients to each other: one liar of so few is not bounded, as the "
         "limit of each is what the one or two next to it do, and an honest one may have been cut in its place. "
@@ -1032,27 +924,22 @@ def cohort_is_small(clients_held: int, enough: int) -> str:
 
 @note(Topic.CLIENTS)
 def graph_fell_apart(steps: int, parts: str) -> str:
-    """The links of the last consensus steps leave parts of the graph disconnected."""
     return (
-        f"the graph fell apart: the links of the last {steps} consensus steps leave "
-        f"{parts}; each part ended at a posterior of its "
-        "own data since then"
+        f"the graph fell apart: the links of the last {steps} consensus steps leave {parts}; each part ended at a "
+        "posterior of its own data since then"
     )
 
 
 @note(Topic.CLIENTS)
 def agents_not_heard(client: str, clients: Sequence[str]) -> str:
-    """An agent has received nothing from others in its last round."""
     return (
-        f"{client} has heard nothing of agents {listed(clients)} in its last round: "
-        "its belief lacks their changes since they were last heard, and the disagreement is that of the other "
-        "agents"
+        f"{client} has heard nothing of agents {listed(clients)} in its last round: its belief lacks their changes "
+        "since they were last heard, and the disagreement is that of the other agents"
     )
 
 
 @note(Topic.CLIENTS)
 def links_were_down(client: str, clients: Sequence[str], rounds: Sequence[int], last: Sequence[int]) -> str:
-    """Links of an agent were down in some rounds."""
     parts = [
         f"{other} in {count} rounds, the last one {number}"
         for other, count, number in zip(clients, rounds, last, strict=True)
@@ -1068,7 +955,6 @@ def links_were_down(client: str, clients: Sequence[str], rounds: Sequence[int], 
 
 @note(Topic.INPUTS)
 def input_out_of_range(column: str, of_rows: float, of_weights: float) -> str:
-    """A column is out of range of a network's units."""
     return (
         f"{column} is out of range of the network's units: its values are of size {of_rows:.2g}, and the prior's "
         f"weights of size {of_weights:.2g}, so that each unit has the same value for nearly all rows. Centre and "
@@ -1078,7 +964,6 @@ def input_out_of_range(column: str, of_rows: float, of_weights: float) -> str:
 
 @note(Topic.INPUTS)
 def inputs_tell_nothing(site: str, rows: int, gain: float, error: float) -> str:
-    """A network predicts rows no better by their own inputs than by those of others."""
     return (
         f"the inputs tell this network nothing of '{site}': the {rows} rows that were looked at are predicted no "
         f"better by their own inputs than by those of other rows ({gain:.2g} ± {error:.1g} nats a row). Either there "
@@ -1098,13 +983,11 @@ LESS_NOISE = (
 
 @doubt(Topic.PRIVACY)
 def noise_leaves_no_distribution(cures: Cures = (LESS_NOISE,)) -> str:
-    """No state with the noise added is a distribution."""
     return f"the noise of differential privacy leaves no distribution. {cures[0]}"
 
 
 @doubt(Topic.PRIVACY)
 def noise_of_the_point(parameter: str, sd: float, cures: Cures = (LESS_NOISE,)) -> str:
-    """The noise in a point, which has no spread of its own."""
     return (
         f"the noise of differential privacy has an SD of up to {sd:.2g} in the point "
         f"({parameter}, unconstrained), and the result no spread that could hold it. {cures[0]}"
@@ -1113,7 +996,6 @@ def noise_of_the_point(parameter: str, sd: float, cures: Cures = (LESS_NOISE,)) 
 
 @doubt(Topic.PRIVACY)
 def noise_moves_means(parameter: str, sds: float, wider: float, cures: Cures = (LESS_NOISE,)) -> str:
-    """The noise is large against the posterior's spread."""
     return (
         f"the noise of differential privacy moves the mean of {parameter} by {sds:.2g} posterior SDs "
         f"(one SD of the noise); the result's SDs have it in them, and are {wider:.2g} times as wide there. What "
@@ -1123,12 +1005,10 @@ def noise_moves_means(parameter: str, sds: float, wider: float, cures: Cures = (
 
 @doubt(Topic.PRIVACY)
 def messages_still_shortened(reach: float, norm: float) -> str:
-    """The last release is nearly as long as the norm allows."""
     return (
-        f"the last round's mean of messages is {reach:.2g} of norm={norm:g} long, its noise aside: "
-        "messages were still shortened to the norm, or nearly so, and the answer is on its way from its start: a "
-        "posterior is too wide then, and its mean lags behind. Give a larger norm, with more clients for as little "
-        "noise, or more rounds"
+        f"the last round's mean of messages is {reach:.2g} of norm={norm:g} long, its noise aside: messages were still "
+        "shortened to the norm, or nearly so, and the answer is on its way from its start: a posterior is too wide "
+        "then, and its mean lags behind. Give a larger norm, with more clients for as little noise, or more rounds"
     )
 
 
@@ -1137,13 +1017,11 @@ def messages_still_shortened(reach: float, norm: float) -> str:
 
 @doubt(Topic.UNCHECKED)
 def checks_cut_short(why: str, left: str) -> str:
-    """Not all checks of the result were made."""
     return f"not all checks were made: {why}. The result is {left}"
 
 
 @note(Topic.UNCHECKED)
 def not_audited_by_integrals() -> str:
-    """The audit would treat inaccurate integrals as exact."""
     return (
         "not audited: the checks of means, SDs and modes take the model's densities, which are off where integrals are"
     )
@@ -1151,7 +1029,6 @@ def not_audited_by_integrals() -> str:
 
 @note(Topic.UNCHECKED)
 def not_audited_by_size(parameters: int, operations: float) -> str:
-    """The audit would take longer than most runs."""
     return (
         f"not audited: with {parameters:,} parameters exact chains from the draws would take {operations:.1g} "
         "operations at least. Whether means and SDs are the posterior's, whether modes are missed, what rounding costs "
@@ -1162,13 +1039,11 @@ def not_audited_by_size(parameters: int, operations: float) -> str:
 
 @note(Topic.UNCHECKED)
 def not_audited_by_sums(why: str) -> str:
-    """The clients' sums could not be requested, or determine nothing."""
     return f"not audited: {why}. Nobody has checked whether the draws are the posterior's"
 
 
 @note(Topic.UNCHECKED)
 def not_audited_without_density(algorithm: str) -> str:
-    """No density of the draws is known, so that sums give no weights."""
     return (
         f"not audited: {algorithm} draws from no density that is known, so that the clients' sums give no weights for "
         "its draws, and chains would need the clients' gradients. FedAIS, started from it, weighs draws by sums"
@@ -1177,13 +1052,11 @@ def not_audited_without_density(algorithm: str) -> str:
 
 @note(Topic.UNCHECKED)
 def not_audited_by_few_draws(draws: int, needed: int) -> str:
-    """There are too few draws for weights."""
     return f"not audited: {draws} draws are too few for weights, which take {needed} (num_draws)"
 
 
 @note(Topic.UNCHECKED)
 def latents_left_out(sites: Sequence[str], draws: int, rows: int, most: float) -> str:
-    """The rows' latents are too many numbers to be collected."""
     return (
         f"{list(sites)} of {draws} draws × {rows} rows are not collected (more "
         f"than {most:.0e} numbers); run with fewer draws to have them, or with collect_local=False"
@@ -1192,7 +1065,6 @@ def latents_left_out(sites: Sequence[str], draws: int, rows: int, most: float) -
 
 @note(Topic.UNCHECKED)
 def log_likelihood_left_out(draws: int, rows: int, most: float) -> str:
-    """The pointwise log-likelihood is too many numbers."""
     return (
         f"log_likelihood of {draws} draws × {rows} rows is left out (more than {most:.0e} "
         f"numbers), and the draws' log density, lp; run with fewer draws (num_draws) to have them"
@@ -1201,7 +1073,6 @@ def log_likelihood_left_out(draws: int, rows: int, most: float) -> str:
 
 @note(Topic.UNCHECKED)
 def not_in_time(what: str) -> str:
-    """A part of the result would have taken longer than the limit of time."""
     return f"the result is without {what}, for which max_seconds left no time"
 
 
@@ -1210,19 +1081,16 @@ def not_in_time(what: str) -> str:
 
 @doubt(Topic.COMPARISON)
 def answers_disagree(answer: str, other: str, how: str) -> str:
-    """Two answers of a plan without doubts differ."""
     return f"{answer} and {other} disagree: {how}"
 
 
 @doubt(Topic.COMPARISON)
 def answer_not_confirmed(answer: str, why: str) -> str:
-    """No second answer of a plan agrees with the best one."""
     return f"no second answer confirms that of {answer}: {why}"
 
 
 @doubt(Topic.COMPARISON)
 def search_ended_by_budget(budget: str, untried: str) -> str:
-    """A plan's budget was over before an answer was settled."""
     return f"the budget ended the search, {budget}{f'; {untried} were not tried' if untried else ''}"
 
 
@@ -1242,7 +1110,6 @@ def percent(share: float) -> str:
 
 @doubt(Topic.CONVERGENCE)
 def stopped_before_its_end(why: str) -> str:
-    """An error ended the run; the result is its last good state."""
     return f"the run stopped before its end: {why}"
 
 
@@ -1266,37 +1133,31 @@ def no_uncertainty(what: str) -> str:
 
 @doubt(Topic.COMPARISON)
 def other_data(than: str, how: str) -> str:
-    """A result is of other rows than the reference or the federation."""
     return f"it is of other data than {than}: {how}"
 
 
 @doubt(Topic.COMPARISON)
 def no_reference() -> str:
-    """The reference has no usable draws."""
     return "as it has no usable draws, it is no reference: the others are not measured by it"
 
 
 @doubt(Topic.COMPARISON)
 def reference_doubtful(reasons: Sequence[str]) -> str:
-    """The reference's own errors are too large."""
     return f"as a reference it is doubtful: {', and '.join(reasons)}. No distances to it are given"
 
 
 @doubt(Topic.COMPARISON)
 def mean_differs(parameter: str, sds: float, error: float, scale: str, more: int) -> str:
-    """A mean is off the reference's by more than chance."""
     return f"the mean of '{parameter}' is {sds:.2g} ± {error:.1g} reference SDs off{scale}{_and_more(more)}"
 
 
 @doubt(Topic.COMPARISON)
 def sd_too_small(parameter: str, ratio: float, scale: str, more: int) -> str:
-    """An SD is smaller than the reference's by more than chance."""
     return f"the SD of '{parameter}' is {ratio:.2g} of the reference's{scale}{_and_more(more)}"
 
 
 @doubt(Topic.COMPARISON)
 def sd_too_large(parameter: str, ratio: float, scale: str, more: int) -> str:
-    """An SD is larger than the reference's by more than chance."""
     return f"the SD of '{parameter}' is {ratio:.2g} times the reference's{scale}{_and_more(more)}"
 
 
@@ -1306,13 +1167,11 @@ def _and_more(count: int) -> str:
 
 @doubt(Topic.MOMENTS)
 def prior_miscounted(count: float, error: float) -> str:
-    """The draws do not count the prior once, by enough to matter."""
     return f"the prior counts {count:.1f} ± {error:.1f} times instead of once"
 
 
 @note(Topic.MOMENTS)
 def prior_count_near_one(count: float, error: float, limit: float) -> str:
-    """The draws do not count the prior once, by more than chance and less than matters."""
     return (
         f"the prior counts {count:.2f} ± {error:.2f} times in place of once: more than chance explains, and within "
         f"what matters ({limit:g})"
@@ -1321,7 +1180,6 @@ def prior_count_near_one(count: float, error: float, limit: float) -> str:
 
 @doubt(Topic.MOMENTS)
 def draws_far_from_density(parameter: str, ksd: float, limit: float) -> str:
-    """The kernelised Stein discrepancy is above its limit."""
     return (
         f"the draws are not those of the model's posterior: KSD is {ksd:.2g}, where chance and small "
         f"errors explain {limit:.2g}, most of all in '{parameter}'"
@@ -1330,13 +1188,11 @@ def draws_far_from_density(parameter: str, ksd: float, limit: float) -> str:
 
 @doubt(Topic.MOMENTS)
 def variance_collapse(ratio: float) -> str:
-    """SDs are far below those of the Laplace approximation."""
     return f"variance collapse: SDs are {ratio:.2g} of the Laplace approximation's (median over parameters)"
 
 
 @doubt(Topic.DENSITY)
 def scores_not_finite(parameter: str, draws: int, of_draws: int) -> str:
-    """The posterior's score is not finite at some draws."""
     return (
         f"the posterior's score is not finite at {draws} of {of_draws} draws, first in '{parameter}', "
         "so that KSD and the prior's count cannot be told: draws so far out that the density is zero there, or a "
@@ -1346,13 +1202,11 @@ def scores_not_finite(parameter: str, draws: int, of_draws: int) -> str:
 
 @doubt(Topic.ROWS)
 def test_density_not_finite(draws: int, of_draws: int) -> str:
-    """The density of test rows is not finite at some draws."""
     return f"the density of the test data is no number at {draws} of {of_draws} draws"
 
 
 @note(Topic.ROWS)
 def loo_not_finite(draws: int, of_draws: int, rows: int, of_rows: int) -> str:
-    """The log-likelihood of rows is not finite at some draws."""
     return (
         f"{ABOUT_LOO} cannot be had: the log-likelihood is not finite at {draws} "
         f"of {of_draws} draws, for {rows} of {of_rows} rows"
@@ -1361,18 +1215,15 @@ def loo_not_finite(draws: int, of_draws: int, rows: int, of_rows: int) -> str:
 
 @note(Topic.ROWS)
 def loo_not_reliable(rows: int, of_rows: int, limit: float) -> str:
-    """Rows with a large Pareto k change the estimate by leave-one-out."""
     return (
-        f"{ABOUT_LOO} is not reliable: {rows} of {of_rows} rows have a Pareto k above "
-        f"{limit}, as single rows weigh much in the posterior, or there are few draws. This says nothing "
-        "against the posterior; compare predictions by test data, K-fold cross-validation, or leaving out a client "
-        "at a time"
+        f"{ABOUT_LOO} is not reliable: {rows} of {of_rows} rows have a Pareto k above {limit}, as single rows weigh "
+        "much in the posterior, or there are few draws. This says nothing against the posterior; compare predictions "
+        "by test data, K-fold cross-validation, or leaving out a client at a time"
     )
 
 
 @note(Topic.ROWS)
 def loo_rows_beyond(rows: int, of_rows: int, limit: float, share: float) -> str:
-    """Rows have a large Pareto k, and change the estimate by leave-one-out by little."""
     return (
         f"{ABOUT_LOO} has {rows} of {of_rows} rows with a Pareto k above {limit}; they change it by {share:.2f} of "
         "its standard error"

@@ -1,38 +1,171 @@
-"""The one place where calls of the public face are checked: names of arguments, and the kinds of their values.
+"""Checks of calls of the public face: names of arguments, and the kinds of their values by type hints.
 
     @checked                                   a public function or method
     @checked_but("results")                    the same, except for arguments that it checks by itself
     class Schedule(ABC, metaclass=Checked)     classes of settings, and their subclasses
 
-Python's own answer to an unknown argument, or to a text in place of a number, is a traceback from somewhere within.
-Here it is one sentence, a `SettingError`, before any work: which argument, what it must be, what it is, and for an
-unknown name the nearest known one. Ranges are checked where they are known (`setting_checks`).
+An unknown argument, or a text in place of a number, is one sentence, a `SettingError`, before any work. Ranges are
+checked where they are known (`setting_checks`). A hint that cannot be read, or whose class is not loaded, accepts
+everything.
 """
 
 from __future__ import annotations
 
+import collections.abc
 import functools
 import inspect
+import os
 import sys
+import types
 import typing
 from abc import ABCMeta
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 import torch
 
-from pyro_fed.conventions.kinds import fits, in_words
-from pyro_fed.conventions.setting_checks import is_whole
-from pyro_fed.conventions.spelling import closest
-from pyro_fed.errors import PyroFedError, SettingError, shown
+from pyro_fed.conventions.names import closest
+from pyro_fed.conventions.setting_checks import is_number, is_whole
+from pyro_fed.errors import OURS, PyroFedError, SettingError, shown
+
+#: How one of a class is written, where a name would be guessed.
+EXAMPLES = {
+    "Partition": "pf.partition.IID()",
+    "Schedule": "pf.schedule.All()",
+    "Graph": "pf.graph.ring(5)",
+    "Quadrature": "pf.Quadrature(order=11)",
+    "Algorithm": "pf.FedEP()",
+    "Combination": "pf.combination.Bounded()",
+    "dtype": "torch.float64",
+}
+#: Items of a collection that are looked at.
+MAX_CHECKED_ITEMS = 1000
+
+#: Kinds of one number: a list of them has one dimension.
+SCALARS = (int, float, bool)
+
+#: Collections that are neither text nor tables.
+_LISTS = (collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable, list)
+
+T = TypeVar("T")
 
 CPU = torch.device("cpu")
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: The package whose own classes' hints are checked; those of a user's subclass are the user's.
-OURS = __name__.partition(".")[0] + "."
+
+def cast_checked(value: object, kind: type[T]) -> T:
+    """A value whose kind earlier checks have ensured, with the type of that kind, which may be abstract."""
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"expected {kind.__name__} here, received {type(value).__name__}: a check before this line is missing. "
+            "Please report it, with this traceback"
+        )
+    return value
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the kind that a resolved type hint names."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any or hint is object or isinstance(hint, str | typing.TypeVar | typing.ForwardRef):
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, member) for member in inner)
+    if origin is typing.Annotated:
+        return fits(value, inner[0])
+    if origin is typing.Literal:
+        return any(type(value) is type(choice) and value == choice for choice in inner)
+    if hint is None or hint is types.NoneType:
+        return value is None
+    if hint is bool:
+        return isinstance(value, bool | np.bool_)
+    if hint is int:
+        return is_whole(value)
+    if hint is float:
+        return is_number(value)
+    if hint is Path:
+        return isinstance(value, os.PathLike)
+    return _fits_class(value, hint, origin, inner)
+
+
+def _fits_class(value: Any, hint: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
+    if origin is collections.abc.Callable or hint is Callable:
+        return callable(value) and not isinstance(value, type)
+    if origin is type:
+        return isinstance(value, type)
+    if origin in (tuple,) or hint is tuple:
+        return isinstance(value, tuple | list) and _fits_items(value, inner)
+    if origin in (collections.abc.Mapping, dict) or hint in (Mapping, dict):
+        key, item = inner or (Any, Any)
+        mapping = isinstance(value, Mapping)
+        if not mapping or not isinstance(value, dict):
+            return mapping  # results are mappings too, whose groups are not to be read for this
+        return all(fits(k, key) and fits(v, item) for k, v in list(value.items())[:MAX_CHECKED_ITEMS])
+    if origin in _LISTS or hint in _LISTS:
+        listed = (
+            not isinstance(value, str | bytes | Mapping) and hasattr(value, "__len__") and hasattr(value, "__iter__")
+        )
+        listed = listed and getattr(value, "ndim", 1) != 0  # an array of no dimension has a length in name alone
+        listed = listed and not getattr(value, "is_sparse", False)  # nor has a sparse one items in order
+        if (origin or hint) in (collections.abc.Sequence, list) and isinstance(value, Set):
+            return False  # its items have no order that is the same in every process
+        if inner and inner[0] in SCALARS and hasattr(value, "dtype") and getattr(value, "ndim", 1) != 1:
+            return False
+        if inner == (str,) and hasattr(value, "dtype") and not hasattr(value, "astype"):
+            return False  # a tensor holds no text, though an empty one has no item that tells
+        return listed and (not inner or all(fits(one, inner[0]) for one in _some(value)))
+    wanted = origin if isinstance(origin, type) else hint
+    if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+        return False  # few of torch's functions take sparse ones
+    return (
+        isinstance(value, wanted) if isinstance(wanted, type) and not getattr(wanted, "_is_protocol", False) else True
+    )
+
+
+def _fits_items(value: Any, inner: tuple[Any, ...]) -> bool:
+    if not inner:
+        return True
+    if inner[-1] is Ellipsis:
+        return all(fits(one, inner[0]) for one in _some(value))
+    return len(value) == len(inner) and all(fits(one, hint) for one, hint in zip(value, inner, strict=True))
+
+
+def _some(value: Any) -> list[Any]:
+    try:
+        return list(value[:MAX_CHECKED_ITEMS]) if hasattr(value, "__getitem__") else list(value)[:MAX_CHECKED_ITEMS]
+    except Exception:  # whatever a stranger's collection raises, it is no list of items to look at
+        return []
+
+
+def in_words(hint: Any) -> str:
+    """A resolved type hint for a message: "a whole number or None"."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        first, *others = dict.fromkeys(in_words(member) for member in inner)
+        return first + "".join(f"{',' if ', such as' in first else ''} or {other}" for other in others)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(repr(choice) for choice in inner)
+    if origin is typing.Annotated:
+        return in_words(inner[0])
+    if hint is Any:
+        return "anything"
+    if hint is types.NoneType or hint is None:
+        return "None"
+    if origin is collections.abc.Callable:
+        return "a function"
+    if origin in (collections.abc.Mapping, dict):
+        return f"a dictionary from {in_words(inner[0])} to {in_words(inner[1])}"
+    if origin in _LISTS or origin is tuple:
+        items = [hint for hint in inner if hint is not Ellipsis]
+        return f"a list of ({' and '.join(dict.fromkeys(map(in_words, items)))})"
+    words = {bool: "True or False", int: "a whole number", float: "a finite number", str: "a text", Path: "a path"}
+    if hint in words:
+        return words[hint]
+    name = getattr(origin or hint, "__name__", str(hint))
+    article = "an" if name[:1] in "AEIOU" else "a"
+    return f"{article} {name}" + (f", such as {EXAMPLES[name]}" if name in EXAMPLES else "")
 
 
 def checked_but(*own: str) -> Callable[[F], F]:
@@ -41,23 +174,14 @@ def checked_but(*own: str) -> Callable[[F], F]:
 
 
 def checked(function: F, own: frozenset[str] = frozenset()) -> F:
-    """Decorator of a public function or method, whose calls are checked against its signature and type hints.
-
-    `own` are arguments that it checks by itself.
-
-    Example:
-        >>> pf.run(pf.FedEP(), fed, rounds=5)
-        SettingError: run has no argument 'rounds'; did you mean 'num_rounds'?
-        >>> pf.run(pf.FedEP(), fed, num_rounds="3")
-        SettingError: run: num_rounds must be a whole number or None, received '3' (str)
-    """
+    """Decorator of a public function: its calls are checked by signature and type hints, except arguments `own`."""
     name = function.__name__
     signature = inspect.signature(function)
     is_method = next(iter(signature.parameters), "") in ("self", "cls")
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
-        who = _class_name(args[0]) if is_method and name == "__init__" else name
+        who = type(args[0]).__name__ if is_method and name == "__init__" else name
         given = _bound(who, signature, is_method, args, keywords)
         _check_kinds(who, {key: value for key, value in given.items() if key not in own}, _hints(function))
         for key, value in keywords.items():
@@ -76,11 +200,7 @@ def checked(function: F, own: frozenset[str] = frozenset()) -> F:
 
 @contextmanager
 def _own_modes() -> Iterator[None]:
-    """A context in which torch's global modes are those of a run, not of the caller.
-
-    Tensors of inference mode have no derivatives, which a run takes. A run's tensors lie on the CPU, except for
-    clients' steps, whose device is the federation's and not torch's default.
-    """
+    """A context in which torch's global modes, of inference and device, are a run's and not the caller's."""
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
@@ -90,10 +210,7 @@ def _own_modes() -> Iterator[None]:
 
 
 def explained(kind: type[PyroFedError], what: str) -> Callable[[F], F]:
-    """Decorator of a function that runs a user's model: its errors become one sentence of a kind, with their cause.
-
-    `what` says what could not be done.
-    """
+    """Decorator of a function that runs a user's model: its errors become one sentence of a kind, with their cause."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -119,18 +236,10 @@ def explain(error: Exception, kind: type[PyroFedError], what: str) -> NoReturn:
     raise kind(f"{what}: {type(error).__name__}: {said}") from error
 
 
-def _class_name(owner: Any) -> str:
-    return owner.__name__ if isinstance(owner, type) else type(owner).__name__
-
-
 def _bound(
     who: str, signature: inspect.Signature, is_method: bool, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> dict[str, Any]:
-    """Arguments by name, without `self`.
-
-    Raises:
-        SettingError: an unknown name, one that is missing, or too many.
-    """
+    """Arguments by name, without `self`; SettingError for an unknown name, one that is missing, or too many."""
     parameters = signature.parameters
     own = list(parameters)[1:] if is_method else list(parameters)
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -185,11 +294,7 @@ def _resolve_hint(hint: Any, scope: dict[str, Any]) -> Any:
 
 
 class Checked(ABCMeta):
-    """Metaclass of classes of settings: the arguments of their construction are checked, whatever `__init__` they get.
-
-    A class's own checks come first, as they know ranges and cures; then the kinds by the hints of its fields; and any
-    other error of construction becomes an error of its settings.
-    """
+    """Metaclass of classes of settings: their own checks come first, then the kinds by the hints of their fields."""
 
     def __call__(cls, *args: Any, **keywords: Any) -> Any:
         try:
@@ -197,11 +302,11 @@ class Checked(ABCMeta):
         except PyroFedError:
             raise
         except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError) as error:
-            if cls.__module__.startswith(OURS):
+            if cls.__module__.startswith(f"{OURS}."):
                 cls._check_call(args, keywords)
                 raise SettingError(f"{cls.__name__} cannot be made of these settings: {error}") from error
             raise
-        if cls.__module__.startswith(OURS):
+        if cls.__module__.startswith(f"{OURS}."):
             cls._check_call(args, keywords)
         return made
 

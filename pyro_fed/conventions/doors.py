@@ -1,4 +1,4 @@
-"""Doors of rooms: the public names of a package, each loaded when it is first used.
+"""Doors of rooms: the public names of a package, each loaded when it is first used (PEP 562, SPEC 1).
 
 A door is a stub, `__init__.pyi`, which type checkers read unchanged, one line a name::
 
@@ -6,15 +6,9 @@ A door is a stub, `__init__.pyi`, which type checkers read unchanged, one line a
     from .algorithm import schedule as schedule     a module
     from .infer import *                    all names of that room's own door, itself a stub
 
-The package's `__init__.py` is then two lines, and importing it loads nothing of what it offers (PEP 562)::
-
-    __getattr__, __dir__, __all__ = door(__name__, __file__)
-
-A module that is a public name itself, such as `pf.schedule`, has an `__all__`, and `__dir__ = public_dir(__all__)`. It
-is imported by that name, too: `import pyro_fed.schedule`.
-
-Scientific Python's SPEC 1 and its library lazy-loader do the loading; `lazy_loader.attach_stub` itself reads neither
-`*` nor modules of other packages. `EAGER_IMPORT=1` in the environment loads everything at once.
+The package's `__init__.py` is then `__getattr__, __dir__, __all__ = door(__name__, __file__)`. A module that is a
+public name itself, such as `pf.schedule`, is imported by that name, too: `import pyro_fed.schedule`. The library
+lazy-loader does the loading; its own `attach_stub` reads neither `*` nor modules of other packages.
 """
 
 from __future__ import annotations
@@ -35,11 +29,7 @@ import lazy_loader
 
 
 class PublicModules(MetaPathFinder, Loader):
-    """Imports modules by the names under which doors offer them; they are the same modules, wherever they stand.
-
-    Attributes:
-        places: name in an import → the module's own name.
-    """
+    """Imports modules by the names under which doors offer them; they are the same modules, wherever they stand."""
 
     def __init__(self) -> None:
         self.places: dict[str, str] = {}

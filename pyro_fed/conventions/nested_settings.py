@@ -1,7 +1,7 @@
-"""Settings within settings: one frozen dataclass for settings that belong together, one class for each kind.
+"""Settings as text, and settings within settings: one frozen dataclass for each kind, by an instance or its name.
 
     pf.FedEP(client=pf.infer.tilted.MCMC(steps=500))      an instance, with settings of its own
-    pf.FedEP(client="mcmc")                         its name: the defaults
+    pf.FedEP(client="mcmc")                               its name: the defaults
 
 Names are those of the classes in snake case; no list of them is kept.
 """
@@ -11,34 +11,121 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import hashlib
 import inspect
 import typing
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
-from pyro_fed.conventions.settings_repr import SettingsRepr, changed_settings
-from pyro_fed.conventions.spelling import MIN_SIMILARITY, closest, snake_case
+from torch import Tensor
+
+from pyro_fed.conventions import html
+from pyro_fed.conventions.calls import Checked
+from pyro_fed.conventions.names import MIN_SIMILARITY, closest, snake_case
 from pyro_fed.errors import SettingError
+
+#: Under which attribute an instance remembers which settings it was given.
+GIVEN = "_given_settings"
+Owner = TypeVar("Owner")
+
+
+class SettingsRepr(metaclass=Checked):
+    """Gives dataclasses a `repr` of the fields that differ from their defaults: ``FedEP(damping=0.5)``."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = SettingsRepr.__repr__  # type: ignore[method-assign]  # before `dataclass` looks for one
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={_text(value)}" for name, value in changed_settings(self).items())
+        return f"{type(self).__name__}({settings})"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the class, the settings that differ from their defaults, and folded those that do not."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
+        differs = changed_settings(self)
+        default = {field.name: _text(default_of(field)) for field in fields}
+        rows = [[name, _text(value), default[name]] for name, value in differs.items()]
+        same = [[field.name, default[field.name]] for field in fields if field.name not in differs]
+        said = (inspect.getdoc(type(self)) or "").split("\n")[0]
+        return html.block(
+            type(self).__name__,
+            html.text(said),
+            html.table(["setting", "here", "default"], rows),
+            html.details_block(f"{len(same)} settings at their defaults", html.table(["setting", "default"], same)),
+        )
+
+
+def changed_settings(settings: Any) -> dict[str, Any]:
+    """The fields of a dataclass whose values are not their defaults, name → value."""
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return {
+        field.name: values[field.name]
+        for field in dataclasses.fields(settings)
+        if not _same_setting(values[field.name], default_of(field))
+    }
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """A field's default, made by its factory if it has one; `dataclasses.MISSING` if it has none."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _same_setting(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and _plain_setting(value) == _plain_setting(default))
+
+
+def _text(value: Any) -> str:
+    return _name(value) if _has_name(value) else repr(value)
+
+
+def all_settings(settings: Any) -> dict[str, Any]:
+    """All fields of a dataclass, defaults too, as plain values that are equal in every process if the settings are."""
+    return {field.name: _plain_setting(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+
+
+def settings_line(settings: Any) -> str:
+    """A dataclass and all its fields as one line of text, on which two processes agree: a run and the one resumed."""
+    fields = ", ".join(f"{name}={value!r}" for name, value in all_settings(settings).items())
+    return f"{type(settings).__name__}({fields})"
+
+
+def _plain_setting(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if _has_name(value):
+        return _name(value)
+    if dataclasses.is_dataclass(value):
+        return {"name": snake_case(type(value).__name__), **all_settings(value)}
+    if isinstance(value, Tensor):
+        digest = hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+        return f"{value.dtype} {tuple(value.shape)} {digest}"
+    if type(value) in (list, tuple):
+        return type(value)(_plain_setting(item) for item in value)
+    if type(value) is dict:
+        return {key: _plain_setting(item) for key, item in value.items()}
+    return repr(value)
+
+
+def _has_name(value: Any) -> bool:
+    return hasattr(value, "__qualname__") and hasattr(value, "__module__")
+
+
+def _name(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(SettingsRepr):
-    """Base of settings that are one setting of an algorithm: frozen, keyword-only dataclasses.
-
-    Class attributes:
-        door: how a user reaches the class, such as "pf.infer.tilted".
-    """
+    """Base of settings that are one setting of an algorithm: frozen, keyword-only dataclasses."""
 
     door: ClassVar[str] = "pf.infer"
 
 
 class Variant(Settings, ABC):
-    """Base of settings that come in kinds, of which an algorithm takes one, by an instance or by its name.
-
-    Class attributes:
-        what: what one of them is, for messages: "tilted inference".
-    """
+    """Base of settings that come in kinds, of which an algorithm takes one, by an instance or by its name."""
 
     what: ClassVar[str]
 
@@ -67,11 +154,7 @@ def _descendants(cls: type[Any]) -> Iterator[type[Any]]:
         yield from _descendants(child)
 
 
-#: Under which attribute an instance remembers which settings it was given.
-GIVEN = "_given_settings"
-
 Family = TypeVar("Family", bound=Variant)
-Owner = TypeVar("Owner")
 
 
 def resolve(owner: Any, field: str, family: type[Variant], *, allow_none: bool = False) -> None:
@@ -98,13 +181,7 @@ def resolve(owner: Any, field: str, family: type[Variant], *, allow_none: bool =
 
 
 def by_name(owner: type, field: str, family: type[Family], name: str) -> Family:
-    """The instance that a name stands for: the class's defaults, or the entry of `shorthands`, a class attribute.
-
-    The owner's `shorthands` are setting → name → instance.
-
-    Raises:
-        SettingError: no kind has that name.
-    """
+    """The instance that a name stands for: the class's defaults, or the entry of the owner's `shorthands`."""
     kinds = family.kinds()
     if name not in kinds:
         raise SettingError(f"{owner.__name__}: no {family.what} is called {field}={name!r}; {closest(name, kinds)}")
@@ -125,13 +202,7 @@ def setting_hints(owner: type) -> dict[str, Any]:
 
 
 def refuse_unused(owner: Any, reason: str, *names: str) -> None:
-    """Refuse settings that have no effect beside the others, unless they are at their defaults.
-
-    `reason` says why they have none, and the cure.
-
-    Raises:
-        SettingError: one of them is not at its default.
-    """
+    """Refuse settings that are not at their defaults and have no effect beside the others; `reason` has the cure."""
     defaults = {field.name: field.default for field in dataclasses.fields(owner)}
     for name in names:
         value = getattr(owner, name)
@@ -140,17 +211,7 @@ def refuse_unused(owner: Any, reason: str, *names: str) -> None:
 
 
 def explains_unknown(cls: type[Owner]) -> type[Owner]:
-    """Decorator of a dataclass of settings, above `dataclass`: an unknown setting is refused with the cure.
-
-    Python's own message would name the setting alone; this one says where it belongs, what it may have been meant to
-    be, or, for a setting that others of its kind have, why this class has none: its class attribute `without`,
-    setting → reason and cure. The signature stays that of `dataclass`.
-
-    Example:
-        >>> pf.FedEP(svi_steps=5)
-        SettingError: FedEP has no setting 'svi_steps', which is a setting of the tilted inference 'svi': write
-        FedEP(client=pf.infer.tilted.SVI(steps=5))
-    """
+    """Decorator of a dataclass of settings, above `dataclass`: an unknown setting is refused with the cure."""
     init: Callable[..., None] = cls.__init__
 
     @functools.wraps(init)
@@ -167,15 +228,7 @@ def explains_unknown(cls: type[Owner]) -> type[Owner]:
 
 
 def explicit_settings(settings: Any) -> frozenset[str]:
-    """The settings that a user has written, also those written with their default values.
-
-    A call with all settings is `dataclasses.replace`, of which only those that differ from the defaults count as
-    written. Only these are known, too, for a subclass that is a dataclass without the decorator `explains_unknown`.
-
-    Example:
-        >>> sorted(explicit_settings(pf.FedEP(client="newton", damping=0.5)))
-        ['client', 'damping']
-    """
+    """The settings that a user has written, also with their default values, as far as that is known."""
     names: frozenset[str] | None = getattr(settings, GIVEN, None)
     if names is None:
         return frozenset(changed_settings(settings))

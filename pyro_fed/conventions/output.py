@@ -27,11 +27,7 @@ OWNER_ONLY = 0o600
 
 
 def check_writable(path: str | Path, what: str = "out") -> Path:
-    """Return a path that a file can be written to, with all missing folders above it made.
-
-    Raises:
-        SettingError: a folder, a path below a file, or a place where nothing can be written; names the argument `what`.
-    """
+    """A path that a file can be written to, with all missing folders above it made; errors name the argument `what`."""
     if not isinstance(path, str | os.PathLike):
         raise SettingError(f"{what} must be the path of a file, received {path!r}")
     path = Path(path)
@@ -68,13 +64,7 @@ def _try_folder(path: Path) -> None:
 
 @contextmanager
 def kept_elsewhere(out: Path) -> Iterator[Path]:
-    """A file in the folder for temporary files, copied to the user's file once it is whole.
-
-    If that is not possible, as the disk has filled up during the run, it stays there.
-
-    Raises:
-        SettingError: it could not be written; says where the result is.
-    """
+    """A temporary file, copied to the user's file once it is whole; the error says where the result is kept."""
     folder = Path(tempfile.mkdtemp(prefix="pyro_fed-"))
     written = folder / out.name
     try:
@@ -95,11 +85,7 @@ def kept_elsewhere(out: Path) -> Iterator[Path]:
 
 
 def _put(written: Path, out: Path) -> None:
-    """Replace the user's file by a written one; the user's stays unchanged until all of it is there.
-
-    A new one is for its owner alone; an existing one keeps its mode. In a folder where no other file can be made it
-    is written over.
-    """
+    """Replace the user's file, with its mode, by a written one; it is written over where no file can be made."""
     out = out.resolve()  # where it is a link, what it leads to
     if not os.access(out.parent, os.W_OK):
         shutil.copyfile(written, out)
@@ -111,23 +97,13 @@ def _put(written: Path, out: Path) -> None:
 
 
 def create_file(path: Path) -> BinaryIO:
-    """A new file, open for writing, that only its owner can read.
-
-    Raises:
-        OSError: something has that name already, even a link that leads nowhere; or nothing can be written there.
-    """
+    """A new file, open for writing, that only its owner can read; OSError if anything has that name, even a link."""
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, OWNER_ONLY))
 
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which replaces the former one once it is whole and on the disk.
-
-    A link of that name is replaced, and its target stays unchanged.
-
-    Raises:
-        OSError: it could not be written; the former file is untouched.
-    """
+    """A file to write to, which replaces the former one, or a link, once it is whole and on the disk."""
     beside = path.with_name(f"{path.name}.writing")
     beside.unlink(missing_ok=True)  # of a process that was killed
     file = create_file(beside)
@@ -144,11 +120,7 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_file(path: str | Path, data: bytes, what: str = "path") -> Path:
-    """Write a file that the user names, in place of a former one. Returns its path.
-
-    Raises:
-        SettingError: a file cannot be written there; names the argument `what`.
-    """
+    """The path of a file that the user names, written in place of a former one; errors name the argument `what`."""
     path = check_writable(path, what)
     with replaced_file(path) as file:
         file.write(data)
@@ -156,11 +128,7 @@ def write_file(path: str | Path, data: bytes, what: str = "path") -> Path:
 
 
 def open_lock(path: Path) -> int:
-    """A file descriptor of a file that processes lock; the file is made if it does not exist.
-
-    Raises:
-        OSError: a link, something that is no regular file, or a file that has another name too.
-    """
+    """A file descriptor of a file that processes lock; OSError for a link, a device, or a file with two names."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, OWNER_ONLY)
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:

@@ -16,12 +16,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pyro_fed.conventions import calls
+from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.doors import public_dir
-from pyro_fed.errors import SettingError
 
 __all__ = ["Progress", "set_progress"]
 __dir__ = public_dir(__all__)
@@ -73,8 +72,7 @@ _everywhere: Show = True
 _here: ContextVar[Show | None] = ContextVar("progress", default=None)
 
 
-@calls.checked_but("show")
-@calls.checked
+@checked
 def set_progress(show: Show) -> None:
     """Show the progress of all runs of this process, or do not.
 
@@ -90,20 +88,14 @@ def set_progress(show: Show) -> None:
         >>> pf.progress.set_progress(lambda progress: print(progress.name, progress.done, progress.total))
     """
     global _everywhere
-    _everywhere = checked(show)
-
-
-def checked(show: object) -> Show:
-    """Return `show` if it says how to show progress; SettingError otherwise."""
-    if isinstance(show, bool) or callable(show):
-        return show
-    raise SettingError(f"progress is True, False or a function of pyro_fed's Progress, received {show!r}")
+    _everywhere = show if callable(show) else bool(show)  # NumPy's flags too
 
 
 @contextmanager
 def showing(show: Show) -> Iterator[None]:
     """Show progress this way within the block; True leaves it to `set_progress`."""
-    token = _here.set(None if show is True else checked(show))
+    shown = show if callable(show) else bool(show)
+    token = _here.set(None if shown is True else shown)
     try:
         yield
     finally:
@@ -111,21 +103,12 @@ def showing(show: Show) -> Iterator[None]:
 
 
 def begin(name: str, total: int, unit: str, *, done: int = 0, shown: bool = True, inner: bool = False) -> Bar:
-    """A bar for a phase that begins, to be closed.
-
-    Args:
-        name: name of the phase.
-        total: number of rounds or draws.
-        unit: "round" or "draw".
-        done: number of those of an earlier run that is continued.
-        shown: whether it is visible at all.
-        inner: whether it is a part of a round, and leaves nothing behind.
-    """
+    """A bar for a phase that begins, to be closed; an `inner` one is a part of a round, and leaves nothing behind."""
     here = _here.get()
     show = _everywhere if here is None else here
     start = Progress(name, done, total, unit)
     if not shown or show is False:
-        return _Silent(start)
+        return _CallbackBar(start, _ignore)
     if show is not True:
         return _CallbackBar(start, show)
     if _in_notebook():
@@ -154,16 +137,13 @@ class Bar(ABC):
 
     def advance(self, figures: str = "") -> None:
         """Count one more round or draw, with its figures."""
-        before = self.now
-        spent = time.monotonic() - self._began
-        self.now = Progress(before.name, before.done + 1, before.total, before.unit, figures or before.figures, spent)
+        figures, spent = figures or self.now.figures, time.monotonic() - self._began
+        self.now = replace(self.now, done=self.now.done + 1, figures=figures, seconds=spent)
         self._show()
 
     def close(self) -> None:
         """End the phase."""
-        before = self.now
-        spent = time.monotonic() - self._began
-        self.now = Progress(before.name, before.done, before.total, before.unit, before.figures, spent, finished=True)
+        self.now = replace(self.now, seconds=time.monotonic() - self._began, finished=True)
         self._end()
 
     def __enter__(self) -> Bar:
@@ -179,16 +159,6 @@ class Bar(ABC):
     @abstractmethod
     def _end(self) -> None:
         """Show `now` for the last time."""
-
-
-class _Silent(Bar):
-    """No display."""
-
-    def _show(self) -> None:
-        return
-
-    def _end(self) -> None:
-        return
 
 
 class _CallbackBar(Bar):

@@ -13,7 +13,6 @@ SERVER, SCHEDULE, CLIENT, DRAWS, GRAPH, LOCALS, ASSIGNMENTS, FAULTS, AUDIT = ran
 #: Seed of points and signs that are the same at the server and all clients, in every run.
 COMMON = 0
 
-
 #: NumPy's `SeedSequence`, whose stream is promised not to change: start and growth of the constants that words are
 #: hashed with on their way into the pool and out of it, the factors that mix two words, and the shift after each.
 INTO, INTO_GROWTH, OUT_OF, OUT_OF_GROWTH = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED
@@ -35,14 +34,7 @@ def torch_generator(seed: int, *key: int) -> torch.Generator:
 
 
 def torch_generators(seed: int, keys: Sequence[tuple[int, ...]] | NDArray[np.int64]) -> Iterator[torch.Generator]:
-    """The torch generators of many streams: those that `torch_generator` makes, in a fraction of the time.
-
-    Each is to be drawn from before the next one is asked for: they may be one, seeded anew.
-
-    Args:
-        seed: the run's.
-        keys: of the streams, each of equal length, its numbers below 2³².
-    """
+    """The generators of many streams, as by `torch_generator`; each is drawn from before the next is asked for."""
     if len(keys) < AT_ONCE:
         return (torch_generator(seed, *map(int, key)) for key in keys)
     generator = torch.Generator()
@@ -50,12 +42,7 @@ def torch_generators(seed: int, keys: Sequence[tuple[int, ...]] | NDArray[np.int
 
 
 def client_keys(round: int, clients: Sequence[int]) -> list[tuple[int, int, int, int]]:
-    """The streams of a round's clients; a client that appears several times has another stream each time.
-
-    Args:
-        round: the round's number, over all phases of the run.
-        clients: their numbers.
-    """
+    """The streams of a round's clients; a client that appears several times has another stream each time."""
     seen: dict[int, int] = {}
     keys = []
     for client in clients:
@@ -65,12 +52,7 @@ def client_keys(round: int, clients: Sequence[int]) -> list[tuple[int, int, int,
 
 
 def keys_of_rounds(first: int, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The `client_keys` of R rounds of C clients, one round after the other, (R C, 4).
-
-    Args:
-        first: number of the first round.
-        clients: their numbers, (R, C).
-    """
+    """The `client_keys` of R rounds of C clients (R, C), one round after the other, (R C, 4)."""
     rounds, count = clients.shape
     order = clients.argsort(1, kind="stable")
     ascending = np.take_along_axis(clients, order, 1)

@@ -49,10 +49,7 @@ def check_at_least(owner: Any, least: int, *names: str, allow_none: bool = False
 
 
 def check_between(owner: Any, name: str, low: float, high: float, ends: str = "(]") -> None:
-    """Check a setting that must be a number in an interval; SettingError names the setting and its value.
-
-    `ends` is "(]", "[)" or "[]": which ends belong to the interval.
-    """
+    """Check a setting that must be a number in an interval; `ends` "(]", "[)" or "[]" belong to it."""
     value = getattr(owner, name)
     inside = is_number(value) and (
         low < value < high or (value == low and ends[0] == "[") or (value == high and ends[1] == "]")
@@ -63,11 +60,7 @@ def check_between(owner: Any, name: str, low: float, high: float, ends: str = "(
 
 
 def check_probabilities(owner: Any, name: str, zeros: bool = False) -> None:
-    """Check a setting that must be probabilities that sum to one, some of which may be zero if `zeros`.
-
-    Raises:
-        SettingError: names the setting and its value.
-    """
+    """Check a setting that must be probabilities that sum to one, some of which may be zero if `zeros`."""
     values = getattr(owner, name)
     numbers = len(values) > 0 and all(is_number(one) and (one > 0 or (zeros and one == 0)) for one in values)
     if not numbers or abs(math.fsum(values) - 1) > SUM_ERROR:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.conventions.time_limit import tick
+from pyro_fed.conventions.resources import tick
 from pyro_fed.density.layout import Layout, Site
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model

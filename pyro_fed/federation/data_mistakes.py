@@ -21,8 +21,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.client_names import as_it_looks
 from pyro_fed.conventions.limits import ROUNDING_UNITS
+from pyro_fed.conventions.names import as_it_looks
 from pyro_fed.density.checks.lookups import num_elements
 from pyro_fed.density.checks.points import FEW_ROWS, NUM_DRAWS, RADIUS, ROWS_TOGETHER
 from pyro_fed.density.problem import Problem

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions import html
-from pyro_fed.conventions.calls import checked, explained
-from pyro_fed.conventions.client_names import as_it_looks, check_shown_name
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked, checked, explained
+from pyro_fed.conventions.names import as_it_looks, check_shown_name
 from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.sites import OutsideSupportError

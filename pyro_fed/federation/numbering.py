@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.client_names import as_it_looks
 from pyro_fed.conventions.limits import SAME_SHARE
+from pyro_fed.conventions.names import as_it_looks
 from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.lookups import Lookups, num_elements
 from pyro_fed.density.problem import Problem

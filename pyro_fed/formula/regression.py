@@ -26,7 +26,7 @@ import pyro.distributions as dist
 import torch
 
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import closest
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.federation import partition as partitions

@@ -11,7 +11,7 @@ from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm, Plan, Stage
 from pyro_fed.conventions import html
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.settings_repr import changed_settings
+from pyro_fed.conventions.nested_settings import changed_settings
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.traits import Traits
 from pyro_fed.errors import PyroFedError, SettingError

@@ -6,7 +6,7 @@ import inspect
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from pyro_fed.conventions.client_names import DEFAULT_CLIENTS
+from pyro_fed.conventions.names import DEFAULT_CLIENTS
 from pyro_fed.density.rows.arguments import rows_like
 from pyro_fed.errors import DataError, ModelError, PyroFedError
 from pyro_fed.federation import partition
@@ -23,35 +23,13 @@ class Experiment(NamedTuple):
 def build_federation(
     module: ModuleType, clients: int | None, partition_text: str, seed: int, device: str | None = None
 ) -> Experiment:
-    """The model's training data over clients, and its test data.
-
-    Args:
-        module: a module from `library.load_model`.
-        clients: number of clients; by default that of groups, if the partition is by group, else `DEFAULT_CLIENTS`.
-        partition_text: such as "dirichlet:0.3".
-        seed: seed of the partition.
-        device: where the clients' steps are computed, as for `Federation`.
-
-    Raises:
-        SettingError: the partition cannot be read, or does not allow so many clients; there is no such device.
-        DataError: the test data are no arguments of the model.
-
-    Example:
-        >>> fed, test = build_federation(load_model("logistic_regression"), 10, "dirichlet:0.3", seed=0)
-    """
+    """The model's training data over clients, by default of groups or `DEFAULT_CLIENTS`, and its test data."""
     train, test = _load_data(module)
     how = partition.parse(partition_text, columns=train[0], named=_column_names(module.model, train))
     rows = getattr(module, "ROWS", None)
     count = DEFAULT_CLIENTS if clients is None and not isinstance(how, partition.ByGroup) else clients
     fed = Federation(
-        module.model,
-        train,
-        plate=module.PLATE,
-        rows=rows,
-        num_clients=count,
-        partition=how,
-        seed=seed,
-        device=device,
+        module.model, train, plate=module.PLATE, rows=rows, num_clients=count, partition=how, seed=seed, device=device
     )
     if test is not None:
         _check_test(fed, test, f"model file {module.__file__}")

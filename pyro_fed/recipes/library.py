@@ -11,11 +11,12 @@ import ast
 import hashlib
 import importlib.util
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
-from pyro_fed.conventions.spelling import closest
-from pyro_fed.errors import ModelError, SettingError
+from pyro_fed.conventions.names import closest
+from pyro_fed.errors import ModelError, PyroFedError, SettingError
 
 #: What a model file defines: the Pyro model, the plate that is split, ``load_data() -> (train, test)``.
 MODEL_PARTS = ("model", "PLATE", "load_data")
@@ -66,10 +67,8 @@ def find_recipe(name_or_path: str | Path) -> Path:
         >>> find_recipe("dsvgd").name
         'dsvgd.toml'
     """
-    found = _find(name_or_path, list_recipes(), ".toml")
-    if isinstance(found, Path):
-        return found
-    raise SettingError(f"no recipe {str(name_or_path)!r}: {found} Give a name, or the path of a .toml file.")
+    cure = "Give a name, or the path of a .toml file."
+    return _find("recipe", name_or_path, list_recipes(), ".toml", SettingError, cure)
 
 
 def find_model(name_or_path: str | Path) -> Path:
@@ -85,32 +84,23 @@ def find_model(name_or_path: str | Path) -> Path:
         >>> find_model("logistic_regression").name
         'logistic_regression.py'
     """
-    found = _find(name_or_path, list_models(), ".py")
-    if isinstance(found, Path):
-        return found
-    raise ModelError(
-        f"no model {str(name_or_path)!r}: {found} Give a name, or the path of a .py file, in which load_data() reads "
-        "the rows, from a CSV file for instance."
-    )
+    cure = "Give a name, or the path of a .py file, in which load_data() reads the rows, from a CSV file for instance."
+    return _find("model", name_or_path, list_models(), ".py", ModelError, cure)
 
 
-def _find(name_or_path: str | Path, listed: dict[str, Path], suffix: str) -> Path | str:
-    """The file, or a clause that says why there is none."""
+def _find(
+    kind: str, name_or_path: str | Path, listed: dict[str, Path], suffix: str, error: type[PyroFedError], cure: str
+) -> Path:
+    """The file of a name or path; the error says why there is none."""
     name = str(name_or_path)
     if name in listed:
         return listed[name]
     path = Path(name).expanduser()
-    if path.suffix == suffix:
-        return path if _is_file(path) else "that file does not exist."
-    said = closest(name, list(listed))
-    return said if said.endswith("?") else f"{said}."
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that is too long, or has a null in it
-        return False
+    with suppress(OSError, ValueError):  # a name that is too long, or has a null in it
+        if path.suffix == suffix and path.is_file():
+            return path
+    why = "that file does not exist" if path.suffix == suffix else closest(name, list(listed))
+    raise error(f"no {kind} {name!r}: {why if why.endswith('?') else f'{why}.'} {cure}")
 
 
 def load_model(name_or_path: str | Path, *, with_data: bool = True) -> ModuleType:

@@ -33,30 +33,33 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pyro_fed.conventions.nested_settings import Settings, Variant, by_name, recipe_place, setting_hints, settings_in
-from pyro_fed.conventions.settings_repr import default_of
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import closest
+from pyro_fed.conventions.nested_settings import (
+    Settings,
+    Variant,
+    by_name,
+    default_of,
+    recipe_place,
+    setting_hints,
+    settings_in,
+)
 from pyro_fed.errors import OURS, SettingError
-from pyro_fed.recipes.components import import_or_explain, resolve_component
 from pyro_fed.recipes.library import find_recipe
-from pyro_fed.recipes.values import NONE_WORD, Mismatch, convert, describe, to_toml
+from pyro_fed.recipes.values import (
+    NONE_WORD,
+    Mismatch,
+    convert,
+    describe,
+    import_or_explain,
+    resolve_component,
+    to_toml,
+)
 
 #: The module that a recipe's text may have imported; all others are looked up among those that are there already.
 ALGORITHMS = f"{OURS}.infer"
 #: What a recipe may hold, and the arguments of `run` among it, with their types.
-_TOP_LEVEL: Mapping[str, Any] = {
-    "algorithm": str,
-    "description": str,
-    "settings": dict,
-    "run": dict,
-    "source": dict,
-}
-_RUN: Mapping[str, Any] = {
-    "num_rounds": int,
-    "num_draws": int,
-    "schedule": str | dict,
-    "graph": str | dict,
-}
+_TOP_LEVEL: Mapping[str, Any] = {"algorithm": str, "description": str, "settings": dict, "run": dict, "source": dict}
+_RUN: Mapping[str, Any] = {"num_rounds": int, "num_draws": int, "schedule": str | dict, "graph": str | dict}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,11 +172,7 @@ def load(name_or_path: str | Path) -> Recipe:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file.
-
-    Raises:
-        SettingError: the file is not TOML in UTF-8; the message has the line and column.
-    """
+    """The content of a TOML file; SettingError has the line and column."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -189,17 +188,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def check_settings(
     owner: type, given: Mapping[str, Any], where: str, present: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Check settings against the fields of a dataclass, and return them in the fields' types.
-
-    Args:
-        owner: the dataclass: an algorithm, or settings of one of its settings.
-        given: values by field name; a setting with settings of its own may be a table of these.
-        where: file and table, or the command line, for the message.
-        present: present settings, which a table without a name changes; None if a table needs a name.
-
-    Raises:
-        SettingError: a name is no field, or a value does not fit its field.
-    """
+    """Settings in the types of a dataclass's fields; a table without a name changes the `present` setting."""
     hints = setting_hints(owner)
     known = (present or {}).get
     return {key: _value(owner, hints, key, value, where, known(key)) for key, value in given.items()}

@@ -1,17 +1,21 @@
-"""Values from TOML or the command line, checked against a setting's type hint.
+"""What a recipe's or the command line's text stands for: values by type hints, schedules and graphs by their names.
 
-Only what a recipe can say is handled: numbers, strings, booleans, choices, optional values, and tuples and
-lists of these. TOML has no null: the string ``"none"`` means ``None`` where the setting allows ``None``.
+TOML has no null: the string ``"none"`` means ``None`` where the setting allows ``None``.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import tomllib
 import types
 import typing
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from pyro_fed.conventions.names import closest, snake_case
 from pyro_fed.conventions.nested_settings import Settings
 from pyro_fed.errors import SettingError
 
@@ -24,13 +28,7 @@ class Mismatch(Exception):
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """A value from TOML as the type that a resolved type hint asks for, such as ``int | None``.
-
-    An int becomes a float where a float is asked for, a list a tuple where a tuple is.
-
-    Raises:
-        Mismatch: the value does not fit.
-    """
+    """A value from TOML as the type that a resolved type hint asks for; Mismatch if it does not fit."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return None if value == NONE_WORD else value
@@ -89,14 +87,7 @@ def describe(hint: Any) -> str:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Read one ``key=value`` of the command line, the value in TOML's syntax, as key and value.
-
-    ``num_particles=50`` is an int, ``rate=1e-3`` a float, ``name="x"`` a string, ``sizes=[1, 2]`` a list;
-    what is not TOML (``mode=fast``) is a string.
-
-    Raises:
-        SettingError: there is no ``=``, or no key before it.
-    """
+    """One ``key=value`` of the command line as key and value, in TOML's syntax; what is not TOML is a string."""
     key, equals, raw = text.partition("=")
     key, raw = key.strip(), raw.strip()
     if not equals or not key or not raw:
@@ -120,3 +111,36 @@ def to_toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(to_toml(item) for item in value)}]"
     return repr(value)
+
+
+def import_or_explain(module_name: str, where: str) -> ModuleType:
+    """A module that a recipe names; ``where`` begins the message of the SettingError."""
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise SettingError(f"{where}: {module_name!r} is no module's name, such as 'pyro_fed.infer'")
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:  # the module's own code may raise anything
+        raise SettingError(f"{where}: cannot import {module_name!r}: {type(error).__name__}: {error}") from error
+
+
+def resolve_component(module_name: str, spec: str | Mapping[str, Any], path: Path, *args: Any) -> Any:
+    """A schedule or a graph of a module from its name in snake case, or a table with ``name`` and keyword arguments."""
+    keywords = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = keywords.pop("name", None)
+    if not isinstance(name, str):
+        raise SettingError(f"{path} [run]: {keywords!r} lacks a name, e.g. {{name = 'round_robin'}}.")
+    module = import_or_explain(module_name, f"{path} [run]")
+    known = public_callables(module)
+    if name not in known:
+        raise SettingError(f"{path} [run]: {module_name} has no {name!r}; {closest(name, list(known))}")
+    try:
+        return known[name](*args, **keywords)
+    except TypeError as error:
+        raise SettingError(f"{path} [run]: {name!r} does not take {keywords!r}: {error}") from error
+
+
+def public_callables(module: ModuleType) -> dict[str, Any]:
+    """The callables that a module or package defines itself, by name in snake case."""
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_") and callable(value)}
+    home = module.__name__
+    return {snake_case(n): v for n, v in public.items() if f"{v.__module__}.".startswith(f"{home}.")}

@@ -1,16 +1,18 @@
-"""The type of a result, which `run` and `predict` return, and which functions of `analysis` take.
+"""The type of a result: `arviz.InferenceData`, or on ArviZ 1.x the `xarray.DataTree` that replaces it.
 
-    ArviZ 0.23      arviz.InferenceData
-    ArviZ 1.x       xarray.DataTree, which replaces it
-
-`pyro_fed.ops.arviz_versions` hides the differences. Type checkers see ArviZ's own class, or `Any` if the installed
-ArviZ has none.
+Type checkers see ArviZ's own class, or `Any` if the installed ArviZ has none.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.density.problem import Problem
+from pyro_fed.errors import SettingError, listed
 
 if TYPE_CHECKING:
     from arviz import InferenceData as InferenceData
@@ -28,3 +30,27 @@ else:
 def flag(attrs: Mapping[Any, Any], name: str) -> bool:
     """A flag, such as "centralized", among the attributes of a result; False if it is missing. Old files have texts."""
     return str(attrs.get(name)) in ("1", "True")
+
+
+def check_savable(problem: Problem, what: str = "out") -> None:
+    """Refuse sites whose names cannot be in a NetCDF file, where a slash separates groups.
+
+    `what` is the argument or option that asks for the file, for messages.
+    """
+    layout = problem.layout
+    sites = {**layout.latents, **layout.local, **layout.discrete, **layout.reported, **layout.observed}
+    slashed = [site for site in sites if "/" in site]
+    if slashed:
+        raise SettingError(
+            f"{what}: no file of ArviZ holds names with a slash, and the model has site(s) {listed(slashed)}: give "
+            "them other names in the model, or leave the file out"
+        )
+
+
+def recorded_findings(idata: InferenceData) -> list[Finding]:
+    """The findings of a run about its result: notes, and then doubts; sentences alone if the result has no codes."""
+    if "findings" in idata.attrs:
+        found = [Finding.from_plain(one) for one in json.loads(idata.attrs["findings"])]
+        return sorted(found, key=lambda one: one.is_doubt)
+    lines = str(idata.attrs.get("warnings", "")).split("\n")
+    return [sentences.recorded_warning(warning=line) for line in lines if line]

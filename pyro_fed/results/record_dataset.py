@@ -16,23 +16,14 @@ MAX_CELLS = 2_000_000
 
 
 class _Table(NamedTuple):
-    """The record's table, and where in it the clients of each round are.
+    """The record's table, and where in it the clients of each round are."""
 
-    Attributes:
-        full: whether a column is a client; otherwise it is the position of a client among those of its round.
-        rounds: number of rounds.
-        width: number of columns.
-        clients: the clients of all rounds, one round after the other.
-        cells: flat indices of the cells, row by row.
-        counts: number of clients of each round, (rounds,).
-    """
-
-    full: bool
+    full: bool  # whether a column is a client; else it is the position of a client among those of its round
     rounds: int
     width: int
-    clients: np.ndarray
-    cells: np.ndarray
-    counts: np.ndarray
+    clients: np.ndarray  # of all rounds, one round after the other
+    cells: np.ndarray  # their flat indices, row by row
+    counts: np.ndarray  # number of clients of each round (rounds,)
 
     @property
     def dims(self) -> tuple[str, str]:
@@ -72,23 +63,13 @@ def federation_group(record: Record) -> xr.Dataset:
 
 
 def audit_group(record: Record) -> xr.Dataset:
-    """The audit's measurements of every parameter; empty without an audit.
-
-    Returns:
-        Over `parameter`: `mean_error` (the posterior's mean less the result's, in the posterior's SDs) and `sd_ratio`
-        (the posterior's SD over the result's), with standard errors.
-    """
+    """The audit's errors of means, in posterior SDs, and ratios of SDs, over `parameter`; empty without an audit."""
     data = {name: ("parameter", values) for name, values in record.measured.items() if name != "parameter"}
     return xr.Dataset(data, coords={"parameter": record.measured["parameter"]} if data else {})
 
 
 def sites_group(record: Record, problem: Problem) -> xr.Dataset:
-    """The clients' Gaussian sites on the unconstrained scale; empty if the record has none.
-
-    Returns:
-        `precision` (client, parameter, parameter_) or (client, parameter), and `eta` (client, parameter); `q_precision`
-        and `q_eta` of the product of all sites with the prior's.
-    """
+    """The clients' Gaussian sites on the unconstrained scale, and q, their product with the prior's; may be empty."""
     if not record.sites:
         return xr.Dataset()
     names = [problem.name_of(number) for number in range(record.sites["eta"].shape[-1])]  # without rows' own latents
@@ -133,11 +114,8 @@ def _traffic(record: Record, table: _Table) -> dict[str, Any]:
         "seconds": [one.seconds for one in record.rounds],
     }
     for name, value in each.items():  # a round has one number for all of its clients, or one for each
-        if any(isinstance(one, np.ndarray) for one in value):
-            alike = [np.broadcast_to(np.asarray(one, dtype=float), n) for one, n in zip(value, counts, strict=True)]
-            values[name].flat[at] = np.concatenate([np.zeros(0), *alike]) * visits
-        else:
-            values[name].flat[at] = np.repeat(np.array(value, dtype=float), counts) * visits
+        clients = [np.broadcast_to(np.asarray(one, dtype=float), n) for one, n in zip(value, counts, strict=True)]
+        values[name].flat[at] = np.concatenate([np.zeros(0), *clients]) * visits
     return {name: (table.dims, value) for name, value in values.items()}
 
 

@@ -15,32 +15,40 @@ import pyro
 import torch
 import xarray as xr
 from torch import Tensor
+from torch.distributions.transforms import CorrCholeskyTransform, IndependentTransform, StickBreakingTransform
 
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.settings_repr import all_settings
-from pyro_fed.conventions.time_limit import TimeIsUp, ending_at
+from pyro_fed.conventions.nested_settings import all_settings
+from pyro_fed.conventions.resources import TimeIsUp, ending_at
 from pyro_fed.conventions.version import VERSION
+from pyro_fed.density.deterministic_sites import without_data
+from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.assignments import assign
+from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.observations import observed_rows, observed_values, without_data
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
-from pyro_fed.density.rows.labelled import Labels
+from pyro_fed.density.running.trace_sites import unconstraining
 from pyro_fed.density.size import densities_at_once
 from pyro_fed.federation.federation import Federation
-from pyro_fed.ops.arviz_versions import group_of, make_result
+from pyro_fed.ops.arviz_versions import make_result
+from pyro_fed.policy.results import MAX_COLLECTED, MAX_POINTWISE, MAX_UNASKED, collects_latents
+from pyro_fed.results.data_groups import constant_data, observed_data
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import audit_group, federation_group, sites_group
-from pyro_fed.results.unit_sums import in_double
 
-#: The pointwise log-likelihood is left out, with a warning, if draws × rows are more than this.
-MAX_POINTWISE = 400_000_000
-#: If no log-likelihood is asked for, the log density of the draws is left out if draws × rows are more than this: it
-#: would take longer than many algorithms.
-MAX_UNASKED = 50_000_000
+#: The attribute `released` of a private run's result: what it holds and what it does not.
+RELEASED = (
+    "what the mechanism released and what follows from it alone: no observed_data, constant_data, log_likelihood or "
+    "lp, no figures or failures' reasons of single clients, no seconds, and no deterministic site that depends on rows"
+)
+#: Figures of the answer's last round that are attributes of the result, since later rounds may be of other stages.
+EVIDENCE = ("log_evidence", "log_evidence_se")
 
 
 def to_inference_data(
@@ -93,21 +101,10 @@ def to_inference_data(
     return make_inference_data({name: group for name, group in groups.items() if group.data_vars}, attrs)
 
 
-#: The attribute `released` of a private run's result: what it holds and what it does not.
-RELEASED = (
-    "what the mechanism released and what follows from it alone: no observed_data, constant_data, log_likelihood or "
-    "lp, no figures or failures' reasons of single clients, no seconds, and no deterministic site that depends on rows"
-)
-
-
 def released_alone(
     algorithm: Algorithm, federation: Federation, problem: Problem, draws: Tensor, record: Record, seed: int
 ) -> InferenceData:
-    """The result of a private run, with nothing but what was computed from what the mechanism has released.
-
-    From draws (chain, draw, D) it has the groups `posterior`, without sites that depend on rows, and `federation`,
-    without clients' own figures.
-    """
+    """The result of a private run, with nothing but what follows from what the mechanism has released."""
     public = without_data(problem, draws.reshape(-1, draws.shape[-1]))
     posterior = posterior_group(federation, problem, draws, None, public.rows)[[*problem.sites, *public.reported]]
     rounds = federation_group(record)
@@ -180,11 +177,7 @@ def _log_prior_terms(problem: Problem, draws: Tensor) -> dict[str, Tensor]:
 
 
 def _of_observed_rows(terms: xr.Dataset, seen: Mapping[str, Tensor]) -> xr.Dataset:
-    """Pointwise terms (chain, draw, row) without the rows at which no site was observed.
-
-    In leave-one-out such rows would distort standard errors and the counts of Pareto's k. Their labels are missing from
-    the coordinate. If no row was observed, all are kept.
-    """
+    """Pointwise terms (chain, draw, row) without the rows at which no site was observed; all, if none was."""
     for dim in set(terms.dims) - {"chain", "draw"}:
         kept = torch.stack([seen[str(name)] for name, value in terms.data_vars.items() if dim in value.dims]).any(0)
         if bool(kept.any()) and not bool(kept.all()):
@@ -238,93 +231,25 @@ def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem
     return vectors
 
 
-def observed_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Dataset:
-    """The observed sites' values in the original order of the rows."""
-    problem = federation.problem
-    data = {name: (list(problem.layout.observed[name].dims), value.cpu().numpy()) for name, value in values.items()}
-    sizes = {dim: size for dims, array in data.values() for dim, size in zip(dims, array.shape, strict=True)}
-    return xr.Dataset(data, coords={dim: federation.coords.get(dim, np.arange(n)) for dim, n in sizes.items()})
-
-
-#: The attribute of `constant_data` with the labels for which codes stand.
-LABELS = "labels"
-#: That which names the arguments whose labels have an order that the user has said.
-ORDERED = "ordered"
-#: That which says in what order data frames had their columns.
-COLUMNS = "columns"
-
-
-def constant_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Dataset:
-    """The arguments that are split by rows and are not observations.
-
-    The labels of text and categories, for which codes stand, are in the attribute `labels`, as JSON by argument, and
-    the order of columns and keys in `columns`.
-    """
-    arguments = federation.problem.arguments
-    data = {}
-    for name, nested, leaf in arguments.columns:
-        if not any(leaf.shape == value.shape and torch.equal(leaf, value) for value in values.values()):
-            plate = nested or federation.problem.plate
-            dims = [plate] + [f"{name}_dim_{i}" for i in range(1, leaf.dim())]
-            # xarray takes a variable that is named like a dimension for the dimension's labels.
-            data[f"{name}_values" if name in dims else name] = (dims, leaf.cpu().numpy())
-    owners, labels = _owners(federation)
-    coded = {name: list(values) for name, values in arguments.labels.items()}
-    ordered = [name for name, values in arguments.labels.items() if values.ordered]
-    told = {LABELS: coded, ORDERED: ordered, COLUMNS: arguments.orders(federation.problem.model)}
-    attrs = {name: json.dumps(value, ensure_ascii=False, default=str) for name, value in told.items() if value}
-    return xr.Dataset({**owners, **data}, coords=labels, attrs=attrs)
-
-
-def labels_in(idata: InferenceData) -> dict[str, Labels] | None:
-    """The labels for which codes stand, by the argument's name, from `constant_data`; None if it has none."""
-    if "constant_data" not in idata:
-        return None
-    attrs = group_of(idata, "constant_data").attrs
-    if LABELS not in attrs:
-        return None
-    ordered = json.loads(attrs.get(ORDERED, "[]"))
-    return {name: Labels(values, ordered=name in ordered) for name, values in json.loads(attrs[LABELS]).items()}
-
-
-def columns_in(idata: InferenceData) -> dict[str, list[Any]]:
-    """Columns of data frames and keys of dictionaries, by argument, from `constant_data`; empty if it has none."""
-    text = group_of(idata, "constant_data").attrs.get(COLUMNS) if "constant_data" in idata else None
-    return {} if text is None else dict(json.loads(text))
-
-
-def _owners(federation: Federation) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The group of each nested row: variables with group numbers, and coordinates with the groups' labels."""
-    problem = federation.problem
-    labels = federation.coords.get(problem.plate)
-    numbers: dict[str, Any] = {}
-    named: dict[str, Any] = {}
-    for plate, (owner, *_) in problem.arguments.nested_by_name.items():
-        values = problem.arguments.leaves[problem.arguments.names.index(owner)].cpu().numpy()
-        taken = (plate, problem.plate)
-        numbers[f"{owner}_values" if owner in taken else owner] = ([plate], values)
-        if labels is not None:
-            named[problem.plate] = labels
-            named[f"{owner}_label"] = (plate, [labels[number] for number in values.tolist()])
-    return numbers, named
+def joint_result(
+    federation: Federation, problem: Problem, draws: Tensor, seed: int
+) -> tuple[Federation, Problem, Tensor, list[Finding]]:
+    """Federation, problem and draws in joint form, with the rows' latents; unchanged, with a note, if too many."""
+    theta = draws.flatten(0, 1)
+    if not collects_latents(problem.traits, len(theta)):
+        left_out = sentences.latents_left_out(
+            sites=sorted(problem.layout.local), draws=len(theta), rows=problem.num_rows, most=MAX_COLLECTED
+        )
+        return federation, problem, draws, [left_out]
+    local = draw_locals(problem, theta, problem.all_rows, seeding.torch_generator(seed, seeding.LOCALS))
+    joint = JointProblem.of(problem)
+    return federation.joint, joint, joint.join(theta, local).unflatten(0, draws.shape[:2]), []
 
 
 def posterior_group(
-    federation: Federation,
-    problem: Problem,
-    draws: Tensor,
-    seed: int | None,
-    rows: tuple[Tensor, ...] | None = None,
+    federation: Federation, problem: Problem, draws: Tensor, seed: int | None, rows: tuple[Tensor, ...] | None = None
 ) -> xr.Dataset:
-    """Constrained draws of (chain, draw, D) under the model's own names, with its dimensions and labels.
-
-    Args:
-        federation: names of dimensions and their labels.
-        problem: the model's densities, or their joint form.
-        draws: (chain, draw, D), unconstrained.
-        seed: seed of draws of the rows' discrete latents; None draws none.
-        rows: the rows on which deterministic sites are computed; by default all.
-    """
+    """Constrained draws of (chain, draw, D) under the model's names; without `seed` no discrete latents."""
     flat = draws.reshape(-1, draws.shape[-1])
     joint = bool(problem.layout.local) and not problem.local_dim
     if rows is not None or problem.reported or joint or problem.layout.discrete:
@@ -346,24 +271,18 @@ def posterior_group(
 
 
 def _dataset(values: dict[str, Tensor], dims: dict[str, list[str]], coords: dict[str, list[Any]]) -> xr.Dataset:
-    data = {name: (["chain", "draw", *dims[name]], _as_array(value)) for name, value in values.items()}
+    data = {}
+    for name, value in values.items():  # counts and flags stay as they are
+        value = value.detach().cpu()
+        array = (value.double() if value.is_floating_point() else value).numpy()
+        data[name] = (["chain", "draw", *dims[name]], array)
     sizes = {dim: size for spec, array in data.values() for dim, size in zip(spec, array.shape, strict=True)}
     labels = {dim: coords.get(dim, np.arange(size)) for dim, size in sizes.items()}
     return xr.Dataset(data, coords=labels)
 
 
-def _as_array(value: Tensor) -> np.ndarray:
-    """A tensor as a NumPy array: real numbers in double precision, counts and flags unchanged."""
-    value = value.detach().cpu()
-    return (value.double() if value.is_floating_point() else value).numpy()
-
-
 def _stats(values: dict[str, Tensor]) -> xr.Dataset:
     return _dataset(values, {name: [] for name in values}, {})
-
-
-#: Figures of the answer's last round that are attributes of the result, since later rounds may be of other stages.
-EVIDENCE = ("log_evidence", "log_evidence_se")
 
 
 def _attributes(algorithm: Algorithm, federation: Federation, record: Record, seed: int) -> dict[str, Any]:
@@ -402,3 +321,21 @@ def _spent(record: Record) -> dict[str, float]:
     """The ε and δ that a private run has spent, and the size of its noise; empty for other runs."""
     private = record.private
     return {} if private is None else {"epsilon": private.epsilon, "delta": private.delta, "noise": private.noise}
+
+
+def in_double(problem: Problem, draws: Tensor) -> dict[str, Tensor]:
+    """The values of such latent sites at draws (S, D), site name → (S, *site shape); empty for a model in float64."""
+    if problem.dtype == torch.float64 or not len(draws):
+        return {}
+    nodes = problem.execute_at(draws[0], problem.fewest_rows).trace.nodes
+    found = {}
+    for name, site in problem.sites.items():
+        transform: Any = unconstraining(nodes[name])
+        if isinstance(_base(transform), (StickBreakingTransform, CorrCholeskyTransform)):
+            part = draws[:, site.start : site.start + site.size].cpu().double()
+            found[name] = transform(part.reshape(len(draws), *site.unconstrained_shape))
+    return found
+
+
+def _base(transform: Any) -> Any:
+    return _base(transform.base_transform) if isinstance(transform, IndependentTransform) else transform

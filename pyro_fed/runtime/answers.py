@@ -28,34 +28,17 @@ MISSED_MODE_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of one stage of a plan, with its judgement.
-
-    Args:
-        stage: the stage that was run.
-        number: its place among the stages.
-        shared: the server's last state.
-        draws: (chain, draw, D), unconstrained.
-        findings: the findings about it.
-        figures: the figures of its rounds.
-        until: the number of the round after the last of these.
-        converged: whether it stopped by its own criterion; None if it has none.
-        measured: what the audit measured, as `Evidence.moment_figures`.
-        sites: the clients' Gaussian sites, as in `Record.sites`; empty if there are none in the model's own form.
-        sites_of: the name of the algorithm that made the sites.
-        stands_apart: a sentence on clients that move the answer more than others do, or "".
-        by_sums: what the clients' log-likelihoods say about it, if the rows are elsewhere.
-        audited: whether the audit has judged it.
-    """
+    """The answer of one stage of a plan, with its judgement."""
 
     stage: Stage
     number: int
     shared: State
     draws: Tensor
     findings: list[Finding]
-    figures: list[dict[str, float]]
-    until: int
+    figures: list[dict[str, float]]  # of its rounds
+    until: int  # the number of the round after the last of these
     converged: bool | None
-    measured: dict[str, np.ndarray]
+    measured: dict[str, np.ndarray]  # by the audit, as `Evidence.moment_figures`
     sites: State = field(default_factory=dict)
     sites_of: str = ""
     stands_apart: str = ""
@@ -82,10 +65,7 @@ class Answer:
         return stage_label(self.stage)
 
     def off(self, aim: Limits) -> float:
-        """The largest likely error in units of a finer aim; 0 if it is likely to keep to the aim.
-
-        It is at least 1 if the algorithm's own error estimates (`Algorithm.own_errors`) are beyond the aim.
-        """
+        """The largest likely error in units of a finer aim, by the audit or its own estimates; 0 if it keeps to it."""
         algorithm, own = self.stage.algorithm, False
         if self.figures:
             mean, log_sd = algorithm.own_errors(self.figures[-1])
@@ -130,21 +110,18 @@ def stage_label(stage: Stage) -> str:
 def disagreement(
     plan: Plan, problem: Problem, one: Answer, other: Answer, moments: tuple[Tensor, Tensor] | None = None
 ) -> str:
-    """A clause on the largest difference of two answers, or "" if they agree within the plan's limits.
-
-    SDs of the other answer are the unit; `moments` replace its own means and SDs.
-    """
+    """A clause on the largest difference of two answers, in the other's SDs; "" if they agree by the plan's limits."""
     (mean, sd), (other_mean, other_sd) = one.moments, moments or other.moments
     what = "mean", "SD"
     away = ((mean - other_mean) / other_sd).abs().nan_to_num(nan=math.inf, posinf=math.inf)
     ratio = sd / other_sd
-    if moments is None and bool((untold := _untold(plan, one, other)).any()):
+    if moments is None and bool((undetermined := _undetermined_sds(plan, one, other)).any()):
         (middle, width), (other_middle, other_width) = one.middles, other.middles
-        away = torch.where(untold, (middle - other_middle).abs() / other_width, away)
-        ratio = torch.where(untold, width / other_width, ratio)
-        if bool(untold[int(away.argmax())]):
+        away = torch.where(undetermined, (middle - other_middle).abs() / other_width, away)
+        ratio = torch.where(undetermined, width / other_width, ratio)
+        if bool(undetermined[int(away.argmax())]):
             what = "median", what[1]
-        if bool(untold[int(ratio.log().abs().argmax())]):
+        if bool(undetermined[int(ratio.log().abs().argmax())]):
             what = what[0], "distance between its quantiles of 16 and 84 %"
     factor = ratio.log().abs().exp().nan_to_num(nan=math.inf, posinf=math.inf)
     if float(away.max()) > plan.mean_error:
@@ -157,11 +134,8 @@ def disagreement(
     return ""
 
 
-def _untold(plan: Plan, one: Answer, other: Answer) -> Tensor:
-    """Whether numbers (D,) have tails so long, in both answers, that draws do not give SDs to the plan's factor.
-
-    It may have no SD at all, like a Cauchy distribution. Such numbers are compared by their medians and quantiles.
-    """
+def _undetermined_sds(plan: Plan, one: Answer, other: Answer) -> Tensor:
+    """Whether numbers (D,) have tails so long, in both answers, that draws do not give SDs to the plan's factor."""
     chance = (
         torch.stack([(answer.tails - 1) / answer.draws[..., 0].numel() for answer in (one, other)]).sum(0).sqrt() / 2
     )

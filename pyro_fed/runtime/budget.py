@@ -1,13 +1,17 @@
-"""The limits of a run: rounds, bytes and seconds, over all of its phases and stages."""
+"""What ends a run before its time: limits of rounds, bytes and seconds, over all phases and stages, and Ctrl-C."""
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
 from pyro_fed.algorithm.record import Record
-from pyro_fed.conventions.time_limit import TimeIsUp, ending_at, now
+from pyro_fed.conventions.resources import TimeIsUp, ending_at, now
 from pyro_fed.errors import TimeLimitError
 
 #: Of the seconds that are left when they begin, the rounds of a stage, and then its checks, may take this share: the
@@ -23,15 +27,7 @@ class BudgetEnded(Exception):
 
 @dataclass
 class Budget:
-    """Limits of a run, None for no limit, and which of them ended it.
-
-    Attributes:
-        max_rounds: number of rounds.
-        max_bytes: bytes that all clients receive and send.
-        max_seconds: seconds on the clock since the run began, for all that is done.
-        ended: the limit that has ended the run, such as "max_rounds=50"; "" if none has.
-        began: when the run began, by `now`.
-    """
+    """Limits of a run, None for no limit, and which of them ended it."""
 
     max_rounds: int | None = None
     max_bytes: int | None = None
@@ -43,14 +39,7 @@ class Budget:
     _counted: int = field(default=0, init=False)
 
     def check(self, record: Record, phase: str, announced: int) -> None:
-        """Refuse another round that would exceed the limits of rounds or bytes.
-
-        A round is expected to take as many bytes as the last one of its phase, and at least the `announced` bytes that
-        clients are about to receive. In the first round of a phase it is not known how much the clients will send.
-
-        Raises:
-            BudgetEnded: the round may not begin.
-        """
+        """Refuse another round that would exceed the limits of rounds or bytes; BudgetEnded if it may not begin."""
         rounds = record.rounds
         if self.max_rounds is not None and len(rounds) >= self.max_rounds:
             self.ended = f"max_rounds={self.max_rounds}"
@@ -81,11 +70,7 @@ class Budget:
 
     @contextmanager
     def of_preparation(self, what: str) -> Iterator[None]:
-        """A context for work before there is a posterior: `what` is what it prepares, as in "FedEP's first round".
-
-        Raises:
-            TimeLimitError: all seconds are over.
-        """
+        """A context for work before there is a posterior; TimeLimitError says `what` was not prepared in time."""
         try:
             with self.of_all():
                 yield
@@ -118,3 +103,31 @@ class Budget:
         last = record.rounds[-1] if record.rounds else None
         seconds = last.seconds * len(last.clients) if last is not None else SECONDS_AT_ONCE
         return SECONDS_AT_ONCE / max(seconds, SECONDS_AT_ONCE / 1_000_000)
+
+
+class Interruption:
+    """A context that remembers Ctrl-C in the main thread; a handler of the user's is left unchanged."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interruption:
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._before = signal.signal(signal.SIGINT, self._remember)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt again if it was lost."""
+        if self.asked:
+            raise KeyboardInterrupt

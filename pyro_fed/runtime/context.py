@@ -2,108 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions import seeding
 from pyro_fed.density.problem import Problem
+from pyro_fed.errors import PyroFedError, SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
+from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.policy import Choice
-from pyro_fed.runtime.budget import Budget
+from pyro_fed.results.to_arviz import posterior_alone
+from pyro_fed.runtime.budget import Budget, Interruption
 from pyro_fed.runtime.checkpoint import Checkpoint
-from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Executor
-from pyro_fed.runtime.growth import Growth
-from pyro_fed.runtime.interruption.sigint import Interruption
-from pyro_fed.runtime.messages.expected import Expected
+from pyro_fed.runtime.executors.local import Expected
 from pyro_fed.runtime.network import Connect, connect
+
+#: A user's function: takes the posterior so far, as InferenceData with only the group `posterior`, and returns figures
+#: by name.
+Evaluate = Callable[[Any], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A user's function of `num_draws` draws of the posterior, called `every` rounds."""
+
+    evaluate: Evaluate
+    every: int
+    num_draws: int
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise SettingError(f"evaluate_every must be at least 1, received {self.every}")
+
+    def figures(self, algorithm: Algorithm, context: Context, shared: State) -> dict[str, float]:
+        """The function's figures of a state; none while there is no distribution."""
+        problem, generator = context.problem, seeding.torch_generator(context.seed, seeding.DRAWS)
+        try:
+            shared = algorithm.conclude(problem, shared)
+            draws = algorithm.sample(shared, self.num_draws, generator).to(problem.dtype)
+        except ImproperGaussianError:
+            return {}
+        posterior = posterior_alone(algorithm, context.federation, problem, draws, context.record)
+        try:
+            figures: Any = self.evaluate(posterior)
+        except PyroFedError:
+            raise
+        except Exception as error:  # of the user's own function, of any kind; it stays the cause
+            raise SettingError(f"evaluate raised {type(error).__name__}: {error}") from error
+        try:
+            return {str(name): float(value) for name, value in figures.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise SettingError(
+                f"evaluate must return numbers by name, such as {{'accuracy': 0.9}}, received {figures!r}"
+            ) from error
 
 
 @dataclass
 class Context:
-    """The parts of a run that are the same in all phases; only the compiler learns how many rounds are ahead.
-
-    Attributes:
-        federation: the model and its clients.
-        problem: the model's densities, as this run compiles them.
-        graph: who talks to whom; None with a server.
-        executor: has the clients' work done.
-        seed: the run's seed.
-        progress: whether progress is shown.
-        record: what has happened so far.
-        min_clients: the quorum, see `run`.
-        combination: what the server does with messages; None adds them up as the algorithm says.
-        checkpoint: where states are saved; None for nowhere.
-        start: the states of an earlier run from which this one starts; None for none.
-        evaluation: the user's figures; None for none.
-        budget: the limits of rounds, bytes and time.
-        interruption: whether the user has asked the run to stop.
-        connect: makes the network of a phase.
-        choices: the settings that were chosen for each resolved algorithm, in the order of resolution.
-        expected: the specification of the present phase's messages, for a user's executor; None for no check.
-    """
+    """The parts of a run that are the same in all phases; only the compiler learns how many rounds are ahead."""
 
     federation: Federation
-    problem: Problem
-    graph: Graph | None
+    problem: Problem  # as this run compiles it
+    graph: Graph | None  # None with a server
     executor: Executor
     seed: int
     progress: bool
     record: Record
     min_clients: int | None = None
-    combination: Combination | None = None
+    combination: Combination | None = None  # None adds messages up as the algorithm says
     checkpoint: Checkpoint | None = None
-    start: Start | None = None
+    start: Start | None = None  # the states of an earlier run
     evaluation: Evaluation | None = None
     budget: Budget = field(default_factory=Budget)
     interruption: Interruption = field(default_factory=Interruption)
-    connect: Connect = connect
-    choices: list[tuple[Algorithm, tuple[Choice, ...]]] = field(default_factory=list)
-    expected: Expected | None = None
+    connect: Connect = connect  # makes the network of a phase
+    choices: list[tuple[Algorithm, tuple[Choice, ...]]] = field(default_factory=list)  # in the order of resolution
+    expected: Expected | None = None  # the form of the phase's messages, where a user's executor makes them
+
+    @property
+    def hides_clients(self) -> bool:
+        """Whether the run is private: single messages are not looked at, and clients' figures not recorded."""
+        return self.combination is not None and self.combination.private
 
 
 @dataclass
 class Phase:
-    """One algorithm of a run, and how far its rounds have come.
-
-    Attributes:
-        algorithm: the phase's algorithm.
-        number: 0 for the first phase of the run.
-        rounds: number of rounds of the phase.
-        given: the user's schedule, in the last phase; None for the algorithm's own.
-        shared: the server's state.
-        local: the clients' states before the first round; empty once the executor has them.
-        done: number of rounds that it has had.
-        last: whether this is the run's own algorithm, and not one from which that starts.
-        settled: whether it starts from a converged phase, so that its first state is a posterior already.
-        ledger: the server's account of the clients' sites; empty if it has none.
-        name: the phase's name in the progress bar.
-        drawn: the schedule's period for which `slots` was drawn; -1 before the first.
-        slots: the schedule's answers for an algorithm with slots (`Chains`), slot after slot, by round.
-        growth: how large the state has been, to notice growth without end.
-    """
+    """One algorithm of a run, and how far its rounds have come."""
 
     algorithm: Algorithm
     number: int
     rounds: int
-    given: Schedule | None
     shared: State
-    local: State
-    done: int = 0
-    last: bool = False
-    settled: bool = False
-    ledger: State = field(default_factory=dict)
-    name: str = ""
-    drawn: int = -1
-    slots: Callable[[int], list[int]] | None = None
-    growth: Growth = field(default_factory=Growth)
+    local: State  # before the first round; empty once the executor has them
+    done: int = 0  # rounds
+    given: Schedule | None = None  # the user's, in the last phase
+    last: bool = False  # whether it is the run's own algorithm, and not one from which that starts
+    settled: bool = False  # whether it starts from a converged phase, so that its first state is a posterior already
+    ledger: State = field(default_factory=dict)  # the server's account of the clients' sites
+    name: str = ""  # in the progress bar
+    drawn: int = -1  # the schedule's period for which `slots` was drawn
+    slots: Callable[[int], list[int]] | None = None  # the schedule's answers for `Chains`, by round
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -6,17 +6,16 @@ import inspect
 from typing import Literal, TypedDict, Unpack
 
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.names import closest
 from pyro_fed.conventions.progress import Show
-from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.infer.auto import Auto
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.runtime.evaluation import Evaluate
+from pyro_fed.runtime.context import Evaluate
 from pyro_fed.runtime.executors import Executor
-from pyro_fed.runtime.run import run
-from pyro_fed.runtime.run_checks import OF_ONE_ALGORITHM
+from pyro_fed.runtime.run import OF_ONE_ALGORITHM, run
 
 
 class RunOptions(TypedDict, total=False):

@@ -24,7 +24,7 @@ from pyro_fed.algorithm.states import State, packed, unpacked
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.base import require_agents
@@ -32,11 +32,57 @@ from pyro_fed.graph.consensus import shifted_weights
 from pyro_fed.graph.mixing import components, list_components
 from pyro_fed.graph.varying import without_links
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
-from pyro_fed.runtime.messages.neighbour_values import NeighbourValues
+
+#: The largest number in single precision; a larger difference is sent in several messages.
+LARGEST = torch.finfo(torch.float32).max
 
 #: A graph has fallen apart if its links leave it in parts for as many rounds as should have brought the agents'
 #: disagreement down to this fraction.
 APART_AFTER = 0.1
+
+
+#   m_i = float32(x_i - x̂_i),    x̂_i ← x̂_i + m_i,    x_i ← x_i + Σ_j W_ij (x̂_j - x̂_i)
+#
+# A round's first message is an agent's whole public belief b_i in double precision; later ones have in single precision
+# those entries for which it suffices (`OnGraph.coarse`), as differences. Agents mix the values x̂ that were sent: so,
+# whatever rounding did, i receives what j gives away (v_i W_ij = v_j W_ji), Σ_i v_i x_i is preserved, and what rounding
+# left out is part of the next message. A precision matrix that is narrow in one direction and wide in another would
+# lose the wide one in single precision.
+class NeighbourValues:
+    """The values x̂ of some agents, as neighbours know them; changes of `coarse` entries are in single precision."""
+
+    def __init__(self, coarse: frozenset[str]) -> None:
+        self.coarse = coarse
+        self.known: State = {}
+
+    @classmethod
+    def of(cls, coarse: frozenset[str], consensus: Consensus) -> NeighbourValues:
+        """The values for a round, which are sent whole if neighbours have not received the values before."""
+        return cls(coarse if consensus.tells_all else frozenset())
+
+    def message(self, step: int, mine: State) -> State:
+        """The messages (C, ...) of a step of agents with values x (C, ...), after which their values x̂ are updated."""
+        if step == 0:
+            self.known = mine
+            return mine
+        sent = {
+            name: (value - self.known[name]).clamp(-LARGEST, LARGEST).float() if name in self.coarse else value
+            for name, value in mine.items()
+        }
+        self.known = self.after(self.known, sent)
+        return sent
+
+    def after(self, known: State, message: State) -> State:
+        """The values x̂ (C, ...) of agents after a message that is not the round's first."""
+        return {name: known[name] + value if name in self.coarse else value for name, value in message.items()}
+
+    def mixed(self, algorithm: Any, mine: State, weights: Any, told: State | None = None) -> State:
+        """The values x (R, ...) after a step with weights (R, C) of the values x̂, `told` or these agents'."""
+        mixed: State = algorithm.combine(mine, self.known if told is None else told, weights)
+        return {
+            name: value + (mine[name] - self.known[name]) if name in self.coarse else value
+            for name, value in mixed.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -66,16 +112,7 @@ class Network(ABC):
     """The paths of messages: between a server and its clients, or between the agents of a graph."""
 
     def begin(self, phase: int, round: int, algorithm: Algorithm, shared: State, local: State, kept: State) -> None:
-        """Begin or resume a phase.
-
-        Args:
-            phase: the phase's number.
-            round: the number of the next round, counted over all phases.
-            algorithm: the phase's algorithm.
-            shared: the state with which the phase begins.
-            local: the clients' states.
-            kept: what `saved_state` returned when the state was saved; empty if the phase begins.
-        """
+        """Begin a phase, or resume it with the `saved_state` in `kept`; `round` counts over all phases."""
         return
 
     def saved_state(self) -> State:
@@ -96,13 +133,7 @@ class Network(ABC):
 
     @abstractmethod
     def combine(
-        self,
-        algorithm: Algorithm,
-        shared: State,
-        messages: State,
-        clients: Tensor,
-        shares: Tensor,
-        round: int,
+        self, algorithm: Algorithm, shared: State, messages: State, clients: Tensor, shares: Tensor, round: int
     ) -> tuple[State, Traffic]:
         """The new state from the messages (C, ...) of clients (C,) with shares (C,) of the rows, and the traffic."""
 
@@ -131,28 +162,19 @@ class Server(Network):
     """Every client talks to the server alone."""
 
     def download(self, algorithm: Algorithm, shared: State, clients: Tensor, round: int) -> State:
-        """The algorithm's own download."""
         received = algorithm.download(shared, clients)
         self._bytes_down = encoded_size(spec_of_one(received))
         return received
 
     def announced(self, clients: int) -> int:
-        """The same number of bytes for each client as in the last download."""
         return clients * self._bytes_down
 
     def combine(
-        self,
-        algorithm: Algorithm,
-        shared: State,
-        messages: State,
-        clients: Tensor,
-        shares: Tensor,
-        round: int,
+        self, algorithm: Algorithm, shared: State, messages: State, clients: Tensor, shares: Tensor, round: int
     ) -> tuple[State, Traffic]:
         """One call of the algorithm's `combine`, with the clients' shares of the rows as weights."""
-        return algorithm.combine(shared, messages, shares), Traffic(
-            self._bytes_down, encoded_size(spec_of_one(messages))
-        )
+        traffic = Traffic(self._bytes_down, encoded_size(spec_of_one(messages)))
+        return algorithm.combine(shared, messages, shares), traffic
 
 
 class _Mixing(NamedTuple):
@@ -195,13 +217,7 @@ class Peers(Network):
         return {**{name: value[clients] for name, value in shared.items()}, "centrality": v}
 
     def combine(
-        self,
-        algorithm: Algorithm,
-        shared: State,
-        messages: State,
-        clients: Tensor,
-        shares: Tensor,
-        round: int,
+        self, algorithm: Algorithm, shared: State, messages: State, clients: Tensor, shares: Tensor, round: int
     ) -> tuple[State, Traffic]:
         """Mix by W, or by a polynomial of W, in each consensus step; agents that are asleep keep their states."""
         missing = len(clients) < len(self.awake(round, list(range(self.graph.num_agents))))
@@ -213,7 +229,9 @@ class Peers(Network):
         steps = self.consensus.steps
         for step in range(steps):
             size = encoded_size(spec_of_one(told.message(step, mine)))
-            mixing = self._mixing(step, self._weights(round * steps + step), clients.numpy())
+            time = round * steps + step
+            weights = self.graph.weights(time, seeding.numpy_generator(self.seed, seeding.GRAPH, time))
+            mixing = self._mixing(step, weights, clients.numpy())
             mine = told.mixed(algorithm, mine, mixing.weights)
             heard += size * mixing.heard
             sent += size * mixing.sent
@@ -223,10 +241,6 @@ class Peers(Network):
         for name, value in unpacked(mine, shared).items():
             after[name][clients] = value
         return after, Traffic(heard, sent)
-
-    def _weights(self, time: int) -> sparse.csr_array:
-        """W of a step."""
-        return self.graph.weights(time, seeding.numpy_generator(self.seed, seeding.GRAPH, time))
 
     def _mixing(self, step: int, weights: sparse.csr_array, clients: np.ndarray) -> _Mixing:
         """The weights of the awake agents in a step; computed once if the graph is fixed and all of them are awake."""
@@ -279,12 +293,7 @@ Connect = Callable[[Algorithm, Any, Schedule | None, int, int], Network]
 
 
 def connect(algorithm: Algorithm, graph: Any, schedule: Schedule | None, num_clients: int, seed: int) -> Network:
-    """The network of a run, checked before anything runs.
-
-    Raises:
-        SettingError: a serverless algorithm without a graph, or a graph for one that needs a server.
-        GraphError: a graph that cannot carry this algorithm.
-    """
+    """The network of a run, checked before anything runs."""
     name = type(algorithm).__name__
     if not isinstance(algorithm, OnGraph):
         if graph is not None:

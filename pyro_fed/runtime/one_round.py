@@ -1,28 +1,40 @@
-"""One round: the clients' work, the messages that are used, the new state of the server, and what clients keep."""
+"""One round, or several at once where the server decides nothing between them: work, messages, the new state."""
 
 from __future__ import annotations
 
 import time
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.bounding import distances_from_cohort
 from pyro_fed.algorithm.capabilities import Chains, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Combination, Middle, Shortened
-from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.contract import Algorithm, overrides
 from pyro_fed.algorithm.contributions import SentMessages
-from pyro_fed.algorithm.record import Round, as_figures
+from pyro_fed.algorithm.record import Round, as_figures, figure_array
 from pyro_fed.algorithm.states import State, select
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.ops.entries import all_finite
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
-from pyro_fed.runtime.network import Network, Traffic
-from pyro_fed.runtime.replies import gather, hides_clients, refuse_divergence
+from pyro_fed.runtime.executors.local import NUMBERS_AT_ONCE, Vectorised, owner
+from pyro_fed.runtime.messages import encoded_size, spec_of_one
+from pyro_fed.runtime.network import Network, Server, Traffic
+from pyro_fed.runtime.replies import gather
+from pyro_fed.runtime.run_errors import refuse_divergence
 
 #: The fewest clients whose messages are compared, to find one that stands apart from the others.
 FEWEST_COMPARED = 5
+
+#: The most rounds that are done at once: Ctrl-C is heard between them.
+MOST_ROUNDS = 100
+#: A method for one round, and the method that does the same for several. A class that overrides the first without the
+#: second has its rounds done one at a time.
+SAME = {"combine": "combine_rounds", "download": "onward"}
 
 
 def one_round(phase: Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:
@@ -57,8 +69,9 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     sent = SentMessages(messages, whose, number, context.seed, data.num_rows, context.problem, context.graph)
     taken = _combined_messages(algorithm, context.combination, shared, phase.ledger, sent)
     shared, messages, figures = taken.shared, taken.messages, taken.figures
-    if (how_far := client_shifts(phase, context, shared, sent._replace(messages=messages))) is not None:
-        figures["moved"] = how_far
+    if _measures_shifts(phase, context):
+        shifts = algorithm.contributions().client_shift_sds(shared, phase.ledger, sent._replace(messages=messages))
+        figures |= {} if shifts is None else {"moved": shifts}
     for key, value in figures.items():
         found.info[key] = value[found.slots] if len(value) > len(at) else value
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
@@ -74,7 +87,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         told, known = select(told, found.is_own), select(known, found.is_own)
         at, traffic = at[found.is_own], traffic.of(found.is_own.numpy())
     context.executor.settle(found.slots[found.is_own], told)
-    info = {} if hides_clients(context) else as_figures(known)
+    info = {} if context.hides_clients else as_figures(known)
     record.rounds.append(
         Round(
             *(name, at.tolist(), traffic.down, traffic.up, seconds, info),
@@ -87,15 +100,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
 
 
 class _CombinedMessages(NamedTuple):
-    """A round's messages after the run's combination has been applied.
-
-    Attributes:
-        shared: the server's state, which may record how far messages have been cut.
-        messages: the messages that are used in place of those that were sent.
-        corrections: what the clients are told besides the algorithm's own feedback.
-        figures: figures of each client that has sent a message.
-        reach: length of the middle of shortened messages, divided by the largest possible length.
-    """
+    """A round's messages after the run's combination has been applied."""
 
     shared: State
     messages: State
@@ -129,28 +134,13 @@ def _shares(rows: Tensor, combination: Combination | None) -> Tensor:
     return rows / rows.sum().clamp_min(1)
 
 
-def client_shifts(phase: Phase, context: Context, shared: State, sent: SentMessages) -> Tensor | None:
-    """The distance (C,) by which each client's message moves the answer; `shared` is the state before the messages.
-
-    None in phases other than the last, if the algorithm does not know it, and if single messages are hidden.
-    """
-    if not phase.last or hides_clients(context) or context.executor.sums_alone:
-        return None
-    return phase.algorithm.contributions().client_shift_sds(shared, phase.ledger, sent)
-
-
-def client_shifts_of_rounds(phase: Phase, context: Context, before: list[State], sent: SentMessages) -> Tensor | None:
-    """The distances (R, C) by which messages of rounds done at once move the answer; None as for `client_shifts`."""
-    if not phase.last or hides_clients(context):
-        return None
-    return phase.algorithm.contributions().client_shift_sds_of_rounds(before, phase.ledger, sent)
+def _measures_shifts(phase: Phase, context: Context) -> bool:
+    """Whether the record gets the distance by which each client's message moves the answer."""
+    return phase.last and not context.hides_clients and not context.executor.sums_alone
 
 
 def _comparable(phase: Phase, context: Context, clients: int) -> bool:
-    """Whether the messages of a round's clients can be compared with each other to find one that stands apart.
-
-    They can if they are of one kind and enter as a sum, and the server keeps no account of sites, which says more.
-    """
+    """Whether the messages of a round's clients can be compared with each other to find one that stands apart."""
     if not phase.last or clients < FEWEST_COMPARED or phase.ledger or not phase.algorithm.additive:
         return False
     if context.combination is not None or context.executor.sums_alone:
@@ -162,3 +152,74 @@ def _comparable(phase: Phase, context: Context, clients: int) -> bool:
 def _numbers(messages: State) -> torch.Tensor:
     """All floating-point numbers of the messages (C, P)."""
     return torch.cat([value.reshape(len(value), -1) for value in messages.values() if value.is_floating_point()], 1)
+
+
+def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) -> int:
+    """The number of next rounds, of `left`, that may be done at once; 1 if they have to be done one by one."""
+    algorithm = phase.algorithm
+    if not isinstance(algorithm, Chains) or type(context.executor) is not Vectorised:
+        return 1
+    if not all(issubclass(owner(algorithm, several), owner(algorithm, one)) for one, several in SAME.items()):
+        return 1
+    between = (phase.given, context.checkpoint, context.combination, context.evaluation)
+    budget = context.budget
+    if any(part is not None for part in (*between, budget.max_rounds, budget.max_bytes)) or phase.ledger:
+        return 1
+    if type(network) is not Server or algorithm.pooled or isinstance(algorithm, SiteKeeping):
+        return 1
+    if overrides(algorithm, "prepare", "refine"):
+        return 1
+    numbers = NUMBERS_AT_ONCE // (10 * max(1, context.problem.dim))
+    in_time = int(min(MOST_ROUNDS, budget.at_once(context.record)))
+    return max(1, min(left, in_time, algorithm.rounds_ahead(phase.shared), numbers))
+
+
+def run_fused_rounds(
+    phase: Phase, context: Context, data: ClientData, clients: list[list[int]]
+) -> list[tuple[Round, State]] | None:
+    """Several rounds, each with the state after it; None, with nothing changed, if the loop has to do them one by one.
+
+    The numbers are those of the round loop, since clients, noise and states are functions of the round. What the loop
+    asks between two rounds is asked once, after all of them. If a reply is not finite or meets an objection, none
+    counts.
+    """
+    algorithm, executor = cast_checked(phase.algorithm, Chains), cast_checked(context.executor, Vectorised)
+    began = time.perf_counter()
+    numbers = torch.from_numpy(np.array(clients))
+    received = phase.algorithm.download(phase.shared, numbers[0])
+    first = Work(len(context.record.rounds), context.seed, clients[0], received)
+    try:
+        made, noise = executor.rounds(first, numbers, algorithm.onward, phase.algorithm.contributions().replayed_noise)
+    except KeyboardInterrupt:
+        executor.undo()
+        raise
+    messages = made.messages
+    seconds = (time.perf_counter() - began) / sum(map(len, clients))
+    if not _all_plausible(phase, made.received, messages):
+        executor.undo()
+        return None
+    states = algorithm.combine_rounds(phase.shared, messages)
+    refuse_divergence(phase.algorithm, context, phase.shared, states[-1], first.round + len(clients) - 1)
+    info = {name: figure_array(value) for name, value in made.figures.items()}
+    known = (first.round, context.seed, data.num_rows, context.problem, context.graph)
+    sent = SentMessages(messages, numbers, *known, noise)
+    if _measures_shifts(phase, context):
+        before = [phase.shared, *states[:-1]]
+        shifts = phase.algorithm.contributions().client_shift_sds_of_rounds(before, phase.ledger, sent)
+        info |= {} if shifts is None else {"moved": figure_array(shifts)}
+    one = {name: value[0] for name, value in messages.items()}
+    down, up = (encoded_size(spec_of_one(state)) for state in (received, one))
+    name = type(algorithm).__name__
+    rounds = [
+        Round(name, chosen, down, up, seconds, {key: value[i] for key, value in info.items()})
+        for i, chosen in enumerate(clients)
+    ]
+    return list(zip(rounds, states, strict=True))
+
+
+def _all_plausible(phase: Phase, received: State, messages: State) -> bool:
+    """Whether all replies (R, C, ...) are finite, and the algorithm has no objection to any of them."""
+    if not all(all_finite(value) for value in messages.values()):
+        return False
+    flat = [{name: value.flatten(0, 1) for name, value in state.items()} for state in (received, messages)]
+    return not any(bool(holds.any()) for holds in phase.algorithm.objections(*flat).values())

@@ -14,26 +14,18 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.combination import MIN_COHORT, Bounded
-from pyro_fed.algorithm.contract import Algorithm, overrides
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Failure
-from pyro_fed.algorithm.states import State, select
-from pyro_fed.errors import DivergenceError, QuorumError, SettingError, listed, shown
+from pyro_fed.algorithm.states import State, concatenate, select
+from pyro_fed.errors import QuorumError, SettingError, listed, shown
 from pyro_fed.ops.entries import all_finite
 from pyro_fed.runtime.executors import Executor, Reply, Work
-from pyro_fed.runtime.messages.codec import Spec
+from pyro_fed.runtime.messages import Spec
+from pyro_fed.runtime.run_errors import divergence
 
 if TYPE_CHECKING:
     from pyro_fed.runtime.context import Context
 
-#: Where the last good state is; after the first rounds of some algorithms no draws can be taken from it.
-KEPT = "The last finite state is kept in this error's `state`, and its draws in `result` where it has any"
-#: The cure for a server's state that is not finite, of an algorithm that has no `advice` of its own.
-OVERFLOW = (
-    "the step was too long, or a density overflowed. Take a smaller step, give parameters of very different scales a "
-    "common one, or use dtype=torch.float64"
-)
-#: The most numbers of messages that are checked in one operation.
-FINITE_AT_ONCE = 5_000_000
 #: How often a client is asked in a round that needs all clients.
 ATTEMPTS = 10
 #: A run without a quorum (`min_clients`) ends after so many requests in a row without a usable reply.
@@ -42,27 +34,16 @@ MAX_FRUITLESS_REQUESTS = 20
 
 @dataclass
 class Gathered:
-    """The usable part of a round.
+    """The usable part of a round."""
 
-    Attributes:
-        slots: positions of the usable replies' clients among those that were asked (A,).
-        messages: their messages (A, ...).
-        info: their figures (A, ...).
-        failures: (client, reason) of each reply that could not be used, or was not received.
-        gone: how many of `failures` are clients that did not reply.
-        unfit: positions of the clients whose reply is not finite (B,).
-        stood_for: positions of the clients for which the server has made a message itself (B,).
-        refused: whether all clients replied, but no reply could be used.
-    """
-
-    slots: Tensor
-    messages: State = field(default_factory=dict)
-    info: State = field(default_factory=dict)
+    slots: Tensor  # positions of the usable replies' clients among those that were asked (A,)
+    messages: State = field(default_factory=dict)  # (A, ...)
+    info: State = field(default_factory=dict)  # their figures (A, ...)
     failures: list[Failure] = field(default_factory=list)
-    gone: int = 0
-    unfit: Tensor = field(default_factory=lambda: torch.arange(0))
-    stood_for: Tensor = field(default_factory=lambda: torch.arange(0))
-    refused: bool = False
+    gone: int = 0  # how many of `failures` are clients that did not reply
+    unfit: Tensor = field(default_factory=lambda: torch.arange(0))  # positions of replies that are not finite
+    stood_for: Tensor = field(default_factory=lambda: torch.arange(0))  # positions of messages by the server itself
+    refused: bool = False  # whether all clients replied, but no reply could be used
 
     @property
     def is_own(self) -> Tensor:
@@ -71,14 +52,7 @@ class Gathered:
 
 
 def gather(algorithm: Algorithm, context: Context, work: Work, before: State, kept: State) -> Gathered:
-    """Have a round's work done by the clients, and collect the usable replies.
-
-    `before` is the server's state before the round, which an error keeps, `kept` its account of all sites (K, ...).
-
-    Raises:
-        DivergenceError: no reply is finite, except with `min_clients=0`.
-        QuorumError: too few usable replies.
-    """
+    """The usable replies to a round's work; `kept` is the server's account of all sites (K, ...)."""
     parts: list[Gathered] = []
     asked, failures, unfit = torch.arange(len(work.clients)), [], torch.arange(0)
     for _ in range(ATTEMPTS if algorithm.needs_all else 1):
@@ -95,34 +69,19 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
     whole = _join_attempts(parts)
     whole.failures, whole.refused = failures, all(part.refused for part in parts)
     whole.gone = sum(part.gone for part in parts)
-    need = _required_replies(algorithm, context, len(work.clients))
-    missing = unfit
+    number = len(work.clients)
+    need, missing = min(context.min_clients or 0, number), unfit
     if algorithm.needs_all:
-        everybody = torch.arange(len(work.clients))
-        missing = everybody[~torch.isin(everybody, whole.slots)]
-    if len(missing) and _outvotes_missing(context, whole):
+        everybody = torch.arange(number)
+        need, missing = number, everybody[~torch.isin(everybody, whole.slots)]
+    enough = len(whole.slots) >= max(MIN_COHORT, context.min_clients or 0)
+    if len(missing) and isinstance(context.combination, Bounded) and enough:
         absent = torch.tensor(work.clients)[missing]
         stands = algorithm.contributions().substitute_messages(before, kept, whole.messages, absent)
         if stands is not None:
             whole, need = _with_stand_ins(whole, missing, stands), 0 if algorithm.needs_all else need
     _check_quorum(algorithm, context, work, whole, before, need)
     return whole
-
-
-def _required_replies(algorithm: Algorithm, context: Context, asked: int) -> int:
-    """The number of usable replies that a round needs of `asked` clients."""
-    return asked if algorithm.needs_all else min(context.min_clients or 0, asked)
-
-
-def _may_lack_replies(context: Context, asked: int) -> bool:
-    """Whether a bounded run goes on after a round without a finite reply: the only client asked may be faulty."""
-    bounded = isinstance(context.combination, Bounded)
-    return bounded and _fruitless_requests(context) + asked < len(context.record.client_names)
-
-
-def _outvotes_missing(context: Context, found: Gathered) -> bool:
-    """Whether a bounded round has enough replies to go on without the missing ones."""
-    return isinstance(context.combination, Bounded) and len(found.slots) >= max(MIN_COHORT, context.min_clients or 0)
 
 
 def _with_stand_ins(found: Gathered, missing: Tensor, messages: State) -> Gathered:
@@ -145,19 +104,13 @@ def _join_attempts(parts: list[Gathered]) -> Gathered:
         return parts[0] if parts else Gathered(torch.arange(0))
     slots = torch.cat([part.slots for part in parts])
     order = slots.argsort()
-    messages, info = (
-        {name: torch.cat([getattr(part, kind)[name] for part in parts])[order] for name in getattr(parts[0], kind)}
-        for kind in ("messages", "info")
-    )
+    messages = select(concatenate([part.messages for part in parts]), order)
+    info = select(concatenate([part.info for part in parts]), order)
     return Gathered(slots[order], messages, info)
 
 
 def _usable_replies(algorithm: Algorithm, context: Context, work: Work, before: State, again: bool) -> Gathered:
-    """The usable replies of one attempt; in a repeated one (`again`) a round with a finite reply is no divergence.
-
-    Raises:
-        DivergenceError: no reply is finite.
-    """
+    """The usable replies of one attempt; in a repeated one a round without a finite reply is no divergence."""
     reply = context.executor.execute(work)
     _check_reply(context.executor, reply, len(work.clients))
     if context.expected is not None and reply.messages:
@@ -169,15 +122,23 @@ def _usable_replies(algorithm: Algorithm, context: Context, work: Work, before: 
     slots, unfit = replied.nonzero().flatten(), torch.arange(0)
     if len(slots):
         finite, why = _finite_clients(reply.messages)
-        if not (
-            bool(finite.any()) or again or context.min_clients == 0 or _may_lack_replies(context, len(work.clients))
-        ):
-            raise _divergence_error(algorithm, context, work, int(slots[0]), why[0], before)
+        # A bounded run goes on until all clients have been asked: the only one asked may be faulty.
+        others_left = _fruitless_requests(context) + len(work.clients) < len(context.record.client_names)
+        goes_on = again or context.min_clients == 0 or (isinstance(context.combination, Bounded) and others_left)
+        if not bool(finite.any()) and not goes_on:
+            largest = max((float(x.abs().max()) for x in work.shared.values() if x.is_floating_point()), default=0.0)
+            client = work.clients[int(slots[0])]
+            what = (
+                f"client {context.record.client_names[client]}, round {work.round}: '{why[0]}' left the finite numbers "
+                f"(largest magnitude before: {largest:.3g})"
+            )
+            cure = algorithm.advice(context.problem, before)
+            raise divergence(algorithm, context.record, what, cure, before, work.round, client=client)
         advice = "" if bool(finite.all()) else algorithm.advice(context.problem, before)
         reasons |= {int(slots[i]): f"'{name}' left the finite numbers ({advice})" for i, name in why.items()}
         unfit = slots[~finite]
         slots, reply = slots[finite], _rows(reply, finite)
-    if len(slots) and not hides_clients(context) and not isinstance(context.combination, Bounded):
+    if len(slots) and not context.hides_clients and not isinstance(context.combination, Bounded):
         honest = torch.ones(len(slots), dtype=torch.bool)
         for reason, holds in algorithm.objections(work.part(slots).shared, reply.messages).items():
             reasons = {int(slot): reason for slot in slots[holds]} | reasons
@@ -189,11 +150,7 @@ def _usable_replies(algorithm: Algorithm, context: Context, work: Work, before: 
 
 
 def _check_reply(executor: Executor, reply: Any, asked: int) -> None:
-    """Refuse an invalid reply of a user's executor.
-
-    Raises:
-        SettingError: names the executor, and what was expected.
-    """
+    """Refuse an invalid reply of a user's executor."""
     what = f"executor {type(executor).__name__}: execute"
     if not isinstance(reply, Reply):
         raise SettingError(f"{what} must return a pf.executors.Reply, received {shown(reply)}")
@@ -216,11 +173,7 @@ def _check_reply(executor: Executor, reply: Any, asked: int) -> None:
 
 
 def _check_messages(executor: Executor, messages: State, expected: Spec) -> None:
-    """Refuse messages (A, ...) of a user's executor that do not have the expected shapes and dtypes.
-
-    Raises:
-        SettingError: names the first that is missing, or of another shape or dtype.
-    """
+    """Refuse messages (A, ...) of a user's executor that do not have the expected shapes and dtypes."""
     for name, (shape, dtype) in expected.items():
         value = messages.get(name)
         if value is None:
@@ -233,11 +186,6 @@ def _check_messages(executor: Executor, messages: State, expected: Spec) -> None
             f"executor {type(executor).__name__}: execute returned {found}, expected {dtype} of shape {shape} a "
             "client, as the algorithm's local_step makes it: return messages as they are made"
         )
-
-
-def hides_clients(context: Context) -> bool:
-    """Whether the run is private: single messages must not be looked at, and clients' figures not be recorded."""
-    return context.combination is not None and context.combination.private
 
 
 def _rows(reply: Reply, keep: Tensor) -> Reply:
@@ -258,79 +206,10 @@ def _finite_clients(messages: State) -> tuple[Tensor, dict[int, str]]:
 
 
 def each_finite(values: Tensor) -> Tensor:
-    """Whether all numbers of each client (C, ...) are finite (C,), computed client by client if they are many."""
+    """Whether all numbers of each client (C, ...) are finite (C,), computed client by client, as they may be many."""
     if all_finite(values):
         return torch.ones(len(values), dtype=torch.bool)
-    if values.numel() <= FINITE_AT_ONCE:
-        return torch.isfinite(values).reshape(len(values), -1).all(1)
     return torch.stack([torch.isfinite(own).all() for own in values])
-
-
-def _as_sentence(sentence: str) -> str:
-    return f"{sentence}. " if sentence else ""
-
-
-def _divergence_error(
-    algorithm: Algorithm, context: Context, work: Work, slot: int, name: str, before: State
-) -> DivergenceError:
-    client = work.clients[slot]
-    floating = [part for part in work.shared.values() if part.is_floating_point()]
-    largest = max((float(part.abs().max()) for part in floating), default=0.0)
-    what = (
-        f"client {context.record.client_names[client]}, round {work.round}: '{name}' left the finite numbers "
-        f"(largest magnitude before: {largest:.3g})"
-    )
-    return _error(algorithm, context, work, client, what, before)
-
-
-def _all_refused_error(
-    algorithm: Algorithm, context: Context, work: Work, found: Gathered, before: State
-) -> DivergenceError:
-    """The error for a round in which all clients replied, but no reply is plausible, as in a run that diverges."""
-    client, reason = found.failures[-1]
-    what = (
-        f"{type(algorithm).__name__}, round {work.round}: no reply of {len(work.clients)} could be used, that of "
-        f"client {context.record.client_names[client]} since {reason}"
-    )
-    return _error(algorithm, context, work, client, what, before)
-
-
-def _error(
-    algorithm: Algorithm, context: Context, work: Work, client: int, what: str, before: State
-) -> DivergenceError:
-    """The error for a run that diverges at a client, with the cure and the state before the round."""
-    cure = context.record.moved_first() or algorithm.advice(context.problem, before)
-    said = f"{what}; {cure}. {_as_sentence(context.record.unlike())}{KEPT}"
-    error = DivergenceError(said, client=client, round=work.round)
-    error.algorithm, error.state = algorithm, before
-    return error
-
-
-def refuse_divergence(algorithm: Algorithm, context: Context, before: State, after: State, round: int) -> None:
-    """Refuse a server's state with an entry that was finite before the round and no longer is.
-
-    Entries that were infinite before, and those in the algorithm's `may_be_infinite`, stand for what is not known yet,
-    and may stay infinite. The error keeps the state before the round.
-
-    Raises:
-        DivergenceError: names the entry.
-    """
-    for name, value in after.items():
-        if value is before.get(name):  # unchanged, or a buffer to which messages were added that are checked already
-            continue
-        if name in algorithm.may_be_infinite or not value.is_floating_point() or all_finite(value):
-            continue
-        if name in before and not all_finite(before[name]):
-            continue
-        record, advised = context.record, overrides(algorithm, "advice")
-        cure = record.moved_first() or (algorithm.advice(context.problem, before) if advised else OVERFLOW)
-        error = DivergenceError(
-            f"{type(algorithm).__name__}, round {round}: the server's '{name}' left the finite numbers, though every "
-            f"client's reply was finite: {cure}. {_as_sentence(record.unlike())}{KEPT}",
-            round=round,
-        )
-        error.algorithm, error.state = algorithm, before
-        raise error
 
 
 def _check_quorum(
@@ -342,19 +221,21 @@ def _check_quorum(
     if replied >= need:
         return
     if found.refused and context.min_clients != 0:  # with min_clients=0 rounds without replies are skipped
-        raise _all_refused_error(algorithm, context, work, found, before)
+        client, reason = found.failures[-1]
+        what = (
+            f"{type(algorithm).__name__}, round {work.round}: no reply of {asked} could be used, that of client "
+            f"{context.record.client_names[client]} since {reason}"
+        )
+        cure = algorithm.advice(context.problem, before)
+        raise divergence(algorithm, context.record, what, cure, before, work.round, client=client)
     where = "this error's `state`" if context.checkpoint is None else str(context.checkpoint.folder)
     kept = f"state of round {work.round - 1} is in {where}" if work.round else "no round was completed"
     last = f"; last failure: client {context.record.client_names[found.failures[-1][0]]} {found.failures[-1][1]}"
     cure = (
         f"; {type(algorithm).__name__} needs every client: leave out those that are gone" if algorithm.needs_all else ""
     )
-    error = QuorumError(
-        f"{replied} of {asked} replied, need {need}; {kept}{last}{cure}",
-        round=work.round,
-    )
-    error.algorithm, error.state = algorithm, before
-    raise error
+    text = f"{replied} of {asked} replied, need {need}; {kept}{last}{cure}"
+    raise QuorumError(text, round=work.round, algorithm=algorithm, state=before)
 
 
 def _fruitless_requests(context: Context) -> int:

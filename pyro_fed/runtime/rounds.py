@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,27 +16,22 @@ from pyro_fed.algorithm.record import Asked, Round
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
-from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions import memory, progress, seeding
-from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.conventions.time_limit import tick
+from pyro_fed.conventions import progress, resources, seeding
+from pyro_fed.conventions.calls import cast_checked
+from pyro_fed.conventions.resources import tick
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.errors import CheckpointError, SettingError, TimeLimitError
 from pyro_fed.policy import Resolved, phases_of
 from pyro_fed.runtime.budget import BudgetEnded
 from pyro_fed.runtime.checkpoint import Saved
 from pyro_fed.runtime.context import Context, Phase
-from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.executors.base import device_of
-from pyro_fed.runtime.fused import rounds_at_once, run_fused_rounds
-from pyro_fed.runtime.interruption.outcome import cut_short
+from pyro_fed.runtime.executors.local import Expected
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
-from pyro_fed.runtime.messages.expected import Expected
 from pyro_fed.runtime.network import Network, PhaseEnded
-from pyro_fed.runtime.one_round import one_round
-from pyro_fed.runtime.replies import hides_clients
+from pyro_fed.runtime.one_round import one_round, rounds_at_once, run_fused_rounds
+from pyro_fed.runtime.run_errors import Growth, cut_short
 
 #: Largest relative and absolute difference between the sites that honest clients keep and the server's account of them.
 SITE_TOLERANCE = 1e-6
@@ -48,25 +42,7 @@ Finished = list[tuple[Algorithm, Start]]
 def run_phases(
     algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None, finished: Finished | None = None
 ) -> State:
-    """Run the algorithms from which an algorithm starts, each as a phase with its own schedule, then the algorithm.
-
-    An algorithm that was handed an earlier run's states continues from these. A checkpoint of an unfinished run, or of
-    one with fewer rounds, is continued.
-
-    Args:
-        algorithm: the algorithm to run, without open settings.
-        context: the run.
-        rounds: number of rounds of the algorithm itself.
-        given: the user's schedule for the algorithm itself; None for its own.
-        finished: phases that have been run on the same data before: they are not run again. Phases of this run that
-            end within the budget are added.
-
-    Returns:
-        The server's last state.
-
-    Raises:
-        CheckpointError: a checkpoint of another run, or of more rounds than this one is to have.
-    """
+    """The server's last state after the phases from which an algorithm starts, and the algorithm's own rounds."""
     context.budget.begin_rounds()
     saved = context.checkpoint.load() if context.checkpoint is not None else None
     with context.budget.of_preparation(f"the settings of {type(algorithm).__name__} were chosen"):
@@ -79,9 +55,19 @@ def run_phases(
     check_combination(
         context.combination, chain, federation.num_clients, context.graph, int(federation.row_counts.sum())
     )
-    networks = _phase_networks(chain, context, given)
-    context.record.findings += _not_on_device(chain, context)
-    first, start = _taken_over(chain, finished)
+    networks = [  # that of the last phase is checked first: an error then names the algorithm that the user chose
+        context.connect(
+            part, context.graph, given if part is algorithm else None, _num_clients(part, context), context.seed
+        )
+        for part in reversed(chain)
+    ][::-1]
+    device = context.problem.device
+    context.record.findings += [
+        sentences.computed_on_cpu(algorithm=type(part).__name__, device=str(device))
+        for part in chain
+        if device_of(part, context.problem) != device
+    ]
+    first, start = _finished_start(chain, finished)
     told: Start | None = None  # `start`, as the server's record of the clients' sites has it
     for number, part in enumerate(chain):
         if number < first or (saved is not None and number < saved.phase):
@@ -90,20 +76,20 @@ def run_phases(
         length = rounds if last else part.default_rounds(context.federation.num_clients)
         resumed = saved if saved is not None and number == saved.phase else None
         if resumed is not None:
-            phase = _resumed_phase(part, context, length, given if last else None, resumed)
+            phase = _resumed_phase(part, context, length, resumed)
         else:
             settled = number > first and context.record.converged is True
             try:
                 with context.budget.of_preparation(f"the first round of {type(part).__name__}"):
-                    phase = _begin(part, number, context, length, given if last else None, start, told)
+                    phase = _begin(part, number, context, length, start, told)
             except TimeLimitError as error:
                 if start is not None:
                     error.algorithm, error.state = chain[number - 1], start.shared
                 raise
             phase.settled = settled
             start = told = None  # states that are not needed any more are freed: a large model's take much memory
-            _let_go(context)
-        phase.last = last
+            _give_back(context)
+        phase.last, phase.given = last, given if last else None
         phase.name = type(part).__name__ if last else f"{type(part).__name__}, for {type(algorithm).__name__}"
         kept = resumed.network if resumed is not None else {}
         networks[number].begin(number, len(context.record.rounds), part, phase.shared, phase.local, kept)
@@ -120,47 +106,25 @@ def run_phases(
             break
         if finished is not None and start is not None and not context.budget.ended:
             finished.append((part, start))
-    _let_go(context)
+    _give_back(context)
     return phase.shared
 
 
-def _phase_networks(chain: list[Algorithm], context: Context, given: Schedule | None) -> list[Network]:
-    """Each phase's network. The last phase is checked first: an error then names the algorithm that the user chose."""
-    networks = [
-        context.connect(
-            part, context.graph, given if part is chain[-1] else None, _num_clients(part, context), context.seed
-        )
-        for part in reversed(chain)
-    ]
-    return networks[::-1]
-
-
-def _not_on_device(chain: list[Algorithm], context: Context) -> list[Finding]:
-    """A note for each algorithm of the chain that was computed on a device other than the problem's."""
-    device = context.problem.device
-    return [
-        sentences.computed_on_cpu(algorithm=type(part).__name__, device=str(device))
-        for part in chain
-        if device_of(part, context.problem) != device
-    ]
-
-
-def _let_go(context: Context) -> None:
+def _give_back(context: Context) -> None:
     """Return free memory of a large model's tensors to the system: later tensors have other sizes."""
-    if context.problem.dim > LARGE_DIM:
-        memory.give_back()
+    if context.problem.traits.many_parameters:
+        resources.give_back()
 
 
 def _check_rounds(saved: Saved, chain: list[Algorithm], context: Context, rounds: int) -> None:
     """Refuse a saved state of a phase that this run does not have, or of more rounds than it is to have."""
+    folder = context.checkpoint.folder if context.checkpoint is not None else ""
     if saved.phase >= len(chain):
-        folder = context.checkpoint.folder if context.checkpoint is not None else ""
         raise CheckpointError(
             f"the state in {folder} is of phase {saved.phase}, counted from 0, and this run has {len(chain)}: it was "
             "changed after it was written; run again with another folder"
         )
     if saved.phase == len(chain) - 1 and saved.done > rounds:
-        folder = context.checkpoint.folder if context.checkpoint is not None else ""
         raise CheckpointError(
             f"the state in {folder} has had {saved.done} rounds of {type(chain[-1]).__name__}, and this run's number "
             f"of rounds is {rounds}: give it {saved.done} or more to go on, or choose another folder"
@@ -168,13 +132,10 @@ def _check_rounds(saved: Saved, chain: list[Algorithm], context: Context, rounds
 
 
 def _keep_sites(phase: Phase, context: Context) -> None:
-    """Put the clients' sites into the record: the run's own algorithm's, or else those of the first phase with sites.
-
-    Pooled data have a single site, which belongs to no client.
-    """
+    """Put the clients' sites into the record: the run's own algorithm's, or else the first phase's with sites."""
     record, algorithm = context.record, phase.algorithm
-    if algorithm.pooled or _of_pooled(phase, context):
-        return
+    if algorithm.pooled or any(len(value) != context.federation.num_clients for value in phase.ledger.values()):
+        return  # a single site of all rows together, which belongs to no client
     if not phase.ledger and phase.last and context.executor.states_are_here:
         phase.ledger = algorithm.contributions().ledger_at_start(phase.shared, context.executor.collect())
     if phase.ledger and context.combination is None and (phase.last or not record.sites):
@@ -184,12 +145,7 @@ def _keep_sites(phase: Phase, context: Context) -> None:
         record.sites, record.sites_of = {**phase.ledger, **q}, type(algorithm).__name__
 
 
-def _of_pooled(phase: Phase, context: Context) -> bool:
-    """Whether the phase's states are those of all rows together."""
-    return any(len(value) != context.federation.num_clients for value in phase.ledger.values())
-
-
-def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int, Start | None]:
+def _finished_start(chain: list[Algorithm], finished: Finished | None) -> tuple[int, Start | None]:
     """The number of the first phase of a chain that still has to be run, and the states that it starts from."""
     for number in reversed(range(len(chain) - 1)):
         for part, start in finished or ():
@@ -199,18 +155,9 @@ def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int,
 
 
 def _begin(
-    algorithm: Algorithm,
-    number: int,
-    context: Context,
-    rounds: int,
-    given: Schedule | None,
-    start: Start | None,
-    told: Start | None,
+    algorithm: Algorithm, number: int, context: Context, rounds: int, start: Start | None, told: Start | None
 ) -> Phase:
-    """A phase before its first round, of `rounds` rounds, which starts from the last states of the phase before.
-
-    `given` is the user's schedule, None for the algorithm's own; `told` is `start` in the server's record of sites.
-    """
+    """A phase before its first round; `told` is `start` as the server's account of sites has it."""
     record = context.record
     record.figures.clear()
     record.converged = None
@@ -223,15 +170,11 @@ def _begin(
     ledger = _ledger(algorithm, context, shared, local) if rounds else {}
     if ledger and start is not None and told is not None and not _sites_agree(start.local, told.local):
         ledger = _ledger(algorithm, context, *first_states(told))
-    return Phase(algorithm, number, rounds, given, shared, local, ledger=ledger)
+    return Phase(algorithm, number, rounds, shared, local, ledger=ledger)
 
 
-def _resumed_phase(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None, saved: Saved) -> Phase:
-    """The phase that was saved, to be continued; the record is restored.
-
-    Raises:
-        CheckpointError: a tensor of the clients has another number of clients.
-    """
+def _resumed_phase(algorithm: Algorithm, context: Context, rounds: int, saved: Saved) -> Phase:
+    """The phase that was saved, to be continued; the record is restored."""
     clients = _num_clients(algorithm, context)
     odd = next((name for name, value in saved.local.items() if value.shape[:1] != (clients,)), None)
     if odd is not None:
@@ -239,10 +182,10 @@ def _resumed_phase(algorithm: Algorithm, context: Context, rounds: int, given: S
             f"the saved state's '{odd}' has shape {tuple(saved.local[odd].shape)}, expected an entry for each of "
             f"{clients} clients: it was changed after it was written; run again with another folder"
         )
-    phase = Phase(algorithm, saved.phase, rounds, given, saved.shared, saved.local, saved.done)
+    phase = Phase(algorithm, saved.phase, rounds, saved.shared, saved.local, saved.done)
     phase.ledger = _ledger(algorithm, context, saved.shared, saved.local)
     context.record.restore(saved.record)
-    if hides_clients(context) and phase.done < phase.rounds:
+    if context.hides_clients and phase.done < phase.rounds:
         context.record.converged = None  # a private run looks at this after its last round only, which is now later
     return phase
 
@@ -265,10 +208,6 @@ def _ledger(algorithm: Algorithm, context: Context, shared: State, local: State)
     return algorithm.contributions().ledger_at_start(shared, local, bounded=bounded)
 
 
-def _data(algorithm: Algorithm, context: Context) -> ClientData:
-    return context.federation.pooled_data() if algorithm.pooled else context.federation.client_data()
-
-
 def _num_clients(algorithm: Algorithm, context: Context) -> int:
     return 1 if algorithm.pooled else context.federation.num_clients
 
@@ -276,7 +215,7 @@ def _num_clients(algorithm: Algorithm, context: Context) -> int:
 def _loop(phase: Phase, context: Context, network: Network) -> None:
     """Run rounds until the algorithm converges, its rounds or its budget are over, or the user interrupts."""
     algorithm, record = phase.algorithm, context.record
-    data = _data(algorithm, context)
+    data = context.federation.pooled_data() if algorithm.pooled else context.federation.client_data()
     # How many rounds are ahead decides what is worth compiling.
     ahead = replace(context.problem.compiler, rounds=phase.rounds, seconds=context.budget.seconds_left())
     context.problem = replace(context.problem, compiler=ahead)
@@ -289,7 +228,8 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     if not phase.done:
         _save(phase, context, network)  # so that a run that is killed in its first round can be resumed
     before = len(record.rounds) - phase.done
-    phase.growth.begin(phase.shared)
+    growth = Growth()
+    growth.begin(phase.shared)
     bar = progress.begin(phase.name, phase.rounds, "round", done=phase.done, shown=context.progress)
     try:
         with context.budget.of_rounds():
@@ -302,7 +242,7 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
                     one_by_one = max(one_by_one, index + together)
                     _round(phase, context, network, data, index)
                 if phase.last:
-                    phase.growth.look(algorithm, phase.shared, phase.done, phase.rounds, record)
+                    growth.look(algorithm, phase.shared, phase.done, phase.rounds, record)
                 said = _postfix(phase, context)
                 for _ in range(len(record.rounds) - before_these):
                     bar.advance(said)
@@ -344,11 +284,11 @@ def _fused_rounds(phase: Phase, context: Context, network: Network, data: Client
     """Do `number` rounds at once, with the result of as many calls of `_round`; False if that is not possible."""
     record = context.record
     clients = [_select(phase, context, phase.done + i)[0] for i in range(number)]
-    with memory.collected_later():
+    with resources.collected_later():
         found = run_fused_rounds(phase, context, data, clients)
     if found is None:
         return False
-    for one, after in zip(found.rounds, found.states, strict=True):
+    for one, after in found:
         record.rounds.append(one)
         record.figures.append(_figures(phase, context, network, after))
         phase.shared, phase.done = after, phase.done + 1
@@ -367,34 +307,19 @@ def _figures(phase: Phase, context: Context, network: Network, after: State) -> 
         figures = {"fraction": float(min(taken)), **figures}
     if context.combination is not None:
         figures |= context.combination.figures(sum(bool(past.clients) for past in rounds))
-    if context.evaluation is not None and phase.last:
-        figures |= _evaluation_figures(phase, context, context.evaluation, after, taken=figures)
+    evaluation = context.evaluation
+    if evaluation is not None and phase.last and (phase.done + 1) % evaluation.every == 0:
+        evaluated = evaluation.figures(phase.algorithm, context, after)
+        if both := sorted(evaluated.keys() & (figures.keys() | rounds[-1].info.keys())):
+            raise SettingError(f"evaluate returned figures named {both}, which the run has itself: choose other names")
+        figures |= evaluated
     return figures
 
 
-def _evaluation_figures(
-    phase: Phase, context: Context, evaluation: Evaluation, after: State, taken: dict[str, float]
-) -> dict[str, float]:
-    """The user's figures of the state after the round.
-
-    Raises:
-        SettingError: the run has a figure of that name already.
-    """
-    found = evaluation.figures(
-        phase.algorithm, context.federation, context.problem, context.record, context.seed, after, phase.done + 1
-    )
-    if both := sorted(found.keys() & (taken.keys() | context.record.rounds[-1].info.keys())):
-        raise SettingError(f"evaluate returned figures named {both}, which the run has itself: choose other names")
-    return found
-
-
 def _state_of(phase: Phase, context: Context, network: Network) -> bool | None:
-    """Whether the algorithm has converged; None while that is open, or if it has no criterion.
-
-    A private run has all its rounds: stopping by figures would reveal more about the rows.
-    """
+    """Whether the algorithm has converged; None while that is open, or if it has no criterion."""
     record = context.record
-    if hides_clients(context) and phase.done < phase.rounds:
+    if context.hides_clients and phase.done < phase.rounds:  # stopping by figures would reveal more about the rows
         return None
     figures = record.figures
     measured = figures if all(figures) else [one for one in figures if one]
@@ -412,28 +337,18 @@ def _save(phase: Phase, context: Context, network: Network) -> None:
 
 
 def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Asked | None]:
-    """The clients of a round; and the bytes that each client received and sent for the choice, if all were asked.
-
-    An algorithm with slots (`Chains`) gets an answer of the schedule for each slot; others get one.
-    """
+    """The clients of a round; and the bytes that each client received and sent for the choice, if all were asked."""
     algorithm, num_clients = phase.algorithm, _num_clients(phase.algorithm, context)
     schedule = phase.schedule
     drawn = index // schedule.period(num_clients)
-    if not isinstance(algorithm, Chains) or isinstance(schedule, Informed):
-        rng = seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn)
-        if isinstance(schedule, Informed):
-            return _ask(phase, context, schedule, rng)
-        return schedule.chosen(index, num_clients, rng), None
-    return _slots(phase, context, drawn, algorithm.num_slots)(index), None
-
-
-def _slots(phase: Phase, context: Context, drawn: int, slots: int) -> Callable[[int], list[int]]:
-    """The schedule's answers for all slots, by round; drawn when a period of the schedule begins."""
-    if phase.slots is None or phase.drawn != drawn:
-        num_clients = _num_clients(phase.algorithm, context)
-        generator = partial(seeding.numpy_generator, context.seed, seeding.SCHEDULE, drawn)
-        phase.drawn, phase.slots = drawn, phase.schedule.of_slots(num_clients, slots, generator)
-    return phase.slots
+    generator = partial(seeding.numpy_generator, context.seed, seeding.SCHEDULE, drawn)
+    if isinstance(schedule, Informed):
+        return _ask(phase, context, schedule, generator())
+    if not isinstance(algorithm, Chains):
+        return schedule.chosen(index, num_clients, generator()), None
+    if phase.slots is None or phase.drawn != drawn:  # a period of the schedule begins
+        phase.drawn, phase.slots = drawn, schedule.of_slots(num_clients, algorithm.num_slots, generator)
+    return phase.slots(index), None
 
 
 def _ask(

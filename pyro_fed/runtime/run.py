@@ -1,24 +1,27 @@
-"""run(): an algorithm on a federation, from settings to InferenceData."""
+"""run(): an algorithm on a federation, from settings to InferenceData; and the checks of its arguments."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from pyro_fed.algorithm.capabilities import OnGraph, check_taken_up
+from pyro_fed import policy
+from pyro_fed.algorithm.capabilities import Indicators, OnGraph, check_taken_up
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm, Plan
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.algorithm.schedule import Informed, Schedule
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.memory import kept_while_computing
 from pyro_fed.conventions.progress import Show, showing
-from pyro_fed.density.checks.not_finite import nan_density_notes
+from pyro_fed.conventions.resources import kept_while_computing
+from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.process import compile_problem, with_known_structure
 from pyro_fed.density.forms import NonCentred, with_hint
@@ -29,21 +32,33 @@ from pyro_fed.graph import Graph
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.policy import Resolved, Setup, resolve_for_run, stages_of
 from pyro_fed.policy.explanation import as_json
+from pyro_fed.policy.results import integrates_latents
 from pyro_fed.policy.run_settings import affordable_draws, threads_of
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.budget import Budget
-from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
-from pyro_fed.runtime.checkpoint.handover import hand_over
-from pyro_fed.runtime.context import Context
-from pyro_fed.runtime.ending import Finish
-from pyro_fed.runtime.evaluation import Evaluate, Evaluation
+from pyro_fed.runtime.checkpoint import Checkpoint, hand_over
+from pyro_fed.runtime.context import Context, Evaluate, Evaluation
 from pyro_fed.runtime.executors import Executor, resolve
+from pyro_fed.runtime.fingerprint import fingerprint
+from pyro_fed.runtime.finish import Finish
 from pyro_fed.runtime.rounds import run_phases
-from pyro_fed.runtime.run_checks import check_folders, check_indicator, check_numbers, check_of_plan, check_seconds
 from pyro_fed.runtime.stages import run_stages
 
 #: Draws of a density where none are asked for.
 NUM_DRAWS = 1000
+
+#: More threads than any machine has.
+MAX_THREADS = 4096
+#: Draws of one parameter that fill a gigabyte.
+MOST_DRAWS = 134_217_728
+#: Arguments that belong to one algorithm, with the cure where several are tried.
+OF_ONE_ALGORITHM = {
+    "num_rounds": "its stages have rounds of their own; limit them by {name}(max_rounds=...)",
+    "schedule": "each of its stages has its own",
+    "combination": "its stages need every client's own message",
+    "start": "it hands over between its stages by itself; run FedEP(), which can start there",
+    "checkpoint": "only a single algorithm can be resumed",
+}
 
 
 @checked
@@ -152,15 +167,12 @@ def run(
         )
     check_outside()
     plan = algorithm if isinstance(algorithm, Plan) else None
-    budget = _budget(plan, max_seconds)  # its clock begins here
+    budget = Budget(max_seconds=max_seconds)  # its clock begins here
     if plan is not None:
+        seconds = min(filter(None, (max_seconds, plan.max_seconds)), default=None)
+        budget = Budget(plan.max_rounds, plan.max_bytes, seconds)
         check_of_plan(
-            plan,
-            num_rounds=num_rounds,
-            schedule=schedule,
-            combination=combination,
-            start=start,
-            checkpoint=checkpoint,
+            plan, num_rounds=num_rounds, schedule=schedule, combination=combination, start=start, checkpoint=checkpoint
         )
     check_seconds(max_seconds)
     name = type(algorithm).__name__
@@ -169,18 +181,21 @@ def run(
         stages = stages_of(algorithm, problem, graph)
     for one in stages:
         check_taken_up(one.algorithm)
-    whole = _as_one(federation) if _is_joint(stages[0].algorithm) else federation
-    problem, federation = problem if whole is federation else whole.problem, whole
+    first = stages[0].algorithm
+    if first.pooled and first.joint and integrates_latents(problem.traits):  # rows' latents are among the parameters
+        federation = federation.joint.noncentred if isinstance(federation.problem, NonCentred) else federation.joint
+        problem = federation.problem
     with default_of(federation.problem.dtype), budget.of_preparation(f"the settings of {name} were chosen"):
-        found = Resolved(stages[0].algorithm)  # of a plan, each stage is resolved when its turn has come
+        resolved = Resolved(first)  # of a plan, each stage is resolved when its turn has come
         if plan is None:
-            found = resolve_for_run(found.algorithm, problem, Setup(graph, combination))
-    first = found.algorithm.contributions().form_for(combination)
+            resolved = resolve_for_run(first, problem, Setup(graph, combination))
+    first = resolved.algorithm.contributions().form_for(combination)
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_threads == "auto":
         num_threads = threads_of(problem.traits)
     if num_draws is None:
-        num_draws = affordable_draws(problem.traits, NUM_DRAWS, _chains(first, federation))
+        chains = federation.num_clients if isinstance(first, OnGraph) else 1
+        num_draws = affordable_draws(problem.traits, NUM_DRAWS, chains)
     check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
     check_indicator(first, schedule)
     check_folders(checkpoint=checkpoint, start=start)
@@ -223,7 +238,7 @@ def run(
                 if plan is not None:
                     return _with_choices(run_stages(plan, stages, finish), context)
                 shared = run_phases(first, context, rounds, schedule)
-                context.choices.append((first, found.choices))
+                context.choices.append((first, resolved.choices))
         except (StoppedError, ImproperGaussianError) as error:
             _say_cause(error, context)
             _keep_result(error, finish)
@@ -236,36 +251,11 @@ def run(
             return _with_choices(finish(shared), context)
 
 
-def _budget(plan: Plan | None, max_seconds: float | None) -> Budget:
-    """The run's limits: of time, its own or its plan's, whichever is shorter; of rounds and bytes, its plan's."""
-    if plan is None:
-        return Budget(max_seconds=max_seconds)
-    seconds = min(filter(None, (max_seconds, plan.max_seconds)), default=None)
-    return Budget(plan.max_rounds, plan.max_bytes, seconds)
-
-
 def _with_choices(result: InferenceData, context: Context) -> InferenceData:
     """The result with the chosen settings of all algorithms that were run, and their reasons."""
     for part in (result, result["posterior"]):
         part.attrs["choices"] = as_json(context.choices)
     return result
-
-
-def _is_joint(algorithm: Algorithm) -> bool:
-    """Whether the algorithm works on pooled data with the latents of rows among the model's parameters."""
-    return algorithm.pooled and algorithm.joint
-
-
-def _as_one(federation: Federation) -> Federation:
-    """The federation with latents inside its plate among the model's parameters; itself if there are none."""
-    if not federation.problem.local_dim:
-        return federation
-    return federation.joint.noncentred if isinstance(federation.problem, NonCentred) else federation.joint
-
-
-def _chains(algorithm: Algorithm, federation: Federation) -> int:
-    """The number of chains of a result: one, or one for each agent of a graph."""
-    return federation.num_clients if isinstance(algorithm, OnGraph) else 1
 
 
 def _keep_result(error: StoppedError | ImproperGaussianError, finish: Finish) -> None:
@@ -286,3 +276,87 @@ def _say_cause(error: StoppedError | ImproperGaussianError, context: Context) ->
     found = nan_density_notes(context.federation.problem) if context.federation.holds_data else []
     said = ". ".join([str(error), *(cause[0].upper() + cause[1:] for cause in found)])
     error.args = (with_hint(said, context.problem) if diverged else said,)
+
+
+class Final(NamedTuple):
+    """The server's last state, and whether the algorithm stopped by its own criterion; None if it has none."""
+
+    shared: State
+    converged: bool | None
+
+
+def final_state(algorithm: Algorithm, federation: Federation, *, seed: int = 0) -> Final:
+    """The server's last state, and whether it has converged, of a run without progress bar, warnings or draws."""
+    record = Record(federation.client_names)
+    context = Context(federation, federation.problem, None, resolve("vectorised"), seed, progress=False, record=record)
+    algorithm = policy.resolve(algorithm, federation.problem.traits).algorithm
+    with threads(1), torch.no_grad():
+        try:
+            shared = run_phases(algorithm, context, algorithm.default_rounds(federation.num_clients), None)
+        finally:
+            context.executor.close()
+    return Final(shared, record.converged)
+
+
+def check_of_plan(plan: Plan, **given: Any) -> None:
+    """Refuse arguments that belong to one algorithm, see `OF_ONE_ALGORITHM`, for a plan; None stands for not given."""
+    for name, value in given.items():
+        if value is not None:
+            kind = type(plan).__name__
+            cure = OF_ONE_ALGORITHM[name].format(name=kind)
+            raise SettingError(
+                f"{kind} does not take {name}=: {cure}. Leave it out, or run one algorithm, such as pf.FedEP()"
+            )
+
+
+def check_folders(**folders: str | Path | None) -> None:
+    """Refuse texts that name no folder. An empty text would mean the current folder; None stands for not given."""
+    for name, folder in folders.items():
+        if folder is not None and (not str(folder).strip() or "\0" in str(folder)):
+            raise SettingError(f"{name} must be a folder's path, received {str(folder)!r}; such as {name}='state'")
+        if folder is not None and str(folder).startswith("~"):
+            raise SettingError(
+                f"{name}={str(folder)!r} would be a folder called '~' in the one that the program runs in: write "
+                f"Path({str(folder)!r}).expanduser()"
+            )
+
+
+def check_numbers(
+    rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int, num_threads: int | str | None
+) -> None:
+    """Refuse numbers out of their ranges."""
+    if isinstance(num_threads, int) and not 1 <= num_threads <= MAX_THREADS:
+        bound = "at least 1, or None" if num_threads < 1 else f"at most {MAX_THREADS}"
+        raise SettingError(f"num_threads must be {bound}, received {num_threads}")
+    if rounds < 1:
+        raise SettingError(f"num_rounds must be at least 1, received {rounds}")
+    if seed < 0:
+        raise SettingError(f"seed must not be negative, received {seed}")
+    if not 1 <= num_draws <= MOST_DRAWS:
+        bound = "at least 1" if num_draws < 1 else f"at most {MOST_DRAWS}"
+        raise SettingError(f"num_draws must be {bound}, received {num_draws}")
+    if min_clients is not None and not 0 <= min_clients <= num_clients:
+        raise SettingError(f"min_clients must lie in 0..{num_clients}, received {min_clients}")
+
+
+def check_seconds(max_seconds: float | None) -> None:
+    """Refuse a limit of time that is not a positive number of seconds."""
+    if max_seconds is not None and not 0 < max_seconds < math.inf:
+        raise SettingError(f"max_seconds must be positive, received {max_seconds}; None is no limit")
+
+
+def check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
+    """Refuse a schedule that asks the clients for an indicator which the algorithm does not have."""
+    if isinstance(schedule, Informed) and not schedule.asks:
+        raise SettingError(
+            f"schedule {type(schedule).__name__} does not say what it asks the clients for: use KSD or HIP, or a class "
+            "of your own with `asks`"
+        )
+    given = algorithm.indicators if isinstance(algorithm, Indicators) else ()
+    if schedule is None or not schedule.asks or schedule.asks in given:
+        return
+    has = f"it gives {list(given)}" if given else "it gives none"
+    raise SettingError(
+        f"schedule {type(schedule).__name__} asks clients for the indicator {schedule.asks!r}, which "
+        f"{type(algorithm).__name__} cannot give ({has}): use UniformRandom, RoundRobin or Availability"
+    )

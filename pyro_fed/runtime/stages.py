@@ -16,8 +16,8 @@ from pyro_fed.audit import perhaps_wrong
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, texts
 from pyro_fed.conventions import progress
-from pyro_fed.conventions.settings_repr import all_settings
-from pyro_fed.density.forms import NonCentred
+from pyro_fed.conventions.nested_settings import all_settings
+from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import Symmetry
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, QuorumError, SettingError
@@ -26,9 +26,9 @@ from pyro_fed.policy import Setup, chain_of, resolve_for_run, why_not_from
 from pyro_fed.policy.explanation import outlook
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, stage_label
+from pyro_fed.runtime.checks import CheckInputs
 from pyro_fed.runtime.context import Context
-from pyro_fed.runtime.ending import Finish, said_of
-from pyro_fed.runtime.ending.check_inputs import CheckInputs
+from pyro_fed.runtime.finish import Finish, said_of
 from pyro_fed.runtime.rounds import Finished, run_phases
 
 logger = logging.getLogger(__name__)
@@ -45,18 +45,7 @@ MOST_OF_DENSITY = 2
 
 @dataclass
 class Step:
-    """The work and costs of a stage, as `attrs["steps"]` of the result has them.
-
-    Attributes:
-        algorithm: the name of the stage's algorithm.
-        rounds: its rounds, with those of the phases from which it started, unless an earlier stage had run these.
-        bytes: what the clients received and sent in these rounds.
-        seconds: on the clock, with the judgement of the answer.
-        doubts: the doubts about its answer; None if it has no answer.
-        codes: the codes of all findings about it.
-        end: why it has no answer: an error, or the budget; "" if it has one.
-        chosen: whether its answer is the result.
-    """
+    """The work and costs of a stage, as `attrs["steps"]` of the result has them."""
 
     algorithm: str
     rounds: int = 0
@@ -69,14 +58,7 @@ class Step:
 
 
 def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData:
-    """Try the stages of a plan in turn, and return the chosen answer with the record of all stages.
-
-    `attrs["steps"]` says what each stage did and cost. `finish` makes results, as set up for the first stage.
-
-    Raises:
-        PyroFedError: the first stage refused its input, or too few clients replied to it. If no stage has an answer,
-            the first stage's error; a SettingError if the budget is too small for a single round.
-    """
+    """Try the stages of a plan in turn, and return the chosen answer with the record of all stages."""
     record, budget, problem = finish.context.record, finish.context.budget, finish.context.problem
     forms = {NONCENTRED} if any(stage.noncentred for stage in stages) else set()
     record.planned = frozenset({type(stage.algorithm).__name__ for stage in stages} | forms)
@@ -113,17 +95,7 @@ def _weighed_by(coming: list[Stage], answer: Answer, problem: Problem) -> bool:
 
 
 class _Trial:
-    """The stages that were tried so far.
-
-    Attributes:
-        finish: makes results.
-        steps: what each stage did and cost.
-        answers: the answers of the stages that have one.
-        errors: the errors of the stages that failed.
-        tried: the numbers of the stages that had a round or an answer.
-        earlier: the findings in the stages before the present one.
-        deserted: whether too few clients replied to a stage, so that another would fail as well.
-    """
+    """The stages that were tried so far."""
 
     def __init__(self, finish: Finish) -> None:
         self.finish = finish
@@ -161,12 +133,7 @@ class _Trial:
         return [one for number, one in enumerate(notes) if one not in notes[:number]]
 
     def run(self, number: int, stage: Stage, label: str) -> None:
-        """Run one stage, and add its step, and its answer or error; `label` begins the line on its progress.
-
-        Raises:
-            InterruptedRun: Ctrl-C before there was any answer.
-            Exception: the first stage failed, and not by its numbers (`NUMERICAL`).
-        """
+        """Run one stage, and add its step, and its answer or error; `label` begins the line on its progress."""
         record, shown = self.finish.context.record, self.finish.context.progress
         began, before, step = time.perf_counter(), len(record.rounds), Step(stage_label(stage))
         self.steps.append(step)

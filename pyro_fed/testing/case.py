@@ -1,49 +1,232 @@
-"""One algorithm under test: its short runs, each made once and shared by the checks."""
+"""One algorithm under test: its short runs, shared by the checks, and records of its methods' calls in them."""
 
 from __future__ import annotations
 
+import sys
 import warnings
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from scipy import sparse
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed import graph
 from pyro_fed.algorithm import Algorithm
-from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.errors import ContractError
+from pyro_fed.algorithm.capabilities import Chains, OnGraph
+from pyro_fed.algorithm.states import State
+from pyro_fed.errors import OURS, ContractError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.run import run
 from pyro_fed.testing import problems
-from pyro_fed.testing.observation import Observation, with_noted_calls
+
+#: The contract's methods whose calls are recorded; all of them are pure.
+METHODS = (
+    *("init", "prepare", "download", "draw_noise", "local_step", "objections", "combine", "refine", "feedback"),
+    *("settle", "monitor", "converged", "sample"),
+)
+#: Tolerance of sums in another order, in units of the dtype's rounding and of an entry's largest number, or 1.
+ROUNDINGS = 1e6
+#: Modules that read every setting, to copy, check, show or keep it.
+READS_ALL = tuple(f"{name}." for name in ("dataclasses", "copy")) + tuple(
+    f"{OURS}.{name}." for name in ("conventions", "recipes", "results", "runtime")
+)
 
 #: Options of every short run.
-OPTIONS: dict[str, Any] = {
-    "num_draws": 8,
-    "progress": False,
-    "compile": "off",
-    "log_likelihood": False,
-    "audit": False,
-}
+OPTIONS: dict[str, Any] = {"num_draws": 8, "progress": False, "compile": "off", "log_likelihood": False, "audit": False}
 #: Rounds of a short run.
 NUM_ROUNDS = 4
 #: Rounds of runs that are checked for their forms only.
 NUM_FORM_ROUNDS = 2
 
 
+class Call(NamedTuple):
+    """One call of a method: its name, its positional arguments as they were before it, and its result."""
+
+    method: str
+    args: tuple[Any, ...]
+    result: Any
+
+
+@dataclass
+class Observation:
+    """Records of an algorithm in a run."""
+
+    calls: list[Call] = field(default_factory=list)
+    changed: dict[str, str] = field(default_factory=dict)
+    global_draws: set[str] = field(default_factory=set)
+    unrepeatable: set[str] = field(default_factory=set)
+    ordered: set[str] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
+    error: Exception | None = None
+    busy: bool = False
+
+    def of(self, method: str) -> list[Call]:
+        """The calls of a method."""
+        return [call for call in self.calls if call.method == method]
+
+    def ended(self) -> None:
+        """Raise the error that ended the run, if there was one."""
+        if self.error is not None:
+            raise self.error
+
+
+def with_noted_calls(algorithm: Algorithm, *, thorough: bool) -> tuple[Algorithm, Observation]:
+    """The same algorithm, of a subclass that records its calls (`thorough`: and repeats them), and its observation."""
+    kind, found = type(algorithm), Observation()
+    watched = {
+        name: _noting_method(name, getattr(kind, name), found, thorough) for name in METHODS if hasattr(kind, name)
+    }
+    watched["__getattribute__"] = _noting_reads(kind, {one.name for one in fields(algorithm)}, found)
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    meta: Any = type(kind)
+    twin: Algorithm = object.__new__(meta(kind.__name__, (kind,), {**watched, **named}))
+    twin.__dict__.update(vars(algorithm))
+    return twin, found
+
+
+def _noting_reads(kind: Any, names: set[str], found: Observation) -> Callable[..., Any]:
+    """A `__getattribute__` that records reads of settings, except by code that reads all or only checks them."""
+
+    def __getattribute__(self: Algorithm, name: str) -> Any:
+        if name in names and name not in found.read:
+            frame = sys._getframe(1)
+            code, module = frame.f_code, f"{frame.f_globals.get('__name__')}."
+            written = code.co_filename != "<string>"  # generated methods, such as `__eq__` of a dataclass, have no file
+            if written and code.co_name != "__post_init__" and not module.startswith(READS_ALL):
+                found.read.add(name)
+        return kind.__getattribute__(self, name)
+
+    return __getattribute__
+
+
+def _noting_method(name: str, original: Callable[..., Any], found: Observation, thorough: bool) -> Callable[..., Any]:
+    """A method that records its calls, except those within another method's."""
+
+    def method(self: Algorithm, *args: Any, **keywords: Any) -> Any:
+        if found.busy:
+            return original(self, *args, **keywords)
+        found.busy = True
+        try:
+            before = _copy_tree((args, keywords))
+            number = torch.random.get_rng_state()
+            result = original(self, *args, **keywords)
+            found.calls.append(Call(name, before[0], result))
+            if thorough:
+                _compare(self, name, original, before, ((args, keywords), result, number), found)
+            return result
+        finally:
+            found.busy = False
+
+    return method
+
+
+def _compare(
+    algorithm: Algorithm, name: str, original: Callable[..., Any], before: Any, after: Any, found: Observation
+) -> None:
+    """Record whether a call has changed its arguments, drawn by itself, or would return something else again."""
+    given, result, number = after
+    if not torch.equal(number, torch.random.get_rng_state()):
+        found.global_draws.add(name)
+    leaves = zip(_tensors(before), _tensors(given), strict=False)
+    if (changed := next((where for (where, old), (_, new) in leaves if not _same_trees(old, new)), None)) is not None:
+        found.changed.setdefault(name, changed)
+    state = torch.random.get_rng_state()
+    try:  # a method that draws from torch's global generator would go on from where it has come to
+        args, keywords = _copy_tree(before)
+        if not _same_trees(result, original(algorithm, *args, **keywords)):
+            found.unrepeatable.add(name)
+        elif name == "combine" and not isinstance(algorithm, Chains):
+            found.ordered |= _order_dependent_entries(algorithm, original, _copy_tree(before)[0], result)
+    finally:
+        torch.random.set_rng_state(state)
+
+
+def _order_dependent_entries(
+    algorithm: Algorithm, combine: Callable[..., Any], args: tuple[Any, ...], result: State
+) -> set[str]:
+    """Entries of `combine`'s result that differ if the messages come in the opposite order."""
+    shared, messages, weights = args
+    count = len(next(iter(messages.values()), ()))
+    turned = {name: value.flip(0) for name, value in messages.items()}
+    if isinstance(algorithm, OnGraph):
+        if not sparse.issparse(weights) or weights.shape[0] != count:
+            return set()
+        other = combine(
+            algorithm, {name: value.flip(0) for name, value in shared.items()}, turned, weights[::-1, ::-1].tocsr()
+        )
+        return {name for name, value in other.items() if not _close(result[name], value.flip(0))}
+    other = combine(algorithm, shared, turned, weights.flip(0))
+    return {
+        name
+        for name, value in other.items()
+        if not _close(result[name], value)
+        # The server's replies to the clients are in the order of the messages.
+        and not (value.dim() and len(value) == count and _close(result[name], value.flip(0)))
+    }
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    tolerance = ROUNDINGS * torch.finfo(one.dtype).eps
+    scale = float(one[one.isfinite()].abs().max()) if bool(one.isfinite().any()) else 0.0
+    return torch.allclose(one, other, tolerance, tolerance * max(scale, 1.0), equal_nan=True)
+
+
+def _copy_tree(tree: Any) -> Any:
+    """A tree with its own tensors and generators."""
+
+    def copy(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.clone() if 0 not in leaf.stride() else leaf.contiguous().clone()
+        if isinstance(leaf, torch.Generator):
+            twin = torch.Generator(leaf.device)
+            twin.set_state(leaf.get_state())
+            return twin
+        return leaf
+
+    return pytree.tree_map(copy, tree)
+
+
+def _tensors(tree: Any) -> list[tuple[str, Tensor]]:
+    """A tree's tensors with their places."""
+    leaves, _ = pytree.tree_flatten_with_path(tree)
+    return [(pytree.keystr(path[1:]), leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _same_trees(one: Any, other: Any) -> bool:
+    """Whether two trees agree to the bit; NaN equals NaN."""
+    first, form = pytree.tree_flatten(one)
+    second, other_form = pytree.tree_flatten(other)
+    return form == other_form and all(_same_leaf(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _same_leaf(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return (
+            one.shape == other.shape
+            and one.dtype == other.dtype
+            and bool(torch.all((one == other) | ((one != one) & (other != other))))
+        )
+    if sparse.issparse(one):
+        return bool(abs(one - other).nnz == 0)
+    if isinstance(one, float | int | bool | str) or one is None:
+        return type(one) is type(other) and bool(one == other or (one != one and other != other))
+    return True
+
+
 @dataclass(eq=False)
 class Case:
-    """An algorithm, the federation of its short runs, and these runs.
-
-    Attributes:
-        algorithm: under test.
-        given: the user's federation; None: `problems.lines`.
-        num_rounds: of a short run; None: 4, or 1 for an algorithm that is done in one.
-    """
+    """An algorithm, the federation of its short runs, and these runs."""
 
     algorithm: Algorithm
     given: Federation | None = None
@@ -137,10 +320,6 @@ def values(idata: InferenceData) -> NDArray[np.float64]:
 
 
 def require(condition: bool, expected: str, received: str, cure: str) -> None:
-    """Refuse a violation of the contract.
-
-    Raises:
-        ContractError: says what was expected and received, and the cure.
-    """
+    """Refuse a violation of the contract: ContractError says what was expected and received, and the cure."""
     if not condition:
         raise ContractError(f"expected {expected}; received {received}. {cure}")

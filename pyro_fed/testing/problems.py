@@ -81,10 +81,7 @@ def _lines(*rows: int, dtype: torch.dtype = torch.float64) -> Federation:
 
 @functools.cache
 def conjugate() -> tuple[Federation, Tensor, Tensor]:
-    """`line` with each client's columns orthogonal: a federation, and the exact posterior's mean and SDs, (2,).
-
-    The posterior and every client's likelihood are products over the two parameters, so that a mean field is exact.
-    """
+    """`line` with each client's columns orthogonal, so that a mean field is exact, and the exact mean and SDs, (2,)."""
     x = torch.zeros(24, 2, dtype=torch.float64)
     x[0::2, 0] = torch.linspace(0.4, 1.2, 12, dtype=torch.float64)
     x[1::2, 1] = torch.linspace(1.0, -0.5, 12, dtype=torch.float64)
@@ -103,12 +100,7 @@ def group_means(sd: Tensor, y: Tensor) -> None:
 
 
 def marginal_means(sd: Tensor, y: Tensor) -> None:
-    """`group_means` with the effects integrated out by hand.
-
-    Its outcomes are vectors of one number, whose Fisher information is the empirical one, as that of integrals is.
-    Their linearity in mu is not detected, as that of integrals is not, so that no check tests whether they have one
-    mode.
-    """
+    """`group_means` with the effects integrated out by hand."""
     mu = pyro.sample("mu", dist.Normal(torch.tensor(0.0), MEAN_SD))
     with pyro.plate("group", len(sd)):
         root = (sd.square() + EFFECT_SD**2).sqrt().reshape(-1, 1, 1)

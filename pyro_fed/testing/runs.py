@@ -1,4 +1,4 @@
-"""Checks of whole runs: one answer whatever the executor, the compiler, an interruption or `evaluate`."""
+"""Checks of whole runs: one answer whatever the executor, the compiler or an interruption, and the right one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm import Algorithm
@@ -23,18 +24,23 @@ from pyro_fed.runtime.executors.local import Step
 from pyro_fed.testing import problems
 from pyro_fed.testing.case import Case, require, values
 
-#: Relative and absolute difference of draws, and relative difference of the record's figures, between runs whose sums
-#: are in another order.
-DRAWS, FIGURES = 1e-9, 1e-7
-#: The same between a model and the model whose latents are integrated out by hand.
-INTEGRATED = 1e-6
-#: The client that never answers, and the tolerance for rounding between q and the product of sites.
-ABSENT, SITES = 1, 1e-6
+#: Relative and absolute difference of draws between runs whose sums are in another order.
+DRAWS_TOLERANCE = 1e-9
+#: The same of the record's figures, of a model whose latents are integrated out by hand, and of q and a sum of sites.
+TOLERANCE = 1e-6
+#: The client that never answers.
+ABSENT = 1
 #: The cure in messages on all runs' answers.
 PURE = (
     "A step must depend on its arguments alone: no state in the algorithm, no global generator, no reduction over the "
     "axis of the clients in `local_step`"
 )
+
+#: Largest error of a mean, in posterior SDs, and of an SD, as a share of it, in addition to chance.
+MEAN_ERROR = SD_ERROR = 0.05
+#: Standard errors allowed for chance: four figures of independent draws exceed it once in 4,000 correct runs.
+CHANCE = 4.0
+NUM_DRAWS, FEWEST_DRAWS = 4000, 400
 
 
 class LastFirst(Sequential):
@@ -87,12 +93,14 @@ class WithoutOne(Vectorised):
 def check_executors_agree(algorithm: Algorithm, case: Case) -> None:
     """All clients at once or one after the other: the same draws, and the same record."""
     together, apart = case.untraced, case.one_by_one
-    _agree(together, apart, "one client after the other", "all at once", DRAWS)
+    _agree(together, apart, "one client after the other", "all at once", DRAWS_TOLERANCE)
     for name, series in together["federation"].data_vars.items():
         if name == "seconds" or not np.issubdtype(series.dtype, np.number):
             continue
         require(
-            bool(np.allclose(series.values, apart["federation"][name].values, FIGURES, DRAWS, equal_nan=True)),
+            bool(
+                np.allclose(series.values, apart["federation"][name].values, TOLERANCE, DRAWS_TOLERANCE, equal_nan=True)
+            ),
             f"the record's {name!r} of one client after the other as of all at once",
             "other values",
             PURE,
@@ -106,7 +114,7 @@ def check_arrival_order(algorithm: Algorithm, case: Case) -> None:
 
 def check_compile_levels_agree(algorithm: Algorithm, case: Case) -> None:
     """Traced steps give the draws of untraced ones."""
-    _agree(case.untraced, case.traced, "traced steps", "untraced steps", DRAWS)
+    _agree(case.untraced, case.traced, "traced steps", "untraced steps", DRAWS_TOLERANCE)
 
 
 def check_seed(algorithm: Algorithm, case: Case) -> None:
@@ -159,10 +167,7 @@ def first_mean(idata: InferenceData) -> dict[str, float]:
 
 
 def check_resume(algorithm: Algorithm, case: Case) -> None:
-    """Interrupted before the third round, of any phase, and resumed: the uninterrupted run, to the bit.
-
-    An algorithm that is done in one round is interrupted before its second.
-    """
+    """Interrupted before the third round, of any phase, and resumed: the uninterrupted run, to the bit."""
     stop = 2 if case.done_in_one_round else 3
     options: dict[str, Any] = {"num_rounds": 2} if case.done_in_one_round else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -185,10 +190,7 @@ def check_resume(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_unused_messages(algorithm: Algorithm, case: Case) -> None:
-    """A client whose message is not used, here the second, which never answers, keeps its state.
-
-    If the answer is a product of Gaussian sites, it is the prior times the sites that the clients keep.
-    """
+    """A client whose message is not used keeps its state; a product of Gaussian sites is that of the sites kept."""
     executor = WithoutOne(type(algorithm.delegate()).__name__)
     seen = case.observe(executor=executor)
     seen.ended()
@@ -210,7 +212,7 @@ def check_unused_messages(algorithm: Algorithm, case: Case) -> None:
         answer, product = last[name], sites[name].sum(0)
         whole = product + (prior.diag() if product.dim() == 2 else prior)
         require(
-            torch.allclose(answer, whole.to(answer), SITES, SITES),
+            torch.allclose(answer, whole.to(answer), TOLERANCE, TOLERANCE),
             f"q's {name} to be the prior's plus the sum of the clients' sites",
             f"a difference of up to {float((answer - whole).abs().max()):g}",
             "`settle` must keep what the server took of a client's message, as `feedback` tells it",
@@ -223,15 +225,12 @@ def _entry_is_unchanged(before: torch.Tensor, after: torch.Tensor) -> bool:
 
 
 def check_integrated_latents(algorithm: Algorithm, case: Case) -> None:
-    """With latents in the plate the answer is that of the model with these integrated out by hand.
-
-    Draws and sizes of messages agree: the same random numbers, the same densities, to rounding.
-    """
+    """With latents in the plate the answer is that of the model with these integrated out by hand."""
     whole, plain = case.integrated, case.run(problems.marginal_groups())
     mu, expected = (np.asarray(one["posterior"]["mu"].values) for one in (whole, plain))
     cure = "Ask the problem for the model's densities, `log_lik` and `log_prior`, and nothing else"
     require(
-        mu.shape == expected.shape and np.allclose(mu, expected, INTEGRATED, INTEGRATED),
+        mu.shape == expected.shape and np.allclose(mu, expected, TOLERANCE, TOLERANCE),
         "the draws of the model without latents in the plate",
         f"others, by up to {np.abs(mu - expected).max() if mu.shape == expected.shape else np.inf:g}",
         cure,
@@ -264,3 +263,46 @@ def _agree(first: InferenceData, second: InferenceData, what: str, than: str, to
         f"draws that differ by {off:g}",
         PURE,
     )
+
+
+def check_conjugate_posterior(algorithm: Algorithm, case: Case) -> None:
+    """After its default number of rounds mean and SDs are those of a conjugate posterior.
+
+    Linear regression with known noise, in which a mean field is exact. The error of a mean is at most 0.05 SDs, that of
+    an SD at most 5 %, besides four standard errors: with 4,000 independent draws 11 % and 10 %, so that an SD that is
+    13 % too small is found.
+    """
+    federation, mean, sd = problems.conjugate()
+    idata = case.run(federation, num_rounds=None, num_draws=NUM_DRAWS, compile="trace")
+    draws = np.asarray(idata["posterior"]["w"].values)
+    size = effective_size(draws) if algorithm.draws_are == "chains" else np.full(2, draws[..., 0].size)
+    require(
+        bool((size >= FEWEST_DRAWS).all()),
+        f"chains of at least {FEWEST_DRAWS} effective draws, by which mean and SD can be judged",
+        f"{size.min():.0f}",
+        "Give the algorithm under test longer chains",
+    )
+    flat = draws.reshape(-1, 2)
+    off = np.abs(flat.mean(0) - mean.numpy()) / sd.numpy()
+    ratio = flat.std(0) / sd.numpy()
+    scales = ", ".join(f"{100 * (one - 1):+.0f} %" for one in ratio)
+    require(
+        bool((off <= MEAN_ERROR + CHANCE / np.sqrt(size)).all()),
+        f"means {np.round(mean.numpy(), 3)}, to {MEAN_ERROR} SDs and chance",
+        f"{np.round(flat.mean(0), 3)}, which is {off.max():.2f} SDs off, with SDs that are {scales} off",
+        "More rounds, smaller steps, a prior that counts twice or not at all, or an error in the equations",
+    )
+    require(
+        bool((np.abs(ratio - 1) <= SD_ERROR + CHANCE / np.sqrt(2 * size)).all()),
+        f"SDs {np.round(sd.numpy(), 3)}, to {SD_ERROR:.0%} and chance",
+        f"{np.round(flat.std(0), 3)}, {scales}",
+        "Steps are not at rest, a scale that the noise of the steps has moved, a prior that counts twice, or a wrong "
+        "factor, as of the entropy or in `sample`",
+    )
+
+
+def effective_size(draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Effective number of draws of each parameter, at least one, of chains (chain, draw, D)."""
+    import arviz as az
+
+    return np.array([max(1.0, float(az.ess(np.ascontiguousarray(draws[..., i])))) for i in range(draws.shape[-1])])

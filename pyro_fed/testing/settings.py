@@ -15,8 +15,7 @@ from typing import Any
 
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.algorithm.capabilities import check_taken_up
-from pyro_fed.conventions.nested_settings import Settings, setting_hints
-from pyro_fed.conventions.settings_repr import changed_settings
+from pyro_fed.conventions.nested_settings import Settings, changed_settings, setting_hints
 from pyro_fed.errors import OURS, SettingError
 from pyro_fed.recipes.recipe import flat_settings, load
 from pyro_fed.testing.case import Case, require

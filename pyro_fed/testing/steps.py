@@ -13,8 +13,7 @@ from pyro_fed.algorithm import Algorithm
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.federation.federation import Federation
 from pyro_fed.testing import problems
-from pyro_fed.testing.case import NUM_FORM_ROUNDS, Case, require
-from pyro_fed.testing.observation import Observation
+from pyro_fed.testing.case import NUM_FORM_ROUNDS, Case, Observation, require
 
 #: Name of an entry of a message → its shape for one client, and its dtype.
 Form = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -109,10 +108,7 @@ def check_leading_axes(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_messages_have_one_form(algorithm: Algorithm, case: Case) -> None:
-    """Messages are finite, and those of all clients and rounds have the same names, shapes and dtypes.
-
-    These follow from the model and the settings: they are the same if every client has a single row.
-    """
+    """Messages are finite, and those of all clients and rounds have the same names, shapes and dtypes."""
     own = _check_messages(case.observation, "the clients")
     if case.given is None and not algorithm.pooled:  # pooled data never travel
         alone = _check_messages(case.seen_one_row, "three clients of one row")
@@ -125,10 +121,7 @@ def check_messages_have_one_form(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_figures(algorithm: Algorithm, case: Case) -> None:
-    """`monitor` returns numbers by name, at the end a finite `change`; `converged` returns True, False or None.
-
-    NaN and infinity mean that a figure is not known yet.
-    """
+    """`monitor` returns numbers by name, at the end a finite `change`; `converged` returns True, False or None."""
     seen = case.observation
     for call in seen.of("monitor"):
         odd = {name: value for name, value in call.result.items() if not isinstance(value, float | int)}

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import closest
 from pyro_fed.errors import ContractError, SettingError
 from pyro_fed.federation.federation import Federation
-from pyro_fed.testing import posterior, runs, settings, steps
+from pyro_fed.testing import runs, settings, steps
 from pyro_fed.testing.case import Case
 
 #: A check: it raises an error if the algorithm violates the contract.
@@ -72,8 +72,7 @@ CHECKS = {
         Check(runs.check_integrated_latents, lambda algorithm: not getattr(algorithm, "joint", False)),
         # Particles are few, and a point has no SD.
         Check(
-            posterior.check_conjugate_posterior,
-            lambda algorithm: algorithm.draws_are in ("independent", "chains", "agents"),
+            runs.check_conjugate_posterior, lambda algorithm: algorithm.draws_are in ("independent", "chains", "agents")
         ),
     )
 }

@@ -18,7 +18,7 @@ from pyro_fed.ops.stein import ksd, stein_inner_product
 from pyro_fed.runtime.executors.base import Work
 from pyro_fed.runtime.executors.local import Vectorised
 from pyro_fed.runtime.messages import encoded_size
-from pyro_fed.runtime.messages.header import Entry
+from pyro_fed.runtime.safetensors_header import Entry
 
 QUIET = {"progress": False, "compile": "off", "log_likelihood": False, "audit": False}
 #: Six rounds of one client and five particles: too short, too few, and not every client's turn.

@@ -14,7 +14,7 @@ from pyro_fed.analysis.judging import calibration
 from pyro_fed.analysis.judging.laplace_sds import laplace_sds
 from pyro_fed.errors import DataError, DivergenceError, SettingError
 from pyro_fed.results.to_arviz import make_inference_data
-from pyro_fed.runtime.ending.final_state import Final
+from pyro_fed.runtime.run import Final
 
 pd, xr, stats = late("pandas"), late("xarray"), late("scipy.stats")
 comparison, doubts = late("pyro_fed.analysis.judging.compare"), late("pyro_fed.analysis.judging.doubts")

@@ -18,6 +18,7 @@ SHORT = {"num_rounds": 2, "audit": False, "progress": False, "compile": "off", "
 
 pytestmark = pytest.mark.filterwarnings("ignore:not converged")
 to_arviz = late("pyro_fed.results.to_arviz")
+data_groups = late("pyro_fed.results.data_groups")
 
 
 def model(df):
@@ -78,7 +79,7 @@ def test_labels_have_the_codes_of_the_fit(fitted, whole, tmp_path):
     """Alone, Chur and Jena would be 0 and 1: Basel and Chur."""
     fed, idata = fitted
     assert means(pf.predict(idata, fed if whole else model, (NEW,))) == pytest.approx([20.0, 0.0], abs=3)
-    assert to_arviz.labels_in(idata) == {"df['hospital']": tuple(LEVELS)}
+    assert data_groups.labels_in(idata) == {"df['hospital']": tuple(LEVELS)}
 
 
 def test_a_result_that_does_not_say_its_codes_wants_the_federation(fitted):

@@ -6,7 +6,7 @@ import pytest
 from algorithms import unequal_lines
 
 import pyro_fed as pf
-from pyro_fed.conventions import memory
+from pyro_fed.conventions import resources as memory
 from pyro_fed.runtime import rounds
 
 

@@ -8,8 +8,13 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.conventions.nested_settings import explicit_settings, settings_in
-from pyro_fed.conventions.settings_repr import all_settings, changed_settings, settings_line
+from pyro_fed.conventions.nested_settings import (
+    all_settings,
+    changed_settings,
+    explicit_settings,
+    settings_in,
+    settings_line,
+)
 from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.ep.tilted import TiltedInference
 

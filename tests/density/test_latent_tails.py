@@ -16,8 +16,8 @@ import pyro_fed as pf
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.latents.quadrature import ORDERS, Quadrature
 from pyro_fed.density.latents.tails import Profile, line
-from pyro_fed.runtime.ending import collecting
-from pyro_fed.runtime.ending.collecting import integral_findings, integration_error
+from pyro_fed.runtime import integral_checks as collecting
+from pyro_fed.runtime.integral_checks import integral_findings, integration_error
 
 TRIALS = 6
 HITS = torch.arange(TRIALS + 1).double()

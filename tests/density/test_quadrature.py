@@ -11,8 +11,8 @@ from torch.func import grad, hessian
 import pyro_fed as pf
 from pyro_fed.density.latents.quadrature import Quadrature, gauss_hermite, sobol
 from pyro_fed.density.observations import observation
-from pyro_fed.runtime.ending import collecting
-from pyro_fed.runtime.ending.collecting import integration_error
+from pyro_fed.runtime import integral_checks as collecting
+from pyro_fed.runtime.integral_checks import integration_error
 
 CASES = pytest.mark.parametrize("name", hierarchies.CASES)
 

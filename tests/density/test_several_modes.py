@@ -15,7 +15,7 @@ import pyro_fed as pf
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.latents.modes import MOST_STARTS, Climber, needed_starts
 from pyro_fed.errors import SettingError
-from pyro_fed.runtime.ending.collecting import integral_findings
+from pyro_fed.runtime.integral_checks import integral_findings
 
 GRID = np.linspace(-30, 30, 120_001)
 STEP = GRID[1] - GRID[0]

@@ -13,7 +13,7 @@ import torch
 from pyro import poutine
 
 import pyro_fed as pf
-from pyro_fed.results.saving import check_savable
+from pyro_fed.results.inference_data import check_savable
 
 QUIET = {"progress": False, "compile": "off", "audit": False, "log_likelihood": False}
 

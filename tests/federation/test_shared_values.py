@@ -6,7 +6,7 @@ import torch
 from short_runs import quiet
 
 import pyro_fed as pf
-from pyro_fed.runtime.executors.host import share_of
+from pyro_fed.runtime.executors.remote import share_of
 
 G = torch.arange(12) % 4
 Y = torch.linspace(-1, 1, 12, dtype=torch.float64)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pyro_fed.conventions.spelling import snake_case
+from pyro_fed.conventions.names import snake_case
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes import library, recipe
-from pyro_fed.recipes.components import public_callables
+from pyro_fed.recipes.values import public_callables
 
 ALGORITHM = '''
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pyro_fed.ops.arviz_versions import NEW
 from pyro_fed.results import to_arviz
 from pyro_fed.results.to_arviz import unconstrained_draws
 from pyro_fed.runtime.messages import encoded_size
-from pyro_fed.runtime.messages.header import Entry
+from pyro_fed.runtime.safetensors_header import Entry
 
 az, xr = late("arviz"), late("xarray")
 

@@ -20,8 +20,8 @@ from short_runs import Interrupting
 
 import pyro_fed as pf
 from pyro_fed.errors import CheckpointError, SettingError
-from pyro_fed.runtime.checkpoint import folder as checkpoint_folder
-from pyro_fed.runtime.checkpoint.lock import Lock
+from pyro_fed.runtime import checkpoint as checkpoint_folder
+from pyro_fed.runtime.checkpoint import Lock
 
 ROUNDS = 6
 
@@ -387,7 +387,7 @@ def test_a_file_is_no_folder(tmp_path):
 
 
 def test_an_earlier_state_that_cannot_be_deleted_costs_nothing(tmp_path, monkeypatch, caplog):
-    import pyro_fed.runtime.checkpoint.folder as module
+    import pyro_fed.runtime.checkpoint as module
 
     def kept(path, missing_ok=False):
         if path.suffix == ".safetensors":

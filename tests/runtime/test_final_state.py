@@ -7,7 +7,7 @@ from algorithms import line, line_data
 import pyro_fed as pf
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.gaussian_sites import gaussian
-from pyro_fed.runtime.ending.final_state import final_state
+from pyro_fed.runtime.run import final_state
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from short_runs import quiet
 
 import pyro_fed as pf
 from pyro_fed.errors import CheckpointError
-from pyro_fed.runtime.checkpoint import fingerprint
+from pyro_fed.runtime.fingerprint import fingerprint
 
 X = torch.randn(24, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = X @ torch.tensor([0.5, -1.0], dtype=torch.float64)

@@ -8,7 +8,7 @@ from algorithms import unequal_lines
 
 import pyro_fed as pf
 from pyro_fed.runtime.fit import RunOptions
-from pyro_fed.runtime.run_checks import OF_ONE_ALGORITHM
+from pyro_fed.runtime.run import OF_ONE_ALGORITHM
 
 
 def test_options_are_those_of_run_with_their_types():

@@ -9,7 +9,7 @@ from gaussian_case import federation, shards
 import pyro_fed as pf
 from pyro_fed.conventions import seeding
 from pyro_fed.density.compiling.compiler import Compiler
-from pyro_fed.runtime import fused as module
+from pyro_fed.runtime import one_round as module
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "trace", "audit": False, "num_rounds": 60}
 X = shards(num_clients=4, rows=25)

@@ -7,7 +7,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.algorithm.record import Record
-from pyro_fed.runtime.growth import Growth
+from pyro_fed.runtime.run_errors import Growth
 
 
 def watched(size, rounds=1000, entry="point", start=1.0):

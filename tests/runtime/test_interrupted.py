@@ -17,7 +17,7 @@ from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.codes import sentences
 from pyro_fed.infer.pooled.nuts_kernel import CompiledNUTS
 from pyro_fed.runtime import rounds
-from pyro_fed.runtime.ending.checks import convergence
+from pyro_fed.runtime.checks import convergence
 
 
 def interrupting(monkeypatch, begun):

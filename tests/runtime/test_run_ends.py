@@ -172,7 +172,7 @@ def test_a_run_that_stops_before_there_are_draws_keeps_its_own_error(monkeypatch
 
 def test_a_check_that_fails_costs_no_rounds(monkeypatch):
     """The result is there, as the rounds left it, and says that it is unjudged, with the reason and its place."""
-    from pyro_fed.runtime.ending import checks
+    from pyro_fed.runtime import checks
 
     expected = quiet(pf.FedEP(), unequal_lines(), audit=False)
 
@@ -188,7 +188,7 @@ def test_a_check_that_fails_costs_no_rounds(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:the budget ended")
 def test_a_check_that_fails_in_every_stage_costs_no_answer_of_fit(monkeypatch):
-    from pyro_fed.runtime.ending import checks
+    from pyro_fed.runtime import checks
 
     def broken(evidence):
         raise ArithmeticError("of a check")

@@ -132,7 +132,7 @@ def test_where_all_are_doubted_it_gives_one_that_another_agrees_with():
 def test_what_no_algorithm_mends_ends_the_search(monkeypatch):
     """Two stages whose densities are doubted, in the same words; a third would be of the same densities."""
     said = sentences.float32_is_not_enough(off="scores are off by 0.3 SDs")
-    monkeypatch.setattr("pyro_fed.runtime.ending.checks.of_density", lambda evidence: [said])
+    monkeypatch.setattr("pyro_fed.runtime.checks.of_density", lambda evidence: [said])
     idata, steps = tried(pf.FedLaplace(), pf.FedEP(), pf.FedAIS(), pf.FSGLD(), audit=True)
     assert [step["algorithm"] for step in steps] == ["FedLaplace", "FedEP"]
     assert said.text in idata.attrs["doubts"]
@@ -142,7 +142,7 @@ def test_what_no_algorithm_mends_ends_the_search(monkeypatch):
 def test_what_every_stage_notes_is_said_once(monkeypatch):
     """As that integrals over rows' latents are not exact enough, or that a model is too large for the audit."""
     unaudited = sentences.not_audited_by_size(parameters=5000, operations=1e12)
-    monkeypatch.setattr("pyro_fed.runtime.ending.checks.not_audited", lambda problem: [unaudited])
+    monkeypatch.setattr("pyro_fed.runtime.checks.not_audited", lambda problem: [unaudited])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         plan = Listed(tried=(Doubtful(wrong_by=9.0), Doubtful(wrong_by=3.0), pf.FedLaplace()))

@@ -18,11 +18,12 @@ from short_runs import quiet, values
 
 import pyro_fed as pf
 from pyro_fed.cli.termination import terminated_as_interrupted
-from pyro_fed.conventions import time_limit
-from pyro_fed.conventions.time_limit import TimeIsUp, ending_at, tick
-from pyro_fed.runtime import budget, fused
-from pyro_fed.runtime.ending import Finish
+from pyro_fed.conventions import resources as time_limit
+from pyro_fed.conventions.resources import TimeIsUp, ending_at, tick
+from pyro_fed.runtime import budget
+from pyro_fed.runtime import one_round as fused
 from pyro_fed.runtime.executors import ray
+from pyro_fed.runtime.finish import Finish
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import torch
 
 from pyro_fed.analysis.bench.cases.case import Case
 from pyro_fed.analysis.bench.clients import Clients, startable_clients
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import closest
 from pyro_fed.errors import DataError, PyroFedError, SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.recipes import recipe

@@ -18,7 +18,7 @@ from pyro_fed.analysis.bench.cell_process import Task, entry
 from pyro_fed.analysis.bench.processes import Died, run_in_processes
 from pyro_fed.analysis.bench.store import Store
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import closest
 from pyro_fed.errors import SettingError
 
 #: Seconds of CPU time that a cell may take.

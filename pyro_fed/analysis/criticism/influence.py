@@ -30,7 +30,7 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
-from pyro_fed.results.same_data import unlike_federation
+from pyro_fed.results.data_groups import unlike_federation
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 if TYPE_CHECKING:

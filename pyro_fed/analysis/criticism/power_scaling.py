@@ -16,7 +16,7 @@ from pyro_fed.analysis.criticism.influence import require_result
 from pyro_fed.analysis.criticism.loo import FEWEST_DRAWS
 from pyro_fed.analysis.judging.draws import entries_of
 from pyro_fed.conventions.calls import checked_but
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import closest
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.ops.arviz_versions import group_of, power_scaling
 

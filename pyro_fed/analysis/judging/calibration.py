@@ -19,7 +19,7 @@ import pandas as pd
 from torch import Tensor
 
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.client_names import OVERALL
+from pyro_fed.conventions.names import OVERALL
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData

@@ -32,9 +32,8 @@ from pyro_fed.conventions.calls import checked_but
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.importance import LARGEST_PARETO_K
-from pyro_fed.results.findings import recorded_findings
-from pyro_fed.results.inference_data import InferenceData, flag
-from pyro_fed.results.same_data import unlike_federation, unlike_result
+from pyro_fed.results.data_groups import unlike_federation, unlike_result
+from pyro_fed.results.inference_data import InferenceData, flag, recorded_findings
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: The spread is not compared with the Laplace approximation in more dimensions: the Hessian would cost too much.

@@ -11,7 +11,7 @@ from pyro_fed.errors import DivergenceError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import gaussian
-from pyro_fed.runtime.ending.final_state import final_state
+from pyro_fed.runtime.run import final_state
 
 
 @dataclass(frozen=True, kw_only=True)

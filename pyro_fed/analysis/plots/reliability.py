@@ -28,7 +28,7 @@ from pyro_fed.analysis.plots.style import (
     tidy,
 )
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.client_names import OVERALL
+from pyro_fed.conventions.names import OVERALL
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from pyro_fed.analysis.plots.style import legend_above, line_colors, new_axes, shortened, tidy
 from pyro_fed.codebook.survival import SurvivalTable
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.client_names import OVERALL
+from pyro_fed.conventions.names import OVERALL
 
 
 @checked

@@ -22,7 +22,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import closest
 from pyro_fed.errors import DataError, SettingError, listed, warn_user
 
 #: Words that the user may pass as `groups`, in place of labels.

@@ -17,8 +17,8 @@ from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.rows.leaves import UnknownLabelError
 from pyro_fed.errors import DataError, listed, shown
 from pyro_fed.federation.federation import Federation
+from pyro_fed.results.data_groups import columns_in, labels_in
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.to_arviz import columns_in, labels_in
 
 
 def given_arguments(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -21,8 +21,7 @@ from pyro_fed.errors import DataError, warn_user
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.to_arviz import make_inference_data, posterior_group, unconstrained_draws
-from pyro_fed.runtime.ending.collecting import joint_result
+from pyro_fed.results.to_arviz import joint_result, make_inference_data, posterior_group, unconstrained_draws
 
 #: A function from a random generator to two dictionaries by site: replications (S, ...) of a client's observations, and
 #: the observations themselves.

@@ -14,8 +14,7 @@ from pyro_fed.analysis.judging.compare import findings_of
 from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.codes.finding import texts
 from pyro_fed.ops.arviz_versions import summary
-from pyro_fed.results.findings import recorded_findings
-from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.results.inference_data import InferenceData, recorded_findings
 
 #: Attributes of a result that `of_run` gives as lists.
 LISTS = ("doubts", "warnings", "steps", "findings")

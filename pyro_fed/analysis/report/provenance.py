@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pyro_fed import infer
-from pyro_fed.conventions.settings_repr import all_settings
+from pyro_fed.conventions.nested_settings import all_settings
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.results.inference_data import InferenceData
 

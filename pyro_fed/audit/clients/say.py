@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.density.derivatives.scores import log_likelihoods
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, Batch, ClientData, in_chunks

@@ -17,7 +17,7 @@ from torch.fx.passes.shape_prop import TensorMetadata
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pyro_fed.conventions.time_limit import tick
+from pyro_fed.conventions.resources import tick
 
 aten = torch.ops.aten
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import closest
 from pyro_fed.errors import LISTED, listed, shown
 
 

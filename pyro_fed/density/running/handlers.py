@@ -16,7 +16,7 @@ from pyro.poutine.seed_messenger import SeedMessenger
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_fed.conventions.time_limit import tick
+from pyro_fed.conventions.resources import tick
 from pyro_fed.density.latents.discrete import Enumerate, first_value, is_discrete
 from pyro_fed.density.rows.batches import MaskPadding, Members
 from pyro_fed.density.running.log_probs import own_log_probs

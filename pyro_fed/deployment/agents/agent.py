@@ -22,8 +22,8 @@ from pyro_fed.algorithm.contract import Algorithm, Plan
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.analysis.predicting.row_sums import PREDICTED, named_questions
-from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.conventions.calls import cast_checked
+from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.process import compile_problem
@@ -67,14 +67,14 @@ from pyro_fed.federation.groups.naming import groups_alone
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy import Setup, resolve_for_run
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
+from pyro_fed.runtime.checkpoint import Checkpoint
+from pyro_fed.runtime.checks import CheckInputs
 from pyro_fed.runtime.context import Context
-from pyro_fed.runtime.ending import Finish, said_of
-from pyro_fed.runtime.ending.check_inputs import CheckInputs
+from pyro_fed.runtime.fingerprint import fingerprint
+from pyro_fed.runtime.finish import Finish, said_of
 from pyro_fed.runtime.network import Network, connect
 from pyro_fed.runtime.rounds import run_phases
-from pyro_fed.runtime.run import NUM_DRAWS
-from pyro_fed.runtime.run_checks import check_folders, check_numbers
+from pyro_fed.runtime.run import NUM_DRAWS, check_folders, check_numbers
 
 
 @dataclass(frozen=True, kw_only=True)

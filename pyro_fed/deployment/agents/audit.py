@@ -2,7 +2,7 @@
 
 These are two messages that are spread over the graph like statements: each agent's draws, then its answers at the draws
 of all. For the audit these are the log-likelihoods (A, S) of its rows; an agent's own importance weights follow from
-them, as a server's do (`runtime.ending.by_sums`). For leave-one-out and estimands they are sums over its rows.
+them, as a server's do (`runtime.checks`). For leave-one-out and estimands they are sums over its rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.analysis.predicting.one_round import OneRound
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.deployment.agents.neighbours import AUDIT, Links
 from pyro_fed.deployment.agents.outbox import At
 from pyro_fed.deployment.policy.shares import answer_share

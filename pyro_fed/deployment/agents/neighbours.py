@@ -38,7 +38,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, concatenate, packed, prefixed, select, unpacked, within
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.deployment.agents.farewell import DifferError
 from pyro_fed.deployment.agents.flows import Flows
@@ -51,9 +51,8 @@ from pyro_fed.deployment.policy.gate import Gate, Outgoing
 from pyro_fed.errors import ProtocolError, PyroFedError, QuorumError, listed
 from pyro_fed.graph import Consensus
 from pyro_fed.runtime.messages import Spec, encoded_size, spec_of, spec_of_one
-from pyro_fed.runtime.messages.header import Entry
-from pyro_fed.runtime.messages.neighbour_values import NeighbourValues
-from pyro_fed.runtime.network import Network, PhaseEnded, Traffic
+from pyro_fed.runtime.network import NeighbourValues, Network, PhaseEnded, Traffic
+from pyro_fed.runtime.safetensors_header import Entry
 
 #: Number of the first step that spreads figures; consensus steps have far smaller numbers.
 SPREAD = 10**6

@@ -25,8 +25,8 @@ from scipy.sparse import csgraph
 from pyro_fed.deployment.agents.names import check_names
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.graph import FixedGraph, from_networkx
-from pyro_fed.recipes.components import resolve_component
 from pyro_fed.recipes.recipe import read_toml
+from pyro_fed.recipes.values import resolve_component
 
 #: TCP's.
 LARGEST_PORT = 65535

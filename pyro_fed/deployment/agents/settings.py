@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyro_fed.conventions.nested_settings import SettingsRepr
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
-from pyro_fed.conventions.settings_repr import SettingsRepr
 
 
 @dataclass(frozen=True, kw_only=True)

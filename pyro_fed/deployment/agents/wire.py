@@ -39,7 +39,7 @@ from pyro_fed.deployment.agents.settings import LinkSettings
 from pyro_fed.deployment.agents.statements import Statements
 from pyro_fed.errors import ProtocolError, PyroFedError, SettingError, listed
 from pyro_fed.runtime.messages import Header, Message, Spec, answer, decode, encode, spec_of, token
-from pyro_fed.runtime.messages.header import Entry
+from pyro_fed.runtime.safetensors_header import Entry
 
 LOG = logging.getLogger(__name__)
 #: Name of the gRPC service.

@@ -16,7 +16,6 @@ from typing import Any
 
 from pyro_fed.algorithm.contract import Algorithm, Plan
 from pyro_fed.conventions.output import replaced_file
-from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.deployment.files.executor import AnswersPending, Files
 from pyro_fed.deployment.files.study import REVIEW, STOPPED, Study, make_study
 from pyro_fed.deployment.files.words import needs_words, needs_words_of
@@ -30,10 +29,8 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
-from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.saving import check_savable
-from pyro_fed.runtime.run import run
-from pyro_fed.runtime.run_checks import check_numbers
+from pyro_fed.results.inference_data import InferenceData, check_savable
+from pyro_fed.runtime.run import check_numbers, run
 
 #: The first exchange of a run: exchange 0 has the descriptions.
 FIRST_EXCHANGE = 1

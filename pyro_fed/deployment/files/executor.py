@@ -11,12 +11,12 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.deployment.files.letter import REQUEST, Letter, body_of
 from pyro_fed.deployment.files.study import Study
 from pyro_fed.deployment.remote.clients import RemoteClients
 from pyro_fed.errors import ProtocolError, SettingError
-from pyro_fed.runtime.executors.host import Request
+from pyro_fed.runtime.executors.remote import Request
 from pyro_fed.runtime.messages import Header, Message, answer
 
 #: Why a site has no part in an exchange.

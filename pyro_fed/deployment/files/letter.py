@@ -23,12 +23,12 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.names import check_client_id
 from pyro_fed.deployment.remote.order import MAX_BYTES
 from pyro_fed.deployment.signing_keys import public_key
 from pyro_fed.errors import ProtocolError
 from pyro_fed.runtime.messages import Message, encode
-from pyro_fed.runtime.messages.header import PREFIX
+from pyro_fed.runtime.safetensors_header import PREFIX
 
 #: The first line, with the version of the format; and the ending of the files' names.
 FIRST, ENDING = b"pyro_fed study file 1\n", ".study"

@@ -34,7 +34,7 @@ from typing import Any
 import pyro
 import torch
 
-from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.names import check_client_id
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.deployment.files.letter import (
     ANSWER,
@@ -52,7 +52,7 @@ from pyro_fed.deployment.files.writing import write_json, write_whole
 from pyro_fed.deployment.signing_keys import fingerprint_of, load_signing_key, public_text, write_signing_key
 from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
 from pyro_fed.recipes.library import find_model, find_recipe
-from pyro_fed.runtime.checkpoint.lock import Lock
+from pyro_fed.runtime.checkpoint import Lock
 
 #: Names of the files in a study's folder.
 STUDY, MODEL, RECIPE, KEY, PUBLIC = "study.json", "model.py", "recipe.toml", "coordinator.key", "coordinator.pub"

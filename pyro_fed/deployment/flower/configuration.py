@@ -19,12 +19,18 @@ from typing import Any
 
 from pyro_fed.algorithm.contract import Plan
 from pyro_fed.conventions.output import check_writable
-from pyro_fed.conventions.spelling import closest
 from pyro_fed.deployment.flower.secure import SecAgg
 from pyro_fed.errors import SettingError
-from pyro_fed.recipes.components import import_or_explain, public_callables, resolve_component
 from pyro_fed.recipes.recipe import Recipe
-from pyro_fed.recipes.values import NONE_WORD, Mismatch, convert, describe
+from pyro_fed.recipes.values import (
+    NONE_WORD,
+    Mismatch,
+    convert,
+    describe,
+    import_or_explain,
+    public_callables,
+    resolve_component,
+)
 from pyro_fed.runtime.run import run
 
 #: Texts that mean "not set", like None: Flower has no null, and an empty text is no value of any key.

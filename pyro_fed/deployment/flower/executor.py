@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State, write
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.deployment.flower.joining import Roll, description_in, question
 from pyro_fed.deployment.flower.post import ANEW, GONE, LOOK_EVERY, Post
 from pyro_fed.deployment.flower.secure import MIN_SUMMED_CLIENTS, SecAgg, SecureRound, Summed, check_secure, stand_ins
@@ -20,9 +20,9 @@ from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack
 from pyro_fed.deployment.remote.clients import RemoteClients
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
-from pyro_fed.runtime.executors.host import Request, WorkerPhase
+from pyro_fed.runtime.executors.local import expected_reply
+from pyro_fed.runtime.executors.remote import Request, WorkerPhase
 from pyro_fed.runtime.messages import Header, Mailbox
-from pyro_fed.runtime.messages.expected import expected_reply
 
 #: The most characters of a client's error that the record keeps.
 MAX_REASON = 300

@@ -17,7 +17,7 @@ from typing import Any
 
 from flwr.clientapp import ClientApp
 
-from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.names import check_client_id
 from pyro_fed.deployment.flower.client import client_app
 from pyro_fed.deployment.policy import approval
 from pyro_fed.deployment.policy.gate import site_folder

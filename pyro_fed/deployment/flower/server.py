@@ -23,10 +23,9 @@ from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
-from pyro_fed.results.saving import check_savable
+from pyro_fed.results.inference_data import check_savable
 from pyro_fed.runtime.checkpoint import Checkpoint, latest
-from pyro_fed.runtime.run import run
-from pyro_fed.runtime.run_checks import check_folders, check_numbers, check_seconds
+from pyro_fed.runtime.run import check_folders, check_numbers, check_seconds, run
 
 #: The log that Flower shows the operator, and streams to the user who has started the run.
 LOG = logging.getLogger("flwr")

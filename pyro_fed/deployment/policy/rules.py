@@ -12,9 +12,9 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyro_fed.conventions.names import closest
+from pyro_fed.conventions.nested_settings import SettingsRepr, changed_settings
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
-from pyro_fed.conventions.settings_repr import SettingsRepr, changed_settings
-from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes.recipe import check_settings
 

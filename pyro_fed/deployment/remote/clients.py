@@ -13,18 +13,16 @@ from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.states import State, prefixed, select, within
-from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.conventions.calls import cast_checked
+from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.remote.order import STATES, WORK, Order
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
-from pyro_fed.runtime.executors.host import Request
-from pyro_fed.runtime.executors.local import NewStates, keep
-from pyro_fed.runtime.executors.remote import Remote
+from pyro_fed.runtime.executors.local import NewStates, expected_reply, keep
+from pyro_fed.runtime.executors.remote import Remote, Request
 from pyro_fed.runtime.messages import Header, Spec, decode, spec_of
-from pyro_fed.runtime.messages.expected import expected_reply
-from pyro_fed.runtime.messages.header import Entry
+from pyro_fed.runtime.safetensors_header import Entry
 
 
 class RemoteClients(Remote):

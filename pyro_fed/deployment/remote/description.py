@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.names import check_client_id
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.fingerprint import label_digests
 from pyro_fed.density.rows.containers import Table

@@ -21,7 +21,7 @@ from pyro_fed.deployment.remote.refusal import Refusal
 from pyro_fed.errors import listed
 from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 from pyro_fed.runtime.messages import Header
-from pyro_fed.runtime.messages.header import Entry
+from pyro_fed.runtime.safetensors_header import Entry
 
 #: The jobs of every algorithm; any other job is an indicator that a schedule asks for, or `LOG_LIK`.
 WORK, STATES = "work", "states"

@@ -18,7 +18,7 @@ from pyro_fed.analysis.criticism.pointwise import Pointwise, chosen_site, observ
 from pyro_fed.analysis.judging.calibration import OF_DEPLOYMENT
 from pyro_fed.analysis.predicting.estimand import estimand_by_rounds
 from pyro_fed.analysis.predicting.row_sums import ESTIMANDS, named_questions
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import closest
 from pyro_fed.deployment.claimed_federation import ClaimedFederation
 from pyro_fed.errors import PyroFedError, SettingError
 from pyro_fed.federation.federation import Federation

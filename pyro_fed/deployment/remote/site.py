@@ -23,7 +23,7 @@ from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
 from pyro_fed.analysis.predicting.one_round import OneRound
 from pyro_fed.analysis.predicting.row_sums import RowSums, named_questions
-from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
@@ -42,8 +42,8 @@ from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS, Reply, Work
-from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
 from pyro_fed.runtime.executors.local import NewStates, Sequential
+from pyro_fed.runtime.executors.remote import Host, Request, Verdict, WorkerPhase
 from pyro_fed.runtime.messages import Header, Message, answer, decode, decode_header
 
 #: Stands for a server's, whose numbers no client knows: the form that it asks of an algorithm is the same for all.

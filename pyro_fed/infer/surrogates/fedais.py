@@ -44,7 +44,7 @@ from pyro_fed.algorithm.message_limits import IMPOSSIBLE
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import cures
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem

@@ -2,9 +2,8 @@
 
 from pyro_fed.conventions.doors import public_dir
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
-from pyro_fed.runtime.executors.executor_names import resolve
 from pyro_fed.runtime.executors.faulty import Faulty
-from pyro_fed.runtime.executors.local import Sequential, Vectorised
+from pyro_fed.runtime.executors.local import Sequential, Vectorised, resolve
 from pyro_fed.runtime.executors.ray import Ray
 
 __all__ = ["Executor", "Faulty", "Ray", "Reply", "Sequential", "Vectorised", "Work", "resolve"]

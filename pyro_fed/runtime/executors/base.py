@@ -91,11 +91,7 @@ class Reply:
 
 
 def in_full_precision(method: F) -> F:
-    """Decorator for methods of an executor that compute on its device.
-
-    On CUDA, torch's convolutions of float32 numbers by default keep ten bits of each, and add in an order that changes
-    from call to call. Within the method they are exact and deterministic; afterwards the user's settings hold again.
-    """
+    """Decorator for methods of an executor that compute on its device: exact and deterministic convolutions."""
 
     @functools.wraps(method)
     def call(self: Executor, *args: Any) -> Any:
@@ -137,7 +133,8 @@ class Executor(ABC, metaclass=Checked):
         self.working = problem if self.device == CPU else problem.placed()
         self.working_data = data.on(self.device)
         self.local: State = {}  # the states of the phase before are freed first
-        self.local = {name: contiguous_copy(value) for name, value in local.items()}  # changed in place
+        contiguous_format = torch.contiguous_format  # of copies, which are changed in place
+        self.local = {name: value.clone(memory_format=contiguous_format) for name, value in local.items()}
         self.row_counts = data.num_rows.tolist()
         self.place = {client: i for i, client in enumerate(range(len(self.row_counts)) if clients is None else clients)}
         self.prepare()
@@ -178,14 +175,7 @@ class Executor(ABC, metaclass=Checked):
         return self.local
 
     def travelled(self, clients: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Bytes that clients received and sent in the last round, where they differ from those of plain messages.
-
-        Args:
-            clients: the clients' numbers (C,).
-
-        Returns:
-            Bytes received (C,) and sent (C,); None where they are those of plain messages.
-        """
+        """Bytes that clients received (C,) and sent (C,) in the last round; None for those of plain messages."""
         return None
 
     @in_full_precision
@@ -240,49 +230,26 @@ class Executor(ABC, metaclass=Checked):
 
     @in_full_precision
     def step(self, shared: State, local: State, data: ClientData, noise: Any) -> tuple[State, State, State]:
-        """The local steps of some clients, on their device: messages, states and figures, (C, ...).
-
-        Noise is drawn on the CPU and moved, so that a run draws the same numbers whatever the device.
-
-        Args:
-            shared: what the clients receive (C, ...).
-            local: the clients' states (C, ...).
-            data: the clients' rows, from `rows_of`.
-            noise: the clients' randomness, from `noise`.
-        """
+        """The local steps of some clients, on their device: messages, states and figures, (C, ...)."""
+        # Noise is drawn on the CPU and moved, so that a run draws the same numbers whatever the device.
         shared, local, noise = (self.on_device(tree) for tree in (shared, local, noise))
         out = self.algorithm.local_step(self.working, shared, local, data, noise)
         messages, new, info = (self.here(state) for state in out)
         return messages, new, info
 
     def noise(self, work: Work) -> Any:
-        """The clients' randomness, stacked on axis 1 (steps, C, ...). Clients with fewer steps are padded with zeros.
-
-        Args:
-            work: the round's work.
-        """
-        return self.drawn(
-            work.clients, seeding.torch_generators(work.seed, seeding.client_keys(work.round, work.clients))
-        )
+        """The clients' randomness, stacked on axis 1 (steps, C, ...), padded with zeros for fewer steps."""
+        keys = seeding.client_keys(work.round, work.clients)
+        return self.drawn(work.clients, seeding.torch_generators(work.seed, keys))
 
     def drawn(self, clients: Sequence[int], generators: Iterator[torch.Generator]) -> Any:
-        """The randomness of clients, each drawn by its own generator, stacked as by `noise`.
-
-        Args:
-            clients: the clients' numbers, of one round or of several.
-            generators: one for each client.
-        """
+        """The randomness of clients, of one round or of several, each drawn by its own generator."""
         found = []
         for client, generator in zip(clients, generators, strict=True):
             found.append(self.algorithm.draw_noise(self.problem, self.row_counts[self.place[client]], generator))
             if len(found) == 1 and not pytree.tree_leaves(found[0]):
                 return found[0]  # this algorithm's steps have no randomness
         return _stacked_trees(found)
-
-
-def contiguous_copy(value: Tensor) -> Tensor:
-    """Copy a tensor into one memory layout."""
-    return value.clone(memory_format=torch.contiguous_format)
 
 
 def device_of(algorithm: Algorithm, problem: Problem) -> torch.device:

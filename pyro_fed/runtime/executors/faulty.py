@@ -16,7 +16,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
-from pyro_fed.runtime.executors.executor_names import resolve
+from pyro_fed.runtime.executors.local import resolve
 
 #: Faults without a reply, with the reason that the record gives.
 SILENT = {"raises": "raised an exception", "hangs": "did not reply in time", "dies": "is gone"}
@@ -87,38 +87,30 @@ class Faulty(Executor):
         local: State,
         clients: Sequence[int] | None = None,
     ) -> None:
-        """Start the inner executor, which holds the states."""
         self.algorithm, self._first = algorithm, {}
         self.inner.start(algorithm, problem, data, local, clients)
 
     def settle(self, taken: Tensor, told: State) -> None:
-        """The inner executor keeps its clients' states."""
         self.inner.settle(taken, told)
 
     @property
     def sums_alone(self) -> bool:
-        """The inner executor's value."""
         return self.inner.sums_alone
 
     @property
     def states_are_here(self) -> bool:
-        """The inner executor's value."""
         return self.inner.states_are_here
 
     def travelled(self, clients: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
-        """The inner executor's traffic."""
         return self.inner.travelled(clients)
 
     def collect(self) -> State:
-        """All clients' states, (K, ...), as the inner executor keeps them."""
         return self.inner.collect()
 
     def close(self) -> None:
-        """Close the inner one."""
         self.inner.close()
 
     def ask(self, kind: str, work: Work) -> State:
-        """The inner executor's answer: questions of a schedule never fail."""
         return self.inner.ask(kind, work)
 
     def execute(self, work: Work) -> Reply:
@@ -135,10 +127,10 @@ class Faulty(Executor):
         messages = reply.messages
         for i, slot in enumerate([slot for slot in slots.tolist() if slot not in genuine]):
             if faults[slot] in WRONG:
-                messages = self._spoilt(messages, i, faults[slot], work.round, work.clients[slot])
+                messages = self._corrupted_messages(messages, i, faults[slot], work.round, work.clients[slot])
         return replace(reply, messages=messages, failures=silent | genuine)
 
-    def _spoilt(self, messages: State, i: int, kind: str, round: int, client: int) -> State:
+    def _corrupted_messages(self, messages: State, i: int, kind: str, round: int, client: int) -> State:
         """The messages with one client's corrupted."""
         if kind == "stale":
             first = self._first.setdefault(client, {name: value[i].clone() for name, value in messages.items()})
@@ -162,9 +154,9 @@ class Faulty(Executor):
 
 def _replace(value: Tensor, i: int, one: Tensor) -> Tensor:
     """A message's tensor with another client's part."""
-    spoilt = value.clone()
-    spoilt[i] = one
-    return spoilt
+    corrupted = value.clone()
+    corrupted[i] = one
+    return corrupted
 
 
 def _noise(value: Tensor, i: int, generator: torch.Generator) -> Tensor:

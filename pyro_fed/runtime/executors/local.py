@@ -1,10 +1,11 @@
-"""Executors within this process."""
+"""Executors within this process, and the forms of messages, which a step on one row tells."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,10 +15,24 @@ from pyro_fed.algorithm.capabilities import Chains, LocalRounds, SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.states import State, contiguous, select, write
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.conventions.time_limit import tick
+from pyro_fed.conventions.calls import cast_checked, checked
+from pyro_fed.conventions.resources import tick
+from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.size import clients_at_once
+from pyro_fed.errors import SettingError
+from pyro_fed.policy.results import uncompiled_level
 from pyro_fed.runtime.executors.base import Executor, Reply, Work, in_full_precision
+from pyro_fed.runtime.messages import Spec, spec_of, spec_of_one
+
+#: The most numbers in the messages, states and rows of rounds that are done at once.
+NUMBERS_AT_ONCE = 10_000_000
+#: Gives what a round's clients receive: from what the clients of the round before received and sent, and the round's
+#: clients' numbers.
+Onward = Callable[[State, State, Tensor], State]
+#: Messages, new states and figures of C clients, as `Algorithm.local_step` returns them.
+Step = tuple[State, State, State]
 
 
 class NewStates(NamedTuple):
@@ -28,27 +43,8 @@ class NewStates(NamedTuple):
     states: State
 
 
-class FusedCall(NamedTuple):
-    """R rounds that were done at once, and the requested entries of their noise (steps, R C, ...)."""
-
-    made: LocalRounds
-    drawn: State
-
-
-#: Rounds are not done in one call if the clients' states and rows are more numbers than this.
-MOST_TOGETHER = 10_000_000
-#: Gives what a round's clients receive: from what the clients of the round before received and sent, and the round's
-#: clients' numbers.
-Onward = Callable[[State, State, Tensor], State]
-#: Messages, new states and figures of C clients, as `Algorithm.local_step` returns them.
-Step = tuple[State, State, State]
-
-
 def keep(algorithm: Algorithm, local: State, new: Sequence[NewStates], taken: Tensor, told: State) -> None:
-    """Write the new states of the clients in slots `taken` (A,), whose messages were used, into `local` (K, ...).
-
-    `told` (A, ...) is what the server tells these clients.
-    """
+    """Write new states of clients whose messages were used (slots `taken`) into `local`; `told` is the feedback."""
     for made in new:
         kept = torch.isin(made.slots, taken)
         if bool(kept.any()):
@@ -59,11 +55,7 @@ def keep(algorithm: Algorithm, local: State, new: Sequence[NewStates], taken: Te
 
 
 class Local(Executor):
-    """Clients whose rows and states are in this process.
-
-    Attributes:
-        waiting: the round whose states wait for `settle`, -1 for none.
-    """
+    """Clients whose rows and states are in this process."""
 
     def prepare(self) -> None:
         """Discard new states that the phase before has left unsettled."""
@@ -81,6 +73,20 @@ class Local(Executor):
     @abstractmethod
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
         """The local steps of the clients at positions (C,)."""
+
+    def call(self, shared: State, at: Tensor, noise: Noise) -> Step:
+        """The local steps of some clients, at positions (C,), in one call."""
+        return self.step(contiguous(shared), select(self.local, at), self.rows_of(at), noise)
+
+    def in_parts(self, work: Work, at: Tensor, noise: Noise, size: int) -> Step:
+        """The local steps of all clients, so many in a call."""
+
+        def part(which: slice) -> Step:
+            tick()
+            return self.call(select(work.shared, which), at[which], pytree.tree_map(lambda x: x[:, which], noise))
+
+        parts = (slice(first, first + size) for first in range(0, len(at), size))
+        return join_steps((part(which) for which in parts), self.local, at)
 
     def settle(self, taken: Tensor, told: State) -> None:
         """Keep the new states, updated by the algorithm with the server's answer; see `keep`."""
@@ -105,7 +111,7 @@ class Vectorised(Local):
         self.width = 0
         self.room = clients_at_once(self.problem, self.data.row_index.shape[1])
 
-    def rounds(self, first: Work, clients: Tensor, onward: Onward, replays: Set[str]) -> FusedCall:
+    def rounds(self, first: Work, clients: Tensor, onward: Onward, replays: Set[str]) -> tuple[LocalRounds, State]:
         """Do several rounds, one after the other; the server looks at the replies after the last.
 
         The clients' new states count at once; `undo` takes them back.
@@ -123,7 +129,7 @@ class Vectorised(Local):
         noise = self._drawn_ahead(clients, at, seeding.torch_generators(first.seed, keys))
         drawn: State = {name: noise[name] for name in replays}
         if found := self._together(first, clients, at, noise):
-            return FusedCall(found, drawn)
+            return found, drawn
         each = _split_rounds(noise, len(clients))
         steps, received, work = list[Step](), list[State](), first
         for number, (chosen, own) in enumerate(zip(listed, each, strict=True)):
@@ -138,7 +144,7 @@ class Vectorised(Local):
                 slots = torch.arange(len(chosen))
                 keep(self.algorithm, self.local, [NewStates(slots, at, new)], slots, {})
         messages, figures = ([step[i] for step in steps] for i in (0, 2))
-        return FusedCall(LocalRounds(*(_stack_states(states) for states in (received, messages, figures))), drawn)
+        return LocalRounds(*(_stack_states(states) for states in (received, messages, figures))), drawn
 
     def _drawn_ahead(self, clients: Tensor, at: Tensor, generators: Iterator[torch.Generator]) -> Noise:
         """The noise of several rounds, by the algorithm's own way to draw many at once if it has one."""
@@ -150,10 +156,7 @@ class Vectorised(Local):
 
     @in_full_precision
     def _together(self, first: Work, clients: Tensor, at: Tensor, noise: Noise) -> LocalRounds | None:
-        """The rounds in one call of the algorithm's `local_rounds`; None if that is not possible.
-
-        A client that works in several rounds has its rows and its state in the call once.
-        """
+        """The rounds in one call of the algorithm's `local_rounds`; None if that is not possible."""
         algorithm = cast_checked(self.algorithm, Chains)
         if not issubclass(owner(algorithm, "local_rounds"), owner(algorithm, "local_step")):
             return None
@@ -163,7 +166,7 @@ class Vectorised(Local):
         widths = [value[0].numel() for value in (*self.local.values(), *pytree.tree_leaves(data.rows)) if len(value)]
         numbers = len(asked) * sum(widths[: len(self.local)])
         numbers += data.row_index.numel() * sum(widths[len(self.local) :])
-        if self.width != count or self.room < count or numbers > MOST_TOGETHER:
+        if self.width != count or self.room < count or numbers > NUMBERS_AT_ONCE:
             return None
         local = select(self.local, asked)
         given = (contiguous(first.shared), local, noise, clients, place.reshape(-1, count))
@@ -180,19 +183,14 @@ class Vectorised(Local):
         size = min(len(at), self.room)
         self.width = max(self.width, size)
         if size == len(at):
-            return self._filled(work.shared, at, noise)
-        parts = (slice(first, first + size) for first in range(0, len(at), size))
-        return join_steps((self._some(work, at, noise, part) for part in parts), self.local, at)
+            return self.call(work.shared, at, noise)
+        return self.in_parts(work, at, noise, size)
 
-    def _some(self, work: Work, at: Tensor, noise: Noise, which: slice) -> Step:
-        tick()
-        return self._filled(select(work.shared, which), at[which], pytree.tree_map(lambda x: x[:, which], noise))
-
-    def _filled(self, shared: State, at: Tensor, noise: Noise) -> Step:
+    def call(self, shared: State, at: Tensor, noise: Noise) -> Step:
         """One call for some clients, filled up with copies to the width of the widest call so far."""
         count = len(at)
         if count == self.width:
-            return self.step(contiguous(shared), select(self.local, at), self.rows_of(at), noise)
+            return super().call(shared, at, noise)
         fill = torch.arange(self.width) % count
         noise = pytree.tree_map(lambda x: x[:, fill], noise)
         local = select(self.local, at[fill])
@@ -210,13 +208,7 @@ class Sequential(Local):
 
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
         """The local steps of one client after the other, with batches of its own size."""
-        return join_steps((self._client_step(work, at, noise, slice(i, i + 1)) for i in range(len(at))), self.local, at)
-
-    def _client_step(self, work: Work, at: Tensor, noise: Noise, which: slice) -> Step:
-        tick()
-        of_one = pytree.tree_map(lambda x: x[:, which], noise)
-        local, rows = select(self.local, at[which]), self.rows_of(at[which])
-        return self.step(contiguous(select(work.shared, which)), local, rows, of_one)
+        return self.in_parts(work, at, noise, 1)
 
 
 def owner(algorithm: object, method: str) -> type:
@@ -236,25 +228,78 @@ def _split_rounds(noise: Noise, rounds: int) -> list[Noise]:
 
 
 def join_steps(steps: Iterator[Step], kept: State, at: Tensor) -> Step:
-    """The steps of several groups of clients, in the order of the clients, as one step.
-
-    Each group's tensors are written to their place when they arrive, and freed, so that nothing is in memory twice. A
-    client without a new state keeps its old one from `kept` (K, ...), at positions `at` (C,).
-    """
+    """The steps of several groups of clients as one; clients without a new state keep theirs of `kept`, at `at`."""
     whole: Step = {}, {}, {}
     done = 0
     for step in steps:
         for states, part in zip(whole, step, strict=True):
             for name, value in part.items():
                 if name not in states:
-                    states[name] = _room(value, kept.get(name) if states is whole[1] else None, at)
+                    states[name] = _empty_like_parts(value, kept.get(name) if states is whole[1] else None, at)
                 states[name][done : done + len(value)] = value
         done += len(next(iter(step[0].values())))
     return whole
 
 
-def _room(value: Tensor, before: Tensor | None, at: Tensor) -> Tensor:
+def _empty_like_parts(value: Tensor, before: Tensor | None, at: Tensor) -> Tensor:
     """A tensor for all C clients like the one of a group, filled with their earlier states if these are known."""
     if before is None or before.shape[1:] != value.shape[1:]:
         return value.new_empty(len(at), *value.shape[1:])
     return before[at].to(value)
+
+
+class Expected:
+    """The shapes and dtypes of a phase's messages, from a step on one row, taken once, at the first question."""
+
+    def __init__(self, algorithm: Algorithm, problem: Problem, data: ClientData, local: State) -> None:
+        self._given = algorithm, problem, data, _first_client(local)
+        self._messages: Spec | None = None
+
+    def messages(self, work: Work) -> Spec:
+        """Shapes and dtypes of one client's message, by name."""
+        if self._messages is None:
+            self._messages, *_ = expected_reply(*self._given, work)
+        return self._messages
+
+
+def expected_reply(
+    algorithm: Algorithm, problem: Problem, data: ClientData, local: State, work: Work
+) -> tuple[Spec, Spec, Spec]:
+    """Shapes and dtypes of one client's message, figures and new state, from a step on one row of the server's own."""
+    if (like := algorithm.reply_like(work.shared)) is not None:
+        return spec_of(like), {}, {}
+    row = ClientData(data.rows, data.row_index[:1, :1], torch.ones_like(data.num_rows[:1]))
+    eager = replace(problem, compiler=Compiler(uncompiled_level(problem.traits)))
+    executor = Sequential()
+    executor.start(algorithm, eager, row, _first_client(local))
+    reply = executor.execute(Work(work.round, work.seed, [0], _first_client(work.shared)))
+    return spec_of_one(reply.messages), spec_of_one(reply.info), spec_of_one(executor.new[-1].states)
+
+
+def _first_client(state: State) -> State:
+    return {name: value[:1].clone() for name, value in state.items()}
+
+
+#: Executors that `run` takes by name.
+NAMED = {"vectorised": Vectorised, "vectorized": Vectorised, "sequential": Sequential}
+
+
+@checked
+def resolve(executor: Any) -> Executor:
+    """Return an executor, given itself or its name.
+
+    Args:
+        executor: "vectorised", "sequential", or an Executor.
+
+    Raises:
+        SettingError: an unknown name.
+
+    Example:
+        >>> isinstance(pf.executors.resolve("sequential"), pf.executors.Sequential)
+        True
+    """
+    if isinstance(executor, Executor):
+        return executor
+    if not isinstance(executor, str) or executor not in NAMED:
+        raise SettingError(f"executor must be one of {sorted(NAMED)} or an Executor, received {executor!r}")
+    return NAMED[executor]()

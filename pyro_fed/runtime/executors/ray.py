@@ -19,14 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from pyro_fed.conventions.resources import now, tick
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
-from pyro_fed.conventions.time_limit import now, tick
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError, StoppedError
-from pyro_fed.runtime.executors.host import Host, Request, Share, share_of
 from pyro_fed.runtime.executors.local import Sequential, Vectorised
-from pyro_fed.runtime.executors.remote import Remote
+from pyro_fed.runtime.executors.remote import Host, Remote, Request, Share, share_of
 
 #: How often a phase restarts dead workers at most: a worker that its work kills would die again and again.
 MAX_RESTARTS = 3
@@ -117,7 +116,9 @@ class Ray(Remote):
         calls = {worker: self._actors[worker].answer.remote(request) for worker, request in requests.items()}
         done = _wait_for_calls(list(calls.values()), self.timeout)
         return {
-            worker: self._outcome(worker, call) if call in done else self._late(worker)
+            worker: self._outcome(worker, call)
+            if call in done
+            else f"no answer from worker {worker} within {self.timeout} s"
             for worker, call in calls.items()
         }
 
@@ -148,9 +149,6 @@ class Ray(Remote):
         problem, data = self._loaded or (self.problem, self.data)
         self._dead -= set(workers)
         self._load(problem, data, workers)
-
-    def _late(self, worker: int) -> str:
-        return f"no answer from worker {worker} within {self.timeout} s"
 
     def close(self) -> None:
         """End the actors, and Ray itself if this executor started it."""
@@ -196,11 +194,7 @@ class Ray(Remote):
 
 
 def _wait_for_calls(calls: list[Any], timeout: float | None) -> list[Any]:
-    """Wait for calls until all have ended or `timeout` seconds are over, and return those that have ended.
-
-    Raises:
-        TimeIsUp: the run's own limit of time is over.
-    """
+    """The calls that have ended within `timeout` seconds; TimeIsUp if the run's own limit of time is over."""
     end = math.inf if timeout is None else now() + timeout
     while True:
         done, missing = _ray().wait(calls, num_returns=len(calls), timeout=min(CLOCK_INTERVAL, max(0.0, end - now())))

@@ -11,7 +11,7 @@ from late import late
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.analysis.criticism.pointwise import Pointwise
-from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes import library
 from pyro_fed.runtime.executors.base import MOST_DRAWS
@@ -190,7 +190,7 @@ def test_a_client_says_its_log_likelihood_at_no_more_draws_than_are_promised(flo
     model, recipes = flower.write_case(tmp_path, {"FedEP": ""})
     grid = flower.LocalGrid(flower.make_client(model, recipes.values()))
     config = {"num-clients": 3, "timeout": 0.05, "compile": "off", "num-draws": MOST_DRAWS + 1}
-    for place in ("pyro_fed.runtime.ending.by_sums", "pyro_fed.deployment.remote.questions"):
+    for place in ("pyro_fed.runtime.checks", "pyro_fed.deployment.remote.questions"):
         monkeypatch.setattr(f"{place}.MOST_DRAWS", MOST_DRAWS + 1)
     with pytest.warns(UserWarning, match=f"no more than {MOST_DRAWS} draws in a message, received {MOST_DRAWS + 1}"):
         found = flower.serve(grid, model, recipes["FedEP"], flower.read_configuration(config))

@@ -20,8 +20,8 @@ import pyro_fed as pf
 from pyro_fed.cli.main import main
 from pyro_fed.errors import DataError, ModelError, ProtocolError, QuorumError, SettingError
 from pyro_fed.recipes.library import load_model
-from pyro_fed.runtime.checkpoint import fingerprint
 from pyro_fed.runtime.executors import Faulty
+from pyro_fed.runtime.fingerprint import fingerprint
 
 pytestmark = [
     pytest.mark.flower,

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.errors import QuorumError
 from pyro_fed.recipes import recipe as recipes_of
 

@@ -194,7 +194,7 @@ def test_settings_are_checked(flower, value, words):
 
 def test_stand_ins_have_both_sums():
     from pyro_fed.deployment.flower.secure import SecAgg, flat, stand_ins
-    from pyro_fed.runtime.messages.header import Entry
+    from pyro_fed.runtime.safetensors_header import Entry
 
     generator = torch.Generator().manual_seed(0)
     rows = torch.tensor([3, 5, 7])

@@ -13,10 +13,10 @@ from gaussian_case import analytic_surrogates, exact, federation, shards
 import pyro_fed as pf
 from pyro_fed.algorithm.schedule import Categorical, Explicit, RoundRobin
 from pyro_fed.audit.precision import precision
-from pyro_fed.runtime import fused
+from pyro_fed.runtime import one_round as fused
 from pyro_fed.runtime import rounds as loop
 from pyro_fed.runtime.messages import encoded_size
-from pyro_fed.runtime.messages.header import Entry
+from pyro_fed.runtime.safetensors_header import Entry
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "trace", "audit": False}
 pytestmark = pytest.mark.filterwarnings("ignore:only", "ignore:the .* chains disagree")
@@ -67,7 +67,7 @@ def test_several_rounds_at_once_are_the_rounds_one_by_one(algorithm, fed, x, mon
 
     monkeypatch.setattr(loop, "run_fused_rounds", noted)
     at_once = pf.run(sampler, fed, num_rounds=12, seed=2, **QUIET)
-    assert sum(len(part.rounds) for part in several) > 6
+    assert sum(len(part) for part in several) > 6
     monkeypatch.setattr(fused, "MOST_ROUNDS", 1)
     one_by_one = pf.run(sampler, fed, num_rounds=12, seed=2, **QUIET)
     for group in ("posterior", "sample_stats", "federation"):

@@ -12,7 +12,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.algorithm.record import Record
-from pyro_fed.runtime.ending.checks import evidence
+from pyro_fed.runtime.checks import evidence
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "off", "seed": 0}
 

@@ -16,8 +16,8 @@ from families import FAMILIES, assert_same, run, sequential
 import pyro_fed as pf
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.errors import QuorumError, SettingError, StoppedError
-from pyro_fed.runtime.executors.host import share_of
 from pyro_fed.runtime.executors.ray import pickle_model
+from pyro_fed.runtime.executors.remote import share_of
 
 pytestmark = [
     pytest.mark.ray,

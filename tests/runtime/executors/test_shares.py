@@ -7,7 +7,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.runtime.executors.host import share_of
+from pyro_fed.runtime.executors.remote import share_of
 
 #: Groups whose number is an argument of the model, and rows in groups; a plate over rows; latents in rows.
 MODELS = ("hierarchical_logistic", "varying_slopes", "eight_schools", "item_response", "missing_covariate")

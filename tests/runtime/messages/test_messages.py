@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import save
 
 import pyro_fed as pf
-from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.names import check_client_id
 from pyro_fed.runtime.messages import (
+    KINDS,
     Header,
     Mailbox,
     Message,
@@ -21,8 +22,7 @@ from pyro_fed.runtime.messages import (
     spec_of,
     token,
 )
-from pyro_fed.runtime.messages.codec import KINDS
-from pyro_fed.runtime.messages.header import DTYPES, MAX_DIMS
+from pyro_fed.runtime.safetensors_header import DTYPES, MAX_DIMS
 
 HEADER = Header("reply", "0123456789abcdef", 7, "north-3", "fedcba9876543210")
 STATE = {

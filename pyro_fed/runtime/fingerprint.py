@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.fingerprint import (
     density_values,
@@ -70,8 +70,9 @@ def fingerprint(
 def model_marks(federation: Federation) -> dict[str, str]:
     """The marks of a federation's model, name → text."""
     problem = federation.problem
+    sites = {name: site.shape for name, site in problem.sites.items()}
     return {
-        "model": describe_model(federation),
+        "model": f"{getattr(problem.model, '__qualname__', type(problem.model).__name__)} with sites {sites}",
         "quadrature": repr(problem.quadrature),
         SHARED: json.dumps(shared_arguments(problem)),
         DENSITY: density_values(problem, federation.client_rows, federation.client_names),
@@ -79,19 +80,8 @@ def model_marks(federation: Federation) -> dict[str, str]:
     }
 
 
-def describe_model(federation: Federation) -> str:
-    """The model's name and its sites."""
-    problem = federation.problem
-    sites = {name: site.shape for name, site in problem.sites.items()}
-    return f"{getattr(problem.model, '__qualname__', type(problem.model).__name__)} with sites {sites}"
-
-
 def require_run(folder: Path, found: dict[str, str], mine: dict[str, str], any_rounds: bool = True) -> None:
-    """Require that a saved state is of the same run; `any_rounds` allows other numbers of rounds.
-
-    Raises:
-        CheckpointError: names all that differs, the model first, with both values.
-    """
+    """Require that a saved state is of the same run; the error names all that differs, the model first."""
     other_rows = any(found.get(name) != mine[name] for name in ("data", "clients"))
     model = ["model", DENSITY] if other_rows else ["model", "quadrature", SHARED, DENSITY, PROGRAM]
     # Only the first difference of the models is named: the others, such as other log-likelihoods, follow from it.
@@ -110,11 +100,7 @@ def require_run(folder: Path, found: dict[str, str], mine: dict[str, str], any_r
 
 
 def require_model(folder: Path, found: dict[str, str], algorithm: Algorithm, federation: Federation) -> None:
-    """Require that a saved state is of the same algorithm and model; its clients may be others.
-
-    Raises:
-        CheckpointError: names what differs, with both values.
-    """
+    """Require that a saved state is of the same algorithm and model; its clients may be others."""
     mine = {"algorithm": settings_line(algorithm), **model_marks(federation)}
     names = ["algorithm", "model", "quadrature"]
     if not has_common_rows(found.get(DENSITY, '{"clients": {}}'), mine[DENSITY]):

@@ -1,11 +1,18 @@
-"""The names that clients may have, in tables, figures and messages; and how many clients there may be."""
+"""The names that clients may have, the form of other names, and suggestions for misspelt ones."""
 
 from __future__ import annotations
 
+import difflib
 import re
 import unicodedata
+from collections.abc import Iterable
 
 from pyro_fed.errors import ProtocolError, shown
+
+#: How alike a name must be to one that exists, and how many of these are told.
+MIN_SIMILARITY, MAX_SUGGESTIONS = 0.7, 3
+#: Letters from which on a part of a name may stand for it: fewer are in too many.
+MIN_PART_LETTERS = 4
 
 #: All clients together, in tables and figures beside the clients.
 OVERALL = "overall"
@@ -13,17 +20,33 @@ OVERALL = "overall"
 MAX_CLIENT_ID = 64
 #: Clients of the command line, where neither the user nor the partition says how many.
 DEFAULT_CLIENTS = 10
-
 _PATH = {"/", "\\"}
 _CLIENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?")
 
 
-def check_shown_name(name: str) -> None:
-    """Refuse a name that cannot be in a table; simulated clients may have letters of any alphabet.
+def snake_case(name: str) -> str:
+    """``RoundRobin`` as ``round_robin``, ``IID`` as ``iid``; a name in snake case is unchanged."""
+    pieces = []
+    for i, letter in enumerate(name):
+        after_lower = i > 0 and (name[i - 1].islower() or name[i - 1].isdigit())
+        before_lower = i > 0 and name[i - 1].isupper() and i + 1 < len(name) and name[i + 1].islower()
+        pieces.append(("_" if letter.isupper() and (after_lower or before_lower) else "") + letter.lower())
+    return "".join(pieces)
 
-    Raises:
-        ProtocolError: an empty or too long name, unprintable characters, or a path.
-    """
+
+def closest(name: str, valid: Iterable[str]) -> str:
+    """A clause for an error message: the names that were likely meant, or else all valid ones."""
+    valid = list(valid)
+    near = difflib.get_close_matches(name, valid, n=MAX_SUGGESTIONS, cutoff=MIN_SIMILARITY)
+    if not near and len(name) >= MIN_PART_LETTERS:
+        near = [one for one in valid if name.lower() in one.lower()][:MAX_SUGGESTIONS]
+    if near:
+        return f"did you mean {' or '.join(repr(n) for n in near)}?"
+    return f"valid names: {', '.join(sorted(valid)) or '(none)'}"
+
+
+def check_shown_name(name: str) -> None:
+    """Refuse a name that cannot be in a table; simulated clients may have letters of any alphabet."""
     if not name.strip() or len(name) > MAX_CLIENT_ID or not name.isprintable() or name[0] == "." or _PATH & set(name):
         raise ProtocolError(
             f"a client id has 1 to {MAX_CLIENT_ID} characters that can be printed, no slash among them, and begins "
@@ -37,11 +60,7 @@ def as_it_looks(name: str) -> str:
 
 
 def check_client_id(client: str) -> None:
-    """Refuse an identifier that is no plain name, such as a path.
-
-    Raises:
-        ProtocolError: too long, or other characters than letters, digits, "_", "-", "." and spaces within.
-    """
+    """Refuse an identifier that is no plain name, such as a path."""
     if len(client) > MAX_CLIENT_ID:
         raise ProtocolError(f"a client id has at most {MAX_CLIENT_ID} characters, received {len(client)}")
     if not _CLIENT.fullmatch(client):

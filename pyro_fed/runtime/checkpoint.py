@@ -1,49 +1,111 @@
-"""The state of a run on disk, after every round: one safetensors file, written whole or not at all.
+"""The state of a run on disk, after every round: one safetensors file, written whole or not at all, in a locked folder.
 
 A file holds tensors and text, and no code: reading it executes nothing. Its header is checked like a message's
-(`messages.header`), and a hash shows whether the rest is what was written. Its text has the run's fingerprint (model,
-data, settings, seed, versions); a checkpoint of another run is refused.
+(`safetensors_header`), and a hash shows whether the rest is what was written. Its text has the run's fingerprint
+(model, data, settings, seed, versions); a checkpoint of another run is refused.
+
+A run may start from the states of another one: where every client keeps a site, q ∝ t_0 Π_k t_k, a client is removed by
+leaving out its site, and running until the others' have settled again: `pf.run(pf.FedEP(), fed.without("3"),
+start="before")`. What others have received of its messages cannot be taken back.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from pyro_fed.algorithm.capabilities import SiteKeeping, no_sites
+from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.states import State, contiguous, prefixed, within
-from pyro_fed.conventions.output import replaced_file
+from pyro_fed.conventions.output import open_lock, replaced_file
 from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.errors import CheckpointError, ProtocolError, PyroFedError, SettingError, warn_user
-from pyro_fed.runtime.checkpoint.fingerprint import require_run
-from pyro_fed.runtime.checkpoint.lock import Lock
-from pyro_fed.runtime.messages.header import PREFIX, header_length, read_header
+from pyro_fed.federation import Federation
+from pyro_fed.runtime.fingerprint import require_model, require_run
+from pyro_fed.runtime.safetensors_header import PREFIX, header_length, read_header
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]  # a module, elsewhere
+
+#: Name of the locked file; its text says who holds the lock.
+NAME = "lock"
+#: Longest text that is read from the file, in bytes.
+MAX_TEXT = 300
 
 logger = logging.getLogger(__name__)
-
 #: Number of states that are kept: the latest, and the one before in case the latest cannot be read.
 NUM_KEPT_STATES = 2
 #: Longest header of a state, in bytes; it has the record, which grows with the rounds. It is safetensors' own limit.
 MAX_HEADER = 100_000_000
 
 
+class Lock:
+    """The lock of an existing folder, held from construction until `release`; CheckpointError if it cannot be had."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self._file: int | None = None
+        if fcntl is None:
+            raise CheckpointError(
+                "a run's folder is locked by flock, which this system does not have: run without checkpoint=, or on "
+                "Linux or macOS"
+            )
+        while self._file is None:
+            self._file = self._locked_file()
+
+    def _locked_file(self) -> int | None:
+        """The locked file; None if its former holder has deleted it in the meantime."""
+        try:
+            file = open_lock(self.path)
+        except OSError as error:
+            raise CheckpointError(
+                f"nothing can be written to {self.path.parent}: {error}; choose another folder"
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(file, MAX_TEXT).decode("utf-8", "replace").strip() or "another run"
+            os.close(file)
+            raise CheckpointError(
+                f"{self.path.parent} belongs to a run that goes on: {holder}. Wait for it, or choose another folder"
+            ) from error
+        try:
+            is_there = os.path.samestat(os.fstat(file), os.lstat(self.path))
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            os.close(file)
+            return None
+        since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        os.truncate(file, 0)
+        os.write(file, f"process {os.getpid()} on {socket.gethostname()} since {since}".encode())
+        return file
+
+    def release(self) -> None:
+        """Release the lock; does nothing if that was done before."""
+        if self._file is not None:
+            self.path.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = None
+
+
 @dataclass(frozen=True)
 class Saved:
-    """A run's state after a round.
-
-    Attributes:
-        phase: the phase's number, from 0.
-        done: number of rounds that the phase has had.
-        shared: the server's state.
-        local: the clients' states.
-        record: the run's record, as JSON can hold it.
-        network: the network's own state, see `Network.kept`.
-    """
+    """A run's state after a round."""
 
     phase: int
     done: int
@@ -54,19 +116,7 @@ class Saved:
 
 
 class Checkpoint:
-    """A folder of states, which no other run may use until `close`.
-
-    Args:
-        folder: the folder; made if it does not exist.
-        marks: the run's fingerprint, name → text.
-        resume: whether to go on from the state in the folder.
-        any_rounds: whether that state may be of a run with another number of rounds.
-
-    Raises:
-        SettingError: the folder holds a state already and `resume` is false; or it is a file.
-        CheckpointError: `resume` is true and the folder holds no state; another run works there; nothing can be
-            written to it.
-    """
+    """A folder of states, which no other run may use until `close`; `marks` is the run's fingerprint."""
 
     def __init__(self, folder: Path, marks: dict[str, str], resume: bool, any_rounds: bool = True) -> None:
         self.folder, self.marks, self.resume, self.any_rounds = folder, marks, resume, any_rounds
@@ -77,10 +127,10 @@ class Checkpoint:
         except OSError as error:
             raise CheckpointError(f"the folder {folder} cannot be made: {error}; choose another one") from error
         self._lock = Lock(folder)
-        if self._files() and not resume:
+        if _files_in(self.folder) and not resume:
             self.close()
             raise SettingError(f"{folder} holds the state of a run: pass resume=True to go on, or another folder")
-        if resume and not self._files():
+        if resume and not _files_in(self.folder):
             self.close()
             raise CheckpointError(f"{folder} holds no state to resume from; expected files round-*.safetensors")
 
@@ -89,15 +139,10 @@ class Checkpoint:
         self._lock.release()
 
     def save(self, saved: Saved) -> None:
-        """Write a state beside the others, and delete all but the latest two.
-
-        Raises:
-            CheckpointError: the state could not be written; the previous one is untouched.
-        """
-        parts = {"shared": saved.shared, "local": saved.local, "network": saved.network}
+        """Write a state beside the others, and delete all but the latest two; an error leaves the previous one."""
         tensors: State = {}
-        for name, part in parts.items():
-            tensors |= contiguous(prefixed(name, part))
+        for name in ("shared", "local", "network"):
+            tensors |= contiguous(prefixed(name, getattr(saved, name)))
         text = {
             "marks": json.dumps(self.marks),
             "phase": str(saved.phase),
@@ -114,65 +159,48 @@ class Checkpoint:
                 f"the state could not be written to {target} ({error}); the previous state is "
                 "kept. Make room and run again with resume=True"
             ) from error
-        for old in self._files()[:-NUM_KEPT_STATES]:
+        for old in _files_in(self.folder)[:-NUM_KEPT_STATES]:
             try:
                 old.unlink(missing_ok=True)
             except OSError as error:  # the new state is written: an old file only takes space
                 logger.warning("an earlier state could not be deleted: %s", error)
 
     def load(self) -> Saved | None:
-        """The latest readable state; None without `resume`.
-
-        Raises:
-            CheckpointError: no file can be read, or the state is that of another run.
-        """
+        """The latest readable state of this run; None without `resume`."""
         if not self.resume:
             return None
         marks, saved = latest(self.folder)
         require_run(self.folder, marks, self.marks, self.any_rounds)
         return saved
 
-    def blamed(self) -> Blamed:
-        """A context that names the state in foreign errors, if a run continues from one.
-
-        The hash in a file shows damage. Somebody who changes a state can compute the hash anew, and tensors of other
-        names or shapes then fail somewhere in the algorithm.
-        """
-        return Blamed(self.folder if self.resume else None)
-
-    def _files(self) -> list[Path]:
-        return _files_in(self.folder)
+    def blamed(self) -> AbstractContextManager[None]:
+        """A context that names the state in foreign errors, if a run continues from one."""
+        return blamed_state(self.folder if self.resume else None)
 
 
-@dataclass(frozen=True)
-class Blamed:
-    """A context that turns errors from outside this package into a `CheckpointError`; None as folder leaves them."""
+@contextmanager
+def blamed_state(folder: Path | None) -> Iterator[None]:
+    """A context that turns foreign errors into a `CheckpointError` on the state in a folder; None leaves them.
 
-    folder: Path | None
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self.folder is not None and isinstance(error, Exception) and not isinstance(error, PyroFedError):
-            raise unfit(self.folder, error) from error
-
-
-def unfit(folder: Path, error: Exception) -> CheckpointError:
-    """The error for a state from which an algorithm cannot continue; `error` is what the algorithm met."""
-    return CheckpointError(
-        f"the run went on from the state in {folder}, and failed: {type(error).__name__}: {error!s:.200}. Unless this "
-        "is an error of the model's or the machine's, the state was changed after it was written: run again with "
-        "another folder"
-    )
+    The hash in a file shows damage. Somebody who changes a state can compute the hash anew, and tensors of other names
+    or shapes then fail somewhere in the algorithm.
+    """
+    try:
+        yield
+    except PyroFedError:
+        raise
+    except Exception as error:
+        if folder is None:
+            raise
+        raise CheckpointError(
+            f"the run went on from the state in {folder}, and failed: {type(error).__name__}: {error!s:.200}. Unless "
+            "this is an error of the model's or the machine's, the state was changed after it was written: run again "
+            "with another folder"
+        ) from error
 
 
 def latest(folder: Path) -> tuple[dict[str, str], Saved]:
-    """The latest readable state in a folder, and the marks of its run.
-
-    Raises:
-        CheckpointError: there is no file, or none can be read.
-    """
+    """The latest readable state in a folder, and the marks of its run."""
     reasons = []
     for path in reversed(_files_in(folder)):
         try:
@@ -240,3 +268,15 @@ def _digest_of(tensors: State, text: dict[str, str]) -> str:
     """A hash of a state's names, values and text."""
     names = sorted(tensors)
     return hash_tensors([tensors[name] for name in names], json.dumps([names, sorted(text.items())]))
+
+
+def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Start:
+    """The final states of an earlier run, with the sites of this federation's clients by name; new ones are flat."""
+    marks, saved = latest(folder)
+    require_model(folder, marks, algorithm, federation)
+    if not isinstance(algorithm, SiteKeeping):
+        raise no_sites(algorithm)
+    with blamed_state(folder):
+        before = json.loads(marks["clients"])
+        origin = torch.tensor([before.index(name) if name in before else -1 for name in federation.client_names])
+        return Start(*algorithm.regroup(federation.problem, saved.shared, saved.local, origin))

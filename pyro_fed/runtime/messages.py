@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, fields
+import secrets
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,15 +28,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.client_names import MAX_CLIENT_ID, check_client_id
+from pyro_fed.conventions.names import MAX_CLIENT_ID, check_client_id
 from pyro_fed.errors import ProtocolError
-from pyro_fed.runtime.messages.header import DTYPES, MAX_HEADER, PREFIX, Entry, read_header
+from pyro_fed.runtime.safetensors_header import DTYPES, MAX_HEADER, PREFIX, Entry, read_header
+
+__all__ = [
+    *("Header", "Mailbox", "Message", "Spec", "answer", "decode", "decode_header", "encode", "encoded_size", "spec_of"),
+    *("spec_of_one", "token"),
+]
 
 #: The format and its version.
 FORMAT = "pyro_fed-1"
 #: Kinds of messages, and the width to which their names are filled up.
 KINDS = ("work", "reply", "ask", "report")
-KIND_WIDTH = 6
+KIND_WIDTH = max(map(len, KINDS))
 #: The JSON header of a message is a multiple of so many bytes.
 ALIGNMENT = 8
 #: Bytes that a header may have more than expected, of another writer's spaces.
@@ -48,20 +54,13 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 #: Shapes and dtypes by name.
 Spec = dict[str, Entry]
 
+#: The kind of the answer to each kind of request.
+ANSWER = {"work": "reply", "ask": "report"}
+
 
 @dataclass(frozen=True)
 class Header:
-    """Which message this is.
-
-    Args:
-        kind: one of `KINDS`.
-        run: the run's id.
-        round: the round, from 0.
-        client: the client's id.
-        nonce: nonce of the request; an answer has its request's nonce.
-
-    Raises:
-        ProtocolError: a part that is not of this form.
+    """Which message this is; an answer has its request's nonce. ProtocolError for a part that is not of its form.
 
     Example:
         >>> Header("work", run=token(), round=0, client="north", nonce=token()).kind
@@ -88,11 +87,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Message:
-    """A header and tensors.
-
-    Args:
-        header: header of the message.
-        tensors: tensors by name.
+    """A header and tensors by name.
 
     Example:
         >>> header = Header("reply", run=token(), round=0, client="north", nonce=token())
@@ -106,9 +101,6 @@ class Message:
 def spec_of(state: State) -> Spec:
     """Shapes and dtypes of one client's tensors.
 
-    Args:
-        state: the tensors by name.
-
     Example:
         >>> spec_of({"eta": torch.zeros(3)})["eta"].shape
         (3,)
@@ -117,10 +109,7 @@ def spec_of(state: State) -> Spec:
 
 
 def spec_of_one(states: State) -> Spec:
-    """Shapes and dtypes of one client's share of a state with a leading client axis.
-
-    Args:
-        states: the tensors of all clients by name, (C, ...).
+    """Shapes and dtypes of one client's share of a state with a leading client axis (C, ...).
 
     Example:
         >>> spec_of_one({"eta": torch.zeros(10, 3)})["eta"].shape
@@ -148,13 +137,7 @@ def encode(message: Message) -> bytes:
 
 
 def encoded_size(spec: Spec) -> int:
-    """`len(encode(message))` of a message of these shapes, without encoding.
-
-    Args:
-        spec: the shapes and dtypes, see `spec_of`.
-
-    Raises:
-        ProtocolError: a tensor's name that cannot travel.
+    """`len(encode(message))` of a message of these shapes and dtypes, without encoding.
 
     Example:
         >>> state = {"eta": torch.zeros(3)}
@@ -189,15 +172,7 @@ class Announced(NamedTuple):
 
 
 def decode_header(data: bytes, cap: int, longest: int = MAX_HEADER) -> Announced:
-    """What a message announces, before its tensors are unpacked.
-
-    Args:
-        data: the message's bytes.
-        cap: the most bytes of a message.
-        longest: the most bytes of its header.
-
-    Raises:
-        ProtocolError: anything else than a message of this format.
+    """What a message of at most `cap` bytes announces, before its tensors are unpacked; `longest`: of its header.
 
     Example:
         >>> header = Header("reply", run=token(), round=0, client="north", nonce=token())
@@ -279,3 +254,74 @@ def _check_spec(found: Spec, expected: Spec) -> None:
                 f"tensor '{name}': expected {entry.dtype} of shape {entry.shape}, received {found[name].dtype} of "
                 f"shape {found[name].shape}"
             )
+
+
+def token() -> str:
+    """A fresh run id or nonce, 16 hexadecimal digits.
+
+    Example:
+        >>> len(token())
+        16
+    """
+    return secrets.token_hex(8)
+
+
+@dataclass
+class Mailbox:
+    """The open requests of a run, and the latest `keep` replies that were dropped, with the reasons.
+
+    Example:
+        >>> mailbox = Mailbox()
+        >>> request = mailbox.request("work", round=0, client="north")
+        >>> mailbox.take(answer(request)), mailbox.take(answer(request))  # no reply counts twice
+        (True, False)
+    """
+
+    run: str = field(default_factory=token)
+    keep: int = 1000
+    dropped: list[tuple[Header, str]] = field(default_factory=list)
+    _open: dict[str, Header] = field(default_factory=dict)
+    _taken: set[str] = field(default_factory=set)
+
+    def request(self, kind: str, round: int, client: str) -> Header:
+        """The header of a new request of a kind, "work" or "ask"."""
+        header = Header(kind, self.run, round, client, token())
+        self._open[header.nonce] = header
+        return header
+
+    def take(self, header: Header) -> bool:
+        """Whether a reply with this header answers an open request, which is then closed."""
+        reason = self._objection(header)
+        if reason:
+            self.dropped = [*self.dropped, (header, reason)][-self.keep :]
+            return False
+        self._taken.add(header.nonce)
+        del self._open[header.nonce]
+        return True
+
+    def close(self) -> None:
+        """End a round: requests that were not answered are closed, and later replies to them are dropped."""
+        self._open.clear()
+        self._taken.clear()
+
+    def _objection(self, header: Header) -> str:
+        if header.run != self.run:
+            return f"it is of run {header.run}, this is run {self.run}"
+        if header.nonce in self._taken:
+            return "its request was answered already"
+        asked = self._open.get(header.nonce)
+        if asked is None:
+            return "no such request is open: it is late, or a replay"
+        if header != replace(asked, kind=ANSWER[asked.kind]):
+            return f"it answers another request: client {asked.client}, round {asked.round} were asked"
+        return ""
+
+
+def answer(request: Header) -> Header:
+    """The header of the reply to a request.
+
+    Example:
+        >>> answer(Mailbox().request("work", round=0, client="north")).kind
+        'reply'
+    """
+    return replace(request, kind=ANSWER[request.kind])

@@ -1,7 +1,4 @@
-"""The last pass of a run: every client draws its rows' own latents, given the draws of θ (see `local_draws`).
-
-The server sends its draws of θ, (S, D) numbers; what a client draws stays with it, unless a simulation collects it.
-"""
+"""Checks of the integrals over rows' own latents: against a finer rule, and for modes that the rule misses."""
 
 from __future__ import annotations
 
@@ -15,63 +12,39 @@ from torch import Tensor
 
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.checks.points import FEW_DRAWS
-from pyro_fed.density.forms import JointProblem
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
-from pyro_fed.density.latents.draws import draw_locals
-from pyro_fed.density.latents.modes import missed_mode_log_mass, needed_starts
 from pyro_fed.density.latents.quadrature import NearbyModes, Nodes, Quadrature
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
-from pyro_fed.ops.matrices import log_det_lower
+from pyro_fed.ops.tiny import log_det_lower
+from pyro_fed.policy.results import finer_rule, integrates_latents, rule_arguments
 
 if TYPE_CHECKING:
-    from pyro_fed.federation.federation import Federation
+    pass
 
-#: The rows' latents are not collected, and a note says so, if draws × latents are more numbers than this.
-MAX_COLLECTED = 100_000_000
 #: Draws of θ at which the integrals are checked. An error that is the same at all of them changes nothing.
 CHECK_DRAWS = 16
-#: The finer rule of that check: so many more nodes for each dimension, and so many times as many in all.
-MORE_NODES, MORE_TIMES = 20, 4
 #: Rows at which further modes are looked for; a mode counts if it has more than this share of its row's mass.
 MODES_ROWS, MISSED_SHARE = 128, 0.05
 #: How many finer rules are tried to find one that can be recommended.
 MAX_FINER_RULES = 2
 
 
-def joint_result(
-    federation: Federation, problem: Problem, draws: Tensor, seed: int
-) -> tuple[Federation, Problem, Tensor, list[Finding]]:
-    """A result with the rows' latents: the federation and the problem in joint form, and joint draws.
-
-    If there are too many latents to be collected, everything is returned unchanged, with a note.
-    """
-    theta = draws.flatten(0, 1)
-    if len(theta) * problem.num_rows * problem.local_dim > MAX_COLLECTED:
-        left_out = sentences.latents_left_out(
-            sites=sorted(problem.layout.local), draws=len(theta), rows=problem.num_rows, most=MAX_COLLECTED
-        )
-        return federation, problem, draws, [left_out]
-    local = draw_locals(problem, theta, problem.all_rows, seeding.torch_generator(seed, seeding.LOCALS))
-    joint = JointProblem.of(problem)
-    return federation.joint, joint, joint.join(theta, local).unflatten(0, draws.shape[:2]), []
-
-
 def integration_error(problem: Problem, theta: Tensor) -> float:
     """SD over draws θ (S, D) of the error in the pooled log-likelihood, in nats, estimated by a finer rule."""
     rule = problem.quadrature
-    return _log_lik_difference_sd(problem, theta, rule, replace(_finer(problem, rule), mode_steps=rule.max_mode_steps))
+    return _log_lik_difference_sd(
+        problem, theta, rule, replace(finer_rule(problem.traits, rule), mode_steps=rule.max_mode_steps)
+    )
 
 
 def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
-    """Doubts about the integrals over the rows' latents, at draws of θ (S, D).
-
-    A finer rule is recommended if a still finer one agrees with it.
-    """
+    """Doubts about the integrals over the rows' latents, at draws of θ (S, D)."""
+    if not integrates_latents(problem.traits):
+        return []
     if missed := _missed_modes(problem, theta):
         return missed
     error = integration_error(problem, theta)
@@ -79,8 +52,8 @@ def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
         return []
     rule = replace(problem.quadrature, mode_steps=problem.quadrature.max_mode_steps)
     for _ in range(MAX_FINER_RULES):
-        rule = _finer(problem, rule)
-        left = _log_lik_difference_sd(problem, theta, rule, _finer(problem, rule))
+        rule = finer_rule(problem.traits, rule)
+        left = _log_lik_difference_sd(problem, theta, rule, finer_rule(problem.traits, rule))
         if left <= NEGLIGIBLE:
             break
     return [
@@ -88,7 +61,7 @@ def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
             sites=sorted(problem.layout.local),
             plate=problem.plate,
             error=error,
-            finer=f"pf.Quadrature({_settings(problem, rule)})",
+            finer=f"pf.Quadrature({rule_arguments(problem.traits, rule)})",
             left=left if left > NEGLIGIBLE else None,
         )
     ]
@@ -160,17 +133,3 @@ def _difference_near(
     values = values + torch.cat([precise.log_weight, found.log_weight])
     exactly, ours = values.split([len(precise.place), len(found.place)])
     return (torch.logsumexp(exactly, 0) - torch.logsumexp(ours, 0)).sum()
-
-
-def _finer(problem: Problem, rule: Quadrature) -> Quadrature:
-    """A rule with more nodes; of a single latent, placed by its tails, not by the curvature, which may miss them."""
-    order, most = (rule.order or rule.max_order) + MORE_NODES, MORE_TIMES * rule.max_nodes
-    return replace(rule, order=order, max_nodes=most, tails=True if problem.local_dim == 1 else rule.tails)
-
-
-def _settings(problem: Problem, rule: Quadrature) -> str:
-    """The arguments of `pf.Quadrature` for a rule of `_finer`, as text."""
-    tails = ", tails=True" if problem.local_dim == 1 else ""
-    tails += f", starts={rule.starts}" if rule.starts else ""
-    most = f", max_nodes={rule.max_nodes}" if problem.local_dim > 1 or (rule.order or 0) > Quadrature.max_nodes else ""
-    return f"order={rule.order}{tails}{most}"

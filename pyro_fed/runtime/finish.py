@@ -17,25 +17,21 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Topic
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.limits import Limits
-from pyro_fed.conventions.time_limit import TimeIsUp, is_time
-from pyro_fed.density.forms import with_hint
-from pyro_fed.density.problem import Problem
+from pyro_fed.conventions.resources import TimeIsUp, is_time
+from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.symmetry import group_of, spread
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError, warn_user
-from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.policy.audit import may_round
+from pyro_fed.policy.results import integrates_latents
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.to_arviz import released_alone, to_inference_data
+from pyro_fed.results.to_arviz import joint_result, released_alone, to_inference_data
+from pyro_fed.runtime.checks import CHECKS, LAST_CHECKS, CheckInputs, not_converged, refuted_doubts, without_spread
 from pyro_fed.runtime.context import Context
-from pyro_fed.runtime.ending.check_inputs import CheckInputs
-from pyro_fed.runtime.ending.checks import CHECKS, LAST_CHECKS, not_converged, refuted_doubts, without_spread
-from pyro_fed.runtime.ending.collecting import joint_result
-from pyro_fed.runtime.ending.privacy_noise import Noisy, still_shortened, with_noise
-from pyro_fed.runtime.interruption.outcome import FEWEST_DRAWS, no_posterior
-from pyro_fed.runtime.replies import hides_clients
+from pyro_fed.runtime.privacy_noise import Noisy, still_shortened, with_noise
+from pyro_fed.runtime.run_errors import no_posterior
 
 logger = logging.getLogger(__name__)
 
@@ -45,17 +41,7 @@ OTHERWISE = "Smaller steps (step size) may help, or a common scale of parameters
 
 @dataclass
 class Finish:
-    """Turns a run's last state into its result.
-
-    Args:
-        algorithm: the algorithm that was run.
-        context: the run.
-        num_draws: number of draws, if the result is a density.
-        log_likelihood: whether to compute the pointwise log-likelihood.
-        collect_local: whether to collect the rows' latents.
-        audit: whether to judge the result by the model's densities.
-        aim: limits finer than `WRONG`, up to which the audit should measure errors; None for none.
-    """
+    """Turns a run's last state into its result."""
 
     algorithm: Algorithm
     context: Context
@@ -68,7 +54,7 @@ class Finish:
     def __call__(self, shared: State) -> InferenceData:
         """The judged result; doubts and notes are given as warnings."""
         shared = self.algorithm.conclude(self.context.problem, shared)
-        if hides_clients(self.context):
+        if self.context.hides_clients:
             draws = self.noisy(shared, self.drawn(shared))
         else:
             judged = self.judged_draws(shared)
@@ -78,13 +64,7 @@ class Finish:
         return said_of(self.result(shared, draws), self.context.record)
 
     def drawn(self, shared: State) -> Tensor:
-        """Draws (chain, draw, D), unconstrained.
-
-        Raises:
-            InterruptedRun: the run was interrupted before there was a posterior.
-            TimeLimitError: its time was over before there was a posterior.
-            DivergenceError: the state is no distribution, or its draws are not finite. The error keeps the state.
-        """
+        """Draws (chain, draw, D), unconstrained, all finite; the error for a state without draws keeps the state."""
         generator = seeding.torch_generator(self.context.seed, seeding.DRAWS)
         try:
             draws = self.algorithm.sample(shared, self.num_draws, generator).to(self.context.problem.dtype)
@@ -94,7 +74,7 @@ class Finish:
             raise self._undrawn(shared, "has no draws yet")
         if not bool(torch.isfinite(draws).all()):
             raise self._undrawn(shared, "has draws that are not finite, far beyond the range of its numbers")
-        if self._cut and self.algorithm.draws_are == "chains" and draws.shape[1] < FEWEST_DRAWS:
+        if self._cut and self.algorithm.draws_are == "chains" and draws.shape[1] == 1:  # a chain's start
             raise self._without(shared)
         return draws
 
@@ -120,9 +100,8 @@ class Finish:
             f"{type(self.algorithm).__name__}: the state after {rounds} round(s) {why}. "
             f"{unlike + '. ' if unlike else ''}{own}{failed}{self._perhaps()}The state is kept in this error's `state`"
         )
-        error = DivergenceError(with_hint(said, self.context.problem), round=rounds - 1 if rounds else None)
-        error.algorithm, error.state = self.algorithm, shared
-        return error
+        text, last = with_hint(said, self.context.problem), rounds - 1 if rounds else None
+        return DivergenceError(text, round=last, algorithm=self.algorithm, state=shared)
 
     def _perhaps(self) -> str:
         """Applicable remedies for a state that is no distribution, a sentence each."""
@@ -167,10 +146,7 @@ class Finish:
         return result
 
     def judge_in_time(self, shared: State, draws: Tensor) -> CheckInputs:
-        """Judge the result within the time that is left, unless the user interrupts.
-
-        If the checks are cut short, or one of them fails, the result of the rounds is kept, and a doubt says so.
-        """
+        """The result, judged in the time that is left; if the checks are cut short, or one fails, a doubt says so."""
         record, budget = self.context.record, self.context.budget
         result = CheckInputs(self.algorithm, self.context, shared, draws, self.audit, self.aim)
         try:
@@ -218,39 +194,22 @@ class Finish:
         stats = context.record.by_sums.log_density | stats
         if context.record.private is not None:
             return released_alone(self.algorithm, federation, problem, draws, context.record, context.seed)
-        if problem.local_dim and self.collect_local and federation.holds_data:
+        if integrates_latents(problem.traits) and self.collect_local and federation.holds_data:
             with context.budget.of_all():
                 try:
                     federation, problem, draws, left_out = joint_result(federation, problem, draws, context.seed)
                 except TimeIsUp:
                     left_out = [sentences.not_in_time(what="draws of the clients' own latents")]
             context.record.findings += left_out
+        options = self.log_likelihood, self.collect_local
         with context.budget.of_all():
-            return self._as_inference_data(federation, problem, draws, stats)
-
-    def _as_inference_data(
-        self, federation: Federation, problem: Problem, draws: Tensor, stats: dict[str, Tensor]
-    ) -> InferenceData:
-        context = self.context
-        return to_inference_data(
-            self.algorithm,
-            federation,
-            problem,
-            draws,
-            stats,
-            context.record,
-            context.seed,
-            self.log_likelihood,
-            self.collect_local,
-        )
+            return to_inference_data(
+                self.algorithm, federation, problem, draws, stats, context.record, context.seed, *options
+            )
 
 
 def said_of(result: InferenceData, record: Record) -> InferenceData:
-    """The result, after its doubts and notes were given as warnings that point at the user's call of `run`.
-
-    Raises:
-        UserWarning: where the caller has turned warnings into errors. Its attribute `result` keeps the result.
-    """
+    """The result, after its doubts and notes were given as warnings that point at the user's call of `run`."""
     try:
         for sentence in record.warning_texts():
             warn_user(sentence)

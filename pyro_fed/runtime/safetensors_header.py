@@ -60,12 +60,7 @@ class FileHeader(NamedTuple):
 
 
 def read_header(data: bytes, total: int, max_header: int = MAX_HEADER) -> FileHeader:
-    """The header, after all checks that do not need the tensors' values; `data` may be the first of `total` bytes.
-
-    Raises:
-        ProtocolError: truncated, an oversized header, no JSON, names twice, unknown dtypes, shapes that do not match
-            the bytes, gaps, or bytes after the end.
-    """
+    """The header, checked as far as possible without the tensors' values; `data` may be the first of `total` bytes."""
     length = header_length(data, total, max_header)
     fields = _parse(data[PREFIX : PREFIX + length])
     text = fields.pop("__metadata__", {})
@@ -77,11 +72,7 @@ def read_header(data: bytes, total: int, max_header: int = MAX_HEADER) -> FileHe
 
 
 def header_length(data: bytes, total: int, max_header: int = MAX_HEADER) -> int:
-    """N, the length of the JSON header in bytes; `data` are at least the first eight of `total` bytes.
-
-    Raises:
-        ProtocolError: truncated, or too long a header.
-    """
+    """N, the length of the JSON header in bytes; `data` are at least the first eight of `total` bytes."""
     if total < PREFIX:
         raise ProtocolError(f"truncated: {total} bytes cannot hold a header")
     length = int.from_bytes(data[:PREFIX], "little")

@@ -1,9 +1,10 @@
-"""Freed memory that stays with the process while it computes.
+"""Limits of time on a piece of work, which ends at a safe place, and memory that stays with the process.
 
-glibc maps blocks above some size on their own and gives freed memory at the heap's end back to the system, so that
-for tensors of megabytes, made and freed in every operation, all pages are requested and cleared again and again: half
-of the processor's time of a hierarchical model was the kernel's. Memory at its peak is the same, except for what is
-kept of tensors of other sizes: `give_back` between the phases of a run.
+A signal or an exception from another thread would end work anywhere, such as between the two halves of a context
+manager. Work therefore asks: `tick` stands before each compiled step, each run of the model and each client.
+
+glibc gives freed memory back to the system, so that for tensors of megabytes, made and freed in every operation, all
+pages are requested and cleared again and again: half of the time of a hierarchical model was the kernel's.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ import ctypes
 import gc
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
+
+#: When the work at hand is to end, by `now`; None: when it is done.
+_END: ContextVar[float | None] = ContextVar("end", default=None)
 
 #: `mallopt`'s parameters (malloc.h): freed bytes at the heap's end above which they are given back, and the size from
 #: which a block is mapped on its own.
@@ -26,6 +32,39 @@ COMPUTING = {TRIM_THRESHOLD: 2**31 - 1, MMAP_THRESHOLD: 2**27}
 AFTERWARDS = {TRIM_THRESHOLD: 2**26, MMAP_THRESHOLD: 2**25}
 #: Where the user has said how glibc's allocator is to work, it works so.
 OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+
+
+def now() -> float:
+    """Seconds on the clock that limits work; it begins anywhere, and is never put back."""
+    return time.monotonic()
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """The time of the work is over. Code that keeps a part of the work at Ctrl-C keeps it here."""
+
+
+@contextmanager
+def ending_at(end: float | None) -> Iterator[None]:
+    """A context in which `tick` raises TimeIsUp after the time `end` of `now`, in place of an outer limit."""
+    before = _END.set(end)
+    try:
+        yield
+    finally:
+        _END.reset(before)
+
+
+def tick() -> None:
+    """Do nothing, unless the time is up: then raise TimeIsUp."""
+    end = _END.get()
+    if end is not None and now() >= end:
+        raise TimeIsUp
+
+
+def is_time(stop: BaseException | None) -> bool:
+    """Whether the exception that ended the work came from the limit of time, however it was converted on its way."""
+    while stop is not None and not isinstance(stop, TimeIsUp):
+        stop = stop.__cause__
+    return stop is not None
 
 
 @cache
@@ -62,11 +101,7 @@ def kept_while_computing() -> Iterator[None]:
 
 @contextmanager
 def collected_later() -> Iterator[None]:
-    """A context in which Python does not collect cycles of garbage, which it does afterwards.
-
-    It looks whenever there are so many objects more. Where thousands of tensors live for a moment, that is often and in
-    vain, and ends in a search of the whole process: torch and Pyro alone have some 500,000 objects.
-    """
+    """A context in which Python does not collect cycles of garbage: it would search torch's 500,000 objects."""
     looks = gc.isenabled()
     gc.disable()
     try:

@@ -2,15 +2,27 @@
 
 A check is a function from the result (`CheckInputs`) to findings. It may look at the findings of the checks before
 it, by topic. A new check is a function and an entry in a table.
+
+Where the rows are elsewhere, the server sends S draws, and each client answers with log p_k(z_s), summed over its rows.
+The log density of the draws follows, and importance weights where the approximation's density is known. Chains would
+need the gradients of all rows at hundreds of points, each of which depends on the one before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.combination import Bounded
-from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.record import BySums, Record
+from pyro_fed.algorithm.states import State
 from pyro_fed.audit import (
+    Evidence,
     as_numbers,
     at_limit,
     close_call,
@@ -23,20 +35,82 @@ from pyro_fed.audit import (
     reported_without_variance,
     settings_findings,
 )
+from pyro_fed.audit.clients.dealt import by_the_outcome
+from pyro_fed.audit.clients.influence import FEWEST_CLIENTS, StandingApart, who_stands_apart
+from pyro_fed.audit.clients.mirrored import mirrored_clients
+from pyro_fed.audit.clients.say import answer_and_sites, log_likelihoods_of
 from pyro_fed.audit.inputs.range import out_of_range
 from pyro_fed.audit.inputs.use import of_no_use
+from pyro_fed.audit.size import compares_clients
+from pyro_fed.audit.weights import judged_by_weights
 from pyro_fed.codes import sentences
-from pyro_fed.codes.finding import Finding, Topic
+from pyro_fed.codes.finding import Finding, Topic, doubts_among, is_about
+from pyro_fed.conventions import seeding
+from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.problem import Problem
-from pyro_fed.runtime.ending.by_sums import judge_by_sums
-from pyro_fed.runtime.ending.check_inputs import Check, CheckInputs
-from pyro_fed.runtime.ending.collecting import integral_findings
-from pyro_fed.runtime.ending.outlying_clients import outlying_client_findings
+from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.errors import StoppedError
+from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.ops.entries import evenly
+from pyro_fed.runtime.context import Context
+from pyro_fed.runtime.executors import Executor, Work
+from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
+from pyro_fed.runtime.integral_checks import integral_findings
 
 #: The evidence is not known if the standard error of its logarithm is larger, in nats: a factor of e.
 LARGEST_EVIDENCE_ERROR = 1.0
 #: A run that has asked as many clients as so many passes over all of them, and never some, has left these out.
 ENOUGH_PASSES = 2
+
+
+@dataclass(frozen=True)
+class CheckInputs:
+    """The inputs of the checks of a result."""
+
+    algorithm: Algorithm
+    context: Context
+    shared: State
+    draws: Tensor
+    audit: bool
+    aim: Limits | None = None
+
+    @property
+    def record(self) -> Record:
+        """The run's record."""
+        return self.context.record
+
+    @property
+    def problem(self) -> Problem:
+        """The model's densities."""
+        return self.context.problem
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """The input of the audit."""
+        context = self.context
+        return Evidence(
+            self.algorithm,
+            context.federation,
+            context.problem,
+            self.shared,
+            self.draws,
+            context.record,
+            context.seed,
+            self.aim,
+        )
+
+    @property
+    def doubts(self) -> list[Finding]:
+        """The findings so far that speak against the result."""
+        return doubts_among(self.record.findings)
+
+    def has(self, topic: Topic) -> bool:
+        """Whether there is a finding about a topic."""
+        return is_about(self.record.findings, topic)
+
+
+#: From a result to what was found; nothing where there is nothing to say.
+Check = Callable[[CheckInputs], list[Finding]]
 
 
 def infinite_sds(judged: CheckInputs) -> list[Finding]:
@@ -78,7 +152,7 @@ def not_converged(record: Record) -> list[Finding]:
 
 def integrals(judged: CheckInputs) -> list[Finding]:
     """Integrals over rows' latents that are not accurate at the draws."""
-    return integral_findings(judged.problem, judged.draws.flatten(0, 1)) if judged.problem.local_dim else []
+    return integral_findings(judged.problem, judged.draws.flatten(0, 1))
 
 
 def cut_back(judged: CheckInputs) -> list[Finding]:
@@ -93,13 +167,9 @@ def small_cohort(judged: CheckInputs) -> list[Finding]:
 
 
 def absent_clients(judged: CheckInputs) -> list[Finding]:
-    """Clients with rows that worked in no round, so that their rows are not in the answer.
-
-    It is not raised for pooled data, for agents, which always use their own rows, for a run that starts from the sites
-    of an earlier one, and for a run that was cut short, which has a doubt of its own. Nor is it raised after a few
-    rounds, unless the run has settled, or these clients have failed.
-    """
+    """Clients with rows that worked in no round, though the run has settled, had enough rounds, or they have failed."""
     context, record = judged.context, judged.record
+    # Agents use their own rows, clients of an earlier run have sites, and a run that was cut short has its own doubt.
     pooled = judged.algorithm.pooled or context.graph is not None or context.start is not None
     if pooled or record.interrupted or record.stopped:
         return []
@@ -118,10 +188,56 @@ def no_cohort(judged: CheckInputs) -> list[Finding]:
     return judged.record.clients_are_no_cohort()
 
 
-def standing_apart(judged: CheckInputs) -> list[Finding]:
-    """Clients that move the answer more than others do; a client that has not worked has no site to compare with."""
-    absent = any(one.code == sentences.clients_took_no_part.code for one in judged.record.findings)
-    return [] if not judged.audit or absent else outlying_client_findings(judged)
+def outlying_clients(judged: CheckInputs) -> list[Finding]:
+    """Clients that move the answer more than others do; the record gets a sentence on all of them."""
+    record, context, problem = judged.record, judged.context, judged.problem
+    absent = any(one.code == sentences.clients_took_no_part.code for one in record.findings)
+    if not judged.audit or absent:  # a client that has not worked has no site to compare with
+        return []
+    labels = [problem.name_of(number) for number in range(problem.dim)]
+    sites = record.sites or _sites_at_draws(judged)
+    every = who_stands_apart(sites, record.client_names, labels)
+    odd = who_stands_apart(sites, record.client_names, labels, context.federation.row_counts) if every.text else every
+    for name, clause in _contradicting_clients(judged, sites).items():
+        odd, every = (one.with_client(name, clause) for one in (odd, every))
+    record.stands_apart = every.text
+    found = record.messages_stand_apart()
+    own = record.sites_of == type(judged.algorithm).__name__
+    if context.combination is None and ((record.restless() and not every.text) or not own):
+        found += record.clients_move_the_answer()
+    if context.federation.holds_data and by_the_outcome(context.federation, problem):
+        odd = StandingApart()  # whoever dealt out the rows by their outcome knows that clients differ
+    return [*found, *([sentences.clients_stand_apart(clients=list(odd.clauses), said=odd.text)] if odd.text else [])]
+
+
+def _contradicting_clients(judged: CheckInputs, sites: State) -> dict[str, str]:
+    """Clients whose rows contradict the others', by name, with a clause on each."""
+    context, problem = judged.context, judged.problem
+    tempered = getattr(judged.algorithm, "temperature", 1.0) != 1  # sites are then not those of the likelihoods
+    whole = sites and context.federation.holds_data and context.combination is None and not tempered
+    if not whole or not compares_clients(problem):
+        return {}
+
+    def log_lik(client: int, points: Tensor) -> Tensor:
+        return log_likelihoods_of(context.federation, client, points.to(problem.dtype))
+
+    generator = seeding.torch_generator(context.seed, seeding.AUDIT, 8)
+    found = mirrored_clients(gaussian(sites, "q_"), gaussian(sites), context.federation.row_counts, log_lik, generator)
+    names = {k: context.record.client_names[k] for k in found}
+    return {
+        names[k]: f"the rows of client {names[k]} are e^{ratio:.1f} times as likely under the opposite of what the "
+        "others say"
+        for k, ratio in found.items()
+    }
+
+
+def _sites_at_draws(judged: CheckInputs) -> State:
+    """The clients' sites at the draws, for algorithms that keep none; empty if they cannot be computed."""
+    context, federation, problem = judged.context, judged.context.federation, judged.problem
+    several = not judged.algorithm.pooled and federation.num_clients >= FEWEST_CLIENTS
+    if not several or not federation.holds_data or context.combination is not None or not compares_clients(problem):
+        return {}
+    return answer_and_sites(federation, judged.draws.flatten(0, 1))
 
 
 def network_inputs(judged: CheckInputs) -> list[Finding]:
@@ -134,19 +250,37 @@ def network_inputs(judged: CheckInputs) -> list[Finding]:
     )
 
 
-def densities(judged: CheckInputs) -> list[Finding]:
-    """Doubts from the model's densities at the draws; if rows are elsewhere, from sums over rows.
+def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
+    """Doubts from the clients' log-likelihoods at the draws, or a note that says why they cannot be asked."""
+    record, problem, flat = evidence.record, evidence.problem, evidence.draws.flatten(0, 1)
+    if problem.traits.many_parameters:
+        return [sentences.not_audited_by_sums(why=f"importance weights of {problem.dim:,} parameters say nothing")]
+    points = flat[evenly(len(flat), MOST_DRAWS)]
+    try:
+        everyone = list(range(evidence.federation.num_clients))
+        work = Work(len(record.rounds), evidence.seed, everyone, {"draws": points.expand(len(everyone), *points.shape)})
+        log_lik = executor.ask(LOG_LIK, work)[LOG_LIK].double().sum(0)
+    except StoppedError as error:
+        return [sentences.not_audited_by_sums(why=str(error))]
+    if not bool(log_lik.isfinite().all()):
+        return [sentences.not_audited_by_sums(why="a client's log-likelihood is not a number at one of the draws")]
+    log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(points, 1)])
+    if len(points) == len(flat):
+        record.by_sums = BySums({"lp": (log_prior + log_lik).reshape(evidence.draws.shape[:2])})
+    return judged_by_weights(evidence, points, log_prior + log_lik / evidence.temperature)
 
-    The result of a combination is not meant to be the posterior of all rows, and is not audited.
-    """
+
+def densities(judged: CheckInputs) -> list[Finding]:
+    """Doubts from the model's densities at the draws; if rows are elsewhere, from sums over rows."""
     record = judged.record
-    if not judged.audit or judged.context.combination is not None:
+    if not judged.audit or judged.context.combination is not None:  # it is not meant to be the posterior of all rows
         return []
     if not judged.context.federation.holds_data:
         return judge_by_sums(judged.evidence, judged.context.executor)
     if judged.has(Topic.DENSITY):
         return [sentences.not_audited_by_integrals()]
-    if unaudited := not_audited(judged.problem):
+    unaudited = not_audited(judged.problem)
+    if unaudited:
         return unaudited
     record.audited = True
     found = of_density(judged.evidence) or of_draws(judged.evidence)
@@ -164,7 +298,7 @@ CHECKS: tuple[Check, ...] = (
     small_cohort,
     absent_clients,
     no_cohort,
-    standing_apart,
+    outlying_clients,
     network_inputs,
     densities,
 )

@@ -2,13 +2,12 @@
 
 The server has added noise of a known distribution to its last state, and draws of that state do not show it. So noise
 is drawn anew, many times, and added by the algorithm itself, as in one more round in which no client sends anything
-new. The resulting states scatter around the last state as this one scatters around the state without noise. Draws from
-all of them have both spreads. Only the released state is used, so that this costs no privacy, and this noise is no
-secret: it follows from the run's seed.
+new. These states scatter around the last one as this one scatters around the state without noise: draws from all of
+them have both spreads. Only the released state is used, so that this costs no privacy.
 
-An algorithm may know how much of T rounds' noise is left in its state (`Contributions.noise_left`), from the share of
-each round's messages that it applied. If it does not, the variances of all rounds are added up. That is an upper bound:
-where clients start from what they received, as in FedAvg, their messages undo a part of the noise.
+An algorithm may know how much of T rounds' noise is left in its state (`Contributions.noise_left`). If it does not, the
+variances of all rounds are added up: an upper bound, as messages undo a part of the noise where clients start from what
+they received.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.executors import Work
-from pyro_fed.runtime.messages.expected import expected_reply
+from pyro_fed.runtime.executors.local import expected_reply
 
 #: Number of states to which noise is added.
 REPLAYS = 100
@@ -45,10 +44,7 @@ SHORTENED_SHARE = 0.5
 
 
 class Noisy(NamedTuple):
-    """Draws (chain, draw, D), or a point, whose spread includes the noise, with doubts about them.
-
-    `noise` is the largest SD of the noise: of a mean, in posterior SDs without noise; of a point, in its own units.
-    """
+    """Draws (chain, draw, D) whose spread includes the noise, doubts, and the noise's largest SD in posterior SDs."""
 
     draws: Tensor
     findings: list[Finding]
@@ -107,7 +103,7 @@ def _noise_replays(algorithm: Algorithm, context: Context, shared: State) -> lis
     rounds = [NoisyRound(len(one.clients), found) for one, found in zip(worked, figures, strict=True)]
     clients = torch.arange(rounds[-1].clients)
     before = algorithm.prepare(problem, shared)
-    nothing = _silent(algorithm, context, before, clients)
+    nothing = _zero_messages(algorithm, context, before, clients)
     number = context.federation.num_clients
     algorithm, factor = algorithm.contributions().noise_left(rounds, number)
     generator = seeding.torch_generator(context.seed, seeding.DRAWS, 1)
@@ -131,7 +127,7 @@ class _NoiseAlone(Middle):
         return messages.mean(0) + self.sd / len(messages) * noise.to(messages.device)
 
 
-def _silent(algorithm: Algorithm, context: Context, shared: State, clients: Tensor) -> State:
+def _zero_messages(algorithm: Algorithm, context: Context, shared: State, clients: Tensor) -> State:
     """Messages of zeros, (C, ...)."""
     data, received = context.federation.client_data(), algorithm.download(shared, clients)
     work = Work(len(context.record.rounds), context.seed, clients.tolist(), received)

@@ -1,0 +1,47 @@
+"""What a result contains, by the sizes of its groups, and how the integrals over rows' own latents are checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.traits import Traits
+
+#: The rows' latents are not collected if draws × rows × latents are more numbers than this.
+MAX_COLLECTED = 100_000_000
+#: The pointwise log-likelihood is left out if draws × rows are more than this.
+MAX_POINTWISE = 400_000_000
+#: If no log-likelihood is asked for, the log density of the draws is left out if draws × rows are more than this: it
+#: would take longer than many algorithms.
+MAX_UNASKED = 50_000_000
+#: A finer quadrature rule: so many more nodes for each dimension, and so many times as many in all.
+MORE_NODES, MORE_TIMES = 20, 4
+
+
+def integrates_latents(traits: Traits) -> bool:
+    """Whether rows have latents of their own, which are integrated out."""
+    return traits.local_dim > 0
+
+
+def collects_latents(traits: Traits, draws: int) -> bool:
+    """Whether the rows' latents are drawn and collected, given so many draws."""
+    return draws * traits.num_rows * traits.local_dim <= MAX_COLLECTED
+
+
+def finer_rule(traits: Traits, rule: Quadrature) -> Quadrature:
+    """A rule with more nodes; of a single latent, placed by its tails, not by the curvature, which may miss them."""
+    order, most = (rule.order or rule.max_order) + MORE_NODES, MORE_TIMES * rule.max_nodes
+    return replace(rule, order=order, max_nodes=most, tails=True if traits.local_dim == 1 else rule.tails)
+
+
+def rule_arguments(traits: Traits, rule: Quadrature) -> str:
+    """The arguments of `pf.Quadrature` for a rule of `finer_rule`, as text."""
+    tails = ", tails=True" if traits.local_dim == 1 else ""
+    tails += f", starts={rule.starts}" if rule.starts else ""
+    many = traits.local_dim > 1 or (rule.order or 0) > Quadrature.max_nodes
+    return f"order={rule.order}{tails}" + (f", max_nodes={rule.max_nodes}" if many else "")
+
+
+def uncompiled_level(traits: Traits) -> str:
+    """The compiler's level for a single step, which is not worth compiling; a model that cannot be mapped is looped."""
+    return "loop" if traits.looped else "off"

@@ -1,1 +1,0 @@
-"""Runs that are cut short: how Ctrl-C is noticed, and what is returned."""
