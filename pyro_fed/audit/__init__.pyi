@@ -1,14 +1,14 @@
 # The audit: one function a check, each from `Evidence` to sentences.
 from .audit import CHECKS as CHECKS
+from .audit import audit_draws as audit_draws
 from .audit import found_right as found_right
+from .audit import not_audited as not_audited
 from .audit import of_density as of_density
 from .audit import of_draws as of_draws
-from .chains.moments import Moments as Moments
-from .draws_without_run import audit_draws as audit_draws
+from .audit import settings_findings as settings_findings
 from .evidence import Evidence as Evidence
 from .modes.angles import as_numbers as as_numbers
-from .settings_findings import settings_findings as settings_findings
-from .size import not_audited as not_audited
+from .moments import Moments as Moments
 from .stillness import at_limit as at_limit
 from .stillness import close_call as close_call
 from .stillness import missed_aim as missed_aim

@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import cast
 
-from pyro_fed.audit.chains.moments import moments_verdict, wrong_moments
-from pyro_fed.audit.evidence import Evidence
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.record import Record
+from pyro_fed.audit.densities import precision, splitting
+from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
+from pyro_fed.audit.hmc import SCORES
 from pyro_fed.audit.modes.angles import findings_with_causes
 from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.modes.point import off_mode
-from pyro_fed.audit.precision import precision
-from pyro_fed.audit.splitting import splitting
+from pyro_fed.audit.moments import margin, moments_verdict, wrong_moments
+from pyro_fed.audit.motion import LOOKS
 from pyro_fed.audit.stillness import stillness
+from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import MATTERS
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.size import cost_of
+from pyro_fed.federation.federation import Federation
+from pyro_fed.policy.audit import unaffordable_operations
+
+#: The kinds of draws (`Algorithm.draws_are`) that come from a distribution, which can give any number of them.
+COUNTED_DRAWS = ("independent", "agents")
+
+
+def settings_findings(algorithm: Algorithm, draws: Tensor) -> list[Finding]:
+    """Possible misunderstandings of a result because of its settings, one finding each; draws (chain, draw, D)."""
+    temperature = float(getattr(algorithm, "temperature", 1.0))
+    found = list[Finding]()
+    if temperature != 1.0:
+        found.append(sentences.tempered_posterior(temperature=temperature))
+    count, needed = draws.shape[0] * draws.shape[1], draws_needed(draws.shape[2])
+    if algorithm.draws_are in COUNTED_DRAWS and count < needed:
+        found.append(sentences.too_few_draws(draws=count, needed=needed))
+    return found
+
+
+def draws_needed(dim: int) -> int:
+    """The number of draws that determine the means of `dim` parameters, see the module's header."""
+    return math.ceil((margin(dim) / MATTERS) ** 2)
+
+
+def compares_clients(problem: Problem) -> bool:
+    """Whether clients' sites are computed at the draws: these take each row's curvature."""
+    return not problem.traits.large() and not not_audited(problem)
+
+
+def not_audited(problem: Problem) -> list[Finding]:
+    """Why a result is not audited, and what is therefore unchecked; none if it can be audited."""
+    many = unaffordable_operations(problem.traits, lambda: cost_of(problem).operations, SCORES, LOOKS[1])
+    return [sentences.not_audited_by_size(parameters=problem.dim, operations=many)] if many else []
+
 
 #: A check: from the evidence to findings, none if nothing speaks against the result.
 Check = Callable[[Evidence], list[Finding]]
@@ -58,3 +104,26 @@ def found_right(evidence: Evidence) -> bool:
         weighed is not None and moments_verdict(weighed.where_told(found)) is False
     )
     return right and not missed_modes(evidence, strict=True)
+
+
+def audit_draws(federation: Federation, draws: Tensor, draws_are: str, problem: Problem | None = None) -> list[Finding]:
+    """Why draws should not be trusted, by the checks that need only the draws and the model.
+
+    Args:
+        federation: the model and its rows.
+        draws: (chain, draw, D), unconstrained and finite.
+        draws_are: "particles", "independent", "agents" or "chains".
+        problem: the model's densities, as a run compiles them; by default the federation's, which are not compiled.
+
+    Returns:
+        One finding a reason. Fewer than `FEWEST_DRAWS` independent draws are not judged, and give none.
+
+    Example:
+        >>> audit_draws(fed, draws, "chains")
+    """
+    if draws_are in ("independent", "agents") and draws.shape[0] * draws.shape[1] < FEWEST_DRAWS:
+        return []
+    algorithm = cast("Algorithm", Unknown(draws_are))  # the check reads nothing else of the algorithm
+    record = Record(federation.client_names)
+    with torch.no_grad():
+        return stillness(Evidence(algorithm, federation, problem or federation.problem, {}, draws, record, seed=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,12 +13,10 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit.chains.detour import Detour
-from pyro_fed.audit.chains.groups import EstimatedMoments, by_groups, groups
-from pyro_fed.audit.chains.moments import Moments, moments_verdict, wrong_moments
-from pyro_fed.audit.chains.motion import moments_by_chains
 from pyro_fed.audit.few_rows import near_draws, on_few_rows
-from pyro_fed.audit.quantities import Quantities
+from pyro_fed.audit.hmc import Detour
+from pyro_fed.audit.moments import Moments, Quantities, moments_verdict, wrong_moments
+from pyro_fed.audit.motion import moments_by_chains
 from pyro_fed.audit.tails import moments_by_weights
 from pyro_fed.audit.target import Target, for_checks
 from pyro_fed.audit.weighted_points import WeightedPoints, weighed_points
@@ -30,6 +29,74 @@ from pyro_fed.density.symmetry import spread
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import MOST_DRAWS, may_round
+
+#: The most groups; and how many times as long as the SD of the values on either side a gap has to be.
+MOST_GROUPS, GAP = 16, 4.0
+#: The fewest draws of a group that is judged; and the smallest share of all draws that the judged groups have together.
+MIN_GROUP_DRAWS, MIN_GROUPED_SHARE = 10, 0.9
+
+
+@dataclass(frozen=True)
+class EstimatedMoments:
+    """The posterior's moments by the audit, with the names of the numbers.
+
+    Args:
+        moments: (F,) each; with several groups, those of the first group, then those of the second, and so on.
+        labels: names (F,), which include the group if there are several.
+    """
+
+    moments: Moments
+    labels: tuple[str, ...]
+
+
+def groups(draws: Tensor) -> list[Tensor]:
+    """The groups of draws (S, D), float64 in the model's coordinates, in the order of their first draws.
+
+    An empty list if there is one group, more than `MOST_GROUPS`, or too many draws outside of them.
+    """
+    keys = torch.stack([_part(column) for column in draws.T], 1)
+    number = keys.unique(dim=0, return_inverse=True)[1]
+    parts = [draws[number == one] for one in dict.fromkeys(number.tolist())]
+    judged = [part for part in parts if len(part) >= MIN_GROUP_DRAWS]
+    enough = sum(map(len, judged)) >= MIN_GROUPED_SHARE * len(draws)
+    return judged if 1 < len(judged) <= MOST_GROUPS and enough else []
+
+
+def _part(values: Tensor) -> Tensor:
+    """For each of a parameter's values (S,), the number of the interval between gaps in which it lies (S,)."""
+    number = torch.zeros(len(values), dtype=torch.int64)
+    rank = values.argsort()
+    ordered = values[rank]
+    spaces = ordered.diff()
+    longest = spaces.sort(descending=True, stable=True)
+    for count in range(min(MOST_GROUPS - 1, len(spaces)), 0, -1):
+        ends = (longest.indices[:count] + 1).sort().values.tolist()
+        wide = [float(part.std()) for part in ordered.tensor_split(ends) if len(part) >= MIN_GROUP_DRAWS]
+        if wide and float(longest.values[count - 1]) > GAP * max(wide):
+            for which, part in enumerate(rank.tensor_split(ends)):
+                number[part] = which
+            break
+    return number
+
+
+def by_groups(parts: list[Tensor], labels: tuple[str, ...], moved: Callable[[Tensor], Moments]) -> EstimatedMoments:
+    """Each group's moments, by chains of its own; `moved` gives the moments that chains find, from a group's draws.
+
+    `parts` are the draws of each group (S_g, D), `labels` the names of the numbers of one group (F,).
+    """
+    found = [moved(part) for part in parts]
+    moments = Moments(
+        mean=torch.cat([one.mean for one in found]),
+        mean_error=torch.cat([one.mean_error for one in found]),
+        log_sd=torch.cat([one.log_sd for one in found]),
+        log_sd_error=torch.cat([one.log_sd_error for one in found]),
+        remembered=torch.cat([one.lower_bounds for one in found], 1),
+        accepted=min(one.accepted for one in found),
+        whole=all(one.whole for one in found),
+    )
+    of_group = [f" (mode {i + 1} of {len(parts)})" for i in range(len(parts))]
+    return EstimatedMoments(moments, tuple(f"{label}{which}" for which in of_group for label in labels))
+
 
 #: The fewest draws by which a distribution is judged.
 FEWEST_DRAWS = 500

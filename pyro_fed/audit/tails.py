@@ -17,8 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.chains.moments import LONG, Moments, kurtosis, told_by_tails
-from pyro_fed.audit.quantities import Quantities
+from pyro_fed.audit.moments import LONG, Moments, Quantities, kurtosis, told_by_tails
 from pyro_fed.audit.target import Target
 from pyro_fed.audit.weighted_points import WeightedPoints
 from pyro_fed.codes import sentences

@@ -16,9 +16,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.advice import cure
-from pyro_fed.audit.chains.moments import Moments, worst_moment
 from pyro_fed.audit.evidence import Evidence
+from pyro_fed.audit.moments import Moments, worst_moment
+from pyro_fed.audit.stillness import cure
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, TRUSTED_SHARE, smoothed

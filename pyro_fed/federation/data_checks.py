@@ -179,3 +179,50 @@ def _not_finite(
     return DataError(
         f"client {client}, argument '{name}'[{where}] is {kind} ({bad} of {total} rows). Nothing was run. {cure}{masks}"
     )
+
+
+#: Largest relative error of the smallest precision that is accepted in float32; an SD has half of it.
+LARGEST_ERROR = 0.05
+#: The most columns that are examined.
+MOST_COLUMNS = 256
+#: Singular values below this many units of rounding, relative to the largest, are zero.
+DEPENDENT = 32
+
+
+def wide_enough(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
+    """float64 in place of float32 if the columns of the row-sharded leaves need it, with a warning that names them."""
+    if dtype != torch.float32:
+        return dtype
+    for name, _, leaf in arguments.columns:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.dim() not in (1, 2):
+            continue
+        error, column = _error(leaf)
+        if error > LARGEST_ERROR:
+            of = f"column {column} of argument '{name}'" if leaf.dim() == 2 else f"argument '{name}'"
+            warn_user(
+                f"computed in float64: {of} is so nearly a combination of the others and a constant that float32 would "
+                f"know the precision of its weight to {error:.1g} only. Centre and scale columns before the model, or "
+                "say dtype=torch.float32 to have it all the same"
+            )
+            return torch.float64
+    return dtype
+
+
+def _error(leaf: Tensor) -> tuple[float, int]:
+    """eps·κ² of the columns and a constant, and the column with the largest part in the least informed direction."""
+    eps = torch.finfo(torch.float32).eps
+    step = -(-len(leaf) // ROWS_TOGETHER)
+    columns = leaf[::step].reshape(len(leaf[::step]), -1)[:, :MOST_COLUMNS].double()
+    if not bool(columns.isfinite().all()) or len(columns) <= columns.shape[1] + 1:
+        return 0.0, 0
+    varying = (columns != columns[0]).any(0)
+    kept = varying.nonzero().flatten()
+    if not len(kept):
+        return 0.0, 0
+    design = torch.cat([columns[:, kept], columns.new_ones(len(columns), 1)], 1)
+    design = design / design.norm(dim=0)
+    _, values, directions = torch.linalg.svd(design, full_matrices=False)
+    told = values > DEPENDENT * eps * values[0]
+    last = int(told.nonzero().max())
+    condition = float(values[0] / values[last])
+    return eps * condition**2, int(kept[int(directions[last, :-1].abs().argmax())])

@@ -31,11 +31,11 @@ from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.density.running.torch_modes import on_the_cpu
 from pyro_fed.errors import DataError, ModelError, SettingError, listed, warn_user
 from pyro_fed.federation import partition as partitions
-from pyro_fed.federation.data_checks import check_handled, check_labels, not_finite, warn_unsplit
+from pyro_fed.federation.arguments import Shard, check_row_labels, choose_shards, device_of, taken_apart
+from pyro_fed.federation.data_checks import check_handled, check_labels, not_finite, warn_unsplit, wide_enough
 from pyro_fed.federation.data_mistakes import warn_of_odd_data
-from pyro_fed.federation.devices import device_of
 from pyro_fed.federation.failures import explained_failures, is_failure
-from pyro_fed.federation.groups.naming import (
+from pyro_fed.federation.group_names import (
     by_element,
     grouped_table,
     groups_alone,
@@ -44,9 +44,7 @@ from pyro_fed.federation.groups.naming import (
     with_group_names,
     without_rows,
 )
-from pyro_fed.federation.groups.reading import group_arguments, with_column_names
-from pyro_fed.federation.groups.several_plates import AND, several_arguments
-from pyro_fed.federation.index_order import check_row_labels
+from pyro_fed.federation.groups import AND, group_arguments, several_arguments, with_column_names
 from pyro_fed.federation.labels import (
     client_table,
     discrete_labels,
@@ -55,12 +53,9 @@ from pyro_fed.federation.labels import (
     no_counts,
     observed_counts,
     row_labels,
+    warn_of_labels,
 )
-from pyro_fed.federation.numbering import warn_of_labels
 from pyro_fed.federation.pooling import first_look, parts_of, pool_clients
-from pyro_fed.federation.scaling import wide_enough
-from pyro_fed.federation.split_arguments import Shard, choose_shards
-from pyro_fed.federation.unwrap_model import taken_apart
 
 
 class Federation:

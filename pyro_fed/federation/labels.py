@@ -1,8 +1,16 @@
-"""Labels of rows, for partitions that skew them and for tables of the clients' data."""
+"""How a model uses columns of text: comparisons with labels, lookups, or numbers in an order that nobody has chosen.
+
+The codes of text are in alphabetical order. This does not matter if the model compares with labels, or if each label
+looks up an element of its own and elements differ in nothing else: renumber the labels, and the elements of the latents
+with them, and the density is the same. It changes for `scale[severity]` of a table of constants, groups with a
+covariate of their own, ranks, sums over preceding elements, and a first label that is the reference.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -11,12 +19,18 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_fed.density.checks.lookups import Lookups
+from pyro_fed.conventions.client_names import as_it_looks
+from pyro_fed.conventions.limits import SAME_SHARE
+from pyro_fed.density.bound import BoundModel
+from pyro_fed.density.checks.lookups import Lookups, num_elements
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.rows.labelled import Labels
+from pyro_fed.density.running.handlers import Execution
+from pyro_fed.density.running.shared import is_shared
 from pyro_fed.density.running.trace_sites import innermost
-from pyro_fed.errors import SettingError, listed
+from pyro_fed.errors import SettingError, listed, warn_user
 
 #: Whole numbers with more distinct values than this are not labels.
 MAX_LABELS = 20
@@ -139,3 +153,160 @@ def client_table(client_rows: Sequence[Tensor], names: Sequence[str], labels: np
         for value in np.unique(labels):
             table[f"label {value:g}"] = [int((labels[index.numpy()] == value).sum()) for index in client_rows]
     return table
+
+
+class Use(Enum):
+    """How a model uses a column of labels."""
+
+    NONE = "none"
+    COMPARED = "compared"
+    LOOKED_UP = "looked up"
+    NUMBERED = "numbered"
+
+
+def warn_of_labels(problem: Problem, clients: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Warn of text whose numbering matters though nobody has chosen it, and of clients with codings of their own."""
+    arguments = problem.arguments
+    if not arguments.labels:
+        return
+    uses = label_uses(problem.bound)
+    for name, use in uses.items():
+        labels = arguments.labels[name]
+        if use is Use.NUMBERED and not labels.ordered:
+            numbers = listed(f"{label!r} = {number}" for number, label in enumerate(labels))
+            warn_user(
+                f"the model depends on how the labels of argument '{name}' are numbered, and nobody has said that: it "
+                f"takes them in sorted order, {numbers}. Say the order, pandas.Categorical({name}, categories=[...], "
+                f"ordered=True), or take the labels themselves, ({name} == {labels[-1]!r}) or {name}.map({{...}})"
+            )
+    for name, labels in arguments.labels.items():
+        warn_of_other_codings(name, labels, _labels_of_clients(arguments, name, clients), names, uses.get(name))
+
+
+def warn_of_other_codings(
+    name: str, labels: Labels, each: Sequence[set[Any]], names: Sequence[str], use: Use | None
+) -> None:
+    """Warn of clients that seem to use labels of their own for categories that the others have too.
+
+    Args:
+        name: of the argument or column.
+        labels: all of its labels.
+        each: the labels in each client's rows.
+        names: of the clients.
+        use: how the model uses them; None if that is not known.
+    """
+    for text in _other_codings(name, labels, each, names, use):
+        warn_user(
+            f"{text}: these are different categories to the model. Where they are meant to be the same, write them "
+            f"alike at all clients, such as by column.map({{...}}); else name all of them at each client, "
+            "pandas.Categorical(column, categories=[...])"
+        )
+
+
+def label_uses(bound: BoundModel) -> dict[str, Use]:
+    """How the model uses each column of labels."""
+    bound = replace(bound, constants={k: v for k, v in bound.constants.items() if not is_shared(k)}).doubled()
+    lookups = Lookups(bound)
+    arguments, found = bound.arguments, dict[str, Use]()
+    before = _total(lookups.execution, bound.dtype)
+    for name, labels in arguments.labels.items():
+        at, count = arguments.names.index(name), len(labels)
+        if count < 2:
+            continue
+        codes: Tensor = arguments.leaves[at]
+        leaves = [*arguments.leaves[:at], (codes + 1) % count, *arguments.leaves[at + 1 :]]
+        other = replace(arguments, leaves=tuple(leaves))
+        if _same(before, _log_density(replace(bound, arguments=other), lookups, {})):
+            found[name] = Use.NONE
+            continue
+        moved = Labels((labels[-1], *labels[:-1]), ordered=labels.ordered)
+        anew = replace(bound, arguments=replace(other, labels={**arguments.labels, name: moved}))
+        if _same(before, _log_density(anew, lookups, {})):
+            found[name] = Use.COMPARED
+            continue
+        turned: dict[str, Tensor] = {}
+        for size in {count, *num_elements(bound, [codes])} - set(range(count)):
+            order = torch.tensor([count - 1, *range(count - 1), *range(count, size)])
+            for latent, axis in lookups.axes(codes.flatten(), size) if codes.dim() == 1 else ():
+                value = turned.get(latent, lookups.sites[latent]["value"].detach())
+                turned[latent] = value.index_select(axis, order)
+        same = _same(before, _log_density(anew, lookups, turned))
+        found[name] = Use.LOOKED_UP if same else Use.NUMBERED
+    return found
+
+
+def _log_density(bound: BoundModel, lookups: Lookups, turned: Mapping[str, Tensor]) -> Tensor:
+    """`_total` of a run at the values of the latents in that of `lookups`, or those in `turned`."""
+
+    def source(msg: Any, transform: Any) -> Tensor:
+        name = msg["name"]
+        z: Tensor = transform.inv(turned[name]) if name in turned else lookups.places[name].detach()
+        return z
+
+    with torch.no_grad():
+        return _total(bound.execute(source, bound.all_rows, densities=True), bound.dtype)
+
+
+def _total(execution: Execution, dtype: torch.dtype) -> Tensor:
+    """Sum () of all sites' log densities, with a weight for each row, without infinite ones."""
+    total = torch.zeros((), dtype=dtype)
+    for node in execution.trace.nodes.values():
+        if isinstance(terms := node.get("log_prob"), Tensor):
+            terms = terms.detach()
+            weights = torch.linspace(1.0, 2.0, terms.numel()).reshape(terms.shape) if node["is_observed"] else 1.0
+            total = total + (weights * terms.nan_to_num(0.0, 0.0, 0.0)).sum()
+    return total
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool(torch.isclose(one, other, rtol=SAME_SHARE, atol=SAME_SHARE, equal_nan=True))
+
+
+def _labels_of_clients(arguments: Arguments, name: str, clients: Sequence[Tensor]) -> list[set[Any]]:
+    """The labels in each client's rows."""
+    for column, nested, leaf in arguments.columns:
+        if column == name:
+            numbers = (leaf[arguments.rows_of(nested, rows)].unique().tolist() for rows in clients)
+            return [{arguments.labels[name][number] for number in each} for each in numbers]
+    return []
+
+
+def _other_codings(
+    name: str, labels: Labels, each: Sequence[set[Any]], names: Sequence[str], use: Use | None
+) -> Iterator[str]:
+    """Sentences on clients that seem to use labels of their own for categories that the others have too.
+
+    These are clients none of whose labels another one has, if the model compares with labels or if the others share
+    theirs (hospitals' own names are looked up, and no client has another's); and clients with labels that abbreviate
+    others' labels, if no client has both.
+    """
+    held = [(client, mine) for client, mine in zip(names, each, strict=False) if mine]
+    if labels.ordered or len(held) < 2:
+        return
+    seen = {who: {as_it_looks(str(label)).casefold() for label in mine} for who, mine in held}
+    apart = [(who, mine) for who, mine in held if not any(seen[who] & seen[other] for other in seen if other != who)]
+    if apart and (use is Use.COMPARED or len(apart) < len(held)):
+        who, mine = apart[-1]
+        other, theirs = next((who, mine) for who, mine in held if (who, mine) != apart[-1])
+        yield (
+            f"argument '{name}' has the labels [{listed(sorted(map(str, mine)))}] at client {who}, none of which "
+            f"another client has, such as {other} with [{listed(sorted(map(str, theirs)))}]"
+        )
+        return
+    pairs = [
+        (short, long)
+        for short in labels
+        for long in labels
+        if _abbreviates(short, long) and not any({short, long} <= mine for _, mine in held)
+    ]
+    if pairs and use is not Use.NONE:
+        texts = listed(f"{short!r} and {long!r}" for short, long in pairs)
+        yield f"argument '{name}' has the labels {texts}, never both at one client"
+
+
+def _abbreviates(short: Any, long: Any) -> bool:
+    """Whether one label is the beginning of another, in letters alone: "M" of "male", but not "site 1" of "site 12"."""
+    if not isinstance(short, str) or not isinstance(long, str):
+        return False
+    one, two = as_it_looks(short).casefold().rstrip("."), as_it_looks(long).casefold()
+    return one.isalpha() and two.isalpha() and len(one) < len(two) and two.startswith(one)

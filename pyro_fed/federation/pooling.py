@@ -16,12 +16,10 @@ from pyro_fed.density.rows.files import picked, pooled
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
 from pyro_fed.errors import DataError, PyroFedError, listed
-from pyro_fed.federation.argument_alignment import align_argument
+from pyro_fed.federation.arguments import Shard, align_argument, choose_shards
 from pyro_fed.federation.data_checks import warn_duplicates
 from pyro_fed.federation.failures import explained_failures, no_such_plate
-from pyro_fed.federation.groups.reading import check_rows, group_arguments, with_column_names
-from pyro_fed.federation.groups.several_plates import AND, several_arguments
-from pyro_fed.federation.split_arguments import Shard, choose_shards
+from pyro_fed.federation.groups import AND, check_rows, group_arguments, several_arguments, with_column_names
 from pyro_fed.ops.entries import evenly
 
 

@@ -11,7 +11,8 @@ from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.conventions.nested_settings import GIVEN, explicit_settings
-from pyro_fed.density.traits import Traits
+from pyro_fed.density.traits import LARGE_DIM, Traits
+from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.graph import Graph
 
 #: The reasons of settings that no rule changes.
@@ -157,3 +158,48 @@ def _with_changes(draft: Any, changes: dict[str, Any]) -> Any:
     for name, value in (vars(draft) | changes).items():
         object.__setattr__(copy, name, value)
     return copy
+
+
+def affordable_rows(case: Case) -> None:
+    """Refuse a network whose rows' own latents cost too much to be integrated out at many points.
+
+    Raises:
+        ModelError: names the latents, the cost and the cures.
+    """
+    case.traits.require_affordable()
+
+
+def few_enough_to_weigh(case: Case) -> None:
+    """Refuse importance weights of a model with many parameters.
+
+    Raises:
+        SettingError: names the number of parameters, and what to run.
+    """
+    dim = case.traits.dim
+    if dim <= LARGE_DIM:
+        return
+    raise SettingError(
+        f"{type(case.algorithm).__name__} cannot weigh draws of {dim:,} parameters: the ratio of two densities varies "
+        f"by more nats than there are parameters that the sites miss, so that one draw has all the weight. It takes at "
+        f"most {LARGE_DIM:,}; use FedEP, which takes stochastic gradients there, or DSVGD"
+    )
+
+
+def proper_prior(why: str, cure: str, where: Callable[[Case], bool] = lambda case: True) -> Callable[[Case], None]:
+    """A check that refuses improper priors by a ModelError, which names the algorithm and the sites.
+
+    Args:
+        why: what the algorithm does with the prior, as a clause.
+        cure: what to do besides giving proper priors, as a clause.
+        where: whether the algorithm does that with its settings.
+    """
+
+    def check(case: Case) -> None:
+        improper = sorted(case.traits.improper)
+        if improper and where(case):
+            raise ModelError(
+                f"{type(case.algorithm).__name__}: {why}, and the priors of sites {improper} are improper, which have "
+                f"no draws and no mean: give them proper priors, or {cure}"
+            )
+
+    return check

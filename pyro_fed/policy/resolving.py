@@ -12,26 +12,47 @@ from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.traits import Traits
+from pyro_fed.density.traits import LARGE_DIM, Traits
 from pyro_fed.graph import Graph
 from pyro_fed.policy.choice import AS_SET, Resolved, Setup, Table, apply_table
+
+#: Numbers that all draws of a large model may have together: 160 MB in double precision.
+DRAWN_NUMBERS = 20_000_000
+#: Rows × parameters from which on a pass over them is worth several threads: some 0.5 ms on one. Below, threads wait
+#: for one another longer than they work.
+THREADED_NUMBERS = 1_000_000
+#: Draws that a result has at least.
+FEWEST_DRAWS = 10
+
+
+def threads_of(traits: Traits) -> int | None:
+    """Threads for "auto": one, or torch's own number if a pass over the rows is long enough."""
+    return None if traits.num_rows * traits.dim >= THREADED_NUMBERS else 1
+
+
+def affordable_draws(traits: Traits, wanted: int, chains: int) -> int:
+    """The wanted number of draws of a chain, or as many as `DRAWN_NUMBERS` has room for if the model is large."""
+    if traits.dim <= LARGE_DIM:
+        return wanted
+    return max(1, min(-(-wanted // chains), max(FEWEST_DRAWS, DRAWN_NUMBERS // traits.dim // chains)))
+
 
 NO_SETUP = Setup()
 #: Of an algorithm that has no table.
 OPEN = Table()
 #: Families of algorithms, and the modules with their tables, each loaded when one of them is first resolved.
 TABLES = {
-    "averaging": "pyro_fed.policy.networks",
+    "averaging": "pyro_fed.policy.gaussian",
     "ep": "pyro_fed.policy.ep",
-    "langevin": "pyro_fed.policy.langevin",
+    "langevin": "pyro_fed.policy.sampling",
     "laplace": "pyro_fed.policy.gaussian",
-    "papers": "pyro_fed.policy.papers",
+    "papers": "pyro_fed.policy.sampling",
     "peers": "pyro_fed.policy.peers",
-    "pooled": "pyro_fed.policy.papers",
+    "pooled": "pyro_fed.policy.sampling",
     "sites": "pyro_fed.policy.gaussian",
     "stein": "pyro_fed.policy.stein",
-    "surrogates": "pyro_fed.policy.surrogates",
-    "variational": "pyro_fed.policy.surrogates",
+    "surrogates": "pyro_fed.policy.sampling",
+    "variational": "pyro_fed.policy.sampling",
 }
 INFER = "pyro_fed.infer."
 #: Codes of findings about an answer that no weights of draws around it mend, each with why.

@@ -21,9 +21,8 @@ from pyro_fed.infer.stein.survey import PooledEP, Survey
 from pyro_fed.infer.stein.svgd import SVGD
 from pyro_fed.ops.balanced import Marginal
 from pyro_fed.policy import ep
-from pyro_fed.policy.choice import Case, Decision, Row, Table
+from pyro_fed.policy.choice import Case, Decision, Row, Table, affordable_rows
 from pyro_fed.policy.gaussian import CURVATURE_ROW, LARGE_BATCH, on_large, parameters
-from pyro_fed.policy.refusals import affordable_rows
 
 #: Particles of a large model, and steps of a turn.
 PARTICLES, STEPS = 20, 50

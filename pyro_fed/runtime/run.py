@@ -31,7 +31,7 @@ from pyro_fed.graph import Graph
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.policy import Resolved, Setup, resolve_for_run, stages_of
 from pyro_fed.policy.explanation import as_json
-from pyro_fed.policy.run_settings import affordable_draws, threads_of
+from pyro_fed.policy.resolving import affordable_draws, threads_of
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.budget import Budget
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyro_fed.audit import evidence
-from pyro_fed.audit.chains.moments import Moments, kurtosis, told_by_tails, wrong_moments
+from pyro_fed.audit.moments import Moments, kurtosis, told_by_tails, wrong_moments
 from pyro_fed.infer.langevin.chain_diagnostics import r_hat_limit
 from pyro_fed.policy.audit import CHAINS
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyro_fed.audit import of_density, of_draws
-from pyro_fed.audit.chains.groups import groups
+from pyro_fed.audit.evidence import groups
 from pyro_fed.audit.stillness import stillness
 from tests.helpers.evidence import evidence_of
 

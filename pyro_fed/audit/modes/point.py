@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.audit.chains.moments import worst_moment
 from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
 from pyro_fed.audit.modes.climbs import CLIMB, Mode, climb_ends, mode_by_newton
 from pyro_fed.audit.modes.missed_modes import missed_modes
+from pyro_fed.audit.moments import worst_moment
 from pyro_fed.audit.target import SCORE_STEP, Target, for_checks, scores_at
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding

@@ -23,8 +23,7 @@ from pyro_fed.audit import (
     reported_without_variance,
     settings_findings,
 )
-from pyro_fed.audit.inputs.range import out_of_range
-from pyro_fed.audit.inputs.use import of_no_use
+from pyro_fed.audit.network_inputs import of_no_use, out_of_range
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic
 from pyro_fed.density.problem import Problem

@@ -5,11 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit.clients.dealt import by_the_outcome
-from pyro_fed.audit.clients.influence import FEWEST_CLIENTS, StandingApart, who_stands_apart
-from pyro_fed.audit.clients.mirrored import mirrored_clients
-from pyro_fed.audit.clients.say import answer_and_sites, log_likelihoods_of
-from pyro_fed.audit.size import compares_clients
+from pyro_fed.audit.audit import compares_clients
+from pyro_fed.audit.client_sites import answer_and_sites, log_likelihoods_of
+from pyro_fed.audit.influence import FEWEST_CLIENTS, StandingApart, by_the_outcome, who_stands_apart
+from pyro_fed.audit.mirrored_clients import mirrored_clients
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding

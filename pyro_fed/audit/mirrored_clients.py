@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.clients.influence import FEWEST_CLIENTS, MOST_SAID, by_sites
+from pyro_fed.audit.influence import FEWEST_CLIENTS, MOST_SAID, by_sites
 from pyro_fed.conventions.limits import STANDARD_ERRORS
 from pyro_fed.ops.gaussian import Gaussian
 

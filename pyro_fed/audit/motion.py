@@ -17,19 +17,93 @@ mode that the chains do not reach.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.chains.detour import Detour
-from pyro_fed.audit.chains.hmc import SCORES, Chains
-from pyro_fed.audit.chains.moments import Moments, kurtosis, moments_of_chains, told_by_tails, wrong_moments
-from pyro_fed.audit.chains.sequential import LOOKS, SequentialTest
-from pyro_fed.audit.quantities import Quantities
+from pyro_fed.audit.hmc import SCORES, Chains, Detour
+from pyro_fed.audit.moments import (
+    ALPHA,
+    Moments,
+    Quantities,
+    kurtosis,
+    margin,
+    moments_of_chains,
+    moments_verdict,
+    told_by_tails,
+    wrong_moments,
+)
 from pyro_fed.audit.target import DRAWS_A_DIMENSION, Target
-from pyro_fed.conventions.limits import Limits
+from pyro_fed.conventions.limits import STANDARD_ERRORS, Limits
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import walks
+
+#: Numbers of transitions before each look.
+LOOKS = 2, 4, 8, 16, 24, 48
+#: Part of the limits above which a plain error means that chains may be on their way.
+MOVING = 0.25
+
+
+def spent(share: float) -> float:
+    """The probability, of `ALPHA` in all, of a wrong end by a look after this share of all transitions."""
+    normal = NormalDist()
+    return 2 * normal.cdf(normal.inv_cdf(ALPHA / 2) / share**0.5) if share > 0 else 0.0
+
+
+@dataclass
+class SequentialTest:
+    """The looks at one walk of chains.
+
+    Args:
+        most: number of transitions that can be afforded, at least the first look's.
+        aim: limits finer than `WRONG`: chains that find nothing wrong go on while an estimate beyond these may be
+            chance. None: none.
+
+    Attributes:
+        looks: transitions before each look that is left.
+        last: transitions before the last look.
+        share: transitions before the look that was made, as a part of these.
+        verdict: of that look: wrong, right, or None for undecided.
+        before: errors (2, F) at that look, in units of the limits; zero at first.
+    """
+
+    most: int
+    aim: Limits | None = None
+
+    def __post_init__(self) -> None:
+        self.looks = [until for until in LOOKS if until <= self.most]
+        self.last = self.looks[-1]
+        self.share = 0.0
+        self.verdict: bool | None = None
+        self.before = torch.zeros(())
+
+    @property
+    def until(self) -> int:
+        """The number of transitions before the next look; 0 once the test has ended."""
+        return self.looks[0] if self.looks else 0
+
+    def look(self, found: Moments) -> None:
+        """Judge the estimates at this look, and decide whether to look again."""
+        until = self.looks.pop(0)
+        chance = spent(until / self.last) - spent(self.share)
+        self.share, self.verdict = until / self.last, moments_verdict(found, chance=chance)
+        if self.verdict or (self.verdict is False and not self._on_their_way(found)):
+            self.looks.clear()
+        self.before = found.excess
+
+    def _on_their_way(self, found: Moments) -> bool:
+        """Whether chains that find nothing wrong should go on: they still move, or do not decide about the aim."""
+        plain = found.excess > max(STANDARD_ERRORS, margin(len(found.mean))) * found.noise
+        moving = plain & (found.excess > MOVING) & (found.excess - self.before > found.noise)
+        return bool(moving.any()) or (self.aim is not None and not _aim_decided(found, self.aim))
+
+
+def _aim_decided(found: Moments, aim: Limits) -> bool:
+    """Whether no estimate is beyond a finer aim, or one is plainly."""
+    off, noise = found.against(aim)
+    beyond = off > 1
+    return not bool(beyond.any()) or bool((beyond & (off > STANDARD_ERRORS * noise)).any())
 
 
 def moments_by_chains(

@@ -17,7 +17,7 @@ from pyro_fed.density.rows.leaves import LabelsByName
 from pyro_fed.errors import DataError, PyroFedError, SettingError, listed
 from pyro_fed.federation.labels import client_table, discrete, no_counts
 from pyro_fed.federation.partition.base import Partition
-from pyro_fed.federation.partition.by_row import ByGroup
+from pyro_fed.federation.partition.kinds import ByGroup
 from pyro_fed.federation.pooling import plate_sizes
 
 
