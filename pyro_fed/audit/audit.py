@@ -1,4 +1,8 @@
-"""Every check of the audit, in the order in which a run makes them. A new check is a module and an entry here."""
+"""Every check of the audit, in the order in which a run makes them; a new check is a module and an entry here.
+
+Independent draws have means with standard errors of n^(-1/2) SDs. So n = (z / `MATTERS`)² draws keep all means within
+what matters, where the worst of D means is off by more than z standard errors with probability `ALPHA` (`margin`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit.densities import precision, splitting
-from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
+from pyro_fed.audit.evidence import DRAWN_ANEW, FEWEST_DRAWS, Evidence, Unknown
 from pyro_fed.audit.hmc import SCORES
 from pyro_fed.audit.modes.angles import findings_with_causes
 from pyro_fed.audit.modes.missed_modes import missed_modes
@@ -28,9 +32,6 @@ from pyro_fed.density.size import cost_of
 from pyro_fed.federation.federation import Federation
 from pyro_fed.policy.audit import unaffordable_operations
 
-#: The kinds of draws (`Algorithm.draws_are`) that come from a distribution, which can give any number of them.
-COUNTED_DRAWS = ("independent", "agents")
-
 
 def settings_findings(algorithm: Algorithm, draws: Tensor) -> list[Finding]:
     """Possible misunderstandings of a result because of its settings, one finding each; draws (chain, draw, D)."""
@@ -38,15 +39,10 @@ def settings_findings(algorithm: Algorithm, draws: Tensor) -> list[Finding]:
     found = list[Finding]()
     if temperature != 1.0:
         found.append(sentences.tempered_posterior(temperature=temperature))
-    count, needed = draws.shape[0] * draws.shape[1], draws_needed(draws.shape[2])
-    if algorithm.draws_are in COUNTED_DRAWS and count < needed:
+    count, needed = draws.shape[0] * draws.shape[1], math.ceil((margin(draws.shape[2]) / MATTERS) ** 2)
+    if algorithm.draws_are in DRAWN_ANEW and count < needed:
         found.append(sentences.too_few_draws(draws=count, needed=needed))
     return found
-
-
-def draws_needed(dim: int) -> int:
-    """The number of draws that determine the means of `dim` parameters, see the module's header."""
-    return math.ceil((margin(dim) / MATTERS) ** 2)
 
 
 def compares_clients(problem: Problem) -> bool:
@@ -65,18 +61,15 @@ Check = Callable[[Evidence], list[Finding]]
 
 
 def draws(evidence: Evidence) -> list[Finding]:
-    """Draws that are not the posterior's, by chains that begin at them, or else by missed modes: one finding, or none.
-
-    Modes are looked for only if chains find nothing wrong: an error that chains find comes first. If `weighted_points`
-    find the error, and chains do not, its cause may be a missed mode. Then modes are looked for first. Where an earlier
-    stage of a plan has found several modes, both are reported: chains say nothing of mass elsewhere.
-    """
+    """Draws that are not the posterior's, by chains that begin at them or by missed modes: one finding, or none."""
     found = evidence.moments
-    if len(evidence.record.modes) > 1:
-        return findings_with_causes(evidence, [*missed_modes(evidence), *stillness(evidence)])
-    if found is not None and found.by == "weights":
-        return findings_with_causes(evidence, missed_modes(evidence) or stillness(evidence))
-    return findings_with_causes(evidence, stillness(evidence) or missed_modes(evidence))
+    if len(evidence.record.modes) > 1:  # of a plan's earlier stage: chains say nothing of mass elsewhere
+        wrong = [*missed_modes(evidence), *stillness(evidence)]
+    elif found is not None and found.by == "weights":  # an error that chains do not find may be a missed mode
+        wrong = missed_modes(evidence) or stillness(evidence)
+    else:
+        wrong = stillness(evidence) or missed_modes(evidence)
+    return findings_with_causes(evidence, wrong)
 
 
 #: Whether the densities are those of a posterior, and exact enough. If one of these checks has a finding, the other
@@ -100,9 +93,8 @@ def found_right(evidence: Evidence) -> bool:
     found, weighed = evidence.moments, evidence.by_weights
     if found is None or found.stuck or bool(wrong_moments(found).any()):
         return False
-    right = moments_verdict(found) is False or (
-        weighed is not None and moments_verdict(weighed.where_told(found)) is False
-    )
+    estimates = [found] if weighed is None else [found, weighed.where_told(found)]
+    right = any(moments_verdict(one) is False for one in estimates)
     return right and not missed_modes(evidence, strict=True)
 
 
@@ -121,7 +113,7 @@ def audit_draws(federation: Federation, draws: Tensor, draws_are: str, problem: 
     Example:
         >>> audit_draws(fed, draws, "chains")
     """
-    if draws_are in ("independent", "agents") and draws.shape[0] * draws.shape[1] < FEWEST_DRAWS:
+    if draws_are in DRAWN_ANEW and draws.shape[0] * draws.shape[1] < FEWEST_DRAWS:
         return []
     algorithm = cast("Algorithm", Unknown(draws_are))  # the check reads nothing else of the algorithm
     record = Record(federation.client_names)

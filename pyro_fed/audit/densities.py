@@ -1,12 +1,18 @@
-"""Whether float32 was precise enough for the densities at the result's draws.
+"""Whether the densities at the result's draws add up over the clients, and are precise enough.
 
-At draws of the result the log density and the score are computed in float32, as in the run, and in float64. Let e(z) be
-the error of the log density, and d(z) the error of the score in coordinates that whiten the draws. There the posterior
-has about unit covariance, so that a Newton step is the score itself:
+**Splitting.** A run approximates the prior times Π_k L_k, where L_k comes from the model with client k's rows alone.
+Whole clients are compared with all rows, at draws of the result and in float64:
+
+    D(z) = Σ_k log L_k(z) - log L(z)
+
+D is zero for a model that splits. Otherwise the result has exp(D) times the posterior's density: D is its error in
+nats. Each client's rows go through the model by themselves, without the padding of a simulation.
+
+**Precision.** Let e(z) be the error of the log density in float32, and d(z) that of the score in coordinates that
+whiten the draws. There the posterior has about unit covariance, so that a Newton step is the score itself:
 
 - the mean is off by at most E|d| SDs, and an SD by at most the share (E d²)^½, since |E d u| ≤ (E d²)^½ for E u² = 1;
-- an error e that is the same at all z changes nothing; one that varies is noise in importance ratios and in acceptance
-  rates.
+- an error e that varies over z is noise in importance ratios and in acceptance rates.
 
 Algorithms whose answer is a Gaussian also invert its precision. Relative errors of eps in the entries of a matrix with
 the condition number c cause a relative error of eps·c in its smallest eigenvalue.
@@ -27,11 +33,12 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.checks.blame import blame
+from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import PyroFedError
 from pyro_fed.ops.batched import vmap
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import FEWEST_COMPARED_DRAWS, compared_draws, may_round
+from pyro_fed.policy.audit import compared_draws, may_round
 
 #: The most clients that are compared: the largest, the smallest, and others in between.
 MOST_CLIENTS = 12
@@ -45,15 +52,12 @@ NOT_RUN = (PyroFedError, RuntimeError, ValueError, IndexError)
 
 
 def splitting(evidence: Evidence) -> list[Finding]:
-    """One finding on clients whose log-likelihoods do not add up to that of all rows, or none.
-
-    It names the site, the client and the difference.
-    """
+    """One finding on clients whose log-likelihoods do not add up to that of all rows, or none."""
     problem = evidence.problem.doubled()
     points = evidence.points[evidence.points.isfinite().all(1)].double()
     if not len(points):
         return []
-    z = points[evenly(len(points), FEWEST_COMPARED_DRAWS)]
+    z = points[evenly(len(points), FEW_DRAWS)]
     generator = torch.Generator().manual_seed(0)
     local = torch.randn(problem.bound.num_rows, problem.local_dim, generator=generator, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):
@@ -61,10 +65,7 @@ def splitting(evidence: Evidence) -> list[Finding]:
 
 
 def _splitting_findings(evidence: Evidence, problem: Problem, z: Tensor, local: Tensor) -> list[Finding]:
-    """Compare the clients' terms at draws z (S, D) with those of the same rows among all rows: one finding, or none.
-
-    The densities are in float64; `local` are values of the rows' own latents (N, D_local).
-    """
+    """The finding at draws z (S, D) in float64, with values of the rows' own latents `local` (N, D_local); or none."""
     outside, inside = _terms(problem, z, problem.all_rows, local)
     off: dict[Key, Tensor] = {}
     worst: dict[Key, tuple[float, int]] = {}
@@ -118,11 +119,7 @@ def _terms(problem: Problem, z: Tensor, rows: tuple[Any, ...], local: Tensor) ->
 def _terms_by_equal_rows(
     problem: Problem, z: Tensor, local: Tensor, client_rows: Sequence[Tensor], chosen: list[int]
 ) -> dict[int, tuple[Terms, Terms]]:
-    """Terms of clients that have equally many rows, computed together; each client sees its own rows alone.
-
-    A client has no entry if no other one has as many rows, or if the model cannot be mapped over clients. It is then
-    run by itself.
-    """
+    """Terms of clients that have equally many rows, computed together; others have to be run by themselves."""
     found: dict[int, tuple[Terms, Terms]] = {}
     sizes: dict[int, list[int]] = {}
     for k in chosen:
@@ -187,10 +184,7 @@ def precision(evidence: Evidence) -> list[Finding]:
 
 
 def _errors(single: tuple[Tensor, Tensor], double: tuple[Tensor, Tensor], factor: Tensor) -> str | None:
-    """What is wrong with scores (S, D) and log densities (S,) in single precision against double; None if nothing is.
-
-    `factor` is the L (D, D), or (D,), that whitens.
-    """
+    """Errors of scores (S, D) and log densities (S,) in single precision, whitened by L, as a clause; None if small."""
     usable = double[1].isfinite() & double[0].isfinite().all(1)
     if not bool(usable.any()):
         return None

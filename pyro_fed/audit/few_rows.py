@@ -4,8 +4,8 @@
 
 B are b of the n rows; c corrects for the other rows. In coordinates that whiten a result's draws, and with many rows, c
 is nearly quadratic: its third derivatives are of order n^(-1/2). It is the control variate of
-`density.derivatives.few_rows` at the draws' mean, with its source. Where rows' scores jump, and curvatures at a point
-say nothing, a and E are means over points at the draws' distance from their mean.
+`density.derivatives.few_rows` at the draws' mean, with its source. Where rows' scores jump, a and E are means over
+points at the draws' distance from their mean.
 
 The approximation is then compared with the density of all rows at some draws, moved `OUTWARD_FACTOR` times as far out.
 If it differs by more than `NEGLIGIBLE` nats, grown as terms of third order grow over that distance, as when single rows
@@ -33,9 +33,10 @@ from pyro_fed.density.derivatives.few_rows import (
     pick_rows,
     row_numbers,
 )
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import takes_full_matrices, takes_some_rows
+from pyro_fed.policy.audit import takes_some_rows
 
 #: How much farther from the mean the draws at which densities are compared are moved.
 OUTWARD_FACTOR = 1.5
@@ -44,7 +45,7 @@ OUTWARD_FACTOR = 1.5
 def on_rows_alone(target: Target) -> Target:
     """The posterior by few rows, without the correction; `target` itself if it has not many rows."""
     problem = target.problem
-    counts = _row_counts(target)
+    counts = _row_counts(problem)
     if not counts:
         return target
     zero = target.centre.new_zeros(())
@@ -58,12 +59,9 @@ def near_draws(target: Target, draws: Tensor) -> Target:
 
 
 def on_few_rows(target: Target, white: Tensor) -> Target:
-    """The posterior around whitened draws (S, D) by few rows, corrected.
-
-    `target` itself if it has not many rows, or if few rows disagree with all.
-    """
-    problem, counts = target.problem, _row_counts(target)
-    if not counts or not takes_full_matrices(problem.traits):
+    """The posterior around whitened draws (S, D) by few rows, corrected; `target` itself if these disagree with all."""
+    problem, counts = target.problem, _row_counts(target.problem)
+    if not counts or not problem.traits.few_parameters:
         return target
     at = OUTWARD_FACTOR * white[evenly(len(white), PROBES)]
     value, whole = target.values(at), _parabola(target, _all_rows(target), len(white))
@@ -81,16 +79,15 @@ def on_few_rows(target: Target, white: Tensor) -> Target:
     return target
 
 
-def _row_counts(target: Target) -> list[int]:
+def _row_counts(problem: Problem) -> list[int]:
     """Numbers of rows that are tried in the place of all; none if these are few or not tensors, or looped over."""
-    problem = target.problem
     return [*row_numbers(problem.dim, problem.num_rows, MORE)] if takes_some_rows(problem.traits) else []
 
 
 def _by_rows(target: Target, rows: ClientData, missed: Quadratic) -> Target:
     """The posterior by some rows, as those of one client, and what these miss."""
     chosen = rows.row_index[0].to(rows.rows[0].device)
-    few = FewRows(tuple(leaf[chosen] for leaf in rows.rows), len(chosen), missed)
+    few = FewRows(tuple(leaf[chosen] for leaf in rows.rows), missed)
     return replace(target, few=few, near=None)
 
 

@@ -11,6 +11,9 @@ began. Lengths differ between trajectories at random, by ± `JITTER`, so that no
 Blanes, Casas and Sanz-Serna, *Numerical integrators for the hybrid Monte Carlo method*, SIAM J. Sci. Comput. 36 (2014).
 With them a single step of length π/2, which takes three scores, has an error in H of 5e-5 for each dimension of N(0,
 I); five leapfrog steps have 3e-4.
+
+Through a funnel chains alternate between these coordinates and the non-centred ones, effects in units of their own
+scale (`Detour`); a transition there has the same stationary distribution.
 """
 
 from __future__ import annotations
@@ -49,31 +52,18 @@ WANTED_ACCEPTANCE, SHORTEST_STEP_SHARE = 0.9, 1 / 32
 
 @dataclass
 class Chains:
-    """The state of S chains.
-
-    Args:
-        target: the density that they sample.
-        place: where they are, w (S, D).
-        value: the log density there (S,).
-        score: the gradient of the log density there (S, D).
-        generator: source of randomness.
-        shorter: ε in units of `LENGTH`.
-        accepted: mean acceptance of the last trajectories.
-
-    Attributes:
-        momentum: r at the beginning of the last trajectories (S, D).
-    """
+    """The state of S chains."""
 
     target: Target
-    place: Tensor
-    value: Tensor
-    score: Tensor
+    place: Tensor  # w (S, D)
+    value: Tensor  # the log density there (S,)
+    score: Tensor  # its gradient there (S, D)
     generator: torch.Generator
-    shorter: float = 1.0
-    accepted: float = 0.0
+    shorter: float = 1.0  # ε in units of `LENGTH`
+    accepted: float = 0.0  # mean acceptance of the last trajectories
 
     def __post_init__(self) -> None:
-        self.momentum = torch.zeros_like(self.place)
+        self.momentum = torch.zeros_like(self.place)  # r at the beginning of the last trajectories (S, D)
 
     @classmethod
     def begin(cls, target: Target, place: Tensor, generator: torch.Generator) -> Chains:
@@ -119,14 +109,7 @@ class Chains:
 
 @dataclass
 class Detour:
-    """The non-centred coordinates of a model, and chains in them.
-
-    Args:
-        form: the model in its non-centred form.
-        target: the posterior in non-centred coordinates, whitened by the draws.
-        generator: source of randomness.
-        chains: the chains of the last transition; None before the first.
-    """
+    """The non-centred coordinates of a model, whitened by the draws, and chains in them."""
 
     form: NonCentred
     target: Target
@@ -135,10 +118,7 @@ class Detour:
 
     @classmethod
     def of(cls, target: Target, draws: Tensor, generator: torch.Generator) -> Detour | None:
-        """The detour for draws (S, D) in the model's own coordinates.
-
-        None if no effect has a latent scale, or its coordinates are not finite.
-        """
+        """The detour for draws (S, D); None if no effect has a latent scale, or its coordinates are not finite."""
         problem = target.problem
         form = None if problem.looped or isinstance(problem, NonCentred) else noncentred_form(problem)
         if form is None:

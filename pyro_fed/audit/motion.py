@@ -1,17 +1,26 @@
 """A check of draws: short exact Markov chains that begin at draws of the posterior move no mean and no SD.
 
-**The idea.** A transition K that leaves the posterior p as it is gives E_q[K^t f] = E_p[f] for every f if the draws'
-distribution q is p. If q is not p, then E_q[K^t f] comes nearer to E_p[f] with every t. So chains begin at the draws
-of a result, and the check is whether they move its means and SDs (`moments`). They go on until a group-sequential test
-has decided (`sequential`).
+A transition K that leaves the posterior p as it is gives E_q[K^t f] = E_p[f] for every f if the draws' distribution q
+is p, and comes nearer to E_p[f] with every t if it is not. So chains begin at the draws, and the check is whether they
+move its means and SDs (`moments`). It needs no density of q and works in any dimension. If no chain can move, the
+posterior is far narrower there than the draws, and that is the finding. Modes that chains do not reach are not found.
 
 If a latent's scale is itself a latent (a funnel), each transition is two: one in these coordinates, and one with the
-effects in units of their scale (`detour`). Without the second, chains that begin outside of the neck do not find it.
+effects in units of their scale (`hmc.Detour`). Without the second, chains from outside of the neck do not find it.
 
-**What it finds.** The check needs no density of q and works in any dimension. It finds wrong tails, bent posteriors,
-wrong step sizes, collapsed variances, and a prior that was counted twice. If no chain can move, even by a small part of
-the draws' spread, the posterior is far narrower there than the draws, and that is the finding. The check cannot find a
-mode that the chains do not reach.
+**When chains end.** A group-sequential test looks at them after 2, 4, 8, 16, 24 and 48 transitions. Let θ_i be the
+errors of the F means and SDs, in units of the limits. At look k each estimate has an interval θ_i ± c_k SE_i, with
+
+    c_k = Φ⁻¹(1 - α_k / 2F),      Σ_{j ≤ k} α_j = 2 - 2 Φ(Φ⁻¹(1 - α/2) / √t_k),      t_k = k-th look / last look
+
+the spending of O'Brien and Fleming's boundaries (Lan and DeMets, *Discrete sequential boundaries for clinical trials*,
+Biometrika 70, 1983): nearly nothing early, when standard errors are poorly known, and α in all. Chains end
+
+- as wrong, once an interval is beyond 1;
+- as right, once all intervals are within 1 and no chains are on their way: none has an estimate that is plainly not
+  zero, above `MOVING`, and larger than at the look before by more than its standard error;
+- after the last look. Then an estimate beyond 1 that is plainly not zero is called wrong (`wrong_moments`). If that is
+  undecided, more chains are run.
 """
 
 from __future__ import annotations
@@ -53,30 +62,17 @@ def spent(share: float) -> float:
 
 @dataclass
 class SequentialTest:
-    """The looks at one walk of chains.
-
-    Args:
-        most: number of transitions that can be afforded, at least the first look's.
-        aim: limits finer than `WRONG`: chains that find nothing wrong go on while an estimate beyond these may be
-            chance. None: none.
-
-    Attributes:
-        looks: transitions before each look that is left.
-        last: transitions before the last look.
-        share: transitions before the look that was made, as a part of these.
-        verdict: of that look: wrong, right, or None for undecided.
-        before: errors (2, F) at that look, in units of the limits; zero at first.
-    """
+    """The looks at one walk of chains of at most `most` transitions, which go on until a finer `aim` is decided."""
 
     most: int
     aim: Limits | None = None
 
     def __post_init__(self) -> None:
-        self.looks = [until for until in LOOKS if until <= self.most]
+        self.looks = [until for until in LOOKS if until <= self.most]  # that are left
         self.last = self.looks[-1]
-        self.share = 0.0
-        self.verdict: bool | None = None
-        self.before = torch.zeros(())
+        self.share = 0.0  # of the last look's transitions, before the look that was made
+        self.verdict: bool | None = None  # of that look: wrong, right, or undecided
+        self.before = torch.zeros(())  # errors (2, F) at that look, in units of the limits
 
     @property
     def until(self) -> int:
@@ -114,11 +110,7 @@ def moments_by_chains(
     aim: Limits | None = None,
     again: bool = False,
 ) -> Moments:
-    """The posterior's moments of `quantities`, by chains from a result's draws (S, D), which whiten `target`.
-
-    `aim` are limits finer than `WRONG`, up to which chains should measure errors, or None. With `again`, many chains
-    are run at once, since few have not been conclusive.
-    """
+    """The posterior's moments by chains from draws (S, D); with `again` by many, since few have not decided."""
     z, problem = draws.double(), target.problem
     walk = _Walk(target, Detour.of(target, z, generator), quantities, z, generator, aim)
     planned = walks(problem.traits, target.evaluations, SCORES, LOOKS)

@@ -1,10 +1,16 @@
-"""Inputs that are of no use to an answer, which predicts a row by its own inputs no better than by other rows' inputs.
+"""Errors in the inputs of a network: out of range of its units, or of no use to its predictions.
 
-    Δ_i = log 1/S Σ_s p(y_i | x_i, z_s) - mean over j of log 1/S Σ_s p(y_j | x_i, z_s),      j other rows
+**Out of range.** A unit takes Σ_j x_j w_j. If a column's root mean square times the size of its weights under the prior
+is far above one, the unit is nearly the same for all rows: tanh is at ±1, and a rectifier is linear or zero. Then there
+is hardly a gradient to follow. With weights of N(0, 1), a year, an income or a count is such a column.
+
+**Of no use.** An answer predicts a row by its own inputs no better than by those of other rows j:
+
+    Δ_i = log 1/S Σ_s p(y_i | x_i, z_s) - mean over j of log 1/S Σ_s p(y_j | x_i, z_s)
 
 The mean of Δ_i over the fitted rows is positive if the answer has learned anything about y from x. It is zero for a
-network whose weights stay at the prior, as those of a mean-field Gaussian of many layers do. The density of the rows
-alone would not show that, since x may be uninformative. The user has to decide between the two.
+network whose weights stay at the prior. The density of the rows alone would not show that, since x may be
+uninformative. The user has to decide between the two.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ from torch import Tensor, fx
 
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.density.checks.points import FEW_ROWS
+from pyro_fed.density.checks.points import FEW_ROWS, NUM_DRAWS
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.layers import first_products
 from pyro_fed.density.compiling.predictors import rows_graph, some_rows
@@ -36,12 +42,7 @@ MEDIAN = NormalDist().inv_cdf(0.75)
 
 
 def out_of_range(problem: Problem, from_prior: Callable[[], Tensor | None]) -> list[Finding]:
-    """One finding on the column that is furthest out of range of a network's units, or none.
-
-    Args:
-        problem: the model.
-        from_prior: gives draws of the prior (M, D), or None if it is improper; asked of networks alone.
-    """
+    """One finding on the column that is furthest out of range of a network's units, by draws of the prior; or none."""
     draws = from_prior() if problem.traits.layers else None
     if draws is None:
         return []
@@ -59,21 +60,13 @@ def out_of_range(problem: Problem, from_prior: Callable[[], Tensor | None]) -> l
 
 
 class _Size(NamedTuple):
-    """How much a column of the inputs adds to a unit.
+    """How much a column of the inputs adds to a unit."""
 
-    Args:
-        added: root mean square of what the column adds.
-        of_rows: root mean square of the column.
-        of_weights: size of the column's weights under the prior.
-        column: the column's number; None if all inputs are taken as one.
-        leaf: the number of the row tensor that has the column; None if it is not an argument itself.
-    """
-
-    added: float
-    of_rows: float
-    of_weights: float
-    column: int | None
-    leaf: int | None
+    added: float  # root mean square of what the column adds
+    of_rows: float  # root mean square of the column
+    of_weights: float  # size of the column's weights under the prior
+    column: int | None  # the column's number; None if all inputs are taken as one
+    leaf: int | None  # number of the row tensor that has the column; None if it is not an argument itself
 
 
 def _sizes(problem: Problem, draws: Tensor) -> Iterator[_Size]:
@@ -117,8 +110,8 @@ class _Values(fx.Interpreter):
         return found
 
 
-#: The most rows and draws that are used; how many other rows each row is compared with; and the fewest rows.
-ROWS, DRAWS, OTHER_ROWS, FEWEST_ROWS = 500, 20, 4, 20
+#: The most and the fewest rows that are used; and how many other rows each row is compared with.
+ROWS, FEWEST_ROWS, OTHER_ROWS = 500, 20, 4
 #: Inputs are of use if the mean of Δ is more than this many standard errors above zero.
 PLAIN = 2.0
 
@@ -130,7 +123,7 @@ def of_no_use(problem: Problem, draws: Tensor) -> list[Finding]:
     rows = tuple(leaf[evenly(len(leaf), ROWS)] for leaf in problem.rows)
     if len(rows[0]) < FEWEST_ROWS:
         return []
-    found = [_log_densities(problem, z, rows) for z in draws[evenly(len(draws), DRAWS)].to(problem.dtype)]
+    found = [_log_densities(problem, z, rows) for z in draws[evenly(len(draws), NUM_DRAWS)].to(problem.dtype)]
     own, *others = (torch.stack(parts).logsumexp(0) for parts in zip(*found, strict=True))
     gain = own - torch.stack(others).mean(0)
     mean, error = float(gain.mean()), float(gain.std()) / math.sqrt(len(gain))

@@ -1,12 +1,10 @@
 """Tails, slabs and modes where a result has no draws and which chains hardly reach, by `weighted_points`.
 
-Chains that begin at a result's draws move only slowly into a tail that the draws lack, and look settled before they
-have arrived. For a zero-inflated count they found an SD of 1.03 ± 0.05 times the result's; the true factor is 1.33.
+Chains that begin at a result's draws move slowly into a tail that the draws lack, and look settled before they arrive.
 Weighted points are drawn elsewhere too and have no such memory. In few dimensions they can be trusted, except for a
 number whose variance depends on few points. If they find a number wrong, this overrules chains that find it right.
 
-Deterministic sites are judged by the tails of their own draws. They are right if the latents are right, but may have no
-variance although all latents have one.
+Deterministic sites are judged by the tails of their own draws: they may have no variance although all latents have one.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from pyro_fed.audit.weighted_points import WeightedPoints
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS
+from pyro_fed.density.checks.points import NUM_DRAWS
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
@@ -32,8 +31,8 @@ from pyro_fed.policy.audit import CHAINS
 FEWEST_EFFECTIVE_POINTS = 50
 #: The fewest draws that show the shape of a tail: a tenth of them are in it, and its k has a standard error of 0.2.
 FEWEST_OF_A_TAIL = 800
-#: Draws at which the fall of a density is measured; and the distance from the median, in interquartile ranges.
-POWERS_AT, FAR_OUT = 16, (300.0, 3000.0)
+#: Distances from the median, in interquartile ranges, between which the fall of a density is measured.
+FAR_OUT = 300.0, 3000.0
 #: A density that falls like this power of |x| or a smaller one has no variance: three, and a margin for other terms so
 #: far out.
 NO_VARIANCE = 3.05
@@ -48,11 +47,7 @@ def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, fo
 def few_draws_tell(
     target: Target, quantities: Quantities, draws: Tensor, points_of: Callable[[], WeightedPoints | None]
 ) -> list[Finding]:
-    """A number whose tail is so long that the draws do not determine its SD, even if all of them are right.
-
-    One finding, on the longest tail; none if no tail is long, or the weighted points do not show it. `points_of` is
-    called only if some of the draws (S, D) have a long tail.
-    """
+    """One finding on the longest tail that leaves an SD undetermined by right draws (S, D), or none."""
     long = kurtosis(quantities(draws.double())) > LONG
     if not bool(long.any()):
         return []
@@ -73,13 +68,9 @@ def few_draws_tell(
 
 
 def _without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:
-    """Entries of the flat vector whose conditional density, given the others, falls like |x|^-3 or more slowly.
-
-    The tail of the draws (S, D) does not show that. Algorithms reach Cauchy's tail only as far as their steps or
-    weights go: Pareto's k of draws was 0.2; that of the Cauchy distribution is 1. `long` is whether each number's draws
-    have a long tail (F,).
-    """
-    z = draws[evenly(len(draws), POWERS_AT)].double()
+    """Entries of the flat vector whose conditional density, given the others, falls like |x|^-3 or more slowly."""
+    # The tail of the draws does not show that: algorithms reach Cauchy's only as far as their steps or weights go.
+    z = draws[evenly(len(draws), NUM_DRAWS)].double()
     found = []
     for number in long[: z.shape[1]].nonzero()[:, 0].tolist():
         column = draws[:, number].double()
@@ -91,24 +82,20 @@ def _without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:
                 moved = z.clone()
                 moved[:, number] = middle + side * far * (high - low)
                 at.append(target.values(target.white(moved)))
-            powers.append(
-                float(((at[0] - at[1]) / math.log(FAR_OUT[1] / FAR_OUT[0])).nan_to_num(nan=math.inf).median())
-            )
+            fall = (at[0] - at[1]) / math.log(FAR_OUT[1] / FAR_OUT[0])
+            powers.append(float(fall.nan_to_num(nan=math.inf).median()))
         if min(powers) < NO_VARIANCE:
             found.append(number)
     return found
 
 
 def _tail(terms: Tensor) -> float:
-    """Pareto's k of the terms of a sum (N,)."""
+    """Pareto's k of the tail of positive numbers (N,)."""
     return smoothed(terms.clamp_min(torch.finfo(terms.dtype).tiny).log()).pareto_k
 
 
 def reported_without_variance(problem: Problem, draws: Tensor) -> list[Finding]:
-    """One finding on the deterministic site with the longest tail without a variance, if any, such as a ratio.
-
-    Sites inside the plate are not examined, nor fewer draws (S, D) than `FEWEST_OF_A_TAIL`.
-    """
+    """One finding on the deterministic site outside the plate with the longest tail without a variance, or none."""
     names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
     if not names or len(draws) < FEWEST_OF_A_TAIL:
         return []
@@ -119,8 +106,7 @@ def reported_without_variance(problem: Problem, draws: Tensor) -> list[Finding]:
             away = (values - values.median()).abs()
             if not bool(away.isfinite().all()) or not float(away.median()) > 0:
                 continue
-            k = smoothed(away.clamp_min(torch.finfo(away.dtype).tiny).log()).pareto_k
-            if k > longest:
+            if (k := _tail(away)) > longest:
                 longest, said = k, problem.entry_of(problem.reported[name], number)
     if not said:
         return []
@@ -128,16 +114,10 @@ def reported_without_variance(problem: Problem, draws: Tensor) -> list[Finding]:
 
 
 def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moments:
-    """The posterior's moments by weighted points, relative to those of draws.
+    """The posterior's moments by weighted points (N, F), relative to those of draws (S, F).
 
     A number is not judged (its standard errors are zero) if it is not finite somewhere, or if its variance or its tail
-    cannot be determined.
-
-    Args:
-        weights: the points' weights (N,), which sum to one.
-        points: the numbers at the points (N, F).
-        draws: the numbers at the draws (S, F).
-        dim: number of unconstrained numbers, which come first.
+    cannot be determined. The first `dim` numbers are unconstrained.
     """
     centre, scale = draws.mean(0), draws.std(0)
     usable = points.isfinite().all(0) & centre.isfinite() & (scale > 0) & scale.isfinite()
@@ -158,14 +138,5 @@ def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, d
     lacking = variance.log() / 2 > STANDARD_ERRORS * torch.hypot(chance, log_error)
     enough = (STANDARD_ERRORS * chance <= math.log(SD_MATTERS)) | ((chance <= math.log(SD_MATTERS)) & lacking)
     usable &= torch.where(own, enough, told_by_tails(left, come, dim, CHAINS))
-
-    def where_usable(figure: Tensor) -> Tensor:
-        return torch.where(usable, figure, 0.0)
-
-    return Moments(
-        where_usable(mean / variance.sqrt()),
-        where_usable(mean_error),
-        where_usable(variance.log() / 2),
-        where_usable(log_error),
-        by="weights",
-    )
+    figures = mean / variance.sqrt(), mean_error, variance.log() / 2, log_error
+    return Moments(*(torch.where(usable, figure, 0.0) for figure in figures), by="weights")

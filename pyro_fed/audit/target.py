@@ -27,13 +27,13 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
 from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.ops.importance import LARGEST
-from pyro_fed.policy.audit import SCORE_COST
+from pyro_fed.policy.audit import CHAINS, FEWEST_CHAINS, MANY_CHAINS, SCORE_COST
 
 #: With this many draws for each dimension their covariance is not shrunk.
 DRAWS_A_DIMENSION = 4
 #: Points are computed in groups of these sizes, the last one filled up, since each further size would be traced: of
 #: climbs, of few chains and many, and of weighted points.
-BATCHES = 16, 32, 128, 2048
+BATCHES = 16, FEWEST_CHAINS, CHAINS, MANY_CHAINS
 #: An SD smaller than this share of the largest is rounding.
 SMALLEST_SD_SHARE = 1e-10
 #: Half the distance over which scores are compared for a curvature: in the result's SDs, or as a multiple of a
@@ -43,20 +43,16 @@ SCORE_STEP = 1e-3
 
 @dataclass(frozen=True)
 class FewRows:
-    """Rows that stand for all, with the correction level + a'w - w'E w / 2 of their log density, see `few_rows`.
+    """Rows that stand for all, with the correction level + a'w - w'E w / 2 of their log density, see `few_rows`."""
 
-    Args:
-        rows: the rows' tensors, in the order of `Problem.all_rows`, each with b rows.
-        count: b.
-        correction: level (), a (D,) and E (D, D), float64.
-        seen_as: maps the whitened coordinates of a target to the coordinates w of the correction; None if they are
-            the same.
-    """
-
-    rows: tuple[Tensor, ...]
-    count: int
+    rows: tuple[Tensor, ...]  # in the order of `Problem.all_rows`
     correction: Quadratic
-    seen_as: Callable[[Tensor], Tensor] | None = None
+    seen_as: Callable[[Tensor], Tensor] | None = None  # maps a target's whitened coordinates to the correction's w
+
+    @property
+    def count(self) -> int:
+        """Their number."""
+        return len(self.rows[0])
 
     def value_and_gradient(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """The correction (S,) at a target's whitened points (S, D), and its gradient there (S, D)."""
@@ -68,12 +64,7 @@ class FewRows:
 
 
 class NearDraws(NamedTuple):
-    """What is known of the integrals over the rows' own latents at points w within a distance of the draws' mean.
-
-    Args:
-        modes: see `ascent_starts`.
-        reach: the distance.
-    """
+    """The modes of the rows' own latents near the draws, and the distance from their mean within which they hold."""
 
     modes: NearbyModes
     reach: float
@@ -81,39 +72,24 @@ class NearDraws(NamedTuple):
 
 @dataclass
 class Target:
-    """Log density and score of the posterior, in whitened coordinates.
-
-    Args:
-        problem: the posterior of all rows.
-        centre: m (D,), float64.
-        factor: L (D, D), lower triangular, or its diagonal (D,) if L is diagonal; float64.
-        temperature: T of the likelihood, which is raised to the power 1 / T, as in generalised Bayes.
-        few: rows that stand for all; None: all rows are used.
-        near: what is known of the integrals over the rows' own latents near the draws; None for nothing.
-    """
+    """Log density and score of the posterior, in whitened coordinates."""
 
     problem: Problem
-    centre: Tensor
-    factor: Tensor
-    temperature: float = 1.0
-    few: FewRows | None = None
+    centre: Tensor  # m (D,), float64
+    factor: Tensor  # L (D, D), lower triangular, or its diagonal (D,), float64
+    temperature: float = 1.0  # T of the likelihood, which is raised to the power 1 / T, as in generalised Bayes
+    few: FewRows | None = None  # rows that stand for all
     near: NearDraws | None = None
 
     @classmethod
     def of(cls, problem: Problem, draws: Tensor, temperature: float = 1.0) -> Target:
-        """The target of a result, in coordinates that whiten its draws (S, D), S >= 2.
-
-        The likelihood is raised to the power 1 / `temperature`: 1 for the posterior.
-        """
+        """The target in coordinates that whiten draws (S, D), S >= 2."""
         z = draws.double()
         return cls(for_checks(problem), z.mean(0), whitening_factor(z), temperature)
 
     @classmethod
     def around(cls, problem: Problem, point: Tensor, temperature: float = 1.0) -> Target:
-        """The target around a point (D,), float64, with each parameter in units of the curvature there, (-∂²f)^(-1/2).
-
-        The likelihood is raised to the power 1 / `temperature`: 1 for the posterior.
-        """
+        """The target around a point (D,), with each parameter in units of the curvature there, (-∂²f)^(-1/2)."""
         target, dim = cls(for_checks(problem), point, torch.ones_like(point), temperature), len(point)
         step = SCORE_STEP * point.abs().clamp_min(1.0)
         _, score = target(torch.cat([step.diag(), -step.diag()]))
@@ -224,10 +200,7 @@ def density_cost(problem: Problem, near: NearbyModes | None = None) -> int:
 
 
 def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Scores (S, D) and log densities (S,) at the model's points z (S, D), as the run computes them, in its dtype.
-
-    `for_checks` has compiled the problem. The likelihood is raised to the power 1 / `temperature`.
-    """
+    """Scores (S, D) and log densities (S,) at the model's points z (S, D), as the run computes them, in its dtype."""
     method = TemperedDensity(temperature).score_and_value
     score, value = _at(problem, z, method, (problem.all_rows, ()), problem.evaluations)
     return score, value
@@ -238,8 +211,7 @@ def _at(
 ) -> tuple[Tensor, ...]:
     """The result of a function of points (S, D) and of what is `given`, computed for some points at a time.
 
-    What is given are rows, and what is known of them: inputs, so that the compiled step serves other data of the same
-    shapes too (`Federation.with_args`). `evaluations` are densities of rows at a point.
+    Rows are inputs, so that the compiled step serves other data of the same shapes too (`Federation.with_args`).
     """
     compiled = problem.mapped(function, (0, None))
     size = _points_at_once(len(z), evaluations)

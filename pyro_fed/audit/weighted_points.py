@@ -2,20 +2,18 @@
 
 They come from adaptive multiple importance sampling (`ops.adaptive_importance`), driven by a loop.
 
-**The first points** come from three places: a mixture that is fitted to the draws; their neighbourhood, with the widths
-`NEAR_WIDTHS` and far larger ones, up to the prior's; and a mixture that is fitted to draws of the prior. So there are
-points in a slab around a spike; a search for modes from there climbs to the spike, and chains from the spike do not
-enter the slab.
+**The first points** come in equal shares from mixtures fitted to the draws and to draws of the prior, and from around
+the draws' centre, with the widths `NEAR_WIDTHS` and with far larger ones, up to the prior's. So there are points in a
+slab around a spike; a search for modes climbs from there to the spike, and chains from the spike do not enter the slab.
+If few rows stand for all (`few_rows`), they do so near the draws only, and points are drawn there only.
 
-**The end.** No points are added once `SETTINGS` are met, for means and for variances, or after `ROUNDS` rounds. If
-their effective number is then below `LEAST_EFFECTIVE_POINTS`, as in many dimensions, none are returned.
-
-If few rows stand for all (`few_rows`), they do so near the draws only. Then the points are drawn there only.
+**The end.** No points are added once `SETTINGS` are met, for means and for variances, or after `ROUNDS` rounds. If they
+are then worth fewer than `MIN_EFFECTIVE_POINTS`, as in many dimensions, none are returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,33 +22,26 @@ from torch import Tensor
 from pyro_fed.audit.target import BATCHES, Target
 from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, NOTHING, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.student_mixtures import Mixture, fitted
-from pyro_fed.policy.audit import takes_weighted_points, weighted_points
+from pyro_fed.policy.audit import MOST_DRAWS, takes_weighted_points, weighted_points
 
 #: The most rounds. A round has as many points as are computed together, or fewer where they cost much.
 ROUNDS = 6
 #: The fewest points of a round, of which each of the first mixture's parts has some.
 FEWEST_POINTS = 512
-#: Widths of the points around the draws, in the draws' own. Beyond these, each width is `FACTOR` times the one before,
-#: up to the prior's SD, and at most `LARGEST_WIDTH`.
-NEAR_WIDTHS, FACTOR, LARGEST_WIDTH = (1.0, 1.5, 3.0), 3.0, 1000.0
-#: Share of the first points around the draws; the others are farther out and from the prior, half of them each.
-AROUND_SHARE = 0.5
+#: Widths of the points around the draws, in the draws' own. Beyond these, widths are powers of the last one, up to the
+#: prior's SD, and at most `LARGEST_WIDTH`.
+NEAR_WIDTHS, LARGEST_WIDTH = (1.0, 1.5, 3.0), 1000.0
 #: No points are added once their effective number is this large, and the weights' tail can be trusted.
-SETTINGS = AdaptiveSettings(enough=1000, longest_tail=0.5, second_moments=True)
-#: Points are used if their effective number is at least this.
-LEAST_EFFECTIVE_POINTS = 400
+SETTINGS = AdaptiveSettings(enough=MOST_DRAWS, longest_tail=0.5, second_moments=True)
+#: Fewer weighted points, or points worth fewer, do not show the posterior's means and SDs.
+MIN_EFFECTIVE_POINTS = 400
 #: Effective number of points for a fit.
 FIT_ON = 5 * COMPONENTS
 
 
 @dataclass(frozen=True)
 class WeightedPoints:
-    """Points whose weights make them a sample of the posterior.
-
-    Args:
-        weights: the points' weights (N,), which sum to one.
-        white: the points, in coordinates that whiten the result's draws (N, D).
-    """
+    """Whitened points (N, D) whose weights (N,), which sum to one, make them a sample of the posterior."""
 
     weights: Tensor
     white: Tensor
@@ -59,14 +50,7 @@ class WeightedPoints:
 def weighed_points(
     target: Target, draws: Tensor, from_prior: Callable[[], Tensor | None], generator: torch.Generator
 ) -> WeightedPoints | None:
-    """Weighted points of the posterior; None if the model is looped or too large, or the weights cannot be trusted.
-
-    Args:
-        target: the posterior, whitened by the draws.
-        draws: w (S, D), whitened.
-        from_prior: gives draws of the prior in the model's coordinates (M, D), or None if it is improper.
-        generator: source of randomness.
-    """
+    """Weighted points of the posterior around whitened draws (S, D); None if their weights cannot be trusted."""
     if not takes_weighted_points(target.problem.traits):
         return None
     points = weighted_points(target.evaluations, FEWEST_POINTS, BATCHES[-1])
@@ -80,7 +64,7 @@ def weighed_points(
             break
         sampler = sampler.draw(sampler.refit(FIT_ON, generator).shared_out(points), generator)
     found = sampler.smoothed
-    usable = found.pareto_k <= SETTINGS.longest_tail and found.effective >= LEAST_EFFECTIVE_POINTS
+    usable = found.pareto_k <= SETTINGS.longest_tail and found.effective >= MIN_EFFECTIVE_POINTS
     return _some(sampler) if usable else None
 
 
@@ -94,18 +78,17 @@ def _some(sampler: AdaptiveImportanceSampler) -> WeightedPoints:
 def _first(
     target: Target, draws: Tensor, from_prior: Callable[[], Tensor | None], generator: torch.Generator
 ) -> Mixture:
-    """The mixture that the first points are drawn from; its counts are shares."""
-    near = _round(target, torch.tensor(NEAR_WIDTHS, dtype=torch.float64))
-    around = _join_mixtures((0.5, near), (0.5, _fit(draws, generator)))
-    if target.few is not None:
-        return around
-    found, farther = from_prior(), (1 - AROUND_SHARE) / 2
-    if found is None:
-        return _join_mixtures((AROUND_SHARE, around), (farther, _round(target, _rungs(LARGEST_WIDTH))))
-    prior = target.white(found)
-    rungs = _rungs(float(prior.std(0).max()))
-    parts = [(AROUND_SHARE, around), (farther, _fit(prior, generator))]
-    return _join_mixtures(*parts, *([(farther, _round(target, rungs))] if len(rungs) else []))
+    """The mixture that the first points are drawn from, of parts in equal shares."""
+    parts = [_around_centre(target, NEAR_WIDTHS), _fit(draws, generator)]
+    if target.few is None:
+        found, largest = from_prior(), LARGEST_WIDTH
+        if found is not None:
+            prior = target.white(found)
+            parts.append(_fit(prior, generator))
+            largest = min(largest, float(prior.std(0).max()))
+        if widths := _far_widths(largest):
+            parts.append(_around_centre(target, widths))
+    return Mixture(*(torch.cat(same) for same in zip(*parts, strict=True)))
 
 
 def _fit(points: Tensor, generator: torch.Generator) -> Mixture:
@@ -114,24 +97,17 @@ def _fit(points: Tensor, generator: torch.Generator) -> Mixture:
     return fitted(points, even, COMPONENTS, FIT_STEPS, generator)
 
 
-def _rungs(most: float) -> Tensor:
-    """Widths beyond `NEAR_WIDTHS`, each `FACTOR` times the one before, up to `most`."""
-    widths = [NEAR_WIDTHS[-1] * FACTOR]
-    while widths[-1] * FACTOR <= min(most, LARGEST_WIDTH):
-        widths.append(widths[-1] * FACTOR)
-    return torch.tensor([width for width in widths if width <= most], dtype=torch.float64)
+def _far_widths(largest: float) -> list[float]:
+    """Widths beyond `NEAR_WIDTHS`, up to `largest`."""
+    widths, width = list[float](), NEAR_WIDTHS[-1] ** 2
+    while width <= largest:
+        widths.append(width)
+        width *= NEAR_WIDTHS[-1]
+    return widths
 
 
-def _round(target: Target, widths: Tensor) -> Mixture:
+def _around_centre(target: Target, widths: Sequence[float]) -> Mixture:
     """A mixture around the draws' centre, of components with these widths in equal shares."""
-    eye = torch.eye(target.problem.dim, dtype=torch.float64)
-    return Mixture(
-        torch.full_like(widths, 1 / len(widths)), eye.new_zeros(len(widths), len(eye)), widths[:, None, None] * eye
-    )
-
-
-def _join_mixtures(*parts: tuple[float, Mixture]) -> Mixture:
-    """Mixtures with their shares."""
-    return Mixture(
-        *(torch.cat(same) for same in zip(*(m._replace(counts=share * m.counts) for share, m in parts), strict=True))
-    )
+    eye, count = torch.eye(target.problem.dim, dtype=torch.float64), len(widths)
+    scales = torch.tensor(widths, dtype=torch.float64)
+    return Mixture(torch.full_like(scales, 1 / count), eye.new_zeros(count, len(eye)), scales[:, None, None] * eye)

@@ -49,11 +49,7 @@ class Conditioned:
 def taken_apart(
     model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None
 ) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
-    """A model without the data that it holds by `functools.partial` or `pyro.condition`, and all of its (args, kwargs).
-
-    Raises:
-        ModelError: a function whose call runs none of its lines.
-    """
+    """A model without the data that `functools.partial` or `pyro.condition` hold, and all of its (args, kwargs)."""
     kwargs = dict(kwargs or {})
     _check_runs(model)
     while isinstance(model, functools.partial):
@@ -101,18 +97,7 @@ def check_row_labels(
     where: str = "",
     partition: Partition | None = None,
 ) -> None:
-    """Refuse columns of pandas with the same index in different orders.
-
-    Args:
-        model: the Pyro model.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        where: the client's place in messages, such as " at client 2".
-        partition: how rows go to clients, maybe by a column.
-
-    Raises:
-        DataError: names both arguments and the first row that differs.
-    """
+    """Refuse columns of pandas with the same index in different orders; `where` is a place such as " at client 2"."""
     args = positional(model, args, kwargs)
     named = [*zip(parameter_names(model, len(args)), args, strict=True), *(kwargs or {}).items()]
     first: dict[int, tuple[str, pd.Index]] = {}
@@ -146,12 +131,7 @@ def _same_labels(one: pd.Index, other: pd.Index) -> bool:
 
 
 def device_of(named: torch.device | str | None, given: Any) -> torch.device:
-    """The device of clients' steps: the user's, or that of the tensors among the model's arguments.
-
-    Raises:
-        SettingError: torch does not know the device, or has none here.
-        DataError: no device is named, and the data lie on several.
-    """
+    """The device of clients' steps: the user's, or that of the tensors among the model's arguments."""
     if named is not None:
         return _usable_device(named)
     found = {leaf.device for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)}
@@ -183,14 +163,7 @@ NUMBERS = "biuf"
 
 
 def align_argument(values: Sequence[Any], names: Sequence[str], what: str) -> list[Any]:
-    """One argument, or a part of one, of all clients, with columns or keys in the order of the first client's.
-
-    Other values than tables and dictionaries are returned unchanged. `what` names the argument in messages, such as
-    "argument 'df'".
-
-    Raises:
-        DataError: some clients lack a column or key, or it is text at some and numbers at others.
-    """
+    """One argument of all clients, with columns or keys in the order of the first client's; `what` names it."""
     first = values[0]
     if all(isinstance(value, pd.DataFrame) for value in values):
         _check_keys([list(value.columns) for value in values], names, f"{what}, a data frame,", "column")

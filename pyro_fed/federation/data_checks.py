@@ -22,17 +22,7 @@ from pyro_fed.ops.entries import all_finite, evenly
 def not_finite(
     arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str], local_numbering: bool = False
 ) -> DataError | None:
-    """An error on the first NaN or infinity in row-sharded data, for models that do not handle it; None without any.
-
-    Args:
-        arguments: pooled arguments.
-        clients: each client's row positions (N_k,).
-        names: the clients' names.
-        local_numbering: count rows within the client instead of within the pooled data.
-
-    Raises:
-        DataError: NaN in an argument that all clients share.
-    """
+    """An error on the first NaN or infinity in row-sharded data of clients with rows (N_k,); None without any."""
     _check_shared(arguments)
     if not arguments.incomplete:
         return None
@@ -53,22 +43,14 @@ def not_finite(
 
 
 def check_handled(problem: Problem, missing: DataError | None) -> None:
-    """Refuse data with missing values unless the model handles them.
-
-    Raises:
-        DataError: `missing`, with how the model treats the missing values.
-    """
+    """Refuse data with missing values unless the model handles them."""
     reason = None if missing is None else unhandled_missing_values(problem)
     if reason is not None:
         raise DataError(f"{missing} As the model is, {reason}.")
 
 
 def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse dimension names of unknown sites, and coordinates that do not fit, before the run.
-
-    Raises:
-        SettingError: names what does not fit, and what would.
-    """
+    """Refuse dimension names of unknown sites, and coordinates that do not fit."""
     latents = {**problem.layout.latents, **problem.layout.local, **problem.layout.reported}
     sites = {**latents, **problem.layout.observed}
     unknown = sorted(set(dims) - set(sites))
@@ -106,10 +88,7 @@ def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Ma
 
 
 def warn_unsplit(problem: Problem, said: bool) -> None:
-    """Warn of data that every client holds in full, as they are not split, or lie in a plate that is not.
-
-    `said` is whether the user has named the arguments that are split by the partitioned plate.
-    """
+    """Warn of data that every client holds in full; `said`: the user has named the arguments that are split."""
     arguments = problem.arguments
     if not [leaf for i, leaf in enumerate(arguments.leaves) if i not in arguments.split and isinstance(leaf, Tensor)]:
         return

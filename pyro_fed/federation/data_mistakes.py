@@ -59,10 +59,7 @@ RELATIVE_STEP, LARGEST_SLOPE_CHANGE = 1e-6, 0.1
 def warn_of_odd_data(
     problem: Problem, clients: Sequence[Tensor], names: Sequence[str], local_numbering: bool = False
 ) -> None:
-    """Warn of labels that differ by spelling or are too few, of values far from all others, and of duplicate rows.
-
-    `clients` are row positions (N_k,); `local_numbering` counts rows within the client in messages.
-    """
+    """Warn of labels that differ by spelling or are too few, of values far from all others, and of duplicate rows."""
     arguments = problem.arguments
     _warn_of_spellings(arguments)
     _warn_of_labels_without_rows(problem)
@@ -111,10 +108,7 @@ def _warn_of_spellings(arguments: Arguments) -> None:
 
 
 def _warn_of_labels_without_rows(problem: Problem) -> None:
-    """Warn of labels that index more elements than there are labels: the codes then leave out the last elements.
-
-    If the second of five grades has no rows, the third grade has code 1, and takes the second element.
-    """
+    """Warn of labels that index more elements than there are labels: the codes then leave out the last elements."""
     arguments = problem.arguments
     names = list(arguments.labels)
     if not names:
@@ -156,10 +150,7 @@ def _far_values(leaf: Tensor) -> Iterator[tuple[int, float, float, float]]:
 
 
 def _may_be_far(flat: Tensor) -> Tensor:
-    """Which columns (C,) of (N, C) may have a far value: a few rows show that most have none, whatever the others are.
-
-    The others' range is at least that of these rows without the end itself, and the gap at most the distance to them.
-    """
+    """Which columns (C,) of (N, C) may have a far value, as a few rows show that most have none."""
     ends = [_ends_or_nan(block) for block in blocks(flat)]
     some = picked(flat, evenly(len(flat), ROWS_TOGETHER)).double()
     cleared = torch.ones(flat.shape[1], dtype=torch.bool)
@@ -284,11 +275,7 @@ def _times(rows: Tensor) -> int:
 
 
 def _told_apart(columns: Sequence[Tensor], group: Tensor, number: int, twice: int) -> bool:
-    """Whether some column holds measurements, which would not be equal in so many rows by chance.
-
-    Such a column has another value in nearly every distinct row, and its values do not lie on a grid so coarse (like
-    counts and rounded numbers) that n rows are likely to coincide: in M places about n² / M of them do.
-    """
+    """Whether some column holds measurements, which would not be equal in so many rows by chance."""
     if 2 * number < len(group):  # most rows recur: these are codes
         return False
     first = torch.zeros(number, dtype=torch.int64).scatter_(0, group, torch.arange(len(group)))
@@ -321,14 +308,7 @@ def _identical(group: Tensor, one: Tensor, other: Tensor) -> bool:
 
 
 def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) -> bool:
-    """Whether the densities of rows follow their value in one column; True if they cannot be computed.
-
-    Args:
-        problem: the model's densities.
-        number: the argument's number among those that are split by rows.
-        column: the column's number in the argument (N, C), from 0.
-        rows: numbers of rows with this value.
-    """
+    """Whether the densities of rows follow their value in one column; True if they cannot be computed."""
     generator = torch.Generator().manual_seed(0)
     z = RADIUS * (2 * torch.rand(NUM_DRAWS, problem.dim, generator=generator, dtype=torch.float64) - 1)
     double = problem.doubled()

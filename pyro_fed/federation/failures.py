@@ -38,18 +38,7 @@ _ITEM = re.compile(r"^(\w+)\[(\d+)\]")
 def explained_failures(
     arguments: Arguments, model: Callable[..., Any], plate: str, place: Callable[[int], str] = lambda row: f"row {row}"
 ) -> Iterator[None]:
-    """Raise the errors of the model's own lines as a `ModelError` that names the line and the arguments.
-
-    Args:
-        arguments: the model's arguments.
-        model: the Pyro model.
-        plate: the partitioned plate's name.
-        place: gives the name of a row of the pooled data in messages, such as "client 2, row 3".
-
-    Raises:
-        ModelError: in place of any error that a line of the model raises; errors of this package, and those from
-            elsewhere, are raised unchanged.
-    """
+    """Raise the errors of the model's own lines as a `ModelError` that names the line and the arguments."""
     try:
         yield
     except PyroFedError:

@@ -585,11 +585,7 @@ def _floating_dtype(dtype: torch.dtype | None, arguments: Arguments) -> torch.dt
 
 
 def joint_plate_name(plate: str | Sequence[str], rows: Mapping[str, Any] | None) -> str:
-    """The plate's name; for several plates that are split together, the name of the plate of all their rows.
-
-    Raises:
-        SettingError: there is no plate, or several are combined with nested ones (`rows`).
-    """
+    """The plate's name; for several plates that are split together, the name of the plate of all their rows."""
     plates = (plate,) if isinstance(plate, str) else tuple(plate)
     if not plates or len(set(plates)) < len(plates):
         raise SettingError(f"plate= names one plate, or several different ones, received {plate!r}")

@@ -29,15 +29,7 @@ def with_group_names(
     *,
     grouped: bool,
 ) -> Mapping[str, Sequence[Any]] | None:
-    """Coordinate values, with the clients' names along the plate if each client is one group of it.
-
-    Args:
-        coords: the user's, which take precedence if they name the plate.
-        plate: the partitioned plate.
-        clients: each client's elements of the plate, (N_k,).
-        names: the clients' names; None if they are numbered.
-        grouped: whether the plate is one of groups, with rows of their own.
-    """
+    """Coordinate values, with the clients' names along a plate of groups if each client is one group."""
     given = dict(coords or {})
     if not grouped or names is None or plate in given or any(len(rows) != 1 for rows in clients):
         return coords
@@ -52,24 +44,7 @@ def named_labels(
     coords: Mapping[str, Sequence[Any]] | None,
     partition: Partition | None,
 ) -> LabelsByName:
-    """Labels that the codes of text and categories must stand for, if the user names the elements in order.
-
-    Text is coded by the labels that occur, in alphabetical order. They differ from a plate's elements if a group has no
-    rows, or if the plate's names come in another order.
-
-    Args:
-        arguments: the model's arguments.
-        rows: nested plates with the argument that holds each row's group, as the user names it.
-        plate: the partitioned plate.
-        coords: the user's; values along a plate are its elements' names.
-        partition: if it is `ByGroup` of distinct values, these name the elements of a plate of groups.
-
-    Returns:
-        The labels, in order, of each argument whose own labels are among them.
-
-    Raises:
-        SettingError: the names come in two orders, or categories have another order of their own.
-    """
+    """Labels, in order, of arguments of text whose elements the user names, by coordinates or by `ByGroup`."""
     by = tuple(np.asarray(partition.by).tolist()) if isinstance(partition, ByGroup) and partition.by is not None else ()
     by = by if rows and len(set(by)) == len(by) else ()
     given = {dim: tuple(values) for dim, values in (coords or {}).items()}
@@ -102,11 +77,7 @@ def named_labels(
 
 
 def by_element(partition: Partition, arguments: Arguments, count: int) -> Partition:
-    """A partition by a column of the nested rows, as one by the `count` elements of the plate that they belong to.
-
-    Raises:
-        SettingError: the rows of an element have several values.
-    """
+    """A partition by a column of the nested rows, as one by the `count` elements of the plate that they belong to."""
     if not isinstance(partition, ByGroup) or partition.by is None or len(partition.by) == count:
         return partition
     for owner, *_ in arguments.nested_by_name.values():
@@ -150,10 +121,7 @@ def grouped_table(
     names: Sequence[str],
     counted: Sequence[np.ndarray],
 ) -> pd.DataFrame:
-    """A table with a row for each client: its groups, their nested rows, the share of all rows, counts of each label.
-
-    `client_groups` are group numbers (N_k,); `counted` are values that the model observes as counts, not as labels.
-    """
+    """A table with a row for each client: its groups, their nested rows, share of all rows, counts of each label."""
     nested = arguments.nested_plates
     counts = {part: [len(arguments.rows_of(part, groups)) for groups in client_groups] for part in nested}
     first = nested[0]
@@ -172,11 +140,7 @@ def grouped_table(
 def groups_alone(
     model: Callable[..., Any], plate: str, arguments: Any, groups: Tensor
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The model's arguments `(args, kwargs)` with the groups (m,) alone, also if their number is an argument.
-
-    Raises:
-        DataError: the model has its number of groups from elsewhere.
-    """
+    """The model's `(args, kwargs)` with the groups (m,) alone, also if their number is an argument."""
     alone = arguments.alone(groups)
     before = arguments.num_groups
     numbers = [i for i, leaf in enumerate(alone.leaves) if type(leaf) is int and leaf == before]

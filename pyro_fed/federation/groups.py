@@ -25,13 +25,7 @@ from pyro_fed.federation.arguments import Shard, choose_shards
 
 @dataclass(frozen=True)
 class NestedPlate:
-    """A nested plate.
-
-    Attributes:
-        plate: its name.
-        index: position, among the arguments' leaves, of the one that holds each row's group.
-        leaves: positions of its other arguments.
-    """
+    """A nested plate: the positions, among the leaves, of the rows' groups and of its other arguments."""
 
     plate: str
     index: int
@@ -40,13 +34,7 @@ class NestedPlate:
 
 @dataclass(frozen=True)
 class GroupedArguments(Arguments):
-    """Arguments of a model whose partitioned plate has nested ones.
-
-    Attributes:
-        num_groups: J, size of the partitioned plate.
-        nested: the nested plates.
-        capacities: for each nested plate, the number of rows into which a client's data are packed.
-    """
+    """Arguments of a model whose partitioned plate of J groups has nested plates."""
 
     num_groups: int = 0
     nested: tuple[NestedPlate, ...] = ()
@@ -139,11 +127,7 @@ class GroupedArguments(Arguments):
         return torch.isin(self.leaves[part.index], groups.to(self.leaves[part.index].device)).nonzero().flatten()
 
     def alone(self, rows: Tensor) -> Arguments:
-        """These arguments with the groups `rows` (m,) alone, in this order.
-
-        Raises:
-            DataError: there are no groups, or none of them has rows.
-        """
+        """These arguments with the groups `rows` (m,) alone, in this order."""
         leaves = list(self.leaves)
         for i in self.sharded:
             leaves[i] = leaves[i][rows]
@@ -204,19 +188,7 @@ def several_arguments(
     shard: Mapping[str, Any] | None = None,
     where: str = "",
 ) -> SeveralArguments:
-    """Arguments with several plates of rows.
-
-    Args:
-        arguments: the flattened arguments.
-        plates: names of the plates to split.
-        sizes: the model's plates and their sizes.
-        shard: plate → the arguments with its rows, if their length is ambiguous.
-        where: the client's place in messages, such as " at client 2".
-
-    Raises:
-        ModelError: plates have the same size, so that their arguments are ambiguous.
-        DataError: an argument does not exist or has another length.
-    """
+    """Arguments with several plates of rows; `shard` maps a plate to its arguments if their length is ambiguous."""
     chosen = (
         _arguments_by_name(arguments, plates, sizes, shard, where)
         if shard
@@ -334,10 +306,7 @@ def group_arguments(
 def with_column_names(
     arguments: Arguments, rows: Mapping[str, str | Sequence[str]] | None
 ) -> dict[str, list[str]] | None:
-    """`rows` with columns of a frame, or keys of a dictionary, as arguments: "hospital" for "df['hospital']".
-
-    A name that is not a column, or is one of several arguments, stays unchanged.
-    """
+    """`rows` with columns of a frame, or keys of a dictionary, as arguments: "hospital" for "df['hospital']"."""
     if rows is None:
         return None
 
@@ -358,12 +327,7 @@ def check_rows(
     rows: Mapping[str, str | Sequence[str]],
     where: str = "",
 ) -> dict[str, list[str]]:
-    """The arguments that `rows` names for each nested plate, once checked; arguments as for `group_arguments`.
-
-    Raises:
-        ModelError: a plate or argument does not exist.
-        DataError: an index is not whole, has another length, or is out of range.
-    """
+    """The arguments that `rows` names for each nested plate, once checked."""
     given = {name: [parts] if isinstance(parts, str) else list(parts) for name, parts in rows.items()}
     for name, parts in given.items():
         _check_names(arguments, name, parts, plate, sizes)

@@ -78,18 +78,7 @@ def no_counts(labels: np.ndarray | None, counts: Sequence[np.ndarray]) -> np.nda
 def label_coords(
     problem: Problem, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """Labels of text and categories as coordinates of the dimensions that their codes index.
-
-    A dimension that merely has as many elements as there are labels gets no coordinates.
-
-    Args:
-        problem: the model's densities.
-        dims: the user's names of dimensions.
-        coords: the user's coordinates.
-
-    Raises:
-        SettingError: the user's coordinates of a dimension differ from the labels of the codes that index it.
-    """
+    """Labels of text and categories as coordinates of the dimensions that their codes index."""
     sites = {**problem.layout.latents, **problem.layout.local}
     named = {name: name_dims(site.dims, dims.get(name, ())) for name, site in sites.items()}
     shapes = [(dim, size) for name, site in sites.items() for dim, size in zip(named[name], site.shape, strict=True)]
@@ -186,15 +175,7 @@ def warn_of_labels(problem: Problem, clients: Sequence[Tensor], names: Sequence[
 def warn_of_other_codings(
     name: str, labels: Labels, each: Sequence[set[Any]], names: Sequence[str], use: Use | None
 ) -> None:
-    """Warn of clients that seem to use labels of their own for categories that the others have too.
-
-    Args:
-        name: of the argument or column.
-        labels: all of its labels.
-        each: the labels in each client's rows.
-        names: of the clients.
-        use: how the model uses them; None if that is not known.
-    """
+    """Warn of clients that seem to use labels of their own for categories that the others have too."""
     for text in _other_codings(name, labels, each, names, use):
         warn_user(
             f"{text}: these are different categories to the model. Where they are meant to be the same, write them "
@@ -274,12 +255,7 @@ def _labels_of_clients(arguments: Arguments, name: str, clients: Sequence[Tensor
 def _other_codings(
     name: str, labels: Labels, each: Sequence[set[Any]], names: Sequence[str], use: Use | None
 ) -> Iterator[str]:
-    """Sentences on clients that seem to use labels of their own for categories that the others have too.
-
-    These are clients none of whose labels another one has, if the model compares with labels or if the others share
-    theirs (hospitals' own names are looked up, and no client has another's); and clients with labels that abbreviate
-    others' labels, if no client has both.
-    """
+    """Sentences on clients that seem to use labels of their own for categories that the others have too."""
     held = [(client, mine) for client, mine in zip(names, each, strict=False) if mine]
     if labels.ordered or len(held) < 2:
         return

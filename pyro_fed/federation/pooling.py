@@ -30,15 +30,7 @@ def first_look(
     rows: Mapping[str, Any] | None,
     dtype: torch.dtype,
 ) -> tuple[dict[str, int], FirstRun | None]:
-    """Sizes of the model's plates, and the validated run on all of its data that they come from.
-
-    If there is no such run, for example because data are not finite, the sizes come from a run without validation. The
-    error is then reported later, once it is known which rows belong to which client.
-
-    Raises:
-        ModelError: the model has no such plate, or a site that cannot be handled; see `check_rows`.
-        DataError: see `check_rows`.
-    """
+    """Sizes of the model's plates, and the validated run on all of its data that they come from, if it succeeds."""
     if sizes := _sizes_by_few_rows(model, arguments, plate, rows):
         return sizes, None
     arguments = arguments.to(dtype)
@@ -68,15 +60,7 @@ def plate_sizes(
     rows: Mapping[str, Any] | None = None,
     where: str = "",
 ) -> dict[str, int]:
-    """Sizes that the model declares for its plates in a run on all of its data.
-
-    If a model fails because of `rows`, as in `Federation`, the error names them, and `where`, the client's place such
-    as " at client 2".
-
-    Raises:
-        ModelError: the model has no such plate; see `groups.reading.check_rows`.
-        DataError: see `groups.reading.check_rows`.
-    """
+    """Sizes that the model declares for its plates; an error that `rows` cause names them, and the place `where`."""
     if sizes := _sizes_by_few_rows(model, arguments, plate, rows):
         return sizes
     dtype = arguments.floating_dtype()
@@ -154,20 +138,7 @@ def pool_clients(
     shard: Shard,
     rows: Mapping[str, str | Sequence[str]] | None = None,
 ) -> tuple[Arguments, list[Tensor]]:
-    """One set of arguments from the clients', and each client's rows (N_k,) in it.
-
-    Args:
-        model: the Pyro model.
-        clients: each client's positional arguments.
-        names: the clients' names, for messages.
-        kwargs: keyword arguments shared by all clients.
-        plate: name of the partitioned plate.
-        shard: names of the arguments split by rows; None guesses from the first client that has rows.
-        rows: nested plates, as for `Federation`; each client numbers its own groups from 0.
-
-    Raises:
-        DataError: no clients, structures or shapes that differ, shared arguments that are not equal.
-    """
+    """One set of arguments from the clients', and each client's rows (N_k,) in it."""
     if not clients:
         raise DataError("from_clients needs at least one client, received none")
     for client, name in zip(clients, names, strict=True):
@@ -201,11 +172,7 @@ def pool_clients(
 
 
 def _group_labels(each: Sequence[Arguments], names: Sequence[str], owners: set[str]) -> dict[str, Labels]:
-    """Labels of the groups in each owner argument, client after client, as each client numbers its own groups.
-
-    Raises:
-        DataError: two clients have the same group.
-    """
+    """Labels of the groups in each owner argument, client after client; two clients with the same group are refused."""
     found = {}
     for owner in owners & {name for arguments in each for name in arguments.labels}:
         whose: dict[Any, str] = {}
@@ -246,11 +213,7 @@ def _aligned_arguments(
 
 
 def _all_labels(each: list[Arguments], names: Sequence[str]) -> dict[str, Labels]:
-    """Labels of categories over all clients: sorted, or in the order of a client that has an order and all of them.
-
-    Raises:
-        DataError: the clients' orders disagree.
-    """
+    """Labels of categories over all clients: sorted, or in the order of a client that has an order and all of them."""
     found: dict[str, Labels] = {}
     for argument in dict.fromkeys(name for arguments in each for name in arguments.labels):
         held = {name: part.labels[argument] for name, part in zip(names, each, strict=True) if argument in part.labels}

@@ -79,13 +79,7 @@ Rule = Callable[[Case], Decision | None]
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: a setting, and the rule that chooses it.
-
-    Attributes:
-        setting: its name.
-        rule: chooses it.
-        override: how a user sets it.
-    """
+    """One line of a table: a setting, the rule that chooses it, and how a user overrides it."""
 
     setting: str
     rule: Rule
@@ -94,12 +88,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The rules of one kind of algorithm, in the order in which they are applied.
-
-    Attributes:
-        rows: the rules; later ones see the choices of earlier ones.
-        checks: refuse models that the algorithm, with its settings and choices, cannot be run on.
-    """
+    """The rules of one kind of algorithm in the order of application, and checks that refuse models."""
 
     rows: tuple[Row, ...] = ()
     checks: tuple[Callable[[Case], None], ...] = ()
@@ -161,20 +150,12 @@ def _with_changes(draft: Any, changes: dict[str, Any]) -> Any:
 
 
 def affordable_rows(case: Case) -> None:
-    """Refuse a network whose rows' own latents cost too much to be integrated out at many points.
-
-    Raises:
-        ModelError: names the latents, the cost and the cures.
-    """
+    """Refuse a network whose rows' own latents cost too much to be integrated out at many points."""
     case.traits.require_affordable()
 
 
 def few_enough_to_weigh(case: Case) -> None:
-    """Refuse importance weights of a model with many parameters.
-
-    Raises:
-        SettingError: names the number of parameters, and what to run.
-    """
+    """Refuse importance weights of a model with many parameters."""
     dim = case.traits.dim
     if dim <= LARGE_DIM:
         return
@@ -186,13 +167,7 @@ def few_enough_to_weigh(case: Case) -> None:
 
 
 def proper_prior(why: str, cure: str, where: Callable[[Case], bool] = lambda case: True) -> Callable[[Case], None]:
-    """A check that refuses improper priors by a ModelError, which names the algorithm and the sites.
-
-    Args:
-        why: what the algorithm does with the prior, as a clause.
-        cure: what to do besides giving proper priors, as a clause.
-        where: whether the algorithm does that with its settings.
-    """
+    """A check that refuses improper priors where an algorithm needs the prior; `why` and `cure` are clauses."""
 
     def check(case: Case) -> None:
         improper = sorted(case.traits.improper)

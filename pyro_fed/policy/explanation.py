@@ -223,10 +223,7 @@ def _settings_lines(phase: Phase) -> list[str]:
 
 
 def as_json(choices: Iterable[tuple[Algorithm, tuple[Choice, ...]]]) -> str:
-    """The choices of a run's algorithms, in order of resolution without repetitions, as `attrs["choices"]` has them.
-
-    They are a JSON list of objects with the keys algorithm, setting, value (as text), reason and override.
-    """
+    """The choices of a run's algorithms, without repetitions, as the JSON list in `attrs["choices"]`."""
     seen: list[Algorithm] = []
     found: list[dict[str, str]] = []
     for algorithm, own in choices:

@@ -64,11 +64,7 @@ def curvature_of(case: Case) -> Decision | None:
 
 
 def require_curvature(case: Case) -> None:
-    """Refuse Hessians of rows whose second derivatives are finite at no point.
-
-    Raises:
-        ModelError: names the rows, the operation and the cures.
-    """
+    """Refuse Hessians of rows whose second derivatives are finite at no point."""
     missing = case.traits.without_curvature
     if missing and case.algorithm.curvature != "fisher":
         raise ModelError(

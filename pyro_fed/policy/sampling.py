@@ -62,11 +62,7 @@ def guides_start_of(case: Case) -> Decision | None:
 
 
 def elbo_on_large_models(case: Case) -> None:
-    """Refuse the IWAE bound on a large model, whose log-likelihoods are not computed beside its scores.
-
-    Raises:
-        SettingError: names the number of parameters.
-    """
+    """Refuse the IWAE bound on a large model, whose log-likelihoods are not computed beside its scores."""
     if case.algorithm.bound != "elbo" and case.traits.large():
         raise SettingError(
             f"{type(case.algorithm).__name__}: bound={case.algorithm.bound!r} takes every client's log-likelihood at "
@@ -110,11 +106,7 @@ def unmeasured_step_of(case: Case) -> Decision | None:
 
 
 def tables_are_small(case: Case) -> None:
-    """Refuse tables of all rows' gradients that are too large for an algorithm that keeps one for every row and chain.
-
-    Raises:
-        SettingError: names the numbers, and what to run.
-    """
+    """Refuse tables of a gradient for every row and chain that are too large."""
     rows, dim, chains = case.traits.num_rows, case.traits.dim, case.algorithm.num_chains
     numbers = chains * rows * dim
     if numbers > LARGEST_TABLES:
@@ -126,11 +118,7 @@ def tables_are_small(case: Case) -> None:
 
 
 def is_small(case: Case) -> None:
-    """Refuse Hamiltonian trajectories in more dimensions than rounds suffice for.
-
-    Raises:
-        SettingError: names the number of parameters, and what to run.
-    """
+    """Refuse Hamiltonian trajectories in more dimensions than rounds suffice for."""
     dim = case.traits.dim
     if dim > LARGE_DIM:
         raise SettingError(
@@ -160,11 +148,7 @@ DRAWN_CANDIDATES = proper_prior(
 
 
 def support_stands_still(case: Case) -> None:
-    """Refuse supports that move, because automatic guides use the support of their first draw.
-
-    Raises:
-        SettingError: names the guide, the latent and the cures.
-    """
+    """Refuse supports that move, because automatic guides use the support of their first draw."""
     guide, moving = case.algorithm.guide, case.traits.moving_supports
     kind = guide if inspect.isclass(guide) else type(guide)
     if not moving or not issubclass(kind, AutoGuide):

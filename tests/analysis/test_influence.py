@@ -106,11 +106,11 @@ def cohort(clients, dim, structure, seed=0):
 
 @pytest.mark.parametrize("structure", ["full", "diag"])
 def test_clients_that_are_judged_together_have_the_figures_of_each_alone(structure, monkeypatch):
-    from pyro_fed.audit.clients import influence
+    from pyro_fed.audit import influence
 
     q, sites = cohort(7, 3, structure)
     whole = influence.by_sites(q, sites)
-    monkeypatch.setattr(influence, "BLOCK", 18)  # two at once
+    monkeypatch.setattr(influence, "NUMBERS_IN_MEMORY", 18)  # two at once
     found = influence.by_sites(q, sites)
     for name in ("disagreement", "opposed", "influence"):
         np.testing.assert_allclose(getattr(found, name), getattr(whole, name), rtol=1e-9)

@@ -3,7 +3,7 @@
 The posterior without client k is found in one of three ways, which `by` names. All are on the unconstrained scale.
 
 - By sites. Some algorithms leave a Gaussian site for each client (FedEP and related algorithms, FedLaplace). The site
-  is divided out of the posterior, see `audit.clients.influence`. This costs nothing.
+  is divided out of the posterior, see `audit.influence`. This costs nothing.
 - By draws. Other algorithms (DSVGD, FSGLD, FedAIS, algorithms without a server) leave draws z_s only. With weights
   w_s ∝ 1 / p(y_k | z_s) the draws represent the posterior without client k. The weights are Pareto smoothed.
 - By sites at the draws. If Pareto's k says that the weights are not reliable, mostly because the client has much

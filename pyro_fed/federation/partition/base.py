@@ -242,11 +242,7 @@ class ByValue(Partition):
 
 
 def as_values(values: Any, name: str) -> np.ndarray:
-    """One value a row as a 1-D array, from an array, a tensor, a Series or a sequence called `name` in messages.
-
-    Raises:
-        SettingError: a text, another shape, missing values or values of mixed types.
-    """
+    """One value a row as a 1-D array, from an array, tensor, Series or sequence; `name` is for messages."""
     if isinstance(values, str):
         raise SettingError(f"{name} is the text {values!r}; give the column itself, such as frame[{values!r}]")
     if isinstance(values, torch.Tensor):
