@@ -1,7 +1,11 @@
-"""Refuse columns of pandas, arguments or a partition's, whose indices list the same rows in different orders.
+"""The model and its arguments as the user gives them, brought into one form.
 
-Rows are matched by position, as NumPy does. If two columns have the same labels in different orders, one of them was
-sorted or shuffled alone, and each row would be matched by position with another row's outcome.
+- Data that `functools.partial` and `pyro.condition` hold become arguments, to be split over the clients like others.
+- Columns of pandas whose indices list the same rows in different orders are refused: rows are matched by position, and
+  one of them was sorted or shuffled alone.
+- Clients' tables and dictionaries get the same columns, in one order, of one dtype each: a column of counts that is
+  whole at one hospital is read as integers there. Columns that differ by name, or are text at one client, are refused.
+- The arguments that are split by rows are those the user names, or are guessed from their sizes.
 """
 
 from __future__ import annotations
@@ -234,25 +238,11 @@ def _check_numbers(column: pd.Series, what: str, name: str, other: str) -> None:
 Shard = Collection[int | str] | Mapping[Any, Any] | str | int | None
 
 
-def choose_shards(
-    arguments: Arguments,
-    num_rows: int | None,
-    shard: Shard,
-    where: str = "",
-) -> Arguments:
-    """The arguments with the leaves marked that are split by rows.
+def choose_shards(arguments: Arguments, num_rows: int | None, shard: Shard, where: str = "") -> Arguments:
+    """The arguments with the leaves marked that are split by rows, as `shard` names them.
 
-    Args:
-        arguments: the flattened arguments.
-        num_rows: size of the partitioned plate, for the guess; None if `shard` names the arguments.
-        shard: names (or positions) of the arguments to split; a mapping from names to the axis of their rows, None
-            for an argument that is not split, which leaves the others to be guessed; None guesses: tensors whose
-            leading dimension is the plate's size.
-        where: the client's place in messages, such as " at client 2".
-
-    Raises:
-        ModelError: an unknown name, or a guess that is ambiguous.
-        DataError: sharded leaves whose leading dimensions disagree.
+    `shard` may map names to the axis of their rows, or to None for an argument that is not split. Arguments that it
+    does not name then, or all if it is None, are split if their first axis has the plate's `num_rows`.
     """
     if isinstance(shard, Mapping):
         return _by_axis(arguments, num_rows, shard, where)

@@ -1,4 +1,9 @@
-"""Checks of the data before a run: values that are not finite, and clients with identical data."""
+"""Checks of the data before a run: values that are not finite, clients with identical data, columns beyond float32.
+
+The information about a regression's weights is X'X, with a column of ones for the level. Let its columns have unit
+length, and let κ² be its condition number. A relative rounding error of eps in its entries is then one of eps·κ² in its
+smallest eigenvalue: the precision of the direction about which the data hold least information.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.density.checks.missing import unhandled_missing_values
 from pyro_fed.density.checks.points import ROWS_TOGETHER
 from pyro_fed.density.layout import name_dims
@@ -35,10 +41,19 @@ def not_finite(
             if bad.any():
                 row = int(bad.nonzero()[0])
                 number = row if local_numbering else int(index[row])
+                position = torch.nonzero(~torch.isfinite(leaf[index[row]]))[0].tolist()
+                value = leaf[index[row]][tuple(position)]
                 masked = name in arguments.masked
+                kind = ("masked" if masked else "NaN") if bool(value.isnan()) else "infinite"
                 # isfinite alone is enough to find NaN at one row and an infinity at another.
                 there = f"torch.isfinite({name})" if bool(leaf.isinf().any()) else f"~torch.isnan({name})"
-                return _not_finite(name, leaf[index[row]], client, number, int(bad.sum()), len(index), masked, there)
+                masks = f" ({name} is NaN where it is masked.)" if masked else ""
+                return DataError(
+                    f"client {client}, argument '{name}'[{', '.join(map(str, [number, *position]))}] is {kind} "
+                    f"({int(bad.sum())} of {len(index)} rows). Nothing was run. Drop or impute these rows, or let the "
+                    f"model handle them: `obs={name}, obs_mask={there}` for a target, `torch.where({there}, {name}, "
+                    f"latent)` with a latent in the plate for a covariate.{masks}"
+                )
     return None
 
 
@@ -142,30 +157,10 @@ def _check_shared(arguments: Arguments) -> None:
             raise DataError(f"argument '{name}'{position or ''}, shared by all clients, is NaN. Nothing was run.")
 
 
-def _not_finite(
-    name: str, row: Tensor, client: str, number: int, bad: int, total: int, masked: bool, there: str
-) -> DataError:
-    position = torch.nonzero(~torch.isfinite(row), as_tuple=False)[0].tolist()
-    value = row[tuple(position)] if position else row
-    kind = ("masked" if masked else "NaN") if bool(torch.isnan(value)) else "infinite"
-    where = ", ".join(map(str, [number, *position]))
-    cure = (
-        "Drop or impute these rows, or let the model handle them: "
-        f"`obs={name}, obs_mask={there}` for a target, `torch.where({there}, {name}, latent)` "
-        "with a latent in the plate for a covariate."
-    )
-    masks = f" ({name} is NaN where it is masked.)" if masked else ""
-    return DataError(
-        f"client {client}, argument '{name}'[{where}] is {kind} ({bad} of {total} rows). Nothing was run. {cure}{masks}"
-    )
-
-
 #: Largest relative error of the smallest precision that is accepted in float32; an SD has half of it.
 LARGEST_ERROR = 0.05
 #: The most columns that are examined.
 MOST_COLUMNS = 256
-#: Singular values below this many units of rounding, relative to the largest, are zero.
-DEPENDENT = 32
 
 
 def wide_enough(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
@@ -201,7 +196,8 @@ def _error(leaf: Tensor) -> tuple[float, int]:
     design = torch.cat([columns[:, kept], columns.new_ones(len(columns), 1)], 1)
     design = design / design.norm(dim=0)
     _, values, directions = torch.linalg.svd(design, full_matrices=False)
-    told = values > DEPENDENT * eps * values[0]
+    # Columns that are dependent up to rounding, as those of a factor's levels, are informed by the prior alone.
+    told = values > ROUNDING_UNITS * eps * values[0]
     last = int(told.nonzero().max())
     condition = float(values[0] / values[last])
     return eps * condition**2, int(kept[int(directions[last, :-1].abs().argmax())])

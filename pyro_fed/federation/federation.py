@@ -258,9 +258,8 @@ class Federation:
         """Set up the federation: the last step of every constructor.
 
         `arguments` are pooled copies in `dtype`, with the row-sharded leaves marked; `clients` are row positions
-        (N_k,); `seen` is a validated run of the model on all rows, if there has been one. `local_numbering` counts rows
-        within a client in messages. `said` is whether the user has named the arguments that are split, `free` whether
-        float64 may replace float32, as the user has not chosen a dtype.
+        (N_k,). `said` is whether the user has named the arguments that are split, `free` whether float64 may replace
+        float32, as the user has not chosen a dtype.
         """
         self.client_rows = clients
         self.client_names = names or [str(k) for k in range(len(clients))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -147,19 +148,11 @@ def groups_alone(
     for changed in ((), *((i,) for i in numbers), tuple(numbers)):
         leaves = [len(groups) if i in changed else leaf for i, leaf in enumerate(alone.leaves)]
         args, kwargs = pytree.tree_unflatten(leaves, alone.spec)
-        if _size(model, args, kwargs, plate, alone) == len(groups):
-            return args, kwargs
+        same = Arguments(tuple(pytree.tree_leaves((args, kwargs))), alone.names, alone.spec)
+        with suppress(PyroFedError, RuntimeError, IndexError, ValueError):  # the model does not run on them
+            if plate_sizes(model, same, plate)[plate] == len(groups):
+                return args, kwargs
     raise DataError(
         f"the model's plate '{plate}' has {before} elements whatever its arguments are, so that none can be left out: "
         f"take its size from an argument, such as the length of one with an entry a {plate}, or a number"
     )
-
-
-def _size(model: Callable[..., Any], args: Any, kwargs: Any, plate: str, like: Arguments) -> int | None:
-    """The plate's size with these arguments; None if the model does not run on them."""
-    leaves = tuple(pytree.tree_leaves((args, kwargs)))
-    arguments = Arguments(leaves, like.names, like.spec)
-    try:
-        return plate_sizes(model, arguments, plate)[plate]
-    except (PyroFedError, RuntimeError, IndexError, ValueError):
-        return None

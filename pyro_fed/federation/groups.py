@@ -1,10 +1,13 @@
-"""Arguments of a model whose partitioned plate has groups with rows in other plates: counties with houses.
+"""Arguments of a model whose partitioned plate has rows in other plates: counties with houses.
 
     with pyro.plate("county", J): a = sample(...)                 the partitioned plate
     with pyro.plate("obs", N):    sample(... a[county_idx] ...)   nested in it by the argument `county_idx`
 
 The nested rows of an element of the partitioned plate go with it (see `nested_rows`). At a client `county_idx` counts
 the client's own groups from 0, and its full data are packed without the blocks' padding.
+
+If several plates of data are split, such as observed and censored rows, the rows of all of them, one plate's after the
+other's, are the elements of a plate that the model does not have, with one nested row an element.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ from pyro_fed.federation.arguments import Shard, choose_shards
 
 @dataclass(frozen=True)
 class NestedPlate:
-    """A nested plate: the positions, among the leaves, of the rows' groups and of its other arguments."""
+    """A nested plate, and the positions of its arguments among the leaves."""
 
     plate: str
-    index: int
-    leaves: tuple[int, ...]
+    index: int  # of the argument that holds each row's group
+    leaves: tuple[int, ...]  # of the others
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class GroupedArguments(Arguments):
 
     num_groups: int = 0
     nested: tuple[NestedPlate, ...] = ()
-    capacities: tuple[int, ...] = ()
+    capacities: tuple[int, ...] = ()  # numbers of rows into which a client's data of each nested plate are packed
 
     @property
     def num_rows(self) -> int | None:
@@ -189,11 +192,10 @@ def several_arguments(
     where: str = "",
 ) -> SeveralArguments:
     """Arguments with several plates of rows; `shard` maps a plate to its arguments if their length is ambiguous."""
-    chosen = (
-        _arguments_by_name(arguments, plates, sizes, shard, where)
-        if shard
-        else _arguments_by_length(arguments, plates, sizes, where)
-    )
+    if shard:
+        chosen = _arguments_by_name(arguments, plates, sizes, shard, where)
+    else:
+        chosen = _arguments_by_length(arguments, plates, sizes, where)
     leaves, names, nested, start = list(arguments.leaves), list(arguments.names), [], 0
     for plate in plates:
         nested.append(NestedPlate(plate, len(leaves), tuple(chosen[plate])))
@@ -264,21 +266,7 @@ def group_arguments(
     shard: Shard,
     where: str = "",
 ) -> GroupedArguments:
-    """Arguments whose nested plates follow the groups of the partitioned plate.
-
-    Args:
-        arguments: the flattened arguments.
-        plate: name of the partitioned plate.
-        sizes: the model's plates and their sizes.
-        rows: nested plate → the argument with the group of each row; or that argument and the plate's others, if their
-            length is ambiguous.
-        shard: the arguments with one entry a group; guessed by their length.
-        where: the client's place in messages, such as " at client 2".
-
-    Raises:
-        ModelError: as `check_rows`, or a guess that is ambiguous.
-        DataError: as `check_rows`.
-    """
+    """Arguments whose nested plates follow the groups of the partitioned plate, as `rows=` of `Federation` says."""
     given = check_rows(arguments, plate, sizes, rows, where)
     index = {name: arguments.names.index(parts[0]) for name, parts in given.items()}
     if shard is None:

@@ -1,4 +1,4 @@
-"""How a model uses columns of text: comparisons with labels, lookups, or numbers in an order that nobody has chosen.
+"""Labels of rows and elements, and how a model uses columns of text.
 
 The codes of text are in alphabetical order. This does not matter if the model compares with labels, or if each label
 looks up an element of its own and elements differ in nothing else: renumber the labels, and the elements of the latents

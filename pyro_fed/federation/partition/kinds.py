@@ -1,4 +1,4 @@
-"""Partitions that need no classes: `IID`, `QuantitySkew`, `ByGroup`, `SortedBy`, `Explicit`."""
+"""The partitions, by rows (`IID`, `QuantitySkew`, `ByGroup`, `SortedBy`, `Explicit`) or by labels, and `parse`."""
 
 from __future__ import annotations
 
