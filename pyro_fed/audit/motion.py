@@ -112,43 +112,20 @@ def moments_by_chains(
 ) -> Moments:
     """The posterior's moments by chains from draws (S, D); with `again` by many, since few have not decided."""
     z, problem = draws.double(), target.problem
-    walk = _Walk(target, Detour.of(target, z, generator), quantities, z, generator, aim)
-    planned = walks(problem.traits, target.evaluations, SCORES, LOOKS)
-    for chains, transitions in planned[-1:] if again else planned:
-        found, undecided = walk(chains, transitions)
-        if not undecided:
-            break
-    return found
+    white, reported = target.white(z), quantities(z)
+    centre, scale = reported.mean(0), reported.std(0)
+    # Draws that are all the same have no SD: moves are then counted in rounding errors of the numbers.
+    least = torch.finfo(z.dtype).eps * centre.abs().clamp_min(1.0)
+    scale = torch.where(scale.isfinite(), torch.maximum(scale, least), torch.nan)
+    whole = target.factor.dim() == 2 and len(z) >= DRAWS_A_DIMENSION * z.shape[1]
+    non_centred = Detour.of(target, z, generator)
 
-
-@dataclass
-class _Walk:
-    """Chains that begin at a result's draws (S, D), float64, and go on until they are judged."""
-
-    target: Target
-    detour: Detour | None
-    quantities: Quantities
-    draws: Tensor
-    generator: torch.Generator
-    aim: Limits | None
-
-    def __post_init__(self) -> None:
-        z = self.draws
-        self.white = self.target.white(z)
-        self.reported = self.quantities(z)
-        self.centre, scale = self.reported.mean(0), self.reported.std(0)
-        # Draws that are all the same have no SD: moves are then counted in rounding errors of the numbers.
-        least = torch.finfo(z.dtype).eps * self.centre.abs().clamp_min(1.0)
-        self.scale = torch.where(scale.isfinite(), torch.maximum(scale, least), torch.nan)
-
-    def __call__(self, wanted: int, most: int) -> tuple[Moments, bool]:
-        """The moments by `wanted` chains of at most `most` transitions, and whether it is undecided if one is wrong."""
-        z, target, quantities = self.draws, self.target, self.quantities
-        at = _starts(len(z), wanted)
-        test = SequentialTest(most, self.aim)
-        chains = Chains.begin(target, self.white[at], self.generator)
-        detour = None if self.detour is None else replace(self.detour, chains=None)
-        begun = (self.reported[at] - self.centre) / self.scale
+    def walk(count: int, most: int) -> tuple[Moments, bool]:
+        """The moments by `count` chains of at most `most` transitions, and whether it is undecided if one is wrong."""
+        at, test = _starts(len(z), count), SequentialTest(most, aim)
+        chains = Chains.begin(target, white[at], generator)
+        detour = None if non_centred is None else replace(non_centred, chains=None)
+        begun = (reported[at] - centre) / scale
         places: list[Tensor] = []
         momenta: list[Tensor] = []
         while test.until:
@@ -164,19 +141,25 @@ class _Walk:
             later = len(places) // 2
             been = target.model(torch.cat(places[later:]))
             values = quantities(been).unflatten(0, (-1, len(at)))
-            found = moments_of_chains(begun, (values - self.centre) / self.scale, torch.stack(momenta[later:]))
-            tails = kurtosis(self.reported), kurtosis(values.flatten(0, 1))
-            known = told_by_tails(*tails, target.problem.dim, len(at))
+            found = moments_of_chains(begun, (values - centre) / scale, torch.stack(momenta[later:]))
+            known = told_by_tails(kurtosis(reported), kurtosis(values.flatten(0, 1)), problem.dim, len(at))
             found = replace(
                 found,
                 log_sd=found.log_sd * known,
                 log_sd_error=found.log_sd_error * known,
                 accepted=chains.accepted,
-                whole=target.factor.dim() == 2 and len(z) >= DRAWS_A_DIMENSION * z.shape[1],
+                whole=whole,
                 places=been,
             )
             test.look(found)
         return found, test.verdict is None and not bool(wrong_moments(found).any())
+
+    planned = walks(problem.traits, target.evaluations, SCORES, LOOKS)
+    for count, transitions in planned[-1:] if again else planned:
+        found, undecided = walk(count, transitions)
+        if not undecided:
+            break
+    return found
 
 
 def _starts(count: int, wanted: int) -> Tensor:

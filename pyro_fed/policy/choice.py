@@ -1,9 +1,10 @@
-"""A choice of a setting, with its reason; and the tables of rules by which settings are chosen."""
+"""A choice of a setting, with its reason; the tables of rules by which settings are chosen; and refusals of models."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,20 +57,12 @@ class Setup:
 
 @dataclass(frozen=True)
 class Case:
-    """The facts that a rule may look at.
+    """The facts that a rule may look at."""
 
-    Attributes:
-        algorithm: the algorithm with the choices so far.
-        traits: the model's traits.
-        own: names of the settings that were given a value before the first choice.
-        chosen: names of those to which rules have given another value so far.
-        setup: the arguments of the run.
-    """
-
-    algorithm: Any
+    algorithm: Any  # with the choices so far
     traits: Traits
-    own: frozenset[str]
-    chosen: frozenset[str]
+    own: frozenset[str]  # names of the settings that were given a value before the first choice
+    chosen: frozenset[str]  # names of those to which rules have given another value so far
     setup: Setup
 
 
@@ -121,15 +114,14 @@ def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup
     changes: dict[str, Any] = {}
     choices: list[Choice] = []
     for row in table.rows:
-        decision = row.rule(Case(draft, traits, own, frozenset(changes), setup))
+        decision, value = row.rule(Case(draft, traits, own, frozenset(changes), setup)), getattr(draft, row.setting)
         if decision is None:
-            reason = AS_SET if row.setting in own else DEFAULT
-            choices.append(Choice(row.setting, getattr(draft, row.setting), reason, ""))
+            choices.append(Choice(row.setting, value, AS_SET if row.setting in own else DEFAULT, ""))
             continue
         choices.append(Choice(row.setting, decision.value, decision.reason, row.override))
-        new = {} if getattr(draft, row.setting) == decision.value else {row.setting: decision.value}
-        changes |= new
-        draft = _with_changes(draft, new)
+        if value != decision.value:
+            changes[row.setting] = decision.value
+            draft = _with_change(draft, row.setting, decision.value)
     for check in table.checks:
         check(Case(draft, traits, own, frozenset(changes), setup))
     if not changes:
@@ -139,14 +131,11 @@ def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup
     return Resolved(found, tuple(choices))
 
 
-def _with_changes(draft: Any, changes: dict[str, Any]) -> Any:
-    """A copy with other values, unchecked: settings are checked together once all are chosen."""
-    if not changes:
-        return draft
-    copy = object.__new__(type(draft))
-    for name, value in (vars(draft) | changes).items():
-        object.__setattr__(copy, name, value)
-    return copy
+def _with_change(draft: Any, setting: str, value: Any) -> Any:
+    """A copy with another value, unchecked: settings are checked together once all are chosen."""
+    changed = copy(draft)
+    object.__setattr__(changed, setting, value)
+    return changed
 
 
 def affordable_rows(case: Case) -> None:

@@ -1,4 +1,4 @@
-"""Structure and curvature of Gaussian approximations, the start of Newton's method, and when gradients replace it."""
+"""Gaussian approximations: structure, curvature and start; where gradients replace Newton's method, and how long."""
 
 from __future__ import annotations
 
@@ -76,11 +76,10 @@ def require_curvature(case: Case) -> None:
 def takes_gradients(case: Case, held_back: bool = False) -> str:
     """Why a model takes stochastic gradients and diagonal sites: it is large, or a network of any size; "" if not.
 
-    A network has many modes. A client that climbs its own tilted density by several exact steps ends at another than
-    the other clients do, and where nobody knows the bound a step of thousands of SDs is accepted: sites of
-    10 to 100 parameters ended at log densities of -2 to -1e6 a row, where these have -0.3. An algorithm whose clients
-    take one step at the same q, and that goes back where the bound has fallen (`held_back`), has full covariances
-    there, and is the better for them. A user who asks for a full covariance does not get stochastic gradients.
+    A client that climbs its own tilted density by several exact steps ends at another of a network's modes than the
+    others do: sites of 10 to 100 parameters ended at log densities of -2 to -1e6 a row, where these have -0.3. An
+    algorithm whose clients take one step at the same q, and that goes back where the bound has fallen (`held_back`),
+    has full covariances there, and so has a user who asks for them.
     """
     algorithm, traits = case.algorithm, case.traits
     full = algorithm.covariance == "full" or (algorithm.covariance == "auto" and bool(full_by_default(case)))

@@ -1,4 +1,4 @@
-"""An algorithm as it is run on a model: every open setting chosen by the table of its kind."""
+"""An algorithm as it is run on a model: every open setting chosen by the table of its kind; threads and draws."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import MIN_DRAWS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.traits import LARGE_DIM, Traits
 from pyro_fed.graph import Graph
@@ -21,8 +22,6 @@ DRAWN_NUMBERS = 20_000_000
 #: Rows × parameters from which on a pass over them is worth several threads: some 0.5 ms on one. Below, threads wait
 #: for one another longer than they work.
 THREADED_NUMBERS = 1_000_000
-#: Draws that a result has at least.
-FEWEST_DRAWS = 10
 
 
 def threads_of(traits: Traits) -> int | None:
@@ -34,7 +33,7 @@ def affordable_draws(traits: Traits, wanted: int, chains: int) -> int:
     """The wanted number of draws of a chain, or as many as `DRAWN_NUMBERS` has room for if the model is large."""
     if traits.dim <= LARGE_DIM:
         return wanted
-    return max(1, min(-(-wanted // chains), max(FEWEST_DRAWS, DRAWN_NUMBERS // traits.dim // chains)))
+    return max(1, min(-(-wanted // chains), max(MIN_DRAWS, DRAWN_NUMBERS // traits.dim // chains)))
 
 
 NO_SETUP = Setup()

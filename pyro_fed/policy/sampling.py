@@ -1,11 +1,10 @@
 """Settings of Langevin chains, of Gaussian surrogates and guides, and of algorithms on pooled data.
 
-The cost of a visit is its number of steps, whatever the rows, and a chain of thousands of parameters never has as many
-effective draws of the slowest as requested. The longest visit in preconditioned time does not depend on its steps: with
-5 steps in place of 20 each may be up to four times as long. Large models have the same number of chains as others, so
-that chains are short: the wider a network, the shorter are its stable steps. With 75,010 parameters even 300 rounds are
-below a tenth of a relaxation time, and a chain's predictions are worth little more than those of one draw. With up to
-`LARGE_DIM` parameters steps are long, and few chains move farther.
+The cost of a visit to a large model is its number of steps, whatever the rows. The longest visit in preconditioned time
+does not depend on its steps: with 5 steps in place of 20 each may be up to four times as long. Large models have the
+same number of chains as others: with 75,010 parameters even 300 rounds are below a tenth of a relaxation time, and a
+chain's predictions are worth little more than those of one draw. With up to `LARGE_DIM` parameters steps are long, and
+few chains move farther.
 """
 
 from __future__ import annotations
