@@ -88,27 +88,16 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run's result, and what the checks of the audit compute from it.
-
-    Args:
-        algorithm: the algorithm that was run.
-        federation: the model and its rows.
-        problem: the model's densities, as the run compiled them.
-        shared: the server's last state; empty if it is not known.
-        draws: (chain, draw, D), unconstrained.
-        record: the run's record.
-        seed: the run's seed.
-        aim: limits finer than `WRONG`, up to which chains should measure errors; None: none.
-    """
+    """A run's result, and what the checks of the audit compute from it."""
 
     algorithm: Algorithm
     federation: Federation
-    problem: Problem
-    shared: State
-    draws: Tensor
+    problem: Problem  # as the run compiled it
+    shared: State  # the server's last state; empty if it is not known
+    draws: Tensor  # (chain, draw, D), unconstrained
     record: Record
     seed: int
-    aim: Limits | None = None
+    aim: Limits | None = None  # limits finer than `WRONG`, up to which chains should measure errors
 
     @cached_property
     def flat(self) -> Tensor:

@@ -109,29 +109,17 @@ class Moments:
     """Estimates of the posterior's means and SDs of F numbers, relative to the result's.
 
     Where both standard errors of a number are zero, the number is not judged.
-
-    Args:
-        mean: the posterior's mean less the result's, in the posterior's SDs (F,).
-        mean_error: standard error of `mean` (F,).
-        log_sd: logarithm of the posterior's SD divided by the result's (F,).
-        log_sd_error: standard error of `log_sd` (F,).
-        accepted: mean acceptance of the chains' last trajectories.
-        whole: whether the chains' coordinates are whitened by the full covariance of enough draws.
-        by: what the estimates come from, "chains", or "weights" of points spread more widely than the draws.
-        places: where the chains have been in the later half of their transitions, in the model's coordinates (N, D);
-            None if the estimates come from weights.
-        remembered: which numbers' means and SDs (2, F) chains plainly remember from where they began; None: none.
     """
 
-    mean: Tensor
-    mean_error: Tensor
-    log_sd: Tensor
-    log_sd_error: Tensor
-    accepted: float = 1.0
-    whole: bool = True
+    mean: Tensor  # the posterior's mean less the result's, in the posterior's SDs (F,)
+    mean_error: Tensor  # its standard error (F,)
+    log_sd: Tensor  # logarithm of the posterior's SD divided by the result's (F,)
+    log_sd_error: Tensor  # its standard error (F,)
+    accepted: float = 1.0  # mean acceptance of the chains' last trajectories
+    whole: bool = True  # whether the full covariance of enough draws whitens the chains' coordinates
     by: Literal["chains", "weights"] = "chains"
-    places: Tensor | None = None
-    remembered: Tensor | None = None
+    places: Tensor | None = None  # where chains have been in the later half of their transitions (N, D)
+    remembered: Tensor | None = None  # which means and SDs (2, F) chains plainly remember from where they began
 
     @property
     def lower_bounds(self) -> Tensor:
