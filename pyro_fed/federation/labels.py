@@ -42,11 +42,6 @@ def row_labels(arguments: Arguments) -> np.ndarray | None:
     return one_a_row[-1].cpu().numpy() if one_a_row else None
 
 
-def discrete_labels(arguments: Arguments) -> np.ndarray | None:
-    """The last argument with one number a row, if it holds a few distinct whole numbers; else None."""
-    return discrete(row_labels(arguments))
-
-
 def discrete(labels: np.ndarray | None) -> np.ndarray | None:
     """Labels (N,) if these are a few distinct whole numbers, else None."""
     if labels is None:

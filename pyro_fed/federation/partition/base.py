@@ -218,8 +218,8 @@ class ByValue(Partition):
             raise self.error("there are no labels; pass by= with one value a row")
         return as_values(labels, f"{type(self).__name__}: labels")
 
-    def _freeze_by(self) -> None:
-        """Replace `by` by a checked read-only array; called by `__post_init__`."""
+    def __post_init__(self) -> None:
+        """Replace `by` by a checked read-only array."""
         if self.by is not None:
             self._freeze("by")
 

@@ -94,9 +94,6 @@ class ByGroup(ByValue):
 
     by: Any = field(default=None, repr=False)
 
-    def __post_init__(self) -> None:
-        self._freeze_by()
-
     def default_num_clients(self, labels: Any = None) -> int:
         """The number of distinct groups."""
         return len(np.unique(self._labels_or_by(labels)))
@@ -140,9 +137,6 @@ class SortedBy(ByValue):
     """
 
     by: Any = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        self._freeze_by()
 
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:
         return np.array_split(np.argsort(self.values(num_rows, labels), kind="stable"), num_clients)
@@ -202,7 +196,7 @@ class Dirichlet(ByValue):
 
     def __post_init__(self) -> None:
         check_alpha(self, self.alpha)
-        self._freeze_by()
+        super().__post_init__()
 
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:
         per_label = self.rows_by_label(num_rows, labels)
@@ -240,7 +234,7 @@ class LabelShards(ByValue):
             raise self.error(
                 f"classes_per_client is {self.classes_per_client!r}, expected a whole number of at least 1"
             )
-        self._freeze_by()
+        super().__post_init__()
 
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:
         per_label = self.rows_by_label(num_rows, labels)
@@ -297,7 +291,7 @@ class MajorityShare(ByValue):
     def __post_init__(self) -> None:
         if not isinstance(self.share, Real) or not 0 <= float(self.share) <= 1:
             raise self.error(f"share is {self.share!r}, expected a number in [0, 1]")
-        self._freeze_by()
+        super().__post_init__()
 
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:
         per_label = self.rows_by_label(num_rows, labels)
@@ -338,7 +332,7 @@ class FeatureSkew(ByValue):
     by: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self._freeze_by()
+        super().__post_init__()
         values = self._freeze("feature")
         if values.dtype.kind not in "biuf" or not np.isfinite(values.astype(float)).all():
             raise self.error(f"feature must be one finite number a row, received {values.dtype} values")
