@@ -8,11 +8,11 @@ from .audit import of_draws as of_draws
 from .audit import settings_findings as settings_findings
 from .evidence import Evidence as Evidence
 from .modes.angles import as_numbers as as_numbers
+from .moment_findings import at_limit as at_limit
+from .moment_findings import close_call as close_call
+from .moment_findings import missed_aim as missed_aim
+from .moment_findings import off_aim as off_aim
+from .moment_findings import perhaps_wrong as perhaps_wrong
 from .moments import Moments as Moments
-from .stillness import at_limit as at_limit
-from .stillness import close_call as close_call
-from .stillness import missed_aim as missed_aim
-from .stillness import off_aim as off_aim
-from .stillness import perhaps_wrong as perhaps_wrong
 from .tails import few_draws_tell as few_draws_tell
 from .tails import reported_without_variance as reported_without_variance

@@ -21,9 +21,9 @@ from pyro_fed.audit.hmc import SCORES
 from pyro_fed.audit.modes.angles import findings_with_causes
 from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.modes.point import off_mode
+from pyro_fed.audit.moment_findings import stillness
 from pyro_fed.audit.moments import margin, moments_verdict, wrong_moments
 from pyro_fed.audit.motion import LOOKS
-from pyro_fed.audit.stillness import stillness
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS

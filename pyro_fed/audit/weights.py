@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.evidence import Evidence
+from pyro_fed.audit.moment_findings import cure
 from pyro_fed.audit.moments import Moments, worst_moment
-from pyro_fed.audit.stillness import cure
 from pyro_fed.audit.weighted_points import MIN_EFFECTIVE_POINTS
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding

@@ -11,7 +11,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.algorithm.record import NONCENTRED, Record
 from pyro_fed.audit.modes import missed_modes
-from pyro_fed.audit.stillness import cure
+from pyro_fed.audit.moment_findings import cure
 from pyro_fed.density.size import LARGE_DIM
 
 #: What `Auto` tries of a small model with latent scales.
