@@ -14,5 +14,5 @@ from .moment_findings import missed_aim as missed_aim
 from .moment_findings import off_aim as off_aim
 from .moment_findings import perhaps_wrong as perhaps_wrong
 from .moments import Moments as Moments
-from .tails import few_draws_tell as few_draws_tell
-from .tails import reported_without_variance as reported_without_variance
+from .weighted_points import few_draws_tell as few_draws_tell
+from .weighted_points import reported_without_variance as reported_without_variance

@@ -18,13 +18,11 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit.few_rows import near_draws, on_few_rows
 from pyro_fed.audit.hmc import Detour
 from pyro_fed.audit.moments import Moments, Quantities, moments_verdict, wrong_moments
 from pyro_fed.audit.motion import moments_by_chains
-from pyro_fed.audit.tails import moments_by_weights
-from pyro_fed.audit.target import Target, for_checks
-from pyro_fed.audit.weighted_points import WeightedPoints, weighed_points
+from pyro_fed.audit.target import Target, for_checks, near_draws, on_few_rows
+from pyro_fed.audit.weighted_points import WeightedPoints, moments_by_weights, weighed_points
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MIN_DRAWS, NEAR_LIMIT_SHARE, Limits
 from pyro_fed.density.checks.blame import Line
@@ -137,7 +135,7 @@ class Evidence:
 
     @cached_property
     def few_rows_target(self) -> Target | None:
-        """`target`, around the draws by few rows if these agree with all (see `few_rows`); None if `target` is."""
+        """`target`, around the draws by few rows if these agree with all; None if `target` is."""
         return None if self.target is None else on_few_rows(self.target, self.target.white(self.points))
 
     @cached_property

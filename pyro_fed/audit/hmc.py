@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.few_rows import near_draws
-from pyro_fed.audit.target import Target
+from pyro_fed.audit.target import Target, near_draws
 from pyro_fed.density.noncentred import NonCentred, noncentred_form
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import MOST_DRAWS

@@ -1,28 +1,43 @@
-"""Weighted points of the posterior, drawn around a result's draws and wherever else it may have mass.
+"""Weighted points of the posterior, around a result's draws and wherever else it may have mass; tails, slabs and modes.
 
 They come from adaptive multiple importance sampling (`ops.adaptive_importance`), driven by a loop.
 
 **The first points** come in equal shares from mixtures fitted to the draws and to draws of the prior, and from around
 the draws' centre, with the widths `NEAR_WIDTHS` and with far larger ones, up to the prior's. So there are points in a
 slab around a spike; a search for modes climbs from there to the spike, and chains from the spike do not enter the slab.
-If few rows stand for all (`few_rows`), they do so near the draws only, and points are drawn there only.
+If few rows stand for all, they do so near the draws only, and points are drawn there only.
 
 **The end.** No points are added once `SETTINGS` are met, for means and for variances, or after `ROUNDS` rounds. If they
 are then worth fewer than `MIN_EFFECTIVE_POINTS`, as in many dimensions, none are returned.
+
+**What they show.** Chains that begin at a result's draws move slowly into a tail that the draws lack, and look settled
+before they arrive; weighted points have no such memory. In few dimensions they can be trusted, except for a number
+whose variance depends on few points. If they find a number wrong, this overrules chains that find it right.
+
+Deterministic sites are judged by the tails of their own draws: they may have no variance although all latents have one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from pyro_fed.audit.moments import LONG, Moments, Quantities, kurtosis, told_by_tails
 from pyro_fed.audit.target import BATCHES, Target
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS
+from pyro_fed.density.checks.points import NUM_DRAWS
+from pyro_fed.density.problem import Problem
 from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, NOTHING, AdaptiveImportanceSampler, AdaptiveSettings
+from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 from pyro_fed.ops.student_mixtures import Mixture, fitted
-from pyro_fed.policy.audit import MOST_DRAWS, takes_weighted_points, weighted_points
+from pyro_fed.policy.audit import CHAINS, MOST_DRAWS, takes_weighted_points, weighted_points
 
 #: The most rounds. A round has as many points as are computed together, or fewer where they cost much.
 ROUNDS = 6
@@ -85,7 +100,7 @@ def _first(
         if found is not None:
             prior = target.white(found)
             parts.append(_fit(prior, generator))
-            largest = min(largest, float(prior.std(0).max()))
+            largest = min(float(prior.std(0).max()), largest)
         if widths := _far_widths(largest):
             parts.append(_around_centre(target, widths))
     return Mixture(*(torch.cat(same) for same in zip(*parts, strict=True)))
@@ -111,3 +126,119 @@ def _around_centre(target: Target, widths: Sequence[float]) -> Mixture:
     eye, count = torch.eye(target.problem.dim, dtype=torch.float64), len(widths)
     scales = torch.tensor(widths, dtype=torch.float64)
     return Mixture(torch.full_like(scales, 1 / count), eye.new_zeros(count, len(eye)), scales[:, None, None] * eye)
+
+
+#: The smallest effective number of points for the terms of a number's variance.
+FEWEST_EFFECTIVE_POINTS = 50
+#: The fewest draws that show the shape of a tail: a tenth of them are in it, and its k has a standard error of 0.2.
+FEWEST_OF_A_TAIL = 800
+#: Distances from the median, in interquartile ranges, between which the fall of a density is measured.
+FAR_OUT = 300.0, 3000.0
+#: A density that falls like this power of |x| or a smaller one has no variance: three, and a margin for other terms so
+#: far out.
+NO_VARIANCE = 3.05
+
+
+def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, found: WeightedPoints) -> Moments:
+    """The posterior's moments of `quantities` by weighted points, relative to the result's draws (S, D)."""
+    points = quantities(target.model(found.white))
+    return moments_of_weighted_points(found.weights, points, quantities(draws.double()), target.problem.dim)
+
+
+def few_draws_tell(
+    target: Target, quantities: Quantities, draws: Tensor, points_of: Callable[[], WeightedPoints | None]
+) -> list[Finding]:
+    """One finding on the longest tail that leaves an SD undetermined by right draws (S, D), or none."""
+    long = kurtosis(quantities(draws.double())) > LONG
+    if not bool(long.any()):
+        return []
+    if none := _without_variance(target, draws, long):
+        return [sentences.no_variance(parameter=quantities.labels[none[0]])]
+    if (found := points_of()) is None:
+        return []
+    weights, points = found.weights, quantities(target.model(found.white))
+    away = (points - weights @ points).square()
+    longest = ((weights @ away.square()) / (weights @ away).square()).nan_to_num(nan=0.0, posinf=0.0)
+    untold = longest > 1 + len(draws) * (2 * math.log(SD_MATTERS)) ** 2
+    untold |= long & (longest > LONG) & torch.tensor([_tail(weights * terms) > LARGEST_PARETO_K for terms in away.T])
+    if not bool(untold.any()):
+        return []
+    number = int(torch.where(untold, longest, 0.0).argmax())
+    name = quantities.labels[number]
+    return [sentences.draws_do_not_tell(parameter=name, kurtosis=float(longest[number]), draws=len(draws))]
+
+
+def _without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:
+    """Entries of the flat vector whose conditional density, given the others, falls like |x|^-3 or more slowly."""
+    # The tail of the draws does not show that: algorithms reach Cauchy's only as far as their steps or weights go.
+    z = draws[evenly(len(draws), NUM_DRAWS)].double()
+    found = []
+    for number in long[: z.shape[1]].nonzero()[:, 0].tolist():
+        column = draws[:, number].double()
+        low, middle, high = column.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
+        powers = []
+        for side in (-1, 1):
+            at = []
+            for far in FAR_OUT:
+                moved = z.clone()
+                moved[:, number] = middle + side * far * (high - low)
+                at.append(target.values(target.white(moved)))
+            fall = (at[0] - at[1]) / math.log(FAR_OUT[1] / FAR_OUT[0])
+            powers.append(float(fall.nan_to_num(nan=math.inf).median()))
+        if min(powers) < NO_VARIANCE:
+            found.append(number)
+    return found
+
+
+def _tail(terms: Tensor) -> float:
+    """Pareto's k of the tail of positive numbers (N,)."""
+    return smoothed(terms.clamp_min(torch.finfo(terms.dtype).tiny).log()).pareto_k
+
+
+def reported_without_variance(problem: Problem, draws: Tensor) -> list[Finding]:
+    """One finding on the deterministic site outside the plate with the longest tail without a variance, or none."""
+    names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
+    if not names or len(draws) < FEWEST_OF_A_TAIL:
+        return []
+    found = problem.constrain(draws.to(problem.dtype), problem.fewest_rows)
+    longest, said = LARGEST_PARETO_K, ""
+    for name in names:
+        for number, values in enumerate(found[name].reshape(len(draws), -1).double().T):
+            away = (values - values.median()).abs()
+            if not bool(away.isfinite().all()) or not float(away.median()) > 0:
+                continue
+            if (k := _tail(away)) > longest:
+                longest, said = k, problem.entry_of(problem.reported[name], number)
+    if not said:
+        return []
+    return [sentences.no_variance_of_draws(parameter=said, pareto_k=longest)]
+
+
+def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moments:
+    """The posterior's moments by weighted points (N, F), relative to those of draws (S, F).
+
+    A number is not judged (its standard errors are zero) if it is not finite somewhere, or if its variance or its tail
+    cannot be determined. The first `dim` numbers are unconstrained.
+    """
+    centre, scale = draws.mean(0), draws.std(0)
+    usable = points.isfinite().all(0) & centre.isfinite() & (scale > 0) & scale.isfinite()
+    y = torch.where(usable, (points - centre) / scale, 0.0)
+    mean = weights @ y
+    away = (y - mean).square()
+    variance = weights @ away
+    squares = weights.square()
+    # The effective number of terms is (Σ w a)² / Σ (w a)².
+    usable &= variance.square() > FEWEST_EFFECTIVE_POINTS * (squares @ away.square())
+    variance = torch.where(usable, variance, 1.0)
+    left, come = kurtosis(draws), (weights @ away.square()) / variance.square()
+    # The weighted points show how long the posterior's tail is, also on a site's own scale.
+    own = torch.arange(len(come)) >= dim
+    mean_error = (squares @ away).sqrt() / variance.sqrt()
+    log_error = (squares @ (away - variance).square()).sqrt() / (2 * variance)
+    chance = ((come - 1) / len(draws)).sqrt() / 2  # of as many exact draws
+    lacking = variance.log() / 2 > STANDARD_ERRORS * torch.hypot(chance, log_error)
+    enough = (STANDARD_ERRORS * chance <= math.log(SD_MATTERS)) | ((chance <= math.log(SD_MATTERS)) & lacking)
+    usable &= torch.where(own, enough, told_by_tails(left, come, dim, CHAINS))
+    figures = mean / variance.sqrt(), mean_error, variance.log() / 2, log_error
+    mean, mean_error, log_sd, log_error = (torch.where(usable, figure, 0.0) for figure in figures)
+    return Moments(mean, mean_error, log_sd, log_error, by="weights")

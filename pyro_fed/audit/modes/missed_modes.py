@@ -19,7 +19,7 @@ beside a spike. Then the logarithm of its mass is taken half-way between the wei
 that Laplace's masses of the other modes agree with their weights), and its error is log `ROUGH` plus half of the
 distance between the two.
 
-**Many rows.** The climbs use few of the rows (`few_rows`), whose modes are near those of all. Newton's steps with all
+**Many rows.** The climbs use few of the rows (`target`), whose modes are near those of all. Newton's steps with all
 rows go on from there.
 
 **Symmetries.** Modes of equal mass may be images of one another, as by a relabelling of a mixture's components
@@ -37,7 +37,6 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.evidence import MANY_DRAWS, MOST_GROUPS, Evidence
-from pyro_fed.audit.few_rows import OUTWARD_FACTOR, on_rows_alone
 from pyro_fed.audit.modes.climbs import (
     CLIMB,
     SAME_MODE_SDS,
@@ -49,7 +48,7 @@ from pyro_fed.audit.modes.climbs import (
     nearest,
     student_points,
 )
-from pyro_fed.audit.target import Target
+from pyro_fed.audit.target import OUTWARD_FACTOR, Target, on_rows_alone
 from pyro_fed.audit.weighted_points import FEWEST_POINTS
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
