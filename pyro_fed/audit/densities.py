@@ -70,7 +70,9 @@ def _splitting_findings(evidence: Evidence, problem: Problem, z: Tensor, local: 
     off: dict[Key, Tensor] = {}
     worst: dict[Key, tuple[float, int]] = {}
     client_rows = evidence.federation.client_rows
-    chosen = _compared_clients(evidence.federation.row_counts)
+    counts = evidence.federation.row_counts
+    order = [int(k) for k in counts.argsort() if counts[k]]
+    chosen = [order[int(i)] for i in evenly(len(order), MOST_CLIENTS)]
     together = _terms_by_equal_rows(problem, z, local, client_rows, chosen)
     for k in chosen:
         at = client_rows[k]
@@ -89,7 +91,10 @@ def _splitting_findings(evidence: Evidence, problem: Problem, z: Tensor, local: 
     apart, client = float(off[key].abs().max()), worst[key][1]
     if not apart > NEGLIGIBLE:
         return []
-    site = f"site '{key[1]}'" if key[1] else "the support of a latent site"
+    kind, name = key
+    site, rows, cause = f"site '{name}'" if name else "the support of a latent site", client_rows[client], ""
+    if len(rows) < problem.bound.num_rows:
+        cause = blame(problem, z[0], problem.rows, local, rows, name, kind).where
     return [
         sentences.model_does_not_split(
             plate=problem.plate,
@@ -97,17 +102,9 @@ def _splitting_findings(evidence: Evidence, problem: Problem, z: Tensor, local: 
             difference=apart,
             site=site,
             client=evidence.federation.client_names[client],
-            cause=_cause(problem, z[0], local, client_rows[client], key),
+            cause=cause,
         )
     ]
-
-
-def _cause(problem: Problem, z: Tensor, local: Tensor, rows: Tensor, key: Key) -> str:
-    """A sentence on the line of the model that makes a client's rows (m,) differ, at z (D,); "" if it has all rows."""
-    if len(rows) == problem.bound.num_rows:
-        return ""
-    kind, name = key
-    return blame(problem, z, problem.rows, local, rows, name, kind).where
 
 
 def _terms(problem: Problem, z: Tensor, rows: tuple[Any, ...], local: Tensor) -> tuple[Terms, Terms]:
@@ -150,16 +147,6 @@ def _difference(one: Tensor, two: Tensor) -> Tensor:
     """one - two; zero if both are the same infinity or both NaN, infinite if only one of them is."""
     same = (one == two) | (one.isnan() & two.isnan())
     return torch.where(same, 0.0, (one - two).nan_to_num(torch.inf))
-
-
-def _compared_clients(counts: Tensor) -> list[int]:
-    """Clients with rows: all, or `MOST_CLIENTS` from the smallest to the largest."""
-    order = [int(k) for k in counts.argsort() if counts[k]]
-    return [order[int(i)] for i in evenly(len(order), MOST_CLIENTS)]
-
-
-#: Largest relative error of the smallest variance that is accepted: 10 % of an SD.
-LARGEST_VARIANCE_ERROR = 0.2
 
 
 def precision(evidence: Evidence) -> list[Finding]:
@@ -210,7 +197,7 @@ def _inversion(draws: Tensor) -> str | None:
     values = torch.linalg.eigvalsh(draws.T.corrcoef().nan_to_num(0.0))
     condition = float(values[-1] / values[0].clamp(min=1e-300))
     error = torch.finfo(torch.float32).eps * condition
-    if error <= LARGEST_VARIANCE_ERROR:
+    if error / 2 <= NEGLIGIBLE:  # of the smallest SD
         return None
     return (
         f"its draws are so correlated (condition number {condition:.1g}) that a covariance inverted in float32 has a "

@@ -92,14 +92,11 @@ class SequentialTest:
         """Whether chains that find nothing wrong should go on: they still move, or do not decide about the aim."""
         plain = found.excess > max(STANDARD_ERRORS, margin(len(found.mean))) * found.noise
         moving = plain & (found.excess > MOVING) & (found.excess - self.before > found.noise)
-        return bool(moving.any()) or (self.aim is not None and not _aim_decided(found, self.aim))
-
-
-def _aim_decided(found: Moments, aim: Limits) -> bool:
-    """Whether no estimate is beyond a finer aim, or one is plainly."""
-    off, noise = found.against(aim)
-    beyond = off > 1
-    return not bool(beyond.any()) or bool((beyond & (off > STANDARD_ERRORS * noise)).any())
+        if self.aim is None or bool(moving.any()):
+            return bool(moving.any())
+        off, noise = found.against(self.aim)
+        beyond = off > 1
+        return bool(beyond.any()) and not bool((beyond & (off > STANDARD_ERRORS * noise)).any())
 
 
 def moments_by_chains(

@@ -66,7 +66,7 @@ SCORE_STEP = 1e-3
 
 @dataclass(frozen=True)
 class FewRows:
-    """Rows that stand for all, with the correction level + a'w - w'E w / 2 of their log density, see `few_rows`."""
+    """Rows that stand for all, with the correction level + a'w - w'E w / 2 of their log density."""
 
     rows: tuple[Tensor, ...]  # in the order of `Problem.all_rows`
     correction: Quadratic
@@ -236,15 +236,12 @@ def _at(
     Rows are inputs, so that the compiled step serves other data of the same shapes too (`Federation.with_args`).
     """
     compiled = problem.mapped(function, (0, None))
-    size = _points_at_once(len(z), evaluations)
+    # How many points are computed together is a power of two, since each size is traced.
+    room = max(1, CHUNK // max(1, evaluations))
+    wanted = max((size for size in BATCHES if size <= len(z)), default=BATCHES[0])
+    size = min(1 << (room.bit_length() - 1), wanted)
     pieces = zip(*(_piece(problem, compiled, piece, given, size) for piece in z.split(size)), strict=True)
     return tuple(torch.cat(parts) for parts in pieces)
-
-
-def _points_at_once(count: int, evaluations: int) -> int:
-    """How many of so many points are computed together: a power of two, since each size is traced."""
-    room = max(1, CHUNK // max(1, evaluations))
-    return min(1 << (room.bit_length() - 1), max((size for size in BATCHES if size <= count), default=BATCHES[0]))
 
 
 def _piece(problem: Problem, compiled: Any, piece: Tensor, given: Any, size: int) -> list[Tensor]:

@@ -79,15 +79,11 @@ def weighed_points(
             break
         sampler = sampler.draw(sampler.refit(FIT_ON, generator).shared_out(points), generator)
     found = sampler.smoothed
-    usable = found.pareto_k <= SETTINGS.longest_tail and found.effective >= MIN_EFFECTIVE_POINTS
-    return _some(sampler) if usable else None
-
-
-def _some(sampler: AdaptiveImportanceSampler) -> WeightedPoints:
-    """The points whose weights are not negligible: on a site's own scale, the others may be extremely far away."""
-    weights, logs = sampler.smoothed.weights, sampler.log_weights
-    some = logs > logs.max() - NOTHING
-    return WeightedPoints(weights[some] / weights[some].sum(), sampler.points[some])
+    if not (found.pareto_k <= SETTINGS.longest_tail and found.effective >= MIN_EFFECTIVE_POINTS):
+        return None
+    # On a site's own scale, points with negligible weights may be extremely far away.
+    some = sampler.log_weights > sampler.log_weights.max() - NOTHING
+    return WeightedPoints(found.weights[some] / found.weights[some].sum(), sampler.points[some])
 
 
 def _first(

@@ -109,7 +109,8 @@ def check_row_labels(
     given = [found for head, value in named for found in _indices(head, value)]
     for place, (name, index) in enumerate([*given, *own.items()]):
         other, known = first.setdefault(len(index), (name, index))
-        if index.equals(known) or not _same_labels(index, known):
+        same_labels = index.is_unique and known.is_unique and set(index) == set(known)
+        if index.equals(known) or not same_labels:
             continue
         whose = where if place < len(given) else f" of {type(partition).__name__}"
         at = next(i for i, (mine, theirs) in enumerate(zip(index, known, strict=True)) if mine != theirs)
@@ -127,11 +128,6 @@ def _indices(name: str, value: Any) -> Iterator[tuple[str, pd.Index]]:
     elif isinstance(value, dict):
         for key, part in value.items():
             yield from _indices(f"{name}[{key!r}]", part)
-
-
-def _same_labels(one: pd.Index, other: pd.Index) -> bool:
-    """Whether two indices have the same labels, each once."""
-    return one.is_unique and other.is_unique and set(one) == set(other)
 
 
 def device_of(named: torch.device | str | None, given: Any) -> torch.device:

@@ -206,7 +206,8 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
     others = [
         names[j]
         for j, rows in enumerate(clients)
-        if j != k and bool(torch.isin(group[rows], mine).any()) and not _identical(group, rows, clients[k])
+        # clients with the same rows in the same order have a warning of their own, `warn_duplicates`
+        if j != k and bool(torch.isin(group[rows], mine).any()) and not torch.equal(group[rows], own)
     ]
     inside = len(own) - len(own.unique())
     if not others and not inside:
@@ -267,11 +268,6 @@ def _places(values: Tensor) -> float:
     steps = (gaps / gaps.min()).round()  # the least gap is rounded too, so that it is not the grid's
     off = (gaps / (gaps.sum() / steps.sum()) - steps).abs()
     return float(steps.sum()) + 1 if bool((off < GRID_TOLERANCE).all()) else float("inf")
-
-
-def _identical(group: Tensor, one: Tensor, other: Tensor) -> bool:
-    """Whether two clients have the same rows in the same order, which `warn_duplicates` reports."""
-    return len(one) == len(other) and torch.equal(group[one], group[other])
 
 
 def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) -> bool:

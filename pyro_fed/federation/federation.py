@@ -602,18 +602,14 @@ def _mark_split_arguments(
 ) -> Arguments:
     """The arguments with the split ones marked: by a plate's rows, by those of several plates, or by groups."""
     if parts_of(plate):
-        return several_arguments(arguments, parts_of(plate), sizes, _by_plate(shard))
+        if shard is not None and not isinstance(shard, Mapping):
+            raise SettingError(
+                f"with several plates shard= says each one's arguments, {{'plate': ('x', 'y')}}, received {shard!r}"
+            )
+        return several_arguments(arguments, parts_of(plate), sizes, shard)
     if rows:
         return group_arguments(arguments, plate, sizes, rows, shard)
     return choose_shards(arguments, sizes[plate], shard)
-
-
-def _by_plate(shard: Shard) -> Mapping[str, Any] | None:
-    if shard is None or isinstance(shard, Mapping):
-        return shard
-    raise SettingError(
-        f"with several plates shard= says each one's arguments, {{'plate': ('x', 'y')}}, received {shard!r}"
-    )
 
 
 def _split_as(arguments: Arguments) -> Shard:

@@ -12,7 +12,7 @@ other's, are the elements of a plate that the model does not have, with one nest
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -276,7 +276,9 @@ def group_arguments(
     for name, parts in given.items():
         taken = {*index.values(), *(chosen if shard is not None else ())}
         named = [arguments.names.index(part) for part in parts[1:]]
-        nested.append(NestedPlate(name, index[name], tuple(named or _of_length(arguments, sizes[name], taken))))
+        tensors = [i for i, leaf in enumerate(arguments.leaves) if isinstance(leaf, Tensor) and leaf.dim()]
+        alike = [i for i in tensors if len(arguments.leaves[i]) == sizes[name] and i not in taken]
+        nested.append(NestedPlate(name, index[name], tuple(named or alike)))
     inside = {i for part in nested for i in (part.index, *part.leaves)}
     return GroupedArguments(
         arguments.leaves,
@@ -321,11 +323,6 @@ def check_rows(
         _check_names(arguments, name, parts, plate, sizes)
         _check_index(arguments, arguments.names.index(parts[0]), name, plate, sizes, where)
     return given
-
-
-def _of_length(arguments: Arguments, size: int, taken: Collection[int]) -> list[int]:
-    tensors = [i for i, leaf in enumerate(arguments.leaves) if isinstance(leaf, Tensor) and leaf.dim()]
-    return [i for i in tensors if len(arguments.leaves[i]) == size and i not in taken]
 
 
 def _check_names(arguments: Arguments, name: str, parts: Sequence[str], plate: str, sizes: Mapping[str, int]) -> None:

@@ -89,9 +89,15 @@ def label_coords(
         for size in sorted(sizes):
             for site, axis in lookups.axes(codes, size):
                 dim = named[site][axis] if site in sites else problem.plate
-                if dim in coords:
-                    _check_called(argument, labels, dim, coords[dim])
-                elif dim != problem.plate:
+                if dim in coords and not _same_names(labels, coords[dim]):
+                    raise SettingError(
+                        f"coords['{dim}'] is [{listed(coords[dim])}], but elements along '{dim}' are looked up by "
+                        f"argument '{argument}', whose codes 0, 1, ... stand for [{listed(labels)}]: each would be "
+                        "called by another one's name. Leave the coordinate out, which is these labels then; name all "
+                        "of them in it, each once; or rename the categories, "
+                        f"pandas.Categorical({argument}).rename_categories(...)"
+                    )
+                if dim not in coords and dim != problem.plate:
                     found.setdefault(dim, list(labels))
     return found
 
@@ -104,17 +110,6 @@ def _in_question(labels: Sequence[Any], size: int, given: Any) -> bool:
 def _same_names(labels: Sequence[Any], given: Sequence[Any]) -> bool:
     """Whether these are the same names, compared as text: 1 and "1" are the same."""
     return list(map(str, labels)) == list(map(str, given))
-
-
-def _check_called(argument: str, labels: Sequence[Any], dim: str, given: Sequence[Any]) -> None:
-    """Refuse coordinates of elements that differ from the labels of the codes that index them."""
-    if not _same_names(labels, given):
-        raise SettingError(
-            f"coords['{dim}'] is [{listed(given)}], but elements along '{dim}' are looked up by argument '{argument}', "
-            f"whose codes 0, 1, ... stand for [{listed(labels)}]: each would be called by another one's name. Leave "
-            f"the coordinate out, which is these labels then; name all of them in it, each once; or rename the "
-            f"categories, pandas.Categorical({argument}).rename_categories(...)"
-        )
 
 
 def entry_labels(

@@ -142,7 +142,11 @@ def pool_clients(
     if not clients:
         raise DataError("from_clients needs at least one client, received none")
     for client, name in zip(clients, names, strict=True):
-        _check_by_place(client, name)
+        if type(client) is tuple and len(client) == 2 and isinstance(client[0], str) and isinstance(client[1], tuple):
+            raise DataError(
+                f"client {name} is a pair of the name {client[0]!r} and arguments: names are the keys of a dictionary, "
+                "such as dict(clients)"
+            )
     clients = _aligned_arguments(model, clients, names, kwargs)
     each = [flatten(model, args, kwargs) for args in clients]
     rows = with_column_names(each[0], rows)
@@ -151,15 +155,17 @@ def pool_clients(
     if any(arguments.labels != labels for arguments in each):
         each = [flatten(model, args, kwargs, labels) for args in clients]
     for arguments, name in zip(each, names, strict=True):
-        _check_structure(arguments, name, each[0], names[0])
+        if arguments.spec != each[0].spec:
+            raise DataError(
+                f"clients {names[0]} and {name} have arguments of different structure: {list(each[0].names)} and "
+                f"{list(arguments.names)}"
+            )
     if parts_of(plate):
         each = _with_several_plates(model, each, names, plate, shard)
+    elif rows:
+        each = _with_nested_plates(model, each, names, plate, rows, shard)
     else:
-        each = (
-            _with_nested_plates(model, each, names, plate, rows, shard)
-            if rows
-            else _with_row_leaves(model, each, names, plate, shard)
-        )
+        each = _with_row_leaves(model, each, names, plate, shard)
     for arguments, name in zip(each, names, strict=True):
         _check_like_first(arguments, name, each[0], names[0])
     warn_duplicates(each, names)
@@ -186,15 +192,6 @@ def _group_labels(each: Sequence[Arguments], names: Sequence[str], owners: set[s
                 whose[label] = name
         found[owner] = Labels(whose)
     return found
-
-
-def _check_by_place(client: Any, name: str) -> None:
-    """Refuse a client's arguments by name, and a pair of a client's name and its arguments."""
-    if type(client) is tuple and len(client) == 2 and isinstance(client[0], str) and isinstance(client[1], tuple):
-        raise DataError(
-            f"client {name} is a pair of the name {client[0]!r} and arguments: names are the keys of a dictionary, "
-            "such as dict(clients)"
-        )
 
 
 def _aligned_arguments(
@@ -273,7 +270,14 @@ def _with_row_leaves(
     """The clients' arguments with the leaves split by rows marked."""
     sample = _first_with_rows(model, each, plate, shard)
     for arguments, name in zip(each, names, strict=True):
-        _check_has_rows(arguments, sample.sharded, name)
+        for i in sample.sharded:
+            leaf = arguments.leaves[i]
+            if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+                received = "a scalar" if isinstance(leaf, Tensor) else type(leaf).__name__
+                raise DataError(
+                    f"argument '{arguments.names[i]}' of client {name} is split by rows: expected an array of "
+                    f"rows, received {received}"
+                )
     axes = {sample.names[i]: sample.axes.get(i, 0) for i in sample.sharded}
     found: Shard = axes if sample.axes else list(axes)
     return [
@@ -294,7 +298,9 @@ def _with_nested_plates(
     places = [f" at client {name}" for name in names]
     sizes = []
     for arguments, where in zip(each, places, strict=True):
-        _check_not_empty(arguments, where)
+        for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+            if isinstance(leaf, Tensor) and leaf.dim() and not len(leaf):
+                raise DataError(f"argument '{name}'{where} has no rows: leave the client out")
         sizes.append(plate_sizes(model, arguments, plate, rows, where))
     clear = [k for k, size in enumerate(sizes) if len({size.get(part) for part in (plate, *rows)}) == 1 + len(rows)]
     first = clear[0] if clear else 0
@@ -322,31 +328,6 @@ def _first_with_rows(model: Callable[..., Any], each: list[Arguments], plate: st
                 raise DataError(f"no argument of the first client with rows has as many rows as plate '{plate}'")
             return chosen
     raise DataError("no client has any row")
-
-
-def _check_structure(arguments: Arguments, name: str, first: Arguments, first_name: str) -> None:
-    if arguments.spec != first.spec:
-        raise DataError(
-            f"clients {first_name} and {name} have arguments of different structure: {list(first.names)} and "
-            f"{list(arguments.names)}"
-        )
-
-
-def _check_not_empty(arguments: Arguments, where: str) -> None:
-    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
-        if isinstance(leaf, Tensor) and leaf.dim() and not len(leaf):
-            raise DataError(f"argument '{name}'{where} has no rows: leave the client out")
-
-
-def _check_has_rows(arguments: Arguments, sharded: tuple[int, ...], name: str) -> None:
-    for i in sharded:
-        leaf = arguments.leaves[i]
-        if not isinstance(leaf, Tensor) or leaf.dim() == 0:
-            received = "a scalar" if isinstance(leaf, Tensor) else type(leaf).__name__
-            raise DataError(
-                f"argument '{arguments.names[i]}' of client {name} is split by rows: expected an array of "
-                f"rows, received {received}"
-            )
 
 
 def _check_like_first(arguments: Arguments, name: str, first: Arguments, first_name: str) -> None:

@@ -56,7 +56,6 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS, NEAR_LIMIT_SHARE, NEGLIGIBLE, SD_MATTERS, STANDARD_ERRORS
 from pyro_fed.density import symmetry
 from pyro_fed.density.checks.points import FEW_DRAWS
-from pyro_fed.density.symmetry import Symmetry
 from pyro_fed.ops.entries import CANDIDATES, far_apart
 from pyro_fed.ops.importance import systematic
 from pyro_fed.policy.audit import CHAINS, affords, climbs
@@ -320,8 +319,9 @@ def add_symmetries(evidence: Evidence, modes: list[Mode]) -> None:
     for number, mode in enumerate(modes):
         for other in (one for one in modes[:number] if _equal(one, mode)):
             found = symmetry.between(problem, place(other), place(mode))
-            if found is None or _follows(found, known):
-                continue
+            group = symmetry.group_of(known) if known else []
+            if found is None or group is None or any(found.key == one.key for one in group):
+                continue  # none, or a product of known ones
             if symmetry.holds(problem, found, points, lambda z: target.values(target.white(z))):
                 known.append(found)
 
@@ -355,9 +355,3 @@ def _points(evidence: Evidence, target: Target) -> Tensor:
         return evidence.from_prior[:FEW_DRAWS].double()
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 9)
     return target.model(2 * torch.randn(FEW_DRAWS, evidence.problem.dim, generator=generator, dtype=torch.float64))
-
-
-def _follows(found: Symmetry, known: list[Symmetry]) -> bool:
-    """Whether a map is a product of known ones."""
-    group = symmetry.group_of(known) if known else []
-    return group is None or any(found.key == one.key for one in group)
