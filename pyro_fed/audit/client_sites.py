@@ -36,8 +36,8 @@ def client_log_likelihoods(federation: Federation, points: Tensor) -> Tensor:
 
 def log_likelihoods_of(federation: Federation, client: int, points: Tensor) -> Tensor:
     """One client's log-likelihood at each of the unconstrained points (S, D): (S,), float64; zero without rows."""
-    data, problem = federation.client_data(), federation.problem
-    index, count = data.row_index[client], int(data.num_rows[client])
+    data, problem = federation.client_data([client]), federation.problem
+    index, count = data.row_index[0], int(data.num_rows[0])
     if not count:
         return points.new_zeros(len(points), dtype=torch.float64)
     batch = Batch(tuple(leaf[index[:count]] for leaf in data.rows), points.new_ones(count))

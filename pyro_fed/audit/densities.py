@@ -38,7 +38,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.errors import PyroFedError
 from pyro_fed.ops.batched import vmap
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import compared_draws, may_round
+from pyro_fed.policy.audit import compared_draws, maps_points, may_round
 
 #: The most clients that are compared: the largest, the smallest, and others in between.
 MOST_CLIENTS = 12
@@ -122,7 +122,7 @@ def _terms_by_equal_rows(
     for k in chosen:
         sizes.setdefault(len(client_rows[k]), []).append(k)
     for clients in sizes.values():
-        if problem.looped or len(clients) == 1:
+        if len(clients) == 1 or not maps_points(problem.traits):
             continue
         at = torch.stack([client_rows[k] for k in clients])
         mapped = vmap(lambda rows, own: _terms(problem, z, rows, own))

@@ -28,7 +28,7 @@ from torch import Tensor
 from pyro_fed.audit.target import Target, near_draws
 from pyro_fed.density.noncentred import NonCentred, noncentred_form
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import MOST_DRAWS
+from pyro_fed.policy.audit import MOST_DRAWS, maps_points
 
 #: A step's coefficients a and b.
 DRIFT, KICK = 0.29619504261126, 0.11888010966548
@@ -119,7 +119,7 @@ class Detour:
     def of(cls, target: Target, draws: Tensor, generator: torch.Generator) -> Detour | None:
         """The detour for draws (S, D); None if no effect has a latent scale, or its coordinates are not finite."""
         problem = target.problem
-        form = None if problem.looped or isinstance(problem, NonCentred) else noncentred_form(problem)
+        form = noncentred_form(problem) if maps_points(problem.traits) and not isinstance(problem, NonCentred) else None
         if form is None:
             return None
         apart = form.to_noncentred(draws[evenly(len(draws), MOST_DRAWS)].to(form.dtype)).double()

@@ -47,10 +47,9 @@ from pyro_fed.federation.group_names import (
 from pyro_fed.federation.groups import AND, group_arguments, several_arguments, with_column_names
 from pyro_fed.federation.labels import (
     client_table,
-    discrete,
+    discrete_labels,
     entry_labels,
     label_coords,
-    no_counts,
     observed_counts,
     row_labels,
     warn_of_labels,
@@ -548,7 +547,7 @@ class Federation:
         counts = observed_counts(self.problem) if self.holds_data else []
         if arguments.nested_by_name:
             return grouped_table(arguments, self.problem.plate, self.client_rows, self.client_names, counts)
-        return client_table(self.client_rows, self.client_names, no_counts(discrete(row_labels(arguments)), counts))
+        return client_table(self.client_rows, self.client_names, discrete_labels(row_labels(arguments), counts))
 
     def __repr__(self) -> str:
         arguments = self.problem.arguments

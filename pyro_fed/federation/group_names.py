@@ -16,7 +16,7 @@ from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.rows.leaves import LabelsByName
 from pyro_fed.errors import DataError, PyroFedError, SettingError, listed
-from pyro_fed.federation.labels import client_table, discrete, no_counts
+from pyro_fed.federation.labels import client_table, discrete_labels, row_labels
 from pyro_fed.federation.partition.base import Partition
 from pyro_fed.federation.partition.kinds import ByGroup
 from pyro_fed.federation.pooling import plate_sizes
@@ -127,14 +127,12 @@ def grouped_table(
     counts = {part: [len(arguments.rows_of(part, groups)) for groups in client_groups] for part in nested}
     first = nested[0]
     rows = [arguments.rows_of(first, groups) for groups in client_groups]
-    one_a_row = [leaf for _, part, leaf in arguments.columns if part == first and leaf.dim() == 1]
-    table = client_table(rows, names, no_counts(discrete(one_a_row[-1].cpu().numpy() if one_a_row else None), counted))
+    table = client_table(rows, names, discrete_labels(row_labels(arguments, first), counted))
     total = np.sum([counts[part] for part in nested], axis=0)
     table["rows"], table["share"] = total, total / total.sum()
     table.insert(0, plate, [len(groups) for groups in client_groups])
-    if len(nested) > 1:
-        for at, part in enumerate(nested, start=1):
-            table.insert(at, part, counts[part])
+    for at, part in enumerate(nested if len(nested) > 1 else (), start=1):
+        table.insert(at, part, counts[part])
     return table
 
 

@@ -36,15 +36,15 @@ from pyro_fed.errors import SettingError, listed, warn_user
 MAX_LABELS = 20
 
 
-def row_labels(arguments: Arguments) -> np.ndarray | None:
-    """The last argument with one number a row, (N,); None if there is none."""
-    one_a_row = [leaf for _, nested, leaf in arguments.columns if nested is None and leaf.dim() == 1]
+def row_labels(arguments: Arguments, plate: str | None = None) -> np.ndarray | None:
+    """The last argument with one number a row, of a nested plate or of the partitioned one, (N,); None without any."""
+    one_a_row = [leaf for _, nested, leaf in arguments.columns if nested == plate and leaf.dim() == 1]
     return one_a_row[-1].cpu().numpy() if one_a_row else None
 
 
-def discrete(labels: np.ndarray | None) -> np.ndarray | None:
-    """Labels (N,) if these are a few distinct whole numbers, else None."""
-    if labels is None:
+def discrete_labels(labels: np.ndarray | None, counts: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Labels (N,) if these are a few distinct whole numbers, and not one of the observed counts; else None."""
+    if labels is None or any(np.array_equal(one, labels) for one in counts):
         return None
     values = np.unique(labels)
     return labels if len(values) <= MAX_LABELS and np.all(values == np.round(values)) else None
@@ -53,21 +53,15 @@ def discrete(labels: np.ndarray | None) -> np.ndarray | None:
 def observed_counts(problem: Problem) -> list[np.ndarray]:
     """The observed values that have the distribution of a count, in the original order of rows."""
     nodes = problem.execute_at(torch.zeros(problem.dim, dtype=problem.dtype), problem.all_rows).trace.nodes
-    return [nodes[name]["value"].cpu().numpy() for name in problem.layout.observed if _counts(nodes[name]["fn"])]
+    return [nodes[name]["value"].cpu().numpy() for name in problem.layout.observed if _is_count(nodes[name]["fn"])]
 
 
-def _counts(fn: Any) -> bool:
+def _is_count(fn: Any) -> bool:
     """Whether values are counts 0, 1, 2, ..., without a name for each, as categories have."""
     fn = innermost(fn)
     trials = fn.total_count if isinstance(fn, torch.distributions.Binomial) else None
     endless = getattr(fn, "support", None) is constraints.nonnegative_integer
     return endless or (trials is not None and bool((trials > 1).any()))
-
-
-def no_counts(labels: np.ndarray | None, counts: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Labels (N,), or None if they equal one of the counts."""
-    same = (labels is not None and one.shape == labels.shape and np.array_equal(one, labels) for one in counts)
-    return None if any(same) else labels
 
 
 def label_coords(

@@ -106,6 +106,11 @@ def unaffordable_operations(traits: Traits, operations: Callable[[], float], sco
     return found if found > MOST_OPERATIONS else 0.0
 
 
+def maps_points(traits: Traits) -> bool:
+    """Whether a run of the model takes many points at once, and not one alone."""
+    return not traits.looped
+
+
 def may_round(traits: Traits) -> bool:
     """Whether densities are in single precision, in which rounding may matter."""
     return traits.dtype == torch.float32
