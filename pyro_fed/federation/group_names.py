@@ -40,7 +40,7 @@ def with_group_names(
 
 def named_labels(
     arguments: Arguments,
-    rows: Mapping[str, str | Sequence[str]],
+    rows: Mapping[str, Sequence[str]],
     plate: str,
     coords: Mapping[str, Sequence[Any]] | None,
     partition: Partition | None,
@@ -54,7 +54,7 @@ def named_labels(
             f"coords['{plate}'] names the elements of plate '{plate}' {listed(given[plate])}, and ByGroup "
             f"{listed(by)}: the same names in another order; give both in the order of the elements"
         )
-    owners = {parts if isinstance(parts, str) else next(iter(parts), "") for parts in rows.values()}
+    owners = {next(iter(parts), "") for parts in rows.values()}
     found = {}
     for name, labels in arguments.labels.items():
         if name in owners:

@@ -150,7 +150,7 @@ def pool_clients(
     clients = _aligned_arguments(model, clients, names, kwargs)
     each = [flatten(model, args, kwargs) for args in clients]
     rows = with_column_names(each[0], rows)
-    owners = {parts if isinstance(parts, str) else next(iter(parts), "") for parts in (rows or {}).values()}
+    owners = {next(iter(parts), "") for parts in (rows or {}).values()}
     labels = {name: known for name, known in _all_labels(each, names).items() if name not in owners}
     if any(arguments.labels != labels for arguments in each):
         each = [flatten(model, args, kwargs, labels) for args in clients]
