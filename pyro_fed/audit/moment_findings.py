@@ -24,6 +24,14 @@ from pyro_fed.density.checks.slopes import OF_STEPS, said_of
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.policy.audit import flat_priors_with_few_rows
 
+#: The posterior's moments are estimated by these.
+BY = {
+    "chains": "short exact Markov chains that start at them",
+    "weights": "importance weights of points that are spread more widely",
+}
+#: SDs, or a factor: a larger error is reported as "more than" this, since chains that move so far may not have arrived.
+LARGEST_REPORTED_ERROR = 3.0
+
 
 def cure(evidence: Evidence, beyond: bool = False) -> str:
     """The cure that fits, as a sentence without its full stop; `beyond`: weighted points lie outside the draws."""
@@ -54,15 +62,6 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
 def _cure_with_hint(said: str, evidence: Evidence) -> str:
     """The cure, with a hint at the non-centred form if that may help, unless a plan tries that form itself."""
     return said if NONCENTRED in evidence.record.planned else with_hint(said, evidence.problem)
-
-
-#: The posterior's moments are estimated by these.
-BY = {
-    "chains": "short exact Markov chains that start at them",
-    "weights": "importance weights of points that are spread more widely",
-}
-#: SDs, or a factor: a larger error is reported as "more than" this, since chains that move so far may not have arrived.
-LARGEST_REPORTED_ERROR = 3.0
 
 
 def stillness(evidence: Evidence) -> list[Finding]:

@@ -41,6 +41,18 @@ from pyro_fed.ops.entries import evenly
 
 #: Added to the name of a number on the unconstrained scale, if the site's own scale is another one.
 UNCONSTRAINED = " (unconstrained)"
+#: Chance that a result just at the limit, in all coordinates, is called wrong.
+ALPHA = 0.1
+#: Memory of the start above which a chain carries too little information.
+MOST_MEMORY = 0.7
+#: Mean acceptance below which chains are stuck, even with the shortest steps.
+STUCK = 0.1
+#: Places are clamped to this many SDs of the draws: on a site's own scale a number may overflow.
+FARTHEST_PLACE_SDS = 1e6
+#: Kurtosis above which tails are long: that of Student's t with 5 degrees of freedom.
+LONG = 9.0
+#: Smallest variance, in units of the draws', that is distinguished from zero.
+LEAST_VARIANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -88,20 +100,6 @@ class Quantities:
         found = [self.problem.constrain(piece, rows) for piece in pieces]
         own = torch.cat([torch.cat([part[name] for part in found]).reshape(len(z), -1) for name in self.own], 1)
         return torch.cat([z.double(), own[:, self.varying].double()], 1)
-
-
-#: Chance that a result just at the limit, in all coordinates, is called wrong.
-ALPHA = 0.1
-#: Memory of the start above which a chain carries too little information.
-MOST_MEMORY = 0.7
-#: Mean acceptance below which chains are stuck, even with the shortest steps.
-STUCK = 0.1
-#: Places are clamped to this many SDs of the draws: on a site's own scale a number may overflow.
-FARTHEST_PLACE_SDS = 1e6
-#: Kurtosis above which tails are long: that of Student's t with 5 degrees of freedom.
-LONG = 9.0
-#: Smallest variance, in units of the draws', that is distinguished from zero.
-LEAST_VARIANCE = 1e-4
 
 
 @dataclass(frozen=True)

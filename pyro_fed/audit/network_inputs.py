@@ -39,6 +39,10 @@ OUT_OF_RANGE = 30.0
 #: Median of |w| for w ~ N(0, 1). The size of weights is their median over this: if their scales have long tails, as
 #: in a horseshoe, a root mean square would be that of few extreme weights, which data rule out.
 MEDIAN = NormalDist().inv_cdf(0.75)
+#: The most and the fewest rows that are used; and how many other rows each row is compared with.
+ROWS, FEWEST_ROWS, OTHER_ROWS = 500, 20, 4
+#: Inputs are of use if the mean of Δ is more than this many standard errors above zero.
+PLAIN = 2.0
 
 
 def out_of_range(problem: Problem, from_prior: Callable[[], Tensor | None]) -> list[Finding]:
@@ -108,12 +112,6 @@ class _Values(fx.Interpreter):
         if n in self.wanted:
             self.values[n] = found
         return found
-
-
-#: The most and the fewest rows that are used; and how many other rows each row is compared with.
-ROWS, FEWEST_ROWS, OTHER_ROWS = 500, 20, 4
-#: Inputs are of use if the mean of Δ is more than this many standard errors above zero.
-PLAIN = 2.0
 
 
 def of_no_use(problem: Problem, draws: Tensor) -> list[Finding]:

@@ -62,6 +62,8 @@ SMALLEST_SD_SHARE = 1e-10
 #: Half the distance over which scores are compared for a curvature: in the result's SDs, or as a multiple of a
 #: parameter's size or of one.
 SCORE_STEP = 1e-3
+#: How much farther from the mean the draws at which densities are compared are moved.
+OUTWARD_FACTOR = 1.5
 
 
 @dataclass(frozen=True)
@@ -307,10 +309,6 @@ def whitening_factor(z: Tensor) -> Tensor:
         factor = torch.linalg.cholesky((1 - SMALLEST_SD_SHARE**0.5) * correlation + SMALLEST_SD_SHARE**0.5 * eye)
     scaled: Tensor = sd[:, None] * factor
     return scaled
-
-
-#: How much farther from the mean the draws at which densities are compared are moved.
-OUTWARD_FACTOR = 1.5
 
 
 def on_rows_alone(target: Target) -> Target:

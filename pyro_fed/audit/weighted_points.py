@@ -52,6 +52,15 @@ SETTINGS = AdaptiveSettings(enough=MOST_DRAWS, longest_tail=0.5, second_moments=
 MIN_EFFECTIVE_POINTS = 400
 #: Effective number of points for a fit.
 FIT_ON = 5 * COMPONENTS
+#: The smallest effective number of points for the terms of a number's variance.
+FEWEST_EFFECTIVE_POINTS = 50
+#: The fewest draws that show the shape of a tail: a tenth of them are in it, and its k has a standard error of 0.2.
+FEWEST_OF_A_TAIL = 800
+#: Distances from the median, in interquartile ranges, between which the fall of a density is measured.
+FAR_OUT = 300.0, 3000.0
+#: A density that falls like this power of |x| or a smaller one has no variance: three, and a margin for other terms so
+#: far out.
+NO_VARIANCE = 3.05
 
 
 @dataclass(frozen=True)
@@ -122,17 +131,6 @@ def _around_centre(target: Target, widths: Sequence[float]) -> Mixture:
     eye, count = torch.eye(target.problem.dim, dtype=torch.float64), len(widths)
     scales = torch.tensor(widths, dtype=torch.float64)
     return Mixture(torch.full_like(scales, 1 / count), eye.new_zeros(count, len(eye)), scales[:, None, None] * eye)
-
-
-#: The smallest effective number of points for the terms of a number's variance.
-FEWEST_EFFECTIVE_POINTS = 50
-#: The fewest draws that show the shape of a tail: a tenth of them are in it, and its k has a standard error of 0.2.
-FEWEST_OF_A_TAIL = 800
-#: Distances from the median, in interquartile ranges, between which the fall of a density is measured.
-FAR_OUT = 300.0, 3000.0
-#: A density that falls like this power of |x| or a smaller one has no variance: three, and a margin for other terms so
-#: far out.
-NO_VARIANCE = 3.05
 
 
 def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, found: WeightedPoints) -> Moments:

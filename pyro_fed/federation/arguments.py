@@ -30,6 +30,11 @@ from pyro_fed.density.rows.arguments import Arguments, parameter_names, position
 from pyro_fed.errors import DataError, ModelError, SettingError, listed
 from pyro_fed.federation.partition.base import ByValue, Partition
 
+#: Kinds of dtypes that are promoted to one another.
+NUMBERS = "biuf"
+#: Type of `shard=`, by which a user names the arguments that are split by rows.
+Shard = Collection[int | str] | Mapping[Any, Any] | str | int | None
+
 
 class Conditioned:
     """A model conditioned on observations that it takes as an argument, from the model without them."""
@@ -158,10 +163,6 @@ def read_back(value: Tensor) -> Tensor:
     return value.cpu()
 
 
-#: Kinds of dtypes that are promoted to one another.
-NUMBERS = "biuf"
-
-
 def align_argument(values: Sequence[Any], names: Sequence[str], what: str) -> list[Any]:
     """One argument of all clients, with columns or keys in the order of the first client's; `what` names it."""
     first = values[0]
@@ -228,10 +229,6 @@ def _check_numbers(column: pd.Series, what: str, name: str, other: str) -> None:
             f"{what} is text at client {name}{decimal}, and numbers at client {other}: "
             "convert it, such as by pandas.to_numeric, or pandas.read_csv(..., decimal=',')"
         )
-
-
-#: Type of `shard=`, by which a user names the arguments that are split by rows.
-Shard = Collection[int | str] | Mapping[Any, Any] | str | int | None
 
 
 def choose_shards(arguments: Arguments, num_rows: int | None, shard: Shard, where: str = "") -> Arguments:

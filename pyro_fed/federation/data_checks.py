@@ -24,6 +24,11 @@ from pyro_fed.density.running.trace_sites import is_deterministic
 from pyro_fed.errors import DataError, SettingError, warn_user
 from pyro_fed.ops.entries import all_finite, evenly
 
+#: Largest relative error of the smallest precision that is accepted in float32; an SD has half of it.
+LARGEST_ERROR = 0.05
+#: The most columns that are examined.
+MOST_COLUMNS = 256
+
 
 def not_finite(
     arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str], local_numbering: bool = False
@@ -155,12 +160,6 @@ def _check_shared(arguments: Arguments) -> None:
         if bool(leaf.isnan().any()):
             position = leaf.isnan().nonzero()[0].tolist()
             raise DataError(f"argument '{name}'{position or ''}, shared by all clients, is NaN. Nothing was run.")
-
-
-#: Largest relative error of the smallest precision that is accepted in float32; an SD has half of it.
-LARGEST_ERROR = 0.05
-#: The most columns that are examined.
-MOST_COLUMNS = 256
 
 
 def wide_enough(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:

@@ -25,6 +25,9 @@ from pyro_fed.density.rows.nested import Members, NestedRows
 from pyro_fed.errors import DataError, ModelError, listed
 from pyro_fed.federation.arguments import Shard, choose_shards
 
+#: Separates the plates' names in the name of the plate of all their rows.
+AND = "+"
+
 
 @dataclass(frozen=True)
 class NestedPlate:
@@ -165,10 +168,6 @@ class GroupedArguments(Arguments):
         first = (counts.cumsum(0) - counts).clamp(max=len(owner) - 1).unsqueeze(-1)
         table = order[torch.where(where, place, 0) + first]  # padding repeats a group's first row
         return NestedRows(where, [self.leaves[i][table] for i in part.leaves], capacity)
-
-
-#: Separates the plates' names in the name of the plate of all their rows.
-AND = "+"
 
 
 @dataclass(frozen=True)

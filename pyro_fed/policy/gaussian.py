@@ -21,6 +21,19 @@ CHEAP_ENTRIES = 10_000_000
 LARGE_BATCH = 32
 #: Settings that say how steps are taken: a user who sets one gets the usual covariance.
 EXACT = frozenset({"client", "update", "curvature", "step_control"})
+#: Rounds of averaging of a model that classifies, or has more than `LARGE_DIM` parameters.
+AVERAGING_ROUNDS = 40
+#: Those of a network of at most `LARGE_DIM` parameters that does not classify: its curve is fitted to the noise, which
+#: may be small, and what averaging leaves of it the rounds that follow take ten times as long to find. Labels are
+#: learned in 40, and more wear on the calibration.
+CURVE_ROUNDS = 100
+#: Rounds by stochastic gradients of a network of at most `LARGE_DIM` parameters, which cost little and are too few
+#: otherwise: of 160 parameters on the digits SDs and means still move after 40 (`benchmarks/networks/README.md`).
+SMALL_ROUNDS = 200
+#: At fewer clients than this, which may have one label each, such a network that classifies has so many steps a round:
+#: in ten each client forgets the others' rows. Where they are alike three steps do as well, but not where a noise scale
+#: is learned, which rises over many.
+FEW_CLIENTS, FEW_STEPS = 5, 3
 
 
 def full_is_cheap(traits: Traits) -> bool:
@@ -118,19 +131,6 @@ def on_large(setting: str, value: Any, why: str) -> Rule:
 COVARIANCE_ROW = Row("covariance", covariance_of, "covariance='full' or 'diag'")
 CURVATURE_ROW = Row("curvature", curvature_of, "curvature='hessian' or 'fisher'")
 NEWTON_START_ROW = Row("start", newton_start_of, "start='zeros', 'prior' or 'fedavg'")
-#: Rounds of averaging of a model that classifies, or has more than `LARGE_DIM` parameters.
-AVERAGING_ROUNDS = 40
-#: Those of a network of at most `LARGE_DIM` parameters that does not classify: its curve is fitted to the noise, which
-#: may be small, and what averaging leaves of it the rounds that follow take ten times as long to find. Labels are
-#: learned in 40, and more wear on the calibration.
-CURVE_ROUNDS = 100
-#: Rounds by stochastic gradients of a network of at most `LARGE_DIM` parameters, which cost little and are too few
-#: otherwise: of 160 parameters on the digits SDs and means still move after 40 (`benchmarks/networks/README.md`).
-SMALL_ROUNDS = 200
-#: At fewer clients than this, which may have one label each, such a network that classifies has so many steps a round:
-#: in ten each client forgets the others' rows. Where they are alike three steps do as well, but not where a noise scale
-#: is learned, which rises over many.
-FEW_CLIENTS, FEW_STEPS = 5, 3
 
 
 def gradient_steps(traits: Traits) -> dict[str, int]:

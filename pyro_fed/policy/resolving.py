@@ -24,21 +24,7 @@ DRAWN_NUMBERS = 20_000_000
 THREADED_NUMBERS = 1_000_000
 
 
-def threads_of(traits: Traits) -> int | None:
-    """Threads for "auto": one, or torch's own number if a pass over the rows is long enough."""
-    return None if traits.num_rows * traits.dim >= THREADED_NUMBERS else 1
-
-
-def affordable_draws(traits: Traits, wanted: int, chains: int) -> int:
-    """The wanted number of draws of a chain, or as many as `DRAWN_NUMBERS` has room for if the model is large."""
-    if traits.dim <= LARGE_DIM:
-        return wanted
-    return max(1, min(-(-wanted // chains), max(MIN_DRAWS, DRAWN_NUMBERS // traits.dim // chains)))
-
-
 NO_SETUP = Setup()
-#: Of an algorithm that has no table.
-OPEN = Table()
 #: Families of algorithms, and the modules with their tables, each loaded when one of them is first resolved.
 TABLES = {
     "averaging": "pyro_fed.policy.gaussian",
@@ -56,6 +42,22 @@ TABLES = {
 INFER = "pyro_fed.infer."
 #: Codes of findings about an answer that no weights of draws around it mend, each with why.
 NOT_MENDED_BY_WEIGHTS = {sentences.mode_without_draws.code: "which misses a mode that no weights bring back"}
+
+
+def threads_of(traits: Traits) -> int | None:
+    """Threads for "auto": one, or torch's own number if a pass over the rows is long enough."""
+    return None if traits.num_rows * traits.dim >= THREADED_NUMBERS else 1
+
+
+def affordable_draws(traits: Traits, wanted: int, chains: int) -> int:
+    """The wanted number of draws of a chain, or as many as `DRAWN_NUMBERS` has room for if the model is large."""
+    if traits.dim <= LARGE_DIM:
+        return wanted
+    return max(1, min(-(-wanted // chains), max(MIN_DRAWS, DRAWN_NUMBERS // traits.dim // chains)))
+
+
+#: Of an algorithm that has no table.
+OPEN = Table()
 
 
 def resolve(algorithm: Algorithm, traits: Traits, setup: Setup = NO_SETUP) -> Resolved:

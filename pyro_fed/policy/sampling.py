@@ -31,6 +31,11 @@ from pyro_fed.infer.variational.sfvi import SFVI
 from pyro_fed.policy.choice import Case, Decision, Row, Table, affordable_rows, few_enough_to_weigh, proper_prior
 from pyro_fed.policy.gaussian import LARGE_BATCH, on_large, parameters
 
+#: Steps of a visit to a large model, and one step in so many that is kept.
+STEPS, THIN = 5, 25
+#: Numbers in the tables of all chains of SAGA-LD beyond which they are refused: 4 GB in double precision.
+LARGEST_TABLES = 500_000_000
+
 
 def surrogates_of(case: Case) -> Decision | None:
     """The algorithm that fits the surrogates."""
@@ -82,10 +87,6 @@ def structure_of(case: Case) -> Decision | None:
 SURROGATES = Row("surrogates", surrogates_of, "surrogates='fedep', 'laplace' or 'local_sgld', or an algorithm")
 GUIDES_START = Row("surrogates", guides_start_of, f"{SURROGATES.override}, or None")
 STRUCTURE = Row("covariance", structure_of, "covariance='full' or 'diag'")
-#: Steps of a visit to a large model, and one step in so many that is kept.
-STEPS, THIN = 5, 25
-#: Numbers in the tables of all chains of SAGA-LD beyond which they are refused: 4 GB in double precision.
-LARGEST_TABLES = 500_000_000
 
 
 def chains_of(case: Case) -> Decision | None:

@@ -23,6 +23,11 @@ from pyro_fed.federation.partition.base import (
     pack,
 )
 
+USAGE = (
+    "write iid, dirichlet:ALPHA, quantity:ALPHA, shards:CLASSES, majority:SHARE, "
+    "sorted, sorted:COLUMN, group or group:COLUMN"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class IID(Partition):
@@ -362,11 +367,6 @@ NUMBERED: dict[str, tuple[Callable[[Any], Partition], type]] = {
 
 #: Partitions written NAME (by the labels) or NAME:COLUMN.
 BY_COLUMN: dict[str, Callable[[Any], Partition]] = {"sorted": SortedBy, "group": ByGroup}
-
-USAGE = (
-    "write iid, dirichlet:ALPHA, quantity:ALPHA, shards:CLASSES, majority:SHARE, "
-    "sorted, sorted:COLUMN, group or group:COLUMN"
-)
 
 
 @checked
