@@ -22,8 +22,6 @@ DRAWN_NUMBERS = 20_000_000
 #: Rows × parameters from which on a pass over them is worth several threads: some 0.5 ms on one. Below, threads wait
 #: for one another longer than they work.
 THREADED_NUMBERS = 1_000_000
-
-
 NO_SETUP = Setup()
 #: Families of algorithms, and the modules with their tables, each loaded when one of them is first resolved.
 TABLES = {
@@ -56,10 +54,6 @@ def affordable_draws(traits: Traits, wanted: int, chains: int) -> int:
     return max(1, min(-(-wanted // chains), max(MIN_DRAWS, DRAWN_NUMBERS // traits.dim // chains)))
 
 
-#: Of an algorithm that has no table.
-OPEN = Table()
-
-
 def resolve(algorithm: Algorithm, traits: Traits, setup: Setup = NO_SETUP) -> Resolved:
     """The algorithm with every open setting chosen, each with its reason; a user's settings stay unchanged.
 
@@ -84,7 +78,7 @@ def table_of(kind: type[Algorithm]) -> Table:
             tables: Mapping[type, Table] = import_module(TABLES[family]).TABLES
             if one in tables:
                 return tables[one]
-    return OPEN
+    return Table()
 
 
 def resolve_for_run(algorithm: Algorithm, problem: Problem, setup: Setup = NO_SETUP) -> Resolved:
