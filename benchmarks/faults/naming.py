@@ -2,7 +2,7 @@
 
 Logistic regression with three weights, ten clients, sites by Laplace's method at the joint mode: no runs, so that
 hundreds of trials take seconds. A cell is the share of trials in which the corrupted client is named first
-(`audit.clients.influence.apart_by_sites`); "false" that in which an honest one is named where nobody is corrupted, and
+(`audit.influence.apart_by_sites`); "false" that in which an honest one is named where nobody is corrupted, and
 "warned" that in which a run warns of one, which knows how many rows each client has; the same of the corrupted one in
 brackets. The other columns have a statistic alone, the largest of ten clients', whose threshold is its 99 %
 quantile in honest cohorts, so that false alarms are 1 %:

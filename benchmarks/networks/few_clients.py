@@ -22,7 +22,7 @@ from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.__main__ import network, quiet
 from benchmarks.networks.cells import spread
 from pyro_fed.algorithm import Algorithm
-from pyro_fed.policy.networks import SMALL_ROUNDS
+from pyro_fed.policy.gaussian import SMALL_ROUNDS
 
 CLIENTS, HIDDEN, COLUMNS, TRAIN, TEST, NOISE = 3, 15, 4, 480, 120, 0.7
 TEN = {"rounds": SMALL_ROUNDS, "steps": 10}

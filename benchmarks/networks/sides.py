@@ -49,7 +49,7 @@ from benchmarks.networks.kinds import curve, layers
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.analysis.judging.calibration import calibration_errors
 from pyro_fed.analysis.judging.metrics import log_predictive_density, predict_rows
-from pyro_fed.policy.networks import SMALL_ROUNDS
+from pyro_fed.policy.gaussian import SMALL_ROUNDS
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 TEST, CATEGORIES, LENGTH = 500, 8, 12

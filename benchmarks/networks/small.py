@@ -36,7 +36,7 @@ from torch.nn.functional import softplus
 import pyro_fed as pf
 from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.kinds import curve, layers, quiet_curve, regression
-from pyro_fed.policy.networks import SMALL_ROUNDS
+from pyro_fed.policy.gaussian import SMALL_ROUNDS
 
 CLIENTS, TRAIN, TEST, NOISE = 5, 240, 400, 0.3
 ALGORITHMS = ("FedEP", "FedSEP", "PVI", "P2PVI", "FedLap", "FedLapCov", "BayesADMM", "FSGLD", "DSVGD", "FedAIS")

@@ -25,8 +25,8 @@ import pyro_fed as pf
 from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.__main__ import CLIENTS, DATA, federation, predicted_ece, quiet
 from pyro_fed.infer.langevin.chain_diagnostics import USUAL_CHAINS
-from pyro_fed.policy import gaussian, langevin, resolve, stein
-from pyro_fed.policy.networks import SMALL_ROUNDS
+from pyro_fed.policy import gaussian, resolve, sampling, stein
+from pyro_fed.policy.gaussian import SMALL_ROUNDS
 
 #: Hidden units of the networks below and above, by their data.
 SIZES = {"cancer": (2, 4), "digits": (1, 2), "wine": (5, 12)}
@@ -35,9 +35,9 @@ SIDES = ("small", "large")
 EXACT_DIM = 1000
 #: What `FSGLD` and `DSVGD` take of large models.
 CHAINS: dict[str, Any] = {
-    "local_steps": langevin.STEPS,
+    "local_steps": sampling.STEPS,
     "batch_size": gaussian.LARGE_BATCH,
-    "thin": langevin.THIN,
+    "thin": sampling.THIN,
     "target_ess": None,
     "num_chains": USUAL_CHAINS,
 }

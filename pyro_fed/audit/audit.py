@@ -1,36 +1,75 @@
-"""Every check of the audit, in the order in which a run makes them. A new check is a module and an entry here."""
+"""Every check of the audit, in the order in which a run makes them; a new check is a module and an entry here.
+
+Independent draws have means with standard errors of n^(-1/2) SDs. So n = (z / `MATTERS`)² draws keep all means within
+what matters, where the worst of D means is off by more than z standard errors with probability `ALPHA` (`margin`).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import cast
 
-from pyro_fed.audit.chains.moments import moments_verdict, wrong_moments
-from pyro_fed.audit.evidence import Evidence
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.record import Record
+from pyro_fed.audit.densities import precision, splitting
+from pyro_fed.audit.evidence import DRAWN_ANEW, FEWEST_DRAWS, Evidence, Unknown
+from pyro_fed.audit.hmc import SCORES
 from pyro_fed.audit.modes.angles import findings_with_causes
 from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.modes.point import off_mode
-from pyro_fed.audit.precision import precision
-from pyro_fed.audit.splitting import splitting
-from pyro_fed.audit.stillness import stillness
+from pyro_fed.audit.moment_findings import stillness
+from pyro_fed.audit.moments import margin, moments_verdict, wrong_moments
+from pyro_fed.audit.motion import LOOKS
+from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import MATTERS
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.size import cost_of
+from pyro_fed.federation.federation import Federation
+from pyro_fed.policy.audit import unaffordable_operations
+
+
+def settings_findings(algorithm: Algorithm, draws: Tensor) -> list[Finding]:
+    """Possible misunderstandings of a result because of its settings, one finding each; draws (chain, draw, D)."""
+    temperature = float(getattr(algorithm, "temperature", 1.0))
+    found = list[Finding]()
+    if temperature != 1.0:
+        found.append(sentences.tempered_posterior(temperature=temperature))
+    count, needed = draws.shape[0] * draws.shape[1], math.ceil((margin(draws.shape[2]) / MATTERS) ** 2)
+    if algorithm.draws_are in DRAWN_ANEW and count < needed:
+        found.append(sentences.too_few_draws(draws=count, needed=needed))
+    return found
+
+
+def compares_clients(problem: Problem) -> bool:
+    """Whether clients' sites are computed at the draws: these take each row's curvature."""
+    return not problem.traits.large() and not not_audited(problem)
+
+
+def not_audited(problem: Problem) -> list[Finding]:
+    """Why a result is not audited, and what is therefore unchecked; none if it can be audited."""
+    many = unaffordable_operations(problem.traits, lambda: cost_of(problem).operations, SCORES, LOOKS[1])
+    return [sentences.not_audited_by_size(parameters=problem.dim, operations=many)] if many else []
+
 
 #: A check: from the evidence to findings, none if nothing speaks against the result.
 Check = Callable[[Evidence], list[Finding]]
 
 
 def draws(evidence: Evidence) -> list[Finding]:
-    """Draws that are not the posterior's, by chains that begin at them, or else by missed modes: one finding, or none.
-
-    Modes are looked for only if chains find nothing wrong: an error that chains find comes first. If `weighted_points`
-    find the error, and chains do not, its cause may be a missed mode. Then modes are looked for first. Where an earlier
-    stage of a plan has found several modes, both are reported: chains say nothing of mass elsewhere.
-    """
+    """Draws that are not the posterior's, by chains that begin at them or by missed modes: one finding, or none."""
     found = evidence.moments
-    if len(evidence.record.modes) > 1:
-        return findings_with_causes(evidence, [*missed_modes(evidence), *stillness(evidence)])
-    if found is not None and found.by == "weights":
-        return findings_with_causes(evidence, missed_modes(evidence) or stillness(evidence))
-    return findings_with_causes(evidence, stillness(evidence) or missed_modes(evidence))
+    if len(evidence.record.modes) > 1:  # of a plan's earlier stage: chains say nothing of mass elsewhere
+        wrong = [*missed_modes(evidence), *stillness(evidence)]
+    elif found is not None and found.by == "weights":  # an error that chains do not find may be a missed mode
+        wrong = missed_modes(evidence) or stillness(evidence)
+    else:
+        wrong = stillness(evidence) or missed_modes(evidence)
+    return findings_with_causes(evidence, wrong)
 
 
 #: Whether the densities are those of a posterior, and exact enough. If one of these checks has a finding, the other
@@ -54,7 +93,29 @@ def found_right(evidence: Evidence) -> bool:
     found, weighed = evidence.moments, evidence.by_weights
     if found is None or found.stuck or bool(wrong_moments(found).any()):
         return False
-    right = moments_verdict(found) is False or (
-        weighed is not None and moments_verdict(weighed.where_told(found)) is False
-    )
+    estimates = [found] if weighed is None else [found, weighed.where_told(found)]
+    right = any(moments_verdict(one) is False for one in estimates)
     return right and not missed_modes(evidence, strict=True)
+
+
+def audit_draws(federation: Federation, draws: Tensor, draws_are: str, problem: Problem | None = None) -> list[Finding]:
+    """Why draws should not be trusted, by the checks that need only the draws and the model.
+
+    Args:
+        federation: the model and its rows.
+        draws: (chain, draw, D), unconstrained and finite.
+        draws_are: "particles", "independent", "agents" or "chains".
+        problem: the model's densities, as a run compiles them; by default the federation's, which are not compiled.
+
+    Returns:
+        One finding a reason. Fewer than `FEWEST_DRAWS` independent draws are not judged, and give none.
+
+    Example:
+        >>> audit_draws(fed, draws, "chains")
+    """
+    if draws_are in DRAWN_ANEW and draws.shape[0] * draws.shape[1] < FEWEST_DRAWS:
+        return []
+    algorithm = cast("Algorithm", Unknown(draws_are))  # the check reads nothing else of the algorithm
+    record = Record(federation.client_names)
+    with torch.no_grad():
+        return stillness(Evidence(algorithm, federation, problem or federation.problem, {}, draws, record, seed=0))

@@ -1,4 +1,10 @@
-"""What the audit works on: a run's draws and everything computed from them, each once and only on demand."""
+"""What the audit works on: a run's draws and everything computed from them, each once and only on demand.
+
+**Groups.** Draws of modes far apart, each much narrower than the distances, fit no common coordinates: even short steps
+leave a mode, and no chain moves. Draws from which no chain can move are split into groups: a parameter's sorted values
+are cut at their longest spaces, if these are `GAP` times as long as the SD of any part between two cuts. Each group is
+judged like a result of its own; `modes.missed_modes` judges whether groups have their modes' shares of the mass.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +18,14 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit.chains.detour import Detour
-from pyro_fed.audit.chains.groups import EstimatedMoments, by_groups, groups
-from pyro_fed.audit.chains.moments import Moments, moments_verdict, wrong_moments
-from pyro_fed.audit.chains.motion import moments_by_chains
-from pyro_fed.audit.few_rows import near_draws, on_few_rows
-from pyro_fed.audit.quantities import Quantities
-from pyro_fed.audit.tails import moments_by_weights
-from pyro_fed.audit.target import Target, for_checks
-from pyro_fed.audit.weighted_points import WeightedPoints, weighed_points
+from pyro_fed.audit.hmc import Detour
+from pyro_fed.audit.moments import Moments, Quantities, moments_verdict, wrong_moments
+from pyro_fed.audit.motion import moments_by_chains
+from pyro_fed.audit.target import Target, for_checks, near_draws, on_few_rows
+from pyro_fed.audit.weighted_points import WeightedPoints, moments_by_weights, weighed_points
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.limits import NEAR_LIMIT_SHARE, Limits
+from pyro_fed.conventions.limits import MIN_DRAWS, NEAR_LIMIT_SHARE, Limits
+from pyro_fed.density.checks.blame import Line
 from pyro_fed.density.checks.slopes import steps
 from pyro_fed.density.checks.source import Line
 from pyro_fed.density.problem import Problem
@@ -31,15 +34,47 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import MOST_DRAWS, may_round
 
+#: The most groups; and how many times as long as the SD of the values on either side a gap has to be.
+MOST_GROUPS, GAP = 16, 4.0
+#: The smallest share of all draws that the judged groups have together.
+MIN_GROUPED_SHARE = 0.9
+#: The kinds of draws (`Algorithm.draws_are`) that come from a distribution, which can give any number of them.
+DRAWN_ANEW = ("independent", "agents")
 #: The fewest draws by which a distribution is judged.
 FEWEST_DRAWS = 500
 #: Draws for the moments of a distribution that can give more draws than the run has. By chance an SD of this many is
 #: 1.1 % off, the worst of sixty 3.5 %, and less with Sobol points: chance is not mistaken for an error. With many
 #: parameters there are fewer, so that they have at most the second number of entries (16 MB, copied a few times).
 MANY_DRAWS, MANY_NUMBERS = 4096, 2_000_000
-
 #: Draws of the prior from which modes and other mass are looked for; half of them have to be finite.
 FROM_PRIOR = 64
+
+
+def groups(draws: Tensor) -> list[Tensor]:
+    """The groups of draws (S, D), float64; none if there is one, too many, or too many draws are outside of them."""
+    keys = torch.stack([_part(column) for column in draws.T], 1)
+    number = keys.unique(dim=0, return_inverse=True)[1]
+    parts = [draws[number == one] for one in dict.fromkeys(number.tolist())]
+    judged = [part for part in parts if len(part) >= MIN_DRAWS]
+    enough = sum(map(len, judged)) >= MIN_GROUPED_SHARE * len(draws)
+    return judged if 1 < len(judged) <= MOST_GROUPS and enough else []
+
+
+def _part(values: Tensor) -> Tensor:
+    """For each of a parameter's values (S,), the number of the interval between gaps in which it lies (S,)."""
+    number = torch.zeros(len(values), dtype=torch.int64)
+    rank = values.argsort()
+    ordered = values[rank]
+    spaces = ordered.diff()
+    longest = spaces.sort(descending=True, stable=True)
+    for count in range(min(MOST_GROUPS - 1, len(spaces)), 0, -1):
+        ends = (longest.indices[:count] + 1).sort().values.tolist()
+        wide = [float(part.std()) for part in ordered.tensor_split(ends) if len(part) >= MIN_DRAWS]
+        if wide and float(longest.values[count - 1]) > GAP * max(wide):
+            for which, part in enumerate(rank.tensor_split(ends)):
+                number[part] = which
+            break
+    return number
 
 
 @dataclass(frozen=True)
@@ -52,33 +87,22 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run's result, and what the checks of the audit compute from it.
-
-    Args:
-        algorithm: the algorithm that was run.
-        federation: the model and its rows.
-        problem: the model's densities, as the run compiled them.
-        shared: the server's last state; empty if it is not known.
-        draws: (chain, draw, D), unconstrained.
-        record: the run's record.
-        seed: the run's seed.
-        aim: limits finer than `WRONG`, up to which chains should measure errors; None: none.
-    """
+    """A run's result, and what the checks of the audit compute from it."""
 
     algorithm: Algorithm
     federation: Federation
-    problem: Problem
-    shared: State
-    draws: Tensor
+    problem: Problem  # as the run compiled it
+    shared: State  # the server's last state; empty if it is not known
+    draws: Tensor  # (chain, draw, D), unconstrained
     record: Record
     seed: int
-    aim: Limits | None = None
+    aim: Limits | None = None  # limits finer than `WRONG`, up to which chains should measure errors
 
     @cached_property
     def flat(self) -> Tensor:
         """All draws (S, D); of a distribution that can give more, `MANY_DRAWS` or as many as memory allows."""
         found = self.draws.flatten(0, 1)
-        more = bool(self.shared) and self.algorithm.draws_are in ("independent", "agents")
+        more = bool(self.shared) and self.algorithm.draws_are in DRAWN_ANEW
         many = min(MANY_DRAWS, max(FEWEST_DRAWS, MANY_NUMBERS // max(1, self.problem.dim)))
         if len(found) >= many or not more:
             return found
@@ -112,13 +136,13 @@ class Evidence:
 
     @cached_property
     def few_rows_target(self) -> Target | None:
-        """`target`, around the draws by few rows if these agree with all (see `few_rows`); None if `target` is."""
+        """`target`, around the draws by few rows if these agree with all; None if `target` is."""
         return None if self.target is None else on_few_rows(self.target, self.target.white(self.points))
 
     @cached_property
     def from_prior(self) -> Tensor | None:
         """Finite draws of the prior (M, D); None if it is improper, or so wide that few of its draws are finite."""
-        if self.problem.layout.improper:
+        if self.problem.traits.improper:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 5)
         found = self.problem.init(FROM_PRIOR, generator, checked=False)
@@ -127,25 +151,18 @@ class Evidence:
 
     @cached_property
     def weighted_points(self) -> WeightedPoints | None:
-        """Weighted points of the posterior, drawn wherever it may have mass; None if they cannot be trusted.
-
-        They are drawn around the result's draws and around the places that chains have reached. If effects have a
-        latent scale, points are drawn in coordinates that divide the effects by it (`Detour`): a mixture of a few
-        Gaussians has no points in the neck of a funnel, and the weights do not show that.
-
-        If the weights of densities in float32 cannot be trusted they are computed in float64: far out, where there are
-        no draws, a rounded difference of two probabilities may have mass where the posterior has none.
-        """
+        """Weighted points of the posterior, drawn wherever it may have mass; None if they cannot be trusted."""
         near = self.few_rows_target
         if near is None or self.chains is None:
             return None
         found = self._by_importance(near, self.chains)
         if found is not None or near.few is not None or not may_round(near.problem.traits):
             return found
+        # Far out a rounded difference of two probabilities may have mass where the posterior has none.
         return self._by_importance(replace(near, problem=for_checks(near.problem.doubled()), near=None), self.chains)
 
     def _by_importance(self, near: Target, chains: Moments) -> WeightedPoints | None:
-        """The weighted points by densities of a target, see `weighted_points`."""
+        """The weighted points by a target's densities, around the draws and the places that chains have reached."""
         around = self.points.double()
         if chains.places is not None:
             around = torch.cat([around, chains.places[evenly(len(chains.places), MOST_DRAWS)]])
@@ -154,6 +171,7 @@ class Evidence:
         if detour is None:
             return weighed_points(near, near.white(around), lambda: self.from_prior, generator)
 
+        # A mixture of a few Gaussians has no points in the neck of a funnel, and the weights do not show that.
         def from_prior() -> Tensor | None:
             return None if self.from_prior is None else detour.form.to_noncentred(self.from_prior)
 
@@ -185,8 +203,8 @@ class Evidence:
         return moments_by_chains(self.few_rows_target, self.quantities, self.flat, generator, self.aim, again)
 
     @cached_property
-    def estimated_moments(self) -> EstimatedMoments | None:
-        """The best estimate of the posterior's means and SDs, by chains and weighted points; None without a target.
+    def moments(self) -> Moments | None:
+        """The best estimate of the posterior's means and SDs against the draws'; None without a target.
 
         - If chains cannot move and the draws form groups far apart: by chains, for each group by itself.
         - Without weighted points: by chains.
@@ -202,36 +220,43 @@ class Evidence:
             return self._by_groups(parts)
         weighed = None if found.stuck else self.by_weights
         if weighed is None:
-            return EstimatedMoments(found, self.quantities.labels)
+            return found
         if bool(wrong_moments(weighed).any()):
-            return EstimatedMoments(weighed, self.quantities.labels)
+            return weighed
         both = weighed.where_told(found).unless_refuted(found)
         if moments_verdict(both) is None:
             found = self._by_chains(7, again=True) or found
             both = weighed.where_told(found).unless_refuted(found)
         by_chains = bool(wrong_moments(found).any()) and moments_verdict(both, NEAR_LIMIT_SHARE) is not False
-        return EstimatedMoments(found if by_chains else both, self.quantities.labels)
+        return found if by_chains else both
 
-    def _by_groups(self, parts: list[Tensor]) -> EstimatedMoments:
-        """Each group's moments, by chains in coordinates that whiten the group's draws (S_g, D)."""
+    def _by_groups(self, parts: list[Tensor]) -> Moments:
+        """The moments of one group after the other, by chains in coordinates that whiten its draws (S_g, D)."""
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 6)
-
-        def of_one(draws: Tensor) -> Moments:
+        found = []
+        for draws in parts:
             target = near_draws(Target.of(self.problem, draws, self.temperature), draws)
             own = on_few_rows(target, target.white(draws))
-            return moments_by_chains(own, self.quantities, draws, generator, self.aim)
-
-        return by_groups(parts, self.quantities.labels, of_one)
-
-    @property
-    def moments(self) -> Moments | None:
-        """The posterior's means and SDs against the draws', of all draws or of each group; None without a target."""
-        return None if self.estimated_moments is None else self.estimated_moments.moments
+            found.append(moments_by_chains(own, self.quantities, draws, generator, self.aim))
+        return Moments(
+            mean=torch.cat([one.mean for one in found]),
+            mean_error=torch.cat([one.mean_error for one in found]),
+            log_sd=torch.cat([one.log_sd for one in found]),
+            log_sd_error=torch.cat([one.log_sd_error for one in found]),
+            remembered=torch.cat([one.lower_bounds for one in found], 1),
+            accepted=min(one.accepted for one in found),
+            whole=all(one.whole for one in found),
+        )
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the numbers of `moments`, (F,)."""
-        return () if self.estimated_moments is None else self.estimated_moments.labels
+        """The names of the numbers of `moments`, (F,), which include the group of draws if there are several."""
+        if self.moments is None:
+            return ()
+        labels = self.quantities.labels
+        count = len(self.moments.mean) // len(labels)
+        which = [f" (mode {i + 1} of {count})" for i in range(count)] if count > 1 else [""]
+        return tuple(f"{label}{group}" for group in which for label in labels)
 
     @property
     def moment_figures(self) -> dict[str, np.ndarray]:

@@ -6,6 +6,19 @@ In these coordinates the target of a correct Gaussian result is N(0, I). With fe
 each dimension the covariance is shrunk towards its diagonal, by D / (S + D); with more than `LARGE_DIM` parameters L
 is diagonal. L need not fit the posterior: the methods that use these coordinates are exact in any, and only their speed
 differs.
+
+**Many rows** are replaced by few of them, with a quadratic correction c for the others:
+
+    log p(w) = log p_0(w) + n/b Σ_{i ∈ B} log p_i(w) + c(w),      c(w) ≈ level + a'w - w'E w / 2
+
+B are b of the n rows. With many rows c is nearly quadratic: its third derivatives are of order n^(-1/2). It is the
+control variate of `density.derivatives.few_rows` at the draws' mean, with its source. Where rows' scores jump, a and E
+are means over points at the draws' distance from their mean. The approximation is compared with the density of all rows
+at some draws, moved `OUTWARD_FACTOR` times as far out. If it differs by more than `NEGLIGIBLE` nats, grown as terms of
+third order grow over that distance, four times as many rows are taken, and all if a quarter does not agree.
+
+The correction holds around the draws. A search far from them (`modes`) uses the few rows without it, and goes on from
+its results with all rows.
 """
 
 from __future__ import annotations
@@ -20,60 +33,62 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp
 
-from pyro_fed.density.derivatives.few_rows import Quadratic
+from pyro_fed.conventions.limits import NEGLIGIBLE, SUM_ROUNDING_UNITS
+from pyro_fed.density.derivatives.derivatives import Derivatives
+from pyro_fed.density.derivatives.few_rows import (
+    MORE,
+    PROBES,
+    Quadratic,
+    likelihoods_at,
+    pick_rows,
+    row_numbers,
+)
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.quadrature import NearbyModes
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import CHUNK
+from pyro_fed.density.rows.batches import CHUNK, ClientData
 from pyro_fed.density.traits import LARGE_DIM
+from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import LARGEST
-from pyro_fed.policy.audit import SCORE_COST
+from pyro_fed.policy.audit import CHAINS, FEWEST_CHAINS, MANY_CHAINS, SCORE_COST, takes_some_rows
 
 #: With this many draws for each dimension their covariance is not shrunk.
 DRAWS_A_DIMENSION = 4
 #: Points are computed in groups of these sizes, the last one filled up, since each further size would be traced: of
 #: climbs, of few chains and many, and of weighted points.
-BATCHES = 16, 32, 128, 2048
+BATCHES = 16, FEWEST_CHAINS, CHAINS, MANY_CHAINS
 #: An SD smaller than this share of the largest is rounding.
 SMALLEST_SD_SHARE = 1e-10
 #: Half the distance over which scores are compared for a curvature: in the result's SDs, or as a multiple of a
 #: parameter's size or of one.
 SCORE_STEP = 1e-3
+#: How much farther from the mean the draws at which densities are compared are moved.
+OUTWARD_FACTOR = 1.5
 
 
 @dataclass(frozen=True)
 class FewRows:
-    """Rows that stand for all, with the correction level + a'w - w'E w / 2 of their log density, see `few_rows`.
+    """Rows that stand for all, with the correction level + a'w - w'E w / 2 of their log density."""
 
-    Args:
-        rows: the rows' tensors, in the order of `Problem.all_rows`, each with b rows.
-        count: b.
-        correction: level (), a (D,) and E (D, D), float64.
-        seen_as: maps the whitened coordinates of a target to the coordinates w of the correction; None if they are
-            the same.
-    """
-
-    rows: tuple[Tensor, ...]
-    count: int
+    rows: tuple[Tensor, ...]  # in the order of `Problem.all_rows`
     correction: Quadratic
-    seen_as: Callable[[Tensor], Tensor] | None = None
+    seen_as: Callable[[Tensor], Tensor] | None = None  # maps a target's whitened coordinates to the correction's w
+
+    @property
+    def count(self) -> int:
+        """Their number."""
+        return len(self.rows[0])
 
     def value_and_gradient(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """The correction (S,) at a target's whitened points (S, D), and its gradient there (S, D)."""
         if self.seen_as is None:
             return self.correction.value(white), self.correction.gradient(white)
         seen, pull = vjp(self.seen_as, white)[:2]
-        value, gradient = replace(self, seen_as=None).value_and_gradient(seen)
-        return value, pull(gradient)[0]
+        return self.correction.value(seen), pull(self.correction.gradient(seen))[0]
 
 
 class NearDraws(NamedTuple):
-    """What is known of the integrals over the rows' own latents at points w within a distance of the draws' mean.
-
-    Args:
-        modes: see `ascent_starts`.
-        reach: the distance.
-    """
+    """The modes of the rows' own latents near the draws, and the distance from their mean within which they hold."""
 
     modes: NearbyModes
     reach: float
@@ -81,39 +96,24 @@ class NearDraws(NamedTuple):
 
 @dataclass
 class Target:
-    """Log density and score of the posterior, in whitened coordinates.
-
-    Args:
-        problem: the posterior of all rows.
-        centre: m (D,), float64.
-        factor: L (D, D), lower triangular, or its diagonal (D,) if L is diagonal; float64.
-        temperature: T of the likelihood, which is raised to the power 1 / T, as in generalised Bayes.
-        few: rows that stand for all; None: all rows are used.
-        near: what is known of the integrals over the rows' own latents near the draws; None for nothing.
-    """
+    """Log density and score of the posterior, in whitened coordinates."""
 
     problem: Problem
-    centre: Tensor
-    factor: Tensor
-    temperature: float = 1.0
-    few: FewRows | None = None
+    centre: Tensor  # m (D,), float64
+    factor: Tensor  # L (D, D), lower triangular, or its diagonal (D,), float64
+    temperature: float = 1.0  # T of the likelihood, which is raised to the power 1 / T, as in generalised Bayes
+    few: FewRows | None = None  # rows that stand for all
     near: NearDraws | None = None
 
     @classmethod
     def of(cls, problem: Problem, draws: Tensor, temperature: float = 1.0) -> Target:
-        """The target of a result, in coordinates that whiten its draws (S, D), S >= 2.
-
-        The likelihood is raised to the power 1 / `temperature`: 1 for the posterior.
-        """
+        """The target in coordinates that whiten draws (S, D), S >= 2."""
         z = draws.double()
         return cls(for_checks(problem), z.mean(0), whitening_factor(z), temperature)
 
     @classmethod
     def around(cls, problem: Problem, point: Tensor, temperature: float = 1.0) -> Target:
-        """The target around a point (D,), float64, with each parameter in units of the curvature there, (-∂²f)^(-1/2).
-
-        The likelihood is raised to the power 1 / `temperature`: 1 for the posterior.
-        """
+        """The target around a point (D,), with each parameter in units of the curvature there, (-∂²f)^(-1/2)."""
         target, dim = cls(for_checks(problem), point, torch.ones_like(point), temperature), len(point)
         step = SCORE_STEP * point.abs().clamp_min(1.0)
         _, score = target(torch.cat([step.diag(), -step.diag()]))
@@ -224,10 +224,7 @@ def density_cost(problem: Problem, near: NearbyModes | None = None) -> int:
 
 
 def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Scores (S, D) and log densities (S,) at the model's points z (S, D), as the run computes them, in its dtype.
-
-    `for_checks` has compiled the problem. The likelihood is raised to the power 1 / `temperature`.
-    """
+    """Scores (S, D) and log densities (S,) at the model's points z (S, D), as the run computes them, in its dtype."""
     method = TemperedDensity(temperature).score_and_value
     score, value = _at(problem, z, method, (problem.all_rows, ()), problem.evaluations)
     return score, value
@@ -238,19 +235,15 @@ def _at(
 ) -> tuple[Tensor, ...]:
     """The result of a function of points (S, D) and of what is `given`, computed for some points at a time.
 
-    What is given are rows, and what is known of them: inputs, so that the compiled step serves other data of the same
-    shapes too (`Federation.with_args`). `evaluations` are densities of rows at a point.
+    Rows are inputs, so that the compiled step serves other data of the same shapes too (`Federation.with_args`).
     """
     compiled = problem.mapped(function, (0, None))
-    size = _points_at_once(len(z), evaluations)
+    # How many points are computed together is a power of two, since each size is traced.
+    room = max(1, CHUNK // max(1, evaluations))
+    wanted = max((size for size in BATCHES if size <= len(z)), default=BATCHES[0])
+    size = min(1 << (room.bit_length() - 1), wanted)
     pieces = zip(*(_piece(problem, compiled, piece, given, size) for piece in z.split(size)), strict=True)
     return tuple(torch.cat(parts) for parts in pieces)
-
-
-def _points_at_once(count: int, evaluations: int) -> int:
-    """How many of so many points are computed together: a power of two, since each size is traced."""
-    room = max(1, CHUNK // max(1, evaluations))
-    return min(1 << (room.bit_length() - 1), max((size for size in BATCHES if size <= count), default=BATCHES[0]))
 
 
 def _piece(problem: Problem, compiled: Any, piece: Tensor, given: Any, size: int) -> list[Tensor]:
@@ -316,3 +309,77 @@ def whitening_factor(z: Tensor) -> Tensor:
         factor = torch.linalg.cholesky((1 - SMALLEST_SD_SHARE**0.5) * correlation + SMALLEST_SD_SHARE**0.5 * eye)
     scaled: Tensor = sd[:, None] * factor
     return scaled
+
+
+def on_rows_alone(target: Target) -> Target:
+    """The posterior by few rows, without the correction; `target` itself if it has not many rows."""
+    problem = target.problem
+    counts = _row_counts(problem)
+    if not counts:
+        return target
+    zero = target.centre.new_zeros(())
+    nothing = Quadratic(zero, zero.expand(problem.dim), zero.expand(problem.dim, problem.dim))
+    return _by_rows(target, _picked(target, counts[0]), nothing)
+
+
+def near_draws(target: Target, draws: Tensor) -> Target:
+    """The target with the modes of the rows' own latents near draws (S, D)."""
+    return target.with_near_modes(OUTWARD_FACTOR * target.white(draws))
+
+
+def on_few_rows(target: Target, white: Tensor) -> Target:
+    """The posterior around whitened draws (S, D) by few rows, corrected; `target` itself if these disagree with all."""
+    problem, counts = target.problem, _row_counts(target.problem)
+    if not counts or not problem.traits.few_parameters:
+        return target
+    at = OUTWARD_FACTOR * white[evenly(len(white), PROBES)]
+    value, whole = target.values(at), _parabola(target, _all_rows(target), len(white))
+    if not bool(value.isfinite().all()):
+        return target
+    rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * float(value.abs().max())
+    allowed = NEGLIGIBLE * OUTWARD_FACTOR**3 + rounding
+    for count in counts:
+        rows = _picked(target, count)
+        some, share = _parabola(target, rows, len(white)), target.temperature * count / problem.num_rows
+        missed = Quadratic(*(a / target.temperature - b / share for a, b in zip(whole, some, strict=True)))
+        found = _by_rows(target, rows, missed).with_near_modes(at)
+        if bool(((found.values(at) - value).abs() <= allowed).all()):
+            return found
+    return target
+
+
+def _row_counts(problem: Problem) -> list[int]:
+    """Numbers of rows that are tried in the place of all; none if these are few or not tensors, or looped over."""
+    return [*row_numbers(problem.dim, problem.num_rows, MORE)] if takes_some_rows(problem.traits) else []
+
+
+def _by_rows(target: Target, rows: ClientData, missed: Quadratic) -> Target:
+    """The posterior by some rows, as those of one client, and what these miss."""
+    chosen = rows.row_index[0].to(rows.rows[0].device)
+    few = FewRows(tuple(leaf[chosen] for leaf in rows.rows), missed)
+    return replace(target, few=few, near=None)
+
+
+def _all_rows(target: Target) -> ClientData:
+    """All rows as those of one client."""
+    count = torch.tensor([target.problem.num_rows])
+    return ClientData(target.problem.all_rows, torch.arange(int(count)).unsqueeze(0), count)
+
+
+def _picked(target: Target, count: int) -> ClientData:
+    """So many of all rows, as those of one client."""
+    return pick_rows(target.problem, _all_rows(target), count)[0]
+
+
+def _parabola(target: Target, rows: ClientData, uses: int) -> Quadratic:
+    """The rows' log-likelihood around the draws in whitened coordinates, to second order."""
+    problem, dim = target.problem, target.problem.dim
+    if not problem.traits.non_smooth_rows:
+        value, score, curvature = (part[0] for part in likelihoods_at(problem, target.centre.unsqueeze(0), rows, uses))
+        return Quadratic(value, target.pulled(score), target.pulled(target.pulled(curvature).mT))
+    axes = dim**0.5 * torch.eye(dim, dtype=target.centre.dtype)
+    points = target.model(torch.cat([axes, -axes])).unsqueeze(1)
+    means = Derivatives("full", "hessian").of_likelihood(problem, points, rows.full_batch())
+    value, score, curvature = (part[0] for part in means)
+    bend = target.pulled(target.pulled(curvature).mT)
+    return Quadratic(value + bend.trace() / 2, target.pulled(score), bend)

@@ -1,56 +1,71 @@
-"""Weighted points of the posterior, drawn around a result's draws and wherever else it may have mass.
+"""Weighted points of the posterior, around a result's draws and wherever else it may have mass; tails, slabs and modes.
 
 They come from adaptive multiple importance sampling (`ops.adaptive_importance`), driven by a loop.
 
-**The first points** come from three places: a mixture that is fitted to the draws; their neighbourhood, with the widths
-`NEAR_WIDTHS` and far larger ones, up to the prior's; and a mixture that is fitted to draws of the prior. So there are
-points in a slab around a spike; a search for modes from there climbs to the spike, and chains from the spike do not
-enter the slab.
+**The first points** come in equal shares from mixtures fitted to the draws and to draws of the prior, and from around
+the draws' centre, with the widths `NEAR_WIDTHS` and with far larger ones, up to the prior's. So there are points in a
+slab around a spike; a search for modes climbs from there to the spike, and chains from the spike do not enter the slab.
+If few rows stand for all, they do so near the draws only, and points are drawn there only.
 
-**The end.** No points are added once `SETTINGS` are met, for means and for variances, or after `ROUNDS` rounds. If
-their effective number is then below `LEAST_EFFECTIVE_POINTS`, as in many dimensions, none are returned.
+**The end.** No points are added once `SETTINGS` are met, for means and for variances, or after `ROUNDS` rounds. If they
+are then worth fewer than `MIN_EFFECTIVE_POINTS`, as in many dimensions, none are returned.
 
-If few rows stand for all (`few_rows`), they do so near the draws only. Then the points are drawn there only.
+**What they show.** Chains that begin at a result's draws move slowly into a tail that the draws lack, and look settled
+before they arrive; weighted points have no such memory. In few dimensions they can be trusted, except for a number
+whose variance depends on few points. If they find a number wrong, this overrules chains that find it right.
+
+Deterministic sites are judged by the tails of their own draws: they may have no variance although all latents have one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from pyro_fed.audit.moments import LONG, Moments, Quantities, kurtosis, told_by_tails
 from pyro_fed.audit.target import BATCHES, Target
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS
+from pyro_fed.density.checks.points import NUM_DRAWS
+from pyro_fed.density.problem import Problem
 from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, NOTHING, AdaptiveImportanceSampler, AdaptiveSettings
-from pyro_fed.ops.student import Mixture, fitted
-from pyro_fed.policy.audit import takes_weighted_points, weighted_points
+from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
+from pyro_fed.ops.student_mixtures import Mixture, fitted
+from pyro_fed.policy.audit import CHAINS, MOST_DRAWS, takes_weighted_points, weighted_points
 
 #: The most rounds. A round has as many points as are computed together, or fewer where they cost much.
 ROUNDS = 6
 #: The fewest points of a round, of which each of the first mixture's parts has some.
 FEWEST_POINTS = 512
-#: Widths of the points around the draws, in the draws' own. Beyond these, each width is `FACTOR` times the one before,
-#: up to the prior's SD, and at most `LARGEST_WIDTH`.
-NEAR_WIDTHS, FACTOR, LARGEST_WIDTH = (1.0, 1.5, 3.0), 3.0, 1000.0
-#: Share of the first points around the draws; the others are farther out and from the prior, half of them each.
-AROUND_SHARE = 0.5
+#: Widths of the points around the draws, in the draws' own. Beyond these, widths are powers of the last one, up to the
+#: prior's SD, and at most `LARGEST_WIDTH`.
+NEAR_WIDTHS, LARGEST_WIDTH = (1.0, 1.5, 3.0), 1000.0
 #: No points are added once their effective number is this large, and the weights' tail can be trusted.
-SETTINGS = AdaptiveSettings(enough=1000, longest_tail=0.5, second_moments=True)
-#: Points are used if their effective number is at least this.
-LEAST_EFFECTIVE_POINTS = 400
+SETTINGS = AdaptiveSettings(enough=MOST_DRAWS, longest_tail=0.5, second_moments=True)
+#: Fewer weighted points, or points worth fewer, do not show the posterior's means and SDs.
+MIN_EFFECTIVE_POINTS = 400
 #: Effective number of points for a fit.
 FIT_ON = 5 * COMPONENTS
+#: The smallest effective number of points for the terms of a number's variance.
+FEWEST_EFFECTIVE_POINTS = 50
+#: The fewest draws that show the shape of a tail: a tenth of them are in it, and its k has a standard error of 0.2.
+FEWEST_OF_A_TAIL = 800
+#: Distances from the median, in interquartile ranges, between which the fall of a density is measured.
+FAR_OUT = 300.0, 3000.0
+#: A density that falls like this power of |x| or a smaller one has no variance: three, and a margin for other terms so
+#: far out.
+NO_VARIANCE = 3.05
 
 
 @dataclass(frozen=True)
 class WeightedPoints:
-    """Points whose weights make them a sample of the posterior.
-
-    Args:
-        weights: the points' weights (N,), which sum to one.
-        white: the points, in coordinates that whiten the result's draws (N, D).
-    """
+    """Whitened points (N, D) whose weights (N,), which sum to one, make them a sample of the posterior."""
 
     weights: Tensor
     white: Tensor
@@ -59,14 +74,7 @@ class WeightedPoints:
 def weighed_points(
     target: Target, draws: Tensor, from_prior: Callable[[], Tensor | None], generator: torch.Generator
 ) -> WeightedPoints | None:
-    """Weighted points of the posterior; None if the model is looped or too large, or the weights cannot be trusted.
-
-    Args:
-        target: the posterior, whitened by the draws.
-        draws: w (S, D), whitened.
-        from_prior: gives draws of the prior in the model's coordinates (M, D), or None if it is improper.
-        generator: source of randomness.
-    """
+    """Weighted points of the posterior around whitened draws (S, D); None if their weights cannot be trusted."""
     if not takes_weighted_points(target.problem.traits):
         return None
     points = weighted_points(target.evaluations, FEWEST_POINTS, BATCHES[-1])
@@ -80,32 +88,27 @@ def weighed_points(
             break
         sampler = sampler.draw(sampler.refit(FIT_ON, generator).shared_out(points), generator)
     found = sampler.smoothed
-    usable = found.pareto_k <= SETTINGS.longest_tail and found.effective >= LEAST_EFFECTIVE_POINTS
-    return _some(sampler) if usable else None
-
-
-def _some(sampler: AdaptiveImportanceSampler) -> WeightedPoints:
-    """The points whose weights are not negligible: on a site's own scale, the others may be extremely far away."""
-    weights, logs = sampler.smoothed.weights, sampler.log_weights
-    some = logs > logs.max() - NOTHING
-    return WeightedPoints(weights[some] / weights[some].sum(), sampler.points[some])
+    if not (found.pareto_k <= SETTINGS.longest_tail and found.effective >= MIN_EFFECTIVE_POINTS):
+        return None
+    # On a site's own scale, points with negligible weights may be extremely far away.
+    some = sampler.log_weights > sampler.log_weights.max() - NOTHING
+    return WeightedPoints(found.weights[some] / found.weights[some].sum(), sampler.points[some])
 
 
 def _first(
     target: Target, draws: Tensor, from_prior: Callable[[], Tensor | None], generator: torch.Generator
 ) -> Mixture:
-    """The mixture that the first points are drawn from; its counts are shares."""
-    near = _round(target, torch.tensor(NEAR_WIDTHS, dtype=torch.float64))
-    around = _join_mixtures((0.5, near), (0.5, _fit(draws, generator)))
-    if target.few is not None:
-        return around
-    found, farther = from_prior(), (1 - AROUND_SHARE) / 2
-    if found is None:
-        return _join_mixtures((AROUND_SHARE, around), (farther, _round(target, _rungs(LARGEST_WIDTH))))
-    prior = target.white(found)
-    rungs = _rungs(float(prior.std(0).max()))
-    parts = [(AROUND_SHARE, around), (farther, _fit(prior, generator))]
-    return _join_mixtures(*parts, *([(farther, _round(target, rungs))] if len(rungs) else []))
+    """The mixture that the first points are drawn from, of parts in equal shares."""
+    parts = [_around_centre(target, NEAR_WIDTHS), _fit(draws, generator)]
+    if target.few is None:
+        found, largest = from_prior(), LARGEST_WIDTH
+        if found is not None:
+            prior = target.white(found)
+            parts.append(_fit(prior, generator))
+            largest = min(float(prior.std(0).max()), largest)
+        if widths := _far_widths(largest):
+            parts.append(_around_centre(target, widths))
+    return Mixture(*(torch.cat(same) for same in zip(*parts, strict=True)))
 
 
 def _fit(points: Tensor, generator: torch.Generator) -> Mixture:
@@ -114,24 +117,122 @@ def _fit(points: Tensor, generator: torch.Generator) -> Mixture:
     return fitted(points, even, COMPONENTS, FIT_STEPS, generator)
 
 
-def _rungs(most: float) -> Tensor:
-    """Widths beyond `NEAR_WIDTHS`, each `FACTOR` times the one before, up to `most`."""
-    widths = [NEAR_WIDTHS[-1] * FACTOR]
-    while widths[-1] * FACTOR <= min(most, LARGEST_WIDTH):
-        widths.append(widths[-1] * FACTOR)
-    return torch.tensor([width for width in widths if width <= most], dtype=torch.float64)
+def _far_widths(largest: float) -> list[float]:
+    """Widths beyond `NEAR_WIDTHS`, up to `largest`."""
+    widths, width = list[float](), NEAR_WIDTHS[-1] ** 2
+    while width <= largest:
+        widths.append(width)
+        width *= NEAR_WIDTHS[-1]
+    return widths
 
 
-def _round(target: Target, widths: Tensor) -> Mixture:
+def _around_centre(target: Target, widths: Sequence[float]) -> Mixture:
     """A mixture around the draws' centre, of components with these widths in equal shares."""
-    eye = torch.eye(target.problem.dim, dtype=torch.float64)
-    return Mixture(
-        torch.full_like(widths, 1 / len(widths)), eye.new_zeros(len(widths), len(eye)), widths[:, None, None] * eye
-    )
+    eye, count = torch.eye(target.problem.dim, dtype=torch.float64), len(widths)
+    scales = torch.tensor(widths, dtype=torch.float64)
+    return Mixture(torch.full_like(scales, 1 / count), eye.new_zeros(count, len(eye)), scales[:, None, None] * eye)
 
 
-def _join_mixtures(*parts: tuple[float, Mixture]) -> Mixture:
-    """Mixtures with their shares."""
-    return Mixture(
-        *(torch.cat(same) for same in zip(*(m._replace(counts=share * m.counts) for share, m in parts), strict=True))
-    )
+def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, found: WeightedPoints) -> Moments:
+    """The posterior's moments of `quantities` by weighted points, relative to the result's draws (S, D)."""
+    points = quantities(target.model(found.white))
+    return moments_of_weighted_points(found.weights, points, quantities(draws.double()), target.problem.dim)
+
+
+def few_draws_tell(
+    target: Target, quantities: Quantities, draws: Tensor, points_of: Callable[[], WeightedPoints | None]
+) -> list[Finding]:
+    """One finding on the longest tail that leaves an SD undetermined by right draws (S, D), or none."""
+    long = kurtosis(quantities(draws.double())) > LONG
+    if not bool(long.any()):
+        return []
+    if none := _without_variance(target, draws, long):
+        return [sentences.no_variance(parameter=quantities.labels[none[0]])]
+    if (found := points_of()) is None:
+        return []
+    weights, points = found.weights, quantities(target.model(found.white))
+    away = (points - weights @ points).square()
+    longest = ((weights @ away.square()) / (weights @ away).square()).nan_to_num(nan=0.0, posinf=0.0)
+    untold = longest > 1 + len(draws) * (2 * math.log(SD_MATTERS)) ** 2
+    untold |= long & (longest > LONG) & torch.tensor([_tail(weights * terms) > LARGEST_PARETO_K for terms in away.T])
+    if not bool(untold.any()):
+        return []
+    number = int(torch.where(untold, longest, 0.0).argmax())
+    name = quantities.labels[number]
+    return [sentences.draws_do_not_tell(parameter=name, kurtosis=float(longest[number]), draws=len(draws))]
+
+
+def _without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:
+    """Entries of the flat vector whose conditional density, given the others, falls like |x|^-3 or more slowly."""
+    # The tail of the draws does not show that: algorithms reach Cauchy's only as far as their steps or weights go.
+    z = draws[evenly(len(draws), NUM_DRAWS)].double()
+    found = []
+    for number in long[: z.shape[1]].nonzero()[:, 0].tolist():
+        column = draws[:, number].double()
+        low, middle, high = column.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
+        powers = []
+        for side in (-1, 1):
+            at = []
+            for far in FAR_OUT:
+                moved = z.clone()
+                moved[:, number] = middle + side * far * (high - low)
+                at.append(target.values(target.white(moved)))
+            fall = (at[0] - at[1]) / math.log(FAR_OUT[1] / FAR_OUT[0])
+            powers.append(float(fall.nan_to_num(nan=math.inf).median()))
+        if min(powers) < NO_VARIANCE:
+            found.append(number)
+    return found
+
+
+def _tail(terms: Tensor) -> float:
+    """Pareto's k of the tail of positive numbers (N,)."""
+    return smoothed(terms.clamp_min(torch.finfo(terms.dtype).tiny).log()).pareto_k
+
+
+def reported_without_variance(problem: Problem, draws: Tensor) -> list[Finding]:
+    """One finding on the deterministic site outside the plate with the longest tail without a variance, or none."""
+    names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
+    if not names or len(draws) < FEWEST_OF_A_TAIL:
+        return []
+    found = problem.constrain(draws.to(problem.dtype), problem.fewest_rows)
+    longest, said = LARGEST_PARETO_K, ""
+    for name in names:
+        for number, values in enumerate(found[name].reshape(len(draws), -1).double().T):
+            away = (values - values.median()).abs()
+            if not bool(away.isfinite().all()) or not float(away.median()) > 0:
+                continue
+            if (k := _tail(away)) > longest:
+                longest, said = k, problem.entry_of(problem.reported[name], number)
+    if not said:
+        return []
+    return [sentences.no_variance_of_draws(parameter=said, pareto_k=longest)]
+
+
+def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moments:
+    """The posterior's moments by weighted points (N, F), relative to those of draws (S, F).
+
+    A number is not judged (its standard errors are zero) if it is not finite somewhere, or if its variance or its tail
+    cannot be determined. The first `dim` numbers are unconstrained.
+    """
+    centre, scale = draws.mean(0), draws.std(0)
+    usable = points.isfinite().all(0) & centre.isfinite() & (scale > 0) & scale.isfinite()
+    y = torch.where(usable, (points - centre) / scale, 0.0)
+    mean = weights @ y
+    away = (y - mean).square()
+    variance = weights @ away
+    squares = weights.square()
+    # The effective number of terms is (Σ w a)² / Σ (w a)².
+    usable &= variance.square() > FEWEST_EFFECTIVE_POINTS * (squares @ away.square())
+    variance = torch.where(usable, variance, 1.0)
+    left, come = kurtosis(draws), (weights @ away.square()) / variance.square()
+    # The weighted points show how long the posterior's tail is, also on a site's own scale.
+    own = torch.arange(len(come)) >= dim
+    mean_error = (squares @ away).sqrt() / variance.sqrt()
+    log_error = (squares @ (away - variance).square()).sqrt() / (2 * variance)
+    chance = ((come - 1) / len(draws)).sqrt() / 2  # of as many exact draws
+    lacking = variance.log() / 2 > STANDARD_ERRORS * torch.hypot(chance, log_error)
+    enough = (STANDARD_ERRORS * chance <= math.log(SD_MATTERS)) | ((chance <= math.log(SD_MATTERS)) & lacking)
+    usable &= torch.where(own, enough, told_by_tails(left, come, dim, CHAINS))
+    figures = mean / variance.sqrt(), mean_error, variance.log() / 2, log_error
+    mean, mean_error, log_sd, log_error = (torch.where(usable, figure, 0.0) for figure in figures)
+    return Moments(mean, mean_error, log_sd, log_error, by="weights")

@@ -16,15 +16,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.advice import cure
-from pyro_fed.audit.chains.moments import Moments, worst_moment
 from pyro_fed.audit.evidence import Evidence
+from pyro_fed.audit.moment_findings import cure
+from pyro_fed.audit.moments import Moments, worst_moment
+from pyro_fed.audit.weighted_points import MIN_EFFECTIVE_POINTS
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, TRUSTED_SHARE, smoothed
 
-#: The fewest draws with which each of `PARTS` parts has a tail whose shape can be estimated.
-FEWEST_TAIL_DRAWS = 400
 #: Properties that sums over rows do not show.
 UNCHECKED = (
     "judged by importance weights of the clients' sums alone; not checked: modes and tails away from the draws, "
@@ -33,13 +32,7 @@ UNCHECKED = (
 
 
 def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -> list[Finding]:
-    """Findings on a result by importance weights, or a note why it was not judged; adds figures to its record.
-
-    Args:
-        evidence: the result; its rows are elsewhere.
-        points: draws of the result (S, D), all or some.
-        log_density: log density of the posterior at these draws (S,), float64, up to a constant.
-    """
+    """Findings by importance weights from the log density (S,) at points (S, D), or a note why there are none."""
     record, algorithm = evidence.record, evidence.algorithm
     name = type(algorithm).__name__
     if "pareto_k" in record.latest:  # the algorithm has weighted its draws by the same sums, and reports on that itself
@@ -48,8 +41,8 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
     log_q = algorithm.log_density(evidence.shared, points[None])
     if log_q is None:
         return [sentences.not_audited_without_density(algorithm=name)]
-    if len(points) < FEWEST_TAIL_DRAWS:
-        return [sentences.not_audited_by_few_draws(draws=len(points), needed=FEWEST_TAIL_DRAWS)]
+    if len(points) < MIN_EFFECTIVE_POINTS:
+        return [sentences.not_audited_by_few_draws(draws=len(points), needed=MIN_EFFECTIVE_POINTS)]
     log_weights = log_density - log_q[0].double()
     found = smoothed(log_weights)
     k = found.pareto_k
@@ -67,7 +60,19 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
         ]
     moments = weighted_moments(evidence.quantities(points), log_weights)
     record.measured = moments.figures(evidence.quantities.labels)
-    return _moments_off(evidence, moments)
+    worst = worst_moment(moments)
+    if worst is None:
+        return []
+    parameter = evidence.quantities.labels[worst.number]
+    if worst.of_mean:
+        return [
+            sentences.mean_is_off_by_sums(
+                parameter=parameter, size=worst.size, error=worst.error, cures=[cure(evidence)]
+            )
+        ]
+    return [
+        sentences.sd_is_off_by_sums(parameter=parameter, ratio=worst.size, error=worst.error, cures=[cure(evidence)])
+    ]
 
 
 def weighted_moments(numbers: Tensor, log_weights: Tensor) -> Moments:
@@ -87,14 +92,3 @@ def _against(numbers: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
     plain = numbers.std(0, correction=0)
     tiny = torch.finfo(sd.dtype).tiny
     return (mean - numbers.mean(0)) / sd.clamp_min(tiny), (sd.clamp_min(tiny) / plain.clamp_min(tiny)).log()
-
-
-def _moments_off(evidence: Evidence, found: Moments) -> list[Finding]:
-    """The worst mean or SD, or none if all are within the limits."""
-    worst = worst_moment(found)
-    if worst is None:
-        return []
-    name, cures = evidence.quantities.labels[worst.number], [cure(evidence)]
-    if worst.of_mean:
-        return [sentences.mean_is_off_by_sums(parameter=name, size=worst.size, error=worst.error, cures=cures)]
-    return [sentences.sd_is_off_by_sums(parameter=name, ratio=worst.size, error=worst.error, cures=cures)]

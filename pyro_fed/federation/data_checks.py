@@ -1,4 +1,9 @@
-"""Checks of the data before a run: values that are not finite, and clients with identical data."""
+"""Checks of the data before a run: values that are not finite, clients with identical data, columns beyond float32.
+
+The information about a regression's weights is X'X, with a column of ones for the level. Let its columns have unit
+length, and let κ² be its condition number. A relative rounding error of eps in its entries is then one of eps·κ² in its
+smallest eigenvalue: the precision of the direction about which the data hold least information.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.density.checks.not_finite import unhandled_missing_values
+from pyro_fed.conventions.limits import ROUNDING_UNITS
+from pyro_fed.density.checks.missing import unhandled_missing_values
 from pyro_fed.density.checks.points import ROWS_TOGETHER
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.problem import Problem
@@ -18,21 +24,16 @@ from pyro_fed.density.running.trace_sites import is_deterministic
 from pyro_fed.errors import DataError, SettingError, warn_user
 from pyro_fed.ops.entries import all_finite, evenly
 
+#: Largest relative error of the smallest precision that is accepted in float32; an SD has half of it.
+LARGEST_ERROR = 0.05
+#: The most columns that are examined.
+MOST_COLUMNS = 256
+
 
 def not_finite(
     arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str], local_numbering: bool = False
 ) -> DataError | None:
-    """An error on the first NaN or infinity in row-sharded data, for models that do not handle it; None without any.
-
-    Args:
-        arguments: pooled arguments.
-        clients: each client's row positions (N_k,).
-        names: the clients' names.
-        local_numbering: count rows within the client instead of within the pooled data.
-
-    Raises:
-        DataError: NaN in an argument that all clients share.
-    """
+    """An error on the first NaN or infinity in row-sharded data of clients with rows (N_k,); None without any."""
     _check_shared(arguments)
     if not arguments.incomplete:
         return None
@@ -45,30 +46,31 @@ def not_finite(
             if bad.any():
                 row = int(bad.nonzero()[0])
                 number = row if local_numbering else int(index[row])
+                position = torch.nonzero(~torch.isfinite(leaf[index[row]]))[0].tolist()
+                value = leaf[index[row]][tuple(position)]
                 masked = name in arguments.masked
+                kind = ("masked" if masked else "NaN") if bool(value.isnan()) else "infinite"
                 # isfinite alone is enough to find NaN at one row and an infinity at another.
                 there = f"torch.isfinite({name})" if bool(leaf.isinf().any()) else f"~torch.isnan({name})"
-                return _not_finite(name, leaf[index[row]], client, number, int(bad.sum()), len(index), masked, there)
+                masks = f" ({name} is NaN where it is masked.)" if masked else ""
+                return DataError(
+                    f"client {client}, argument '{name}'[{', '.join(map(str, [number, *position]))}] is {kind} "
+                    f"({int(bad.sum())} of {len(index)} rows). Nothing was run. Drop or impute these rows, or let the "
+                    f"model handle them: `obs={name}, obs_mask={there}` for a target, `torch.where({there}, {name}, "
+                    f"latent)` with a latent in the plate for a covariate.{masks}"
+                )
     return None
 
 
 def check_handled(problem: Problem, missing: DataError | None) -> None:
-    """Refuse data with missing values unless the model handles them.
-
-    Raises:
-        DataError: `missing`, with how the model treats the missing values.
-    """
+    """Refuse data with missing values unless the model handles them."""
     reason = None if missing is None else unhandled_missing_values(problem)
     if reason is not None:
         raise DataError(f"{missing} As the model is, {reason}.")
 
 
 def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse dimension names of unknown sites, and coordinates that do not fit, before the run.
-
-    Raises:
-        SettingError: names what does not fit, and what would.
-    """
+    """Refuse dimension names of unknown sites, and coordinates that do not fit."""
     latents = {**problem.layout.latents, **problem.layout.local, **problem.layout.reported}
     sites = {**latents, **problem.layout.observed}
     unknown = sorted(set(dims) - set(sites))
@@ -106,10 +108,7 @@ def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Ma
 
 
 def warn_unsplit(problem: Problem, said: bool) -> None:
-    """Warn of data that every client holds in full, as they are not split, or lie in a plate that is not.
-
-    `said` is whether the user has named the arguments that are split by the partitioned plate.
-    """
+    """Warn of data that every client holds in full; `said`: the user has named the arguments that are split."""
     arguments = problem.arguments
     if not [leaf for i, leaf in enumerate(arguments.leaves) if i not in arguments.split and isinstance(leaf, Tensor)]:
         return
@@ -163,19 +162,41 @@ def _check_shared(arguments: Arguments) -> None:
             raise DataError(f"argument '{name}'{position or ''}, shared by all clients, is NaN. Nothing was run.")
 
 
-def _not_finite(
-    name: str, row: Tensor, client: str, number: int, bad: int, total: int, masked: bool, there: str
-) -> DataError:
-    position = torch.nonzero(~torch.isfinite(row), as_tuple=False)[0].tolist()
-    value = row[tuple(position)] if position else row
-    kind = ("masked" if masked else "NaN") if bool(torch.isnan(value)) else "infinite"
-    where = ", ".join(map(str, [number, *position]))
-    cure = (
-        "Drop or impute these rows, or let the model handle them: "
-        f"`obs={name}, obs_mask={there}` for a target, `torch.where({there}, {name}, latent)` "
-        "with a latent in the plate for a covariate."
-    )
-    masks = f" ({name} is NaN where it is masked.)" if masked else ""
-    return DataError(
-        f"client {client}, argument '{name}'[{where}] is {kind} ({bad} of {total} rows). Nothing was run. {cure}{masks}"
-    )
+def wide_enough(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
+    """float64 in place of float32 if the columns of the row-sharded leaves need it, with a warning that names them."""
+    if dtype != torch.float32:
+        return dtype
+    for name, _, leaf in arguments.columns:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.dim() not in (1, 2):
+            continue
+        error, column = _error(leaf)
+        if error > LARGEST_ERROR:
+            of = f"column {column} of argument '{name}'" if leaf.dim() == 2 else f"argument '{name}'"
+            warn_user(
+                f"computed in float64: {of} is so nearly a combination of the others and a constant that float32 would "
+                f"know the precision of its weight to {error:.1g} only. Centre and scale columns before the model, or "
+                "say dtype=torch.float32 to have it all the same"
+            )
+            return torch.float64
+    return dtype
+
+
+def _error(leaf: Tensor) -> tuple[float, int]:
+    """eps·κ² of the columns and a constant, and the column with the largest part in the least informed direction."""
+    eps = torch.finfo(torch.float32).eps
+    step = -(-len(leaf) // ROWS_TOGETHER)
+    columns = leaf[::step].reshape(len(leaf[::step]), -1)[:, :MOST_COLUMNS].double()
+    if not bool(columns.isfinite().all()) or len(columns) <= columns.shape[1] + 1:
+        return 0.0, 0
+    varying = (columns != columns[0]).any(0)
+    kept = varying.nonzero().flatten()
+    if not len(kept):
+        return 0.0, 0
+    design = torch.cat([columns[:, kept], columns.new_ones(len(columns), 1)], 1)
+    design = design / design.norm(dim=0)
+    _, values, directions = torch.linalg.svd(design, full_matrices=False)
+    # Columns that are dependent up to rounding, as those of a factor's levels, are informed by the prior alone.
+    told = values > ROUNDING_UNITS * eps * values[0]
+    last = int(told.nonzero().max())
+    condition = float(values[0] / values[last])
+    return eps * condition**2, int(kept[int(directions[last, :-1].abs().argmax())])

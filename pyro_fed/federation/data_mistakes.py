@@ -1,10 +1,9 @@
 """Warnings of mistakes in the data that no model notices: codes for missing values, duplicate rows, labels.
 
 Each such value is finite and in the support, and moves a posterior by many SDs without an error. All lead to a warning
-only, since they may be intended. The checks look at exact equality and plain gaps, without a model of the data. For a
-number far from all others the model's own densities decide whether it uses the value as a number (`taken_as_a_number`):
-1e9 as the upper bound of an interval without one, or -999 in a row that the model masks, is harmless. The log density
-of the value's row is computed at points θ, with the value v, with 2v, and with a value next to v:
+only, since they may be intended. For a number far from all others the model's own densities decide whether it uses the
+value as a number (`taken_as_a_number`): 1e9 as the upper bound of an interval without one, or -999 in a row that the
+model masks, is harmless. The log density of the value's row is computed at points θ, with v, 2v, and a value next to v:
 
     it is the same with v and 2v                   v means only that it is large, or is not used
     its differences between points jump from v     the model tests for v itself, `x == -999`
@@ -15,7 +14,7 @@ of the value's row is computed at points θ, with the value v, with 2v, and with
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 
 import torch
@@ -48,10 +47,6 @@ DUPLICATES_OVER_CHANCE = 2.0
 GRID_TOLERANCE = 0.01
 #: The most findings of one kind that a warning lists.
 MAX_LISTED = 3
-#: Rows of a client that are looked for among all: the share above is missed with a probability of 0.9^300 = 2e-14.
-MAX_CHECKED_ROWS = 300
-#: Keys of equal rows may differ by so much of the largest, as products are summed in another order.
-SAME_KEY = 1e-12
 #: Relative step to the next value; if differences change by more than the second number, they jump there.
 RELATIVE_STEP, LARGEST_SLOPE_CHANGE = 1e-6, 0.1
 
@@ -59,10 +54,7 @@ RELATIVE_STEP, LARGEST_SLOPE_CHANGE = 1e-6, 0.1
 def warn_of_odd_data(
     problem: Problem, clients: Sequence[Tensor], names: Sequence[str], local_numbering: bool = False
 ) -> None:
-    """Warn of labels that differ by spelling or are too few, of values far from all others, and of duplicate rows.
-
-    `clients` are row positions (N_k,); `local_numbering` counts rows within the client in messages.
-    """
+    """Warn of labels that differ by spelling or are too few, of values far from all others, and of duplicate rows."""
     arguments = problem.arguments
     _warn_of_spellings(arguments)
     _warn_of_labels_without_rows(problem)
@@ -84,12 +76,11 @@ def warn_of_odd_data(
                     f"argument '{name}'{part} is {value:g} in {len(rows)} row(s) of client(s) {listed(whose)}, the "
                     f"first of them {place}, and between {low:g} and {high:g} everywhere else"
                 )
-    if found:
-        more = f"; and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
-        warn_user(
-            f"{'; '.join(found[:MAX_LISTED])}{more}. If this stands for what is missing, or is a slip, it outweighs "
-            "the other rows: drop these rows, or let the model handle them as NaN"
-        )
+    _warn_of_all(
+        found,
+        ". If this stands for what is missing, or is a slip, it outweighs the other rows: drop these rows, or let the "
+        "model handle them as NaN",
+    )
     _warn_of_rows_twice(arguments, clients, names)
 
 
@@ -102,19 +93,15 @@ def _warn_of_spellings(arguments: Arguments) -> None:
             if isinstance(label, str):
                 spelt.setdefault(as_it_looks(label).casefold(), []).append(repr(label))
         found += [f"argument '{name}' has {' and '.join(alike)}" for alike in spelt.values() if len(alike) > 1]
-    if found:
-        more = f"; and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
-        warn_user(
-            f"{'; '.join(found[:MAX_LISTED])}{more}: labels that differ by capitals and spaces alone are different "
-            "categories. Where they are meant to be one, write them alike, column.str.strip().str.casefold()"
-        )
+    _warn_of_all(
+        found,
+        ": labels that differ by capitals and spaces alone are different categories. Where they are meant to be one, "
+        "write them alike, column.str.strip().str.casefold()",
+    )
 
 
 def _warn_of_labels_without_rows(problem: Problem) -> None:
-    """Warn of labels that index more elements than there are labels: the codes then leave out the last elements.
-
-    If the second of five grades has no rows, the third grade has code 1, and takes the second element.
-    """
+    """Warn of labels that index more elements than there are labels: the codes then leave out the last elements."""
     arguments = problem.arguments
     names = list(arguments.labels)
     if not names:
@@ -128,11 +115,14 @@ def _warn_of_labels_without_rows(problem: Problem) -> None:
                 f"argument '{name}' has {len(labels)} labels, [{listed(labels)}], and the model picks by it one of "
                 f"{size} elements: the labels are numbers 0 to {len(labels) - 1}, whichever of the {size} have no rows"
             )
+    _warn_of_all(found, ". Name all of them, in their order: pandas.Categorical(column, categories=[...])")
+
+
+def _warn_of_all(found: Sequence[str], meaning: str) -> None:
+    """One warning of several mistakes of one kind, if there are any, with what they mean."""
     if found:
-        warn_user(
-            f"{'; '.join(found[:MAX_LISTED])}. Name all of them, in their order: "
-            "pandas.Categorical(column, categories=[...])"
-        )
+        more = f"; and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+        warn_user(f"{'; '.join(found[:MAX_LISTED])}{more}{meaning}")
 
 
 def _far_values(leaf: Tensor) -> Iterator[tuple[int, float, float, float]]:
@@ -140,13 +130,13 @@ def _far_values(leaf: Tensor) -> Iterator[tuple[int, float, float, float]]:
     flat = leaf.reshape(len(leaf), -1)
     suspects = _may_be_far(flat).nonzero()[:, 0]
     ends = [_ends(block[:, suspects].double()) for block in blocks(flat) if len(suspects)]
-    for end in (_column_maxima(high for _, high in ends), _column_minima(low for low, _ in ends)) if ends else ():
+    for end in reversed(_ends_of_all(ends)) if ends else ():
         count, others = torch.zeros_like(end), []
         for block in blocks(flat):
             values = block[:, suspects].double()
             count += (values == end).sum(0)
             others.append(_ends(torch.where(values == end, torch.nan, values)))
-        low, high = _column_minima(low for low, _ in others), _column_maxima(high for _, high in others)
+        low, high = _ends_of_all(others)
         width, gap = high - low, torch.minimum((end - low).abs(), (end - high).abs())
         recurs = (count > 1) & (2 * count < len(flat)) & (width > 0) & (gap > FAR_VALUE_RANGES * width)
         size = torch.maximum(low.abs(), high.abs())  # finite but for columns of one value, of width -inf
@@ -156,14 +146,11 @@ def _far_values(leaf: Tensor) -> Iterator[tuple[int, float, float, float]]:
 
 
 def _may_be_far(flat: Tensor) -> Tensor:
-    """Which columns (C,) of (N, C) may have a far value: a few rows show that most have none, whatever the others are.
-
-    The others' range is at least that of these rows without the end itself, and the gap at most the distance to them.
-    """
+    """Which columns (C,) of (N, C) may have a far value, as a few rows show that most have none."""
     ends = [_ends_or_nan(block) for block in blocks(flat)]
     some = picked(flat, evenly(len(flat), ROWS_TOGETHER)).double()
     cleared = torch.ones(flat.shape[1], dtype=torch.bool)
-    for end in (_column_maxima(high for _, high in ends), _column_minima(low for low, _ in ends)):
+    for end in _ends_of_all(ends):
         low, high = _ends(torch.where(some == end, torch.nan, some))
         gap, size = torch.minimum((end - low).abs(), (end - high).abs()), torch.maximum(low.abs(), high.abs())
         cleared &= (gap <= FAR_VALUE_RANGES * (high - low)) & (end.abs() <= OVERWHELMING * len(flat) ** 0.5 * size)
@@ -176,34 +163,35 @@ def _ends(values: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(finite, values, torch.inf).amin(0), torch.where(finite, values, -torch.inf).amax(0)
 
 
+def _ends_of_all(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest of each column's values, (C,), from those of several blocks."""
+    lowest, highest = zip(*parts, strict=True)
+    return reduce(torch.minimum, lowest), reduce(torch.maximum, highest)
+
+
 def _ends_or_nan(block: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest and the largest value of each column, (C,), NaN where there is one."""
     values = block.numpy()  # three times as fast as torch along the rows
     return torch.as_tensor(values.min(0)).double(), torch.as_tensor(values.max(0)).double()
 
 
-def _column_minima(parts: Iterable[Tensor]) -> Tensor:
-    return reduce(torch.minimum, parts)
-
-
-def _column_maxima(parts: Iterable[Tensor]) -> Tensor:
-    return reduce(torch.maximum, parts)
-
-
 def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str]) -> None:
     columns = [leaf.reshape(len(leaf), -1) for _, _, leaf in arguments.columns if leaf.dim() and leaf.numel()]
-    if not columns or not _some_row_is_twice(columns, clients):
+    keys = _row_keys(columns) if columns else torch.empty(0)
+    ordered = keys.sort().values
+    if not bool((ordered[1:] == ordered[:-1]).any()):
         return
-    _, group, count = _row_keys(columns).unique(return_inverse=True, return_counts=True)
+    _, group, count = keys.unique(return_inverse=True, return_counts=True)
     twice = count[group] > 1
     if int(twice.sum()) < MIN_DUPLICATE_ROWS:
         return
-    if whole := [(times, names[k]) for k, rows in enumerate(clients) if (times := _times(group[rows])) > 1]:
-        each = [f"every row of client {name} is there {times} times" for times, name in whole[:MAX_LISTED]]
-        more = f"; and so are those of {len(whole) - MAX_LISTED} more clients" if len(whole) > MAX_LISTED else ""
-        warn_user(
-            f"{'; '.join(each)}{more}, equal in every column: each counts as often, and the posterior is too narrow "
-            "where these are the same cases. Leave the copies out (a table joined twice?)"
+    times = [_times(group[rows]) for rows in clients]
+    whole = [f"every row of client {name} is there {n} times" for name, n in zip(names, times, strict=True) if n > 1]
+    if whole:
+        _warn_of_all(
+            whole,
+            ", equal in every column: each counts as often, and the posterior is too narrow where these are the same "
+            "cases. Leave the copies out (a table joined twice?)",
         )
         return
     if not _told_apart(columns, group, len(count), int(twice.sum())):
@@ -218,7 +206,8 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
     others = [
         names[j]
         for j, rows in enumerate(clients)
-        if j != k and bool(torch.isin(group[rows], mine).any()) and not _identical(group, rows, clients[k])
+        # clients with the same rows in the same order have a warning of their own, `warn_duplicates`
+        if j != k and bool(torch.isin(group[rows], mine).any()) and not torch.equal(group[rows], own)
     ]
     inside = len(own) - len(own.unique())
     if not others and not inside:
@@ -230,47 +219,15 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
     )
 
 
-def _some_row_is_twice(columns: Sequence[Tensor], clients: Sequence[Tensor]) -> bool:
-    """Whether any of a client's rows, or of so many of them, may be there again: none is if no share of them is.
-
-    Of a client with a share `MIN_DUPLICATE_SHARE` of such rows none is looked at with a probability of 2e-14.
-    """
-    generator = torch.Generator().manual_seed(0)
-    chosen = [
-        rows
-        if len(rows) <= MAX_CHECKED_ROWS
-        else rows[torch.randint(len(rows), (MAX_CHECKED_ROWS,), generator=generator).unique()]
-        for rows in clients
-    ]
-    at = torch.cat(chosen)
-    if 2 * len(at) >= len(columns[0]):
-        return True  # as soon found by all rows
-    keys = _row_keys(columns, roughly=True)
-    wanted = keys[at].sort().values
-    wanted = wanted[wanted.isfinite()]
-    if not len(wanted):
-        return True
-    near = wanted.abs().amax() * SAME_KEY
-    met = 0
-    for block in blocks(keys):
-        place = torch.searchsorted(wanted, block - near).clamp_max(len(wanted) - 1)
-        met += int(((wanted[place] - block).abs() <= near).sum())
-    return met > len(wanted) or bool((wanted.diff() <= near).any())  # each of them meets itself
-
-
-def _row_keys(columns: Sequence[Tensor], roughly: bool = False) -> Tensor:
-    """A key of each row, (N,): equal rows have equal keys, different rows differ except with probability 1e-15.
-
-    `roughly`: by products, several times faster, whose keys of equal rows may differ in their last digits.
-    """
+def _row_keys(columns: Sequence[Tensor]) -> Tensor:
+    """A key of each row, (N,): equal rows have equal keys, different rows differ except with probability 1e-15."""
     generator = torch.Generator().manual_seed(0)
     key = torch.zeros(len(columns[0]), dtype=torch.float64)
     for leaf in columns:
         factors = torch.rand(leaf.shape[1], generator=generator, dtype=torch.float64) + 0.5
         first = 0
         for part in blocks(leaf):
-            values = part.double()
-            key[first : first + len(part)] += values @ factors if roughly else (values * factors).sum(1)
+            key[first : first + len(part)] += (part.double() * factors).sum(1)
             first += len(part)  # NaN equals nothing: missing values may differ
     return key
 
@@ -284,11 +241,9 @@ def _times(rows: Tensor) -> int:
 
 
 def _told_apart(columns: Sequence[Tensor], group: Tensor, number: int, twice: int) -> bool:
-    """Whether some column holds measurements, which would not be equal in so many rows by chance.
-
-    Such a column has another value in nearly every distinct row, and its values do not lie on a grid so coarse (like
-    counts and rounded numbers) that n rows are likely to coincide: in M places about n² / M of them do.
-    """
+    """Whether some column holds measurements, which would not be equal in so many rows by chance."""
+    # It has another value in nearly every distinct row, and is not on a grid so coarse that n rows are likely to
+    # coincide, like counts and rounded numbers: in M places about n² / M of them do.
     if 2 * number < len(group):  # most rows recur: these are codes
         return False
     first = torch.zeros(number, dtype=torch.int64).scatter_(0, group, torch.arange(len(group)))
@@ -315,20 +270,8 @@ def _places(values: Tensor) -> float:
     return float(steps.sum()) + 1 if bool((off < GRID_TOLERANCE).all()) else float("inf")
 
 
-def _identical(group: Tensor, one: Tensor, other: Tensor) -> bool:
-    """Whether two clients have the same rows in the same order, which `warn_duplicates` reports."""
-    return len(one) == len(other) and torch.equal(group[one], group[other])
-
-
 def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) -> bool:
-    """Whether the densities of rows follow their value in one column; True if they cannot be computed.
-
-    Args:
-        problem: the model's densities.
-        number: the argument's number among those that are split by rows.
-        column: the column's number in the argument (N, C), from 0.
-        rows: numbers of rows with this value.
-    """
+    """Whether the densities of rows follow their value in one column; True if they cannot be computed."""
     generator = torch.Generator().manual_seed(0)
     z = RADIUS * (2 * torch.rand(NUM_DRAWS, problem.dim, generator=generator, dtype=torch.float64) - 1)
     double = problem.doubled()

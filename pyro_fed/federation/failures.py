@@ -21,11 +21,37 @@ from pyro_fed.errors import ModelError, PyroFedError, listed
 
 _NO_FLOATS = re.compile(r"same dtype|scalar type|result type|can't be cast|two bool tensors|dtype|Long", re.IGNORECASE)
 
-#: torch's message if NumPy reads a tensor that holds no numbers, or that is being mapped or differentiated.
-_NO_NUMPY = re.compile(r"doesn't have storage|call numpy\(\)|\.numpy\(\)", re.IGNORECASE)
-
-#: torch's message if the model writes to an argument.
-_IN_PLACE = re.compile(r"in-place operation|in-place arithmetic", re.IGNORECASE)
+#: Errors of a model by kind and message, each with its cure.
+_HINTS = (
+    (
+        IndexError,
+        "used as indices",
+        "Codes of groups are whole numbers: pass them as .long() (of an array .astype(int)).",
+    ),
+    (
+        RuntimeError,
+        r"(?i)doesn't have storage|call numpy\(\)|\.numpy\(\)",
+        "While the model runs its arguments are tensors that NumPy cannot read: take torch's functions, such as "
+        "torch.log1p in place of np.log1p, or compute the column before the model.",
+    ),
+    (
+        RuntimeError,
+        "(?i)in-place operation|in-place arithmetic",
+        "The line writes to what it is given, so that each run would start from what the one before has left: make "
+        "a new tensor, such as x = x * 2 in place of x *= 2, torch.where in place of x[mask] = 0, or x.clamp in "
+        "place of x.clamp_.",
+    ),
+    (
+        TypeError,
+        "'Table' object.*assignment",
+        "While the model runs a data frame is read only: compute the column before the model, or as a variable.",
+    ),
+    (
+        AttributeError,
+        "Tensor",
+        "While the model runs its arguments are tensors: convert and summarise data before the model.",
+    ),
+)
 
 _OUT_OF_BOUNDS = re.compile(r"index (-?\d+) is out of bounds for dimension \d+ with size (\d+)")
 
@@ -37,18 +63,7 @@ _ITEM = re.compile(r"^(\w+)\[(\d+)\]")
 def explained_failures(
     arguments: Arguments, model: Callable[..., Any], plate: str, place: Callable[[int], str] = lambda row: f"row {row}"
 ) -> Iterator[None]:
-    """Raise the errors of the model's own lines as a `ModelError` that names the line and the arguments.
-
-    Args:
-        arguments: the model's arguments.
-        model: the Pyro model.
-        plate: the partitioned plate's name.
-        place: gives the name of a row of the pooled data in messages, such as "client 2, row 3".
-
-    Raises:
-        ModelError: in place of any error that a line of the model raises; errors of this package, and those from
-            elsewhere, are raised unchanged.
-    """
+    """Raise the errors of the model's own lines as a `ModelError` that names the line and the arguments."""
     try:
         yield
     except PyroFedError:
@@ -133,29 +148,15 @@ def _hint(arguments: Arguments, model: Callable[..., Any], plate: str, error: Ex
             "one length, with a second argument that says which entries count (obs_mask), or pass all entries in one "
             "column and which item each belongs to in another."
         )
-    if isinstance(error, IndexError) and "used as indices" in str(error):
-        return "Codes of groups are whole numbers: pass them as .long() (of an array .astype(int))."
-    if isinstance(error, RuntimeError) and _NO_NUMPY.search(str(error)):
-        return (
-            "While the model runs its arguments are tensors that NumPy cannot read: take torch's functions, such as "
-            "torch.log1p in place of np.log1p, or compute the column before the model."
-        )
-    if isinstance(error, RuntimeError) and _IN_PLACE.search(str(error)):
-        return (
-            "The line writes to what it is given, so that each run would start from what the one before has left: make "
-            "a new tensor, such as x = x * 2 in place of x *= 2, torch.where in place of x[mask] = 0, or x.clamp in "
-            "place of x.clamp_."
-        )
+    for kind, message, cure in _HINTS:
+        if isinstance(error, kind) and re.search(message, str(error), re.DOTALL):
+            return cure
     if weights := _weights_of_rows(arguments, model, plate, error):
         return (
             f"Sites {listed(weights)} are drawn by a module that is called inside plate '{plate}', so that each row "
             f'has weights of its own: call the module before `with pyro.plate("{plate}", ...)`, and use what it '
             "returns inside."
         )
-    if isinstance(error, TypeError) and "'Table' object" in str(error) and "assignment" in str(error):
-        return "While the model runs a data frame is read only: compute the column before the model, or as a variable."
-    if isinstance(error, AttributeError) and "Tensor" in str(error):
-        return "While the model runs its arguments are tensors: convert and summarise data before the model."
     if arguments.num_rows:
         held = held_data(model, arguments.num_rows)
         return as_arguments(model, list(arguments.names), held, plate) if held else ""

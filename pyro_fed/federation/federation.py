@@ -28,11 +28,11 @@ from pyro_fed.density.rows.batches import ClientData, NestedRows, padded_index
 from pyro_fed.density.running.torch_modes import on_the_cpu
 from pyro_fed.errors import DataError, ModelError, SettingError, listed, warn_user
 from pyro_fed.federation import partition as partitions
-from pyro_fed.federation.data_checks import check_handled, check_labels, not_finite, warn_unsplit
+from pyro_fed.federation.arguments import Shard, check_row_labels, choose_shards, device_of, taken_apart
+from pyro_fed.federation.data_checks import check_handled, check_labels, not_finite, warn_unsplit, wide_enough
 from pyro_fed.federation.data_mistakes import warn_of_odd_data
-from pyro_fed.federation.devices import device_of
 from pyro_fed.federation.failures import explained_failures, is_failure
-from pyro_fed.federation.groups.naming import (
+from pyro_fed.federation.group_names import (
     by_element,
     grouped_table,
     groups_alone,
@@ -41,23 +41,17 @@ from pyro_fed.federation.groups.naming import (
     with_group_names,
     without_rows,
 )
-from pyro_fed.federation.groups.reading import group_arguments, with_column_names
-from pyro_fed.federation.groups.several_plates import AND, several_arguments
-from pyro_fed.federation.index_order import check_row_labels
+from pyro_fed.federation.groups import AND, group_arguments, several_arguments, with_column_names
 from pyro_fed.federation.labels import (
     client_table,
     discrete_labels,
     entry_labels,
     label_coords,
-    no_counts,
     observed_counts,
     row_labels,
+    warn_of_labels,
 )
-from pyro_fed.federation.numbering import warn_of_labels
 from pyro_fed.federation.pooling import first_look, parts_of, pool_clients
-from pyro_fed.federation.scaling import wide_enough
-from pyro_fed.federation.split_arguments import Shard, choose_shards
-from pyro_fed.federation.unwrap_model import taken_apart
 
 
 class Federation:
@@ -260,9 +254,8 @@ class Federation:
         """Set up the federation: the last step of every constructor.
 
         `arguments` are pooled copies in `dtype`, with the row-sharded leaves marked; `clients` are row positions
-        (N_k,); `seen` is a validated run of the model on all rows, if there has been one. `local_numbering` counts rows
-        within a client in messages. `said` is whether the user has named the arguments that are split, `free` whether
-        float64 may replace float32, as the user has not chosen a dtype.
+        (N_k,). `said` is whether the user has named the arguments that are split, `free` whether float64 may replace
+        float32, as the user has not chosen a dtype.
         """
         self.client_rows = clients
         self.client_names = names or [str(k) for k in range(len(clients))]
@@ -551,7 +544,7 @@ class Federation:
         counts = observed_counts(self.problem) if self.holds_data else []
         if arguments.nested_by_name:
             return grouped_table(arguments, self.problem.plate, self.client_rows, self.client_names, counts)
-        return client_table(self.client_rows, self.client_names, no_counts(discrete_labels(arguments), counts))
+        return client_table(self.client_rows, self.client_names, discrete_labels(row_labels(arguments), counts))
 
     def __repr__(self) -> str:
         arguments = self.problem.arguments
@@ -587,11 +580,7 @@ def _floating_dtype(dtype: torch.dtype | None, arguments: Arguments) -> torch.dt
 
 
 def joint_plate_name(plate: str | Sequence[str], rows: Mapping[str, Any] | None) -> str:
-    """The plate's name; for several plates that are split together, the name of the plate of all their rows.
-
-    Raises:
-        SettingError: there is no plate, or several are combined with nested ones (`rows`).
-    """
+    """The plate's name; for several plates that are split together, the name of the plate of all their rows."""
     plates = (plate,) if isinstance(plate, str) else tuple(plate)
     if not plates or len(set(plates)) < len(plates):
         raise SettingError(f"plate= names one plate, or several different ones, received {plate!r}")
@@ -609,18 +598,14 @@ def _mark_split_arguments(
 ) -> Arguments:
     """The arguments with the split ones marked: by a plate's rows, by those of several plates, or by groups."""
     if parts_of(plate):
-        return several_arguments(arguments, parts_of(plate), sizes, _by_plate(shard))
+        if shard is not None and not isinstance(shard, Mapping):
+            raise SettingError(
+                f"with several plates shard= says each one's arguments, {{'plate': ('x', 'y')}}, received {shard!r}"
+            )
+        return several_arguments(arguments, parts_of(plate), sizes, shard)
     if rows:
         return group_arguments(arguments, plate, sizes, rows, shard)
     return choose_shards(arguments, sizes[plate], shard)
-
-
-def _by_plate(shard: Shard) -> Mapping[str, Any] | None:
-    if shard is None or isinstance(shard, Mapping):
-        return shard
-    raise SettingError(
-        f"with several plates shard= says each one's arguments, {{'plate': ('x', 'y')}}, received {shard!r}"
-    )
 
 
 def _split_as(arguments: Arguments) -> Shard:

@@ -16,12 +16,10 @@ from pyro_fed.density.rows.files import picked, pooled
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
 from pyro_fed.errors import DataError, PyroFedError, listed
-from pyro_fed.federation.argument_alignment import align_argument
+from pyro_fed.federation.arguments import Shard, align_argument, choose_shards
 from pyro_fed.federation.data_checks import warn_duplicates
 from pyro_fed.federation.failures import explained_failures, no_such_plate
-from pyro_fed.federation.groups.reading import check_rows, group_arguments, with_column_names
-from pyro_fed.federation.groups.several_plates import AND, several_arguments
-from pyro_fed.federation.split_arguments import Shard, choose_shards
+from pyro_fed.federation.groups import AND, check_rows, group_arguments, several_arguments, with_column_names
 from pyro_fed.ops.entries import evenly
 
 
@@ -32,15 +30,7 @@ def first_look(
     rows: Mapping[str, Any] | None,
     dtype: torch.dtype,
 ) -> tuple[dict[str, int], FirstRun | None]:
-    """Sizes of the model's plates, and the validated run on all of its data that they come from.
-
-    If there is no such run, for example because data are not finite, the sizes come from a run without validation. The
-    error is then reported later, once it is known which rows belong to which client.
-
-    Raises:
-        ModelError: the model has no such plate, or a site that cannot be handled; see `check_rows`.
-        DataError: see `check_rows`.
-    """
+    """Sizes of the model's plates, and the validated run on all of its data that they come from, if it succeeds."""
     if sizes := _sizes_by_few_rows(model, arguments, plate, rows):
         return sizes, None
     arguments = arguments.to(dtype)
@@ -70,15 +60,7 @@ def plate_sizes(
     rows: Mapping[str, Any] | None = None,
     where: str = "",
 ) -> dict[str, int]:
-    """Sizes that the model declares for its plates in a run on all of its data.
-
-    If a model fails because of `rows`, as in `Federation`, the error names them, and `where`, the client's place such
-    as " at client 2".
-
-    Raises:
-        ModelError: the model has no such plate; see `groups.reading.check_rows`.
-        DataError: see `groups.reading.check_rows`.
-    """
+    """Sizes that the model declares for its plates; an error that `rows` cause names them, and the place `where`."""
     if sizes := _sizes_by_few_rows(model, arguments, plate, rows):
         return sizes
     dtype = arguments.floating_dtype()
@@ -156,41 +138,34 @@ def pool_clients(
     shard: Shard,
     rows: Mapping[str, str | Sequence[str]] | None = None,
 ) -> tuple[Arguments, list[Tensor]]:
-    """One set of arguments from the clients', and each client's rows (N_k,) in it.
-
-    Args:
-        model: the Pyro model.
-        clients: each client's positional arguments.
-        names: the clients' names, for messages.
-        kwargs: keyword arguments shared by all clients.
-        plate: name of the partitioned plate.
-        shard: names of the arguments split by rows; None guesses from the first client that has rows.
-        rows: nested plates, as for `Federation`; each client numbers its own groups from 0.
-
-    Raises:
-        DataError: no clients, structures or shapes that differ, shared arguments that are not equal.
-    """
+    """One set of arguments from the clients', and each client's rows (N_k,) in it."""
     if not clients:
         raise DataError("from_clients needs at least one client, received none")
     for client, name in zip(clients, names, strict=True):
-        _check_by_place(client, name)
+        if type(client) is tuple and len(client) == 2 and isinstance(client[0], str) and isinstance(client[1], tuple):
+            raise DataError(
+                f"client {name} is a pair of the name {client[0]!r} and arguments: names are the keys of a dictionary, "
+                "such as dict(clients)"
+            )
     clients = _aligned_arguments(model, clients, names, kwargs)
     each = [flatten(model, args, kwargs) for args in clients]
     rows = with_column_names(each[0], rows)
-    owners = {parts if isinstance(parts, str) else next(iter(parts), "") for parts in (rows or {}).values()}
+    owners = {next(iter(parts), "") for parts in (rows or {}).values()}
     labels = {name: known for name, known in _all_labels(each, names).items() if name not in owners}
     if any(arguments.labels != labels for arguments in each):
         each = [flatten(model, args, kwargs, labels) for args in clients]
     for arguments, name in zip(each, names, strict=True):
-        _check_structure(arguments, name, each[0], names[0])
+        if arguments.spec != each[0].spec:
+            raise DataError(
+                f"clients {names[0]} and {name} have arguments of different structure: {list(each[0].names)} and "
+                f"{list(arguments.names)}"
+            )
     if parts_of(plate):
         each = _with_several_plates(model, each, names, plate, shard)
+    elif rows:
+        each = _with_nested_plates(model, each, names, plate, rows, shard)
     else:
-        each = (
-            _with_nested_plates(model, each, names, plate, rows, shard)
-            if rows
-            else _with_row_leaves(model, each, names, plate, shard)
-        )
+        each = _with_row_leaves(model, each, names, plate, shard)
     for arguments, name in zip(each, names, strict=True):
         _check_like_first(arguments, name, each[0], names[0])
     warn_duplicates(each, names)
@@ -203,11 +178,7 @@ def pool_clients(
 
 
 def _group_labels(each: Sequence[Arguments], names: Sequence[str], owners: set[str]) -> dict[str, Labels]:
-    """Labels of the groups in each owner argument, client after client, as each client numbers its own groups.
-
-    Raises:
-        DataError: two clients have the same group.
-    """
+    """Labels of the groups in each owner argument, client after client; two clients with the same group are refused."""
     found = {}
     for owner in owners & {name for arguments in each for name in arguments.labels}:
         whose: dict[Any, str] = {}
@@ -221,15 +192,6 @@ def _group_labels(each: Sequence[Arguments], names: Sequence[str], owners: set[s
                 whose[label] = name
         found[owner] = Labels(whose)
     return found
-
-
-def _check_by_place(client: Any, name: str) -> None:
-    """Refuse a client's arguments by name, and a pair of a client's name and its arguments."""
-    if type(client) is tuple and len(client) == 2 and isinstance(client[0], str) and isinstance(client[1], tuple):
-        raise DataError(
-            f"client {name} is a pair of the name {client[0]!r} and arguments: names are the keys of a dictionary, "
-            "such as dict(clients)"
-        )
 
 
 def _aligned_arguments(
@@ -248,11 +210,7 @@ def _aligned_arguments(
 
 
 def _all_labels(each: list[Arguments], names: Sequence[str]) -> dict[str, Labels]:
-    """Labels of categories over all clients: sorted, or in the order of a client that has an order and all of them.
-
-    Raises:
-        DataError: the clients' orders disagree.
-    """
+    """Labels of categories over all clients: sorted, or in the order of a client that has an order and all of them."""
     found: dict[str, Labels] = {}
     for argument in dict.fromkeys(name for arguments in each for name in arguments.labels):
         held = {name: part.labels[argument] for name, part in zip(names, each, strict=True) if argument in part.labels}
@@ -312,7 +270,14 @@ def _with_row_leaves(
     """The clients' arguments with the leaves split by rows marked."""
     sample = _first_with_rows(model, each, plate, shard)
     for arguments, name in zip(each, names, strict=True):
-        _check_has_rows(arguments, sample.sharded, name)
+        for i in sample.sharded:
+            leaf = arguments.leaves[i]
+            if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+                received = "a scalar" if isinstance(leaf, Tensor) else type(leaf).__name__
+                raise DataError(
+                    f"argument '{arguments.names[i]}' of client {name} is split by rows: expected an array of "
+                    f"rows, received {received}"
+                )
     axes = {sample.names[i]: sample.axes.get(i, 0) for i in sample.sharded}
     found: Shard = axes if sample.axes else list(axes)
     return [
@@ -333,7 +298,9 @@ def _with_nested_plates(
     places = [f" at client {name}" for name in names]
     sizes = []
     for arguments, where in zip(each, places, strict=True):
-        _check_not_empty(arguments, where)
+        for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+            if isinstance(leaf, Tensor) and leaf.dim() and not len(leaf):
+                raise DataError(f"argument '{name}'{where} has no rows: leave the client out")
         sizes.append(plate_sizes(model, arguments, plate, rows, where))
     clear = [k for k, size in enumerate(sizes) if len({size.get(part) for part in (plate, *rows)}) == 1 + len(rows)]
     first = clear[0] if clear else 0
@@ -361,31 +328,6 @@ def _first_with_rows(model: Callable[..., Any], each: list[Arguments], plate: st
                 raise DataError(f"no argument of the first client with rows has as many rows as plate '{plate}'")
             return chosen
     raise DataError("no client has any row")
-
-
-def _check_structure(arguments: Arguments, name: str, first: Arguments, first_name: str) -> None:
-    if arguments.spec != first.spec:
-        raise DataError(
-            f"clients {first_name} and {name} have arguments of different structure: {list(first.names)} and "
-            f"{list(arguments.names)}"
-        )
-
-
-def _check_not_empty(arguments: Arguments, where: str) -> None:
-    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
-        if isinstance(leaf, Tensor) and leaf.dim() and not len(leaf):
-            raise DataError(f"argument '{name}'{where} has no rows: leave the client out")
-
-
-def _check_has_rows(arguments: Arguments, sharded: tuple[int, ...], name: str) -> None:
-    for i in sharded:
-        leaf = arguments.leaves[i]
-        if not isinstance(leaf, Tensor) or leaf.dim() == 0:
-            received = "a scalar" if isinstance(leaf, Tensor) else type(leaf).__name__
-            raise DataError(
-                f"argument '{arguments.names[i]}' of client {name} is split by rows: expected an array of "
-                f"rows, received {received}"
-            )
 
 
 def _check_like_first(arguments: Arguments, name: str, first: Arguments, first_name: str) -> None:

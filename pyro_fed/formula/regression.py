@@ -31,7 +31,7 @@ from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.federation import partition as partitions
 from pyro_fed.federation.federation import Federation
-from pyro_fed.federation.numbering import Use, warn_of_other_codings
+from pyro_fed.federation.labels import Use, warn_of_other_codings
 from pyro_fed.formula.design import Design, Factor, Formula, pooled
 
 

@@ -3,13 +3,11 @@
 This is the only place that reads sizes, shapes and costs of a model to choose settings. Each rule is a function of the
 model's traits (`Problem.traits`), and gives a value with its reason; a user's own settings stay.
 
-    resolving    resolve: an algorithm without open settings; the phases and stages of a run
-    choice       the inputs and outputs of a rule; tables of rules
+    resolving    resolve: an algorithm without open settings; the phases and stages of a run; its threads and draws
+    choice       the inputs and outputs of a rule; tables of rules; models that an algorithm cannot be run on
     explanation  pf.explain: what will be run, and why
-    refusals     models that an algorithm cannot be run on
-    run_settings what `run` itself chooses: threads, draws
     audit        what the audit computes, and leaves out
-    gaussian networks ep laplace stein surrogates langevin peers    the tables, by family
+    gaussian ep stein sampling peers    the tables, by family
 """
 
 from pyro_fed.policy.choice import Choice, Resolved, Setup

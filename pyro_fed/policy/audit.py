@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from pyro_fed.density.checks.points import FEW_DRAWS, NUM_DRAWS
 from pyro_fed.density.traits import LARGE_DIM, Traits
 
 #: Densities of rows that a round of points, or a comparison, may compute in any model: a tenth of a second.
@@ -28,8 +29,10 @@ FEWEST_CHAINS, CHAINS, MANY_CHAINS = 32, 128, 2048
 #: Numbers of climbs: from draws of the prior, from points around the result, and from its draws; and where these are
 #: costly, or each density takes a run of the model.
 CLIMBS, COSTLY_CLIMBS = (16, 8, 4), (5, 3, 2)
-#: Draws at which densities are compared in two ways; and the fewest, as where each takes a run of the model.
-COMPARED_DRAWS, FEWEST_COMPARED_DRAWS = 32, 4
+#: With at most this many rows for each parameter, improper priors may leave no posterior, or one without moments: under
+#: flat priors, the mean and scale of a Gaussian have a posterior from three rows on, and the scale has a variance from
+#: five on.
+FEW_ROWS_A_PARAMETER = 2.5
 #: The most draws that stand for all.
 MOST_DRAWS = 1000
 #: More parameters than this are not searched for modes, whose curvature costs as many scores.
@@ -39,26 +42,14 @@ LARGEST_DIM_OF_WEIGHTS = 8
 
 
 class Walk(NamedTuple):
-    """How chains are run.
-
-    Args:
-        chains: their number.
-        transitions: of each, at most.
-    """
+    """The number of chains, and the most transitions of each."""
 
     chains: int
     transitions: int
 
 
 def walks(traits: Traits, evaluations: int, scores: int, looks: Sequence[int]) -> list[Walk]:
-    """Chains and transitions of one walk after the other, each for what the one before has not decided.
-
-    Args:
-        traits: of the model.
-        evaluations: densities of rows in a log density.
-        scores: of a transition.
-        looks: numbers of transitions before which a walk may end.
-    """
+    """Chains and transitions of one walk after the other, each for what the one before has not decided."""
     _, shortest, *_, longest = looks
     afford = DENSITIES // max(1, evaluations * scores)
     chains = FEWEST_CHAINS if traits.looped else min(max(afford // shortest, FEWEST_CHAINS), CHAINS)
@@ -68,15 +59,7 @@ def walks(traits: Traits, evaluations: int, scores: int, looks: Sequence[int]) -
 
 
 def climbs(traits: Traits, evaluations: int, steps: int) -> tuple[int, int, int] | None:
-    """Numbers of climbs from the prior, around the result and from its draws; None where modes are not searched for.
-
-    They are few where a step of all climbs costs more than `FIRST_DENSITIES`.
-
-    Args:
-        traits: of the model.
-        evaluations: densities of rows in a log density.
-        steps: of a climb, at most.
-    """
+    """Numbers of climbs from the prior, around the result and from its draws; None where modes are not searched for."""
     costly = traits.looped or evaluations * sum(CLIMBS) > FIRST_DENSITIES
     chosen = COSTLY_CLIMBS if costly else CLIMBS
     affordable = traits.dim <= LARGEST_DIM_OF_CLIMBS and evaluations * steps * sum(chosen) <= DENSITIES
@@ -84,84 +67,55 @@ def climbs(traits: Traits, evaluations: int, steps: int) -> tuple[int, int, int]
 
 
 def affords(traits: Traits, points: int = 0) -> bool:
-    """Whether modes can be looked at by log densities at so many points; a looped model takes a run for each.
-
-    Args:
-        traits: of the model.
-        points: their number.
-    """
+    """Whether modes can be looked at by log densities at so many points; a looped model takes a run for each."""
     cheap = points * traits.evaluations <= DENSITIES
     return cheap and not traits.looped and traits.dim <= LARGEST_DIM_OF_CLIMBS
 
 
-def takes_weighted_points(traits: Traits) -> bool:
-    """Whether points are weighted: not in many dimensions, nor where each density takes a run of the model.
+def affords_a_climb(traits: Traits, steps: int) -> bool:
+    """Whether one climb of so many steps, and the curvature at its end, can be afforded."""
+    return affords(traits, steps + traits.dim)
 
-    Args:
-        traits: of the model.
-    """
+
+def flat_priors_with_few_rows(traits: Traits) -> bool:
+    """Whether rows are so few that improper priors may leave no posterior."""
+    return bool(traits.improper) and traits.num_rows <= FEW_ROWS_A_PARAMETER * traits.dim
+
+
+def takes_weighted_points(traits: Traits) -> bool:
+    """Whether points are weighted: not in many dimensions, nor where each density takes a run of the model."""
     return not traits.looped and traits.dim <= LARGEST_DIM_OF_WEIGHTS
 
 
 def weighted_points(evaluations: int, fewest: int, most: int) -> int:
-    """Number of weighted points of a round.
-
-    Args:
-        evaluations: densities of rows in a log density.
-        fewest: points.
-        most: points.
-    """
+    """Number of weighted points of a round."""
     return max(fewest, min(most, FIRST_DENSITIES // max(1, evaluations)))
 
 
 def compared_draws(traits: Traits, evaluations: int) -> int:
-    """Number of draws at which densities, with their scores, are compared in two ways.
-
-    Args:
-        traits: of the model.
-        evaluations: densities of rows in a log density.
-    """
+    """Number of draws at which densities, with their scores, are compared in two ways."""
     afford = 0 if traits.looped else FIRST_DENSITIES // (2 * SCORE_COST * evaluations)
-    return max(FEWEST_COMPARED_DRAWS, min(COMPARED_DRAWS, afford))
+    return max(FEW_DRAWS, min(NUM_DRAWS, afford))
 
 
 def unaffordable_operations(traits: Traits, operations: Callable[[], float], scores: int, shortest: int) -> float:
-    """Operations of the shortest audit where they are too many; 0 where it can be afforded.
-
-    Args:
-        traits: of the model.
-        operations: gives those of a log density.
-        scores: of a transition.
-        shortest: number of transitions of the shortest walk.
-    """
+    """Operations of the shortest audit where they are too many; 0 where it can be afforded."""
     if traits.dim <= LARGE_DIM:
         return 0.0
     found = operations() * SCORE_COST * FEWEST_CHAINS * shortest * scores
     return found if found > MOST_OPERATIONS else 0.0
 
 
-def may_round(traits: Traits) -> bool:
-    """Whether densities are in single precision, in which rounding may matter.
+def maps_points(traits: Traits) -> bool:
+    """Whether a run of the model takes many points at once, and not one alone."""
+    return not traits.looped
 
-    Args:
-        traits: of the model.
-    """
+
+def may_round(traits: Traits) -> bool:
+    """Whether densities are in single precision, in which rounding may matter."""
     return traits.dtype == torch.float32
 
 
 def takes_some_rows(traits: Traits) -> bool:
-    """Whether some of the rows can be taken, and computed by themselves.
-
-    Args:
-        traits: of the model.
-    """
+    """Whether some of the rows can be taken, and computed by themselves."""
     return traits.rows_in_tensors and not traits.looped
-
-
-def takes_full_matrices(traits: Traits) -> bool:
-    """Whether covariances, and a quadratic correction of few rows, are full matrices: these take D scores of all rows.
-
-    Args:
-        traits: of the model.
-    """
-    return traits.few_parameters

@@ -1,9 +1,10 @@
-"""A choice of a setting, with its reason; and the tables of rules by which settings are chosen."""
+"""A choice of a setting, with its reason; the tables of rules by which settings are chosen; and refusals of models."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +12,8 @@ from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.conventions.nested_settings import GIVEN, explicit_settings
-from pyro_fed.density.traits import Traits
+from pyro_fed.density.traits import LARGE_DIM, Traits
+from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.graph import Graph
 
 #: The reasons of settings that no rule changes.
@@ -55,20 +57,12 @@ class Setup:
 
 @dataclass(frozen=True)
 class Case:
-    """The facts that a rule may look at.
+    """The facts that a rule may look at."""
 
-    Attributes:
-        algorithm: the algorithm with the choices so far.
-        traits: the model's traits.
-        own: names of the settings that were given a value before the first choice.
-        chosen: names of those to which rules have given another value so far.
-        setup: the arguments of the run.
-    """
-
-    algorithm: Any
+    algorithm: Any  # with the choices so far
     traits: Traits
-    own: frozenset[str]
-    chosen: frozenset[str]
+    own: frozenset[str]  # names of the settings that were given a value before the first choice
+    chosen: frozenset[str]  # names of those to which rules have given another value so far
     setup: Setup
 
 
@@ -78,13 +72,7 @@ Rule = Callable[[Case], Decision | None]
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: a setting, and the rule that chooses it.
-
-    Attributes:
-        setting: its name.
-        rule: chooses it.
-        override: how a user sets it.
-    """
+    """One line of a table: a setting, the rule that chooses it, and how a user overrides it."""
 
     setting: str
     rule: Rule
@@ -93,12 +81,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The rules of one kind of algorithm, in the order in which they are applied.
-
-    Attributes:
-        rows: the rules; later ones see the choices of earlier ones.
-        checks: refuse models that the algorithm, with its settings and choices, cannot be run on.
-    """
+    """The rules of one kind of algorithm in the order of application, and checks that refuse models."""
 
     rows: tuple[Row, ...] = ()
     checks: tuple[Callable[[Case], None], ...] = ()
@@ -131,15 +114,14 @@ def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup
     changes: dict[str, Any] = {}
     choices: list[Choice] = []
     for row in table.rows:
-        decision = row.rule(Case(draft, traits, own, frozenset(changes), setup))
+        decision, value = row.rule(Case(draft, traits, own, frozenset(changes), setup)), getattr(draft, row.setting)
         if decision is None:
-            reason = AS_SET if row.setting in own else DEFAULT
-            choices.append(Choice(row.setting, getattr(draft, row.setting), reason, ""))
+            choices.append(Choice(row.setting, value, AS_SET if row.setting in own else DEFAULT, ""))
             continue
         choices.append(Choice(row.setting, decision.value, decision.reason, row.override))
-        new = {} if getattr(draft, row.setting) == decision.value else {row.setting: decision.value}
-        changes |= new
-        draft = _with_changes(draft, new)
+        if value != decision.value:
+            changes[row.setting] = decision.value
+            draft = _with_change(draft, row.setting, decision.value)
     for check in table.checks:
         check(Case(draft, traits, own, frozenset(changes), setup))
     if not changes:
@@ -149,11 +131,39 @@ def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup
     return Resolved(found, tuple(choices))
 
 
-def _with_changes(draft: Any, changes: dict[str, Any]) -> Any:
-    """A copy with other values, unchecked: settings are checked together once all are chosen."""
-    if not changes:
-        return draft
-    copy = object.__new__(type(draft))
-    for name, value in (vars(draft) | changes).items():
-        object.__setattr__(copy, name, value)
-    return copy
+def _with_change(draft: Any, setting: str, value: Any) -> Any:
+    """A copy with another value, unchecked: settings are checked together once all are chosen."""
+    changed = copy(draft)
+    object.__setattr__(changed, setting, value)
+    return changed
+
+
+def affordable_rows(case: Case) -> None:
+    """Refuse a network whose rows' own latents cost too much to be integrated out at many points."""
+    case.traits.require_affordable()
+
+
+def few_enough_to_weigh(case: Case) -> None:
+    """Refuse importance weights of a model with many parameters."""
+    dim = case.traits.dim
+    if dim <= LARGE_DIM:
+        return
+    raise SettingError(
+        f"{type(case.algorithm).__name__} cannot weigh draws of {dim:,} parameters: the ratio of two densities varies "
+        f"by more nats than there are parameters that the sites miss, so that one draw has all the weight. It takes at "
+        f"most {LARGE_DIM:,}; use FedEP, which takes stochastic gradients there, or DSVGD"
+    )
+
+
+def proper_prior(why: str, cure: str, where: Callable[[Case], bool] = lambda case: True) -> Callable[[Case], None]:
+    """A check that refuses improper priors where an algorithm needs the prior; `why` and `cure` are clauses."""
+
+    def check(case: Case) -> None:
+        improper = sorted(case.traits.improper)
+        if improper and where(case):
+            raise ModelError(
+                f"{type(case.algorithm).__name__}: {why}, and the priors of sites {improper} are improper, which have "
+                f"no draws and no mean: give them proper priors, or {cure}"
+            )
+
+    return check

@@ -15,10 +15,8 @@ from pyro_fed.infer.ep.pvi import PVI, StreamingVB
 from pyro_fed.infer.ep.settings import WarmStarted
 from pyro_fed.infer.ep.tilted import IVON
 from pyro_fed.policy import gaussian
-from pyro_fed.policy.choice import Case, Decision, Row, Table
-from pyro_fed.policy.gaussian import CURVATURE_ROW, EXACT, full_by_default, parameters, takes_gradients
-from pyro_fed.policy.networks import gradient_steps
-from pyro_fed.policy.refusals import affordable_rows, proper_prior
+from pyro_fed.policy.choice import Case, Decision, Row, Table, affordable_rows, proper_prior
+from pyro_fed.policy.gaussian import CURVATURE_ROW, EXACT, full_by_default, gradient_steps, parameters, takes_gradients
 
 
 def client_of(case: Case) -> Decision | None:

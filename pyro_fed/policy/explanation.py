@@ -30,25 +30,15 @@ COLUMNS = ("stage", "algorithm", "setting", "value", "reason", "override")
 
 @dataclass(frozen=True)
 class Phase:
-    """One algorithm that a run goes through.
+    """One algorithm that a run goes through."""
 
-    Attributes:
-        stage: number of the stage of a plan that it belongs to, from 1.
-        algorithm: the algorithm without open settings; None if the stage is not run on this model.
-        rounds: the largest number of its rounds, unless `run` is given another one.
-        expected: rounds that are enough where the posterior is about Gaussian; None if that is not known before.
-        choices: the choices of its settings.
-        refused: why the stage is not run; "" if it is.
-        before: the name of the algorithm that starts from this one; "" for the last.
-    """
-
-    stage: int
-    algorithm: Algorithm | None
-    rounds: int = 0
+    stage: int  # number of the stage of a plan that it belongs to, from 1
+    algorithm: Algorithm | None  # without open settings; None if the stage is not run on this model
+    rounds: int = 0  # the most, unless `run` is given another number
     choices: tuple[Choice, ...] = ()
-    refused: str = ""
-    before: str = ""
-    expected: int | None = None
+    refused: str = ""  # why the stage is not run
+    before: str = ""  # the name of the algorithm that starts from this one
+    expected: int | None = None  # rounds that are enough where the posterior is about Gaussian, if that is known
 
 
 @dataclass(frozen=True)
@@ -222,24 +212,13 @@ def _settings_lines(phase: Phase) -> list[str]:
 
 
 def as_json(choices: Iterable[tuple[Algorithm, tuple[Choice, ...]]]) -> str:
-    """The choices of a run's algorithms, in order of resolution without repetitions, as `attrs["choices"]` has them.
-
-    They are a JSON list of objects with the keys algorithm, setting, value (as text), reason and override.
-    """
+    """The choices of a run's algorithms, without repetitions, as the JSON list in `attrs["choices"]`."""
     seen: list[Algorithm] = []
     found: list[dict[str, str]] = []
     for algorithm, own in choices:
         if algorithm in seen:
             continue
         seen.append(algorithm)
-        found += [
-            {
-                "algorithm": type(algorithm).__name__,
-                "setting": choice.setting,
-                "value": repr(choice.value),
-                "reason": choice.reason,
-                "override": choice.override,
-            }
-            for choice in own
-        ]
+        name = type(algorithm).__name__
+        found += [{"algorithm": name, **vars(choice), "value": repr(choice.value)} for choice in own]
     return json.dumps(found)

@@ -1,4 +1,4 @@
-"""Structure and curvature of Gaussian approximations, the start of Newton's method, and when gradients replace it."""
+"""Gaussian approximations: structure, curvature and start; where gradients replace Newton's method, and how long."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 from pyro_fed.density.traits import FULL_DIM, LARGE_DIM, Traits
 from pyro_fed.errors import ModelError
+from pyro_fed.infer.averaging.burn_in import BurnIn
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm
-from pyro_fed.policy.choice import Case, Decision, Row, Rule, Table
-from pyro_fed.policy.refusals import affordable_rows
+from pyro_fed.policy.choice import Case, Decision, Row, Rule, Table, affordable_rows
 
 #: Rows × parameters² up to which a full covariance of more than `FULL_DIM` parameters is taken where rows have linear
 #: predictors: a second a round. Logistic regression of 200 parameters on 2,000 rows takes 1.2 s so, and 40 s with
@@ -21,6 +21,19 @@ CHEAP_ENTRIES = 10_000_000
 LARGE_BATCH = 32
 #: Settings that say how steps are taken: a user who sets one gets the usual covariance.
 EXACT = frozenset({"client", "update", "curvature", "step_control"})
+#: Rounds of averaging of a model that classifies, or has more than `LARGE_DIM` parameters.
+AVERAGING_ROUNDS = 40
+#: Those of a network of at most `LARGE_DIM` parameters that does not classify: its curve is fitted to the noise, which
+#: may be small, and what averaging leaves of it the rounds that follow take ten times as long to find. Labels are
+#: learned in 40, and more wear on the calibration.
+CURVE_ROUNDS = 100
+#: Rounds by stochastic gradients of a network of at most `LARGE_DIM` parameters, which cost little and are too few
+#: otherwise: of 160 parameters on the digits SDs and means still move after 40 (`benchmarks/networks/README.md`).
+SMALL_ROUNDS = 200
+#: At fewer clients than this, which may have one label each, such a network that classifies has so many steps a round:
+#: in ten each client forgets the others' rows. Where they are alike three steps do as well, but not where a noise scale
+#: is learned, which rises over many.
+FEW_CLIENTS, FEW_STEPS = 5, 3
 
 
 def full_is_cheap(traits: Traits) -> bool:
@@ -64,11 +77,7 @@ def curvature_of(case: Case) -> Decision | None:
 
 
 def require_curvature(case: Case) -> None:
-    """Refuse Hessians of rows whose second derivatives are finite at no point.
-
-    Raises:
-        ModelError: names the rows, the operation and the cures.
-    """
+    """Refuse Hessians of rows whose second derivatives are finite at no point."""
     missing = case.traits.without_curvature
     if missing and case.algorithm.curvature != "fisher":
         raise ModelError(
@@ -80,11 +89,10 @@ def require_curvature(case: Case) -> None:
 def takes_gradients(case: Case, held_back: bool = False) -> str:
     """Why a model takes stochastic gradients and diagonal sites: it is large, or a network of any size; "" if not.
 
-    A network has many modes. A client that climbs its own tilted density by several exact steps ends at another than
-    the other clients do, and where nobody knows the bound a step of thousands of SDs is accepted: sites of
-    10 to 100 parameters ended at log densities of -2 to -1e6 a row, where these have -0.3. An algorithm whose clients
-    take one step at the same q, and that goes back where the bound has fallen (`held_back`), has full covariances
-    there, and is the better for them. A user who asks for a full covariance does not get stochastic gradients.
+    A client that climbs its own tilted density by several exact steps ends at another of a network's modes than the
+    others do: sites of 10 to 100 parameters ended at log densities of -2 to -1e6 a row, where these have -0.3. An
+    algorithm whose clients take one step at the same q, and that goes back where the bound has fallen (`held_back`),
+    has full covariances there, and so has a user who asks for them.
     """
     algorithm, traits = case.algorithm, case.traits
     full = algorithm.covariance == "full" or (algorithm.covariance == "auto" and bool(full_by_default(case)))
@@ -123,7 +131,30 @@ def on_large(setting: str, value: Any, why: str) -> Rule:
 COVARIANCE_ROW = Row("covariance", covariance_of, "covariance='full' or 'diag'")
 CURVATURE_ROW = Row("curvature", curvature_of, "curvature='hessian' or 'fisher'")
 NEWTON_START_ROW = Row("start", newton_start_of, "start='zeros', 'prior' or 'fedavg'")
+
+
+def gradient_steps(traits: Traits) -> dict[str, int]:
+    """Rounds and steps, as settings of `IVON`, of a network of at most `LARGE_DIM` parameters; else empty."""
+    if traits.dim > LARGE_DIM:
+        return {}
+    few = traits.num_clients < FEW_CLIENTS and traits.labels
+    return {"rounds": SMALL_ROUNDS} | ({"steps": FEW_STEPS} if few else {})
+
+
+def averaging_rounds_of(case: Case) -> Decision | None:
+    """Rounds of the averaging that another algorithm begins with."""
+    if case.algorithm.rounds is not None:
+        return None
+    traits = case.traits
+    if traits.dim > LARGE_DIM:
+        return Decision(AVERAGING_ROUNDS, parameters(traits.dim))
+    if traits.labels:
+        return Decision(AVERAGING_ROUNDS, "it classifies: labels are learned in so many")
+    return Decision(CURVE_ROUNDS, "it fits a curve, down to the noise")
+
+
 TABLES = {
     GaussianAlgorithm: Table((COVARIANCE_ROW, CURVATURE_ROW)),
     FedLaplace: Table((COVARIANCE_ROW, NEWTON_START_ROW, CURVATURE_ROW), (affordable_rows,)),
+    BurnIn: Table((Row("rounds", averaging_rounds_of, "rounds="),)),
 }

@@ -9,10 +9,15 @@ from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.push_sum import P2PPushSum
 from pyro_fed.policy import gaussian
-from pyro_fed.policy.choice import Case, Decision, Row, Table, apply_table
-from pyro_fed.policy.gaussian import COVARIANCE_ROW, CURVATURE_ROW, NEWTON_START_ROW, full_by_default, takes_gradients
-from pyro_fed.policy.networks import gradient_steps
-from pyro_fed.policy.refusals import affordable_rows
+from pyro_fed.policy.choice import Case, Decision, Row, Table, affordable_rows, apply_table
+from pyro_fed.policy.gaussian import (
+    COVARIANCE_ROW,
+    CURVATURE_ROW,
+    NEWTON_START_ROW,
+    full_by_default,
+    gradient_steps,
+    takes_gradients,
+)
 
 #: Settings that say how the exact steps are taken: who sets one of them wants these.
 EXACT = frozenset({"update", "curvature", "num_points", "tolerance", "batch_size", "weighting"})

@@ -1,4 +1,4 @@
-"""An algorithm as it is run on a model: every open setting chosen by the table of its kind."""
+"""An algorithm as it is run on a model: every open setting chosen by the table of its kind; threads and draws."""
 
 from __future__ import annotations
 
@@ -10,31 +10,47 @@ from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, Plan, Stage
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import MIN_DRAWS
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.traits import Traits
+from pyro_fed.density.traits import LARGE_DIM, Traits
 from pyro_fed.graph import Graph
 from pyro_fed.policy.choice import AS_SET, Resolved, Setup, Table, apply_table
 
+#: Numbers that all draws of a large model may have together: 160 MB in double precision.
+DRAWN_NUMBERS = 20_000_000
+#: Rows × parameters from which on a pass over them is worth several threads: some 0.5 ms on one. Below, threads wait
+#: for one another longer than they work.
+THREADED_NUMBERS = 1_000_000
 NO_SETUP = Setup()
-#: Of an algorithm that has no table.
-OPEN = Table()
 #: Families of algorithms, and the modules with their tables, each loaded when one of them is first resolved.
 TABLES = {
-    "averaging": "pyro_fed.policy.networks",
+    "averaging": "pyro_fed.policy.gaussian",
     "ep": "pyro_fed.policy.ep",
-    "langevin": "pyro_fed.policy.langevin",
+    "langevin": "pyro_fed.policy.sampling",
     "laplace": "pyro_fed.policy.gaussian",
-    "papers": "pyro_fed.policy.papers",
+    "papers": "pyro_fed.policy.sampling",
     "peers": "pyro_fed.policy.peers",
-    "pooled": "pyro_fed.policy.papers",
+    "pooled": "pyro_fed.policy.sampling",
     "sites": "pyro_fed.policy.gaussian",
     "stein": "pyro_fed.policy.stein",
-    "surrogates": "pyro_fed.policy.surrogates",
-    "variational": "pyro_fed.policy.surrogates",
+    "surrogates": "pyro_fed.policy.sampling",
+    "variational": "pyro_fed.policy.sampling",
 }
 INFER = "pyro_fed.infer."
 #: Codes of findings about an answer that no weights of draws around it mend, each with why.
 NOT_MENDED_BY_WEIGHTS = {sentences.mode_without_draws.code: "which misses a mode that no weights bring back"}
+
+
+def threads_of(traits: Traits) -> int | None:
+    """Threads for "auto": one, or torch's own number if a pass over the rows is long enough."""
+    return None if traits.num_rows * traits.dim >= THREADED_NUMBERS else 1
+
+
+def affordable_draws(traits: Traits, wanted: int, chains: int) -> int:
+    """The wanted number of draws of a chain, or as many as `DRAWN_NUMBERS` has room for if the model is large."""
+    if traits.dim <= LARGE_DIM:
+        return wanted
+    return max(1, min(-(-wanted // chains), max(MIN_DRAWS, DRAWN_NUMBERS // traits.dim // chains)))
 
 
 def resolve(algorithm: Algorithm, traits: Traits, setup: Setup = NO_SETUP) -> Resolved:
@@ -61,7 +77,7 @@ def table_of(kind: type[Algorithm]) -> Table:
             tables: Mapping[type, Table] = import_module(TABLES[family]).TABLES
             if one in tables:
                 return tables[one]
-    return OPEN
+    return Table()
 
 
 def resolve_for_run(algorithm: Algorithm, problem: Problem, setup: Setup = NO_SETUP) -> Resolved:

@@ -19,9 +19,8 @@ from pyro_fed.infer.stein.survey import Survey
 from pyro_fed.infer.stein.svgd import SVGD, PooledEP
 from pyro_fed.ops.balanced import Marginal
 from pyro_fed.policy import ep
-from pyro_fed.policy.choice import Case, Decision, Row, Table
+from pyro_fed.policy.choice import Case, Decision, Row, Table, affordable_rows
 from pyro_fed.policy.gaussian import CURVATURE_ROW, LARGE_BATCH, on_large, parameters
-from pyro_fed.policy.refusals import affordable_rows
 
 #: Particles of a large model, and steps of a turn.
 PARTICLES, STEPS = 20, 50
@@ -31,8 +30,6 @@ SHORT_TURN, SHORT_STEP = 10, 0.02
 FEWER_POINTS = 4
 #: Largest number of parameters for which modes are searched, and for which weights are tried.
 MAX_MODES_DIM, MAX_WEIGHTS_DIM = 30, 12
-#: Of more parameters no Hessian tells whether a Gaussian's centre is a maximum.
-EXACT_DIM = FULL_DIM
 
 
 def from_gaussian(case: Case) -> bool:
@@ -57,13 +54,10 @@ def step_size_of(case: Case) -> Decision | None:
 
 
 def kernel_of(case: Case) -> Decision | None:
-    """The kernel of networks that do not predict labels keeps marginals alone.
-
-    With 20 particles in hundreds of dimensions the linear part of `Balanced` moves all spread into 19 directions, and
-    between these a network follows the rows' noise. That costs up to a quarter of a nat a row (-1.42 and -1.58 in place
-    of -1.26 and -1.33, `benchmarks/networks/kinds.py`, noisy) and gains nothing elsewhere. For labels the linear part
-    is kept: it makes up for Gaussians that are too unsure, by one to two points of accuracy on the digits.
-    """
+    """The kernel of networks that do not predict labels keeps marginals alone."""
+    # With 20 particles in hundreds of dimensions the linear part of `Balanced` moves all spread into 19 directions, and
+    # between these a network follows the rows' noise: up to a quarter of a nat a row (`benchmarks/networks/kinds.py`).
+    # For labels the linear part makes up for Gaussians that are too unsure.
     traits = case.traits
     if "kernel" in case.own or not from_gaussian(case):
         return None
@@ -83,7 +77,7 @@ def start_of(case: Case) -> Decision | None:
         return Decision("gaussian", f"a network or another large model, {parameters(traits.dim)}")
     if traits.improper:
         return Decision("gaussian", f"the priors of {sorted(traits.improper)} are improper: no draws to look from")
-    if MAX_MODES_DIM < traits.dim <= EXACT_DIM:
+    if MAX_MODES_DIM < traits.dim <= FULL_DIM:
         return Decision("gaussian", f"{parameters(traits.dim)}, more than {MAX_MODES_DIM}")
     if traits.non_smooth_scores:
         return Decision("gaussian", "rows' scores jump: a mode has no curvature")
@@ -106,9 +100,9 @@ def source_of(case: Case) -> Decision | None:
             what = f"{parameters(traits.dim)}, of which weighted points tell how much each mode has"
             return Decision("importance", what)
         return Decision("nearest", f"{parameters(traits.dim)}, more than importance weights take ({MAX_WEIGHTS_DIM})")
-    if traits.dim <= EXACT_DIM and begin == "gaussian":
+    if traits.dim <= FULL_DIM and begin == "gaussian":
         return Decision("ep", f"{parameters(traits.dim)}: the Gaussian nearest to the posterior")
-    if traits.dim <= EXACT_DIM and traits.non_smooth_scores:
+    if traits.dim <= FULL_DIM and traits.non_smooth_scores:
         return Decision("ep", "rows' scores jump: a curvature at a point says nothing")
     return Decision("laplace", f"begin={begin!r} of {parameters(traits.dim)}: Laplace's approximation")
 

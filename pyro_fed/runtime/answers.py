@@ -15,7 +15,7 @@ from pyro_fed.algorithm.contract import Plan, Stage
 from pyro_fed.algorithm.record import BySums
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import off_aim
-from pyro_fed.audit.chains.moments import LONG, kurtosis
+from pyro_fed.audit.moments import LONG, kurtosis
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, doubts_among, is_about
 from pyro_fed.conventions.limits import STANDARD_ERRORS, Limits

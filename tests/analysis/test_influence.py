@@ -106,11 +106,11 @@ def cohort(clients, dim, structure, seed=0):
 
 @pytest.mark.parametrize("structure", ["full", "diag"])
 def test_clients_that_are_judged_together_have_the_figures_of_each_alone(structure, monkeypatch):
-    from pyro_fed.audit.clients import influence
+    from pyro_fed.audit import influence
 
     q, sites = cohort(7, 3, structure)
     whole = influence.by_sites(q, sites)
-    monkeypatch.setattr(influence, "BLOCK", 18)  # two at once
+    monkeypatch.setattr(influence, "NUMBERS_IN_MEMORY", 18)  # two at once
     found = influence.by_sites(q, sites)
     for name in ("disagreement", "opposed", "influence"):
         np.testing.assert_allclose(getattr(found, name), getattr(whole, name), rtol=1e-9)
@@ -121,7 +121,7 @@ def test_clients_that_are_judged_together_have_the_figures_of_each_alone(structu
 
 
 def test_of_many_clients_that_stand_apart_ten_are_described_and_the_rest_counted():
-    from pyro_fed.audit.clients.influence import MOST_SAID, apart_by_sites
+    from pyro_fed.audit.influence import MOST_SAID, apart_by_sites
 
     q, sites = cohort(400, 2, "full")
     liars = torch.arange(0, 400, 13)  # each 40 of its own SDs away, one way or the other
@@ -138,7 +138,7 @@ def test_of_many_clients_that_stand_apart_ten_are_described_and_the_rest_counted
 
 def test_nobody_stands_apart_from_what_is_no_distribution():
     """Laplace's sites of a density that is not curved where it is, as of a regression to the median."""
-    from pyro_fed.audit.clients.influence import apart_by_sites
+    from pyro_fed.audit.influence import apart_by_sites
 
     q, sites = cohort(6, 2, "full")
     improper = type(q)(q.precision - 2 * q.precision[0, 0] * torch.eye(2, dtype=torch.float64), q.eta)
@@ -164,7 +164,7 @@ def test_the_opposite_of_what_the_others_say():
 
 def test_others_at_the_border_of_a_posterior_are_judged_or_left_out():
     """Others' precisions whose smallest eigenvalue is rounding alone: some have a factor one way and not another."""
-    from pyro_fed.audit.clients.influence import by_sites
+    from pyro_fed.audit.influence import by_sites
 
     generator, judged = torch.Generator().manual_seed(0), 0
     for _ in range(100):
@@ -369,7 +369,7 @@ def test_it_is_named_without_sites_too(algorithm, options, kind):
 @pytest.mark.parametrize("kind", ["labels flipped", "units wrong", "rows duplicated", "none"])
 def test_the_corrupted_client_is_named_without_sites(kind):
     """In every trial, by the clients' scores and curvatures at the point of FedAvg; nobody where nobody is."""
-    from pyro_fed.audit.clients.say import answer_and_sites
+    from pyro_fed.audit.client_sites import answer_and_sites
 
     named = []
     for seed in range(TRIALS[kind]):
@@ -391,7 +391,7 @@ def measured(w, y):
 
 def test_of_skewed_draws_no_honest_client_stands_apart():
     """Sites divided out of the draws' Gaussian, which is not their product, leave what nobody has said (the first)."""
-    from pyro_fed.audit.clients.say import answer_and_sites
+    from pyro_fed.audit.client_sites import answer_and_sites
 
     named = []
     for seed in range(6):

@@ -10,7 +10,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit import Evidence
-from pyro_fed.audit.splitting import splitting
+from pyro_fed.audit.densities import splitting
 
 X = torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1.0
 Y = 80.0 * X

@@ -10,8 +10,8 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.algorithm.record import NONCENTRED, Record
-from pyro_fed.audit.advice import cure
 from pyro_fed.audit.modes import missed_modes
+from pyro_fed.audit.moment_findings import cure
 from pyro_fed.density.size import LARGE_DIM
 
 #: What `Auto` tries of a small model with latent scales.
@@ -25,7 +25,7 @@ def advice(dim, shared=None, beyond=False, **more):
         shared = {"precision": torch.ones(dim), "eta": torch.zeros(dim)}
     layout = SimpleNamespace(observed=[], factors=[], improper=[])
     compiler = SimpleNamespace(kept=lambda key, find, problem: False)  # rows without layers
-    traits = SimpleNamespace(large=lambda: dim > LARGE_DIM)
+    traits = SimpleNamespace(large=lambda: dim > LARGE_DIM, dim=dim, improper=frozenset())
     problem = SimpleNamespace(dim=dim, layout=layout, compiler=compiler, traits=traits)
     return cure(
         SimpleNamespace(record=record, shared=shared, problem=problem, algorithm=pf.FedEP(), jump_lines={}), beyond

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.clients.dealt import by_the_outcome, is_function
+from pyro_fed.audit.influence import by_the_outcome, is_function
 
 
 def line(x, y):

@@ -8,14 +8,12 @@ from torch.func import hessian
 
 import pyro_fed as pf
 from pyro_fed.algorithm.record import Record
-from pyro_fed.audit.chains.detour import Detour
-from pyro_fed.audit.chains.moments import wrong_moments
-from pyro_fed.audit.chains.motion import moments_by_chains
 from pyro_fed.audit.evidence import Evidence, Unknown
-from pyro_fed.audit.few_rows import on_few_rows, on_rows_alone
+from pyro_fed.audit.hmc import Detour
 from pyro_fed.audit.modes.missed_modes import missed_modes
-from pyro_fed.audit.quantities import Quantities
-from pyro_fed.audit.target import Target
+from pyro_fed.audit.moments import Quantities, wrong_moments
+from pyro_fed.audit.motion import moments_by_chains
+from pyro_fed.audit.target import Target, on_few_rows, on_rows_alone
 from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.derivatives.few_rows import MORE, first_row_count
 

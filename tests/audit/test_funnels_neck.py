@@ -5,8 +5,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_fed.audit.chains.moments import wrong_moments
 from pyro_fed.audit.evidence import Evidence, Unknown
+from pyro_fed.audit.moments import wrong_moments
 from pyro_fed.federation.federation import Federation
 
 GROUPS, OF_EACH = 4, 3

@@ -5,8 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_fed.audit.inputs.range import out_of_range
-from pyro_fed.audit.inputs.use import of_no_use
+from pyro_fed.audit.network_inputs import of_no_use, out_of_range
 from pyro_fed.codes.finding import texts
 from pyro_fed.federation.federation import Federation
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyro_fed.audit import evidence
-from pyro_fed.audit.chains.moments import Moments, kurtosis, told_by_tails, wrong_moments
+from pyro_fed.audit.moments import Moments, kurtosis, told_by_tails, wrong_moments
 from pyro_fed.infer.langevin.chain_diagnostics import r_hat_limit
 from pyro_fed.policy.audit import CHAINS
 
@@ -63,6 +63,6 @@ def test_where_neither_chains_nor_points_tell_many_chains_are_asked(chains, weig
         quantities=SimpleNamespace(labels=("x",)),
         flat=torch.zeros(9, 1),
     )
-    moments = evidence.Evidence.estimated_moments.func(found).moments
+    moments = evidence.Evidence.moments.func(found)
     assert bool(wrong_moments(moments).any()) == wrong
     assert calls == [True] * asked

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.clients.mirrored import CHANCE, mirrored_clients
-from pyro_fed.ops.gaussian import FullGaussian
+from pyro_fed.audit.mirrored_clients import CHANCE, mirrored_clients
+from pyro_fed.ops.gaussian_structures import FullGaussian
 
 MEAN, CLIENTS = 1.0, 10
 

@@ -6,9 +6,15 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.chains.moments import FARTHEST_PLACE_SDS, Moments, moments_of_chains, worst_moment, wrong_moments
-from pyro_fed.audit.chains.motion import moments_by_chains
-from pyro_fed.audit.quantities import Quantities
+from pyro_fed.audit.moments import (
+    FARTHEST_PLACE_SDS,
+    Moments,
+    Quantities,
+    moments_of_chains,
+    worst_moment,
+    wrong_moments,
+)
+from pyro_fed.audit.motion import moments_by_chains
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions.limits import MATTERS
 

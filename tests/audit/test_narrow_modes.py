@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pyro_fed.audit import of_density, of_draws
-from pyro_fed.audit.chains.groups import groups
-from pyro_fed.audit.stillness import stillness
+from pyro_fed.audit.evidence import groups
+from pyro_fed.audit.moment_findings import stillness
 from tests.helpers.evidence import evidence_of
 
 #: Correlation within a mode.

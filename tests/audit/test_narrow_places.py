@@ -5,9 +5,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_fed.audit.chains.moments import wrong_moments
-from pyro_fed.audit.chains.motion import moments_by_chains
-from pyro_fed.audit.quantities import Quantities
+from pyro_fed.audit.moments import Quantities, wrong_moments
+from pyro_fed.audit.motion import moments_by_chains
 from pyro_fed.audit.target import Target
 from pyro_fed.federation.federation import Federation
 

@@ -7,8 +7,7 @@ import pyro.distributions as dist
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.few_rows import near_draws
-from pyro_fed.audit.target import Target
+from pyro_fed.audit.target import Target, near_draws
 from pyro_fed.conventions.limits import NEGLIGIBLE
 
 

@@ -10,7 +10,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit import Evidence
-from pyro_fed.audit.precision import precision
+from pyro_fed.audit.densities import precision
 
 PRIOR, NOISE = 100.0, 0.5
 

@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.quantities import Quantities
+from pyro_fed.audit.moments import Quantities
 
 
 def correlated(y):

@@ -10,10 +10,8 @@ import torch
 from scipy import stats
 
 import pyro_fed as pf
-from pyro_fed.audit.chains.moments import ALPHA, Moments, moments_of_chains, moments_verdict, wrong_moments
-from pyro_fed.audit.chains.motion import moments_by_chains
-from pyro_fed.audit.chains.sequential import LOOKS, SequentialTest, spent
-from pyro_fed.audit.quantities import Quantities
+from pyro_fed.audit.moments import ALPHA, Moments, Quantities, moments_of_chains, moments_verdict, wrong_moments
+from pyro_fed.audit.motion import LOOKS, SequentialTest, moments_by_chains, spent
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, Limits
 

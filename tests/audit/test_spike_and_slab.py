@@ -12,8 +12,8 @@ import torch
 import pyro_fed as pf
 from pyro_fed.audit.audit import draws as of_these
 from pyro_fed.audit.audit import found_right
-from pyro_fed.audit.chains.moments import moments_verdict
 from pyro_fed.audit.modes.missed_modes import missed_modes
+from pyro_fed.audit.moments import moments_verdict
 from tests.helpers.evidence import evidence_of
 
 #: SDs of the two parts of the prior, which have half of it each.

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.stillness import at_limit, missed_aim, off_aim, perhaps_wrong, stillness
+from pyro_fed.audit.moment_findings import at_limit, missed_aim, off_aim, perhaps_wrong, stillness
 from pyro_fed.conventions.limits import Limits
 from tests.helpers.evidence import evidence_of
 
@@ -221,7 +221,7 @@ def test_an_estimate_beyond_a_finer_aim_is_told_from_one_that_may_be_wrong(ratio
     ],
 )
 def test_an_sd_too_small_by_the_limit_to_within_chance_is_doubted(monkeypatch, ratio, error, doubted):
-    monkeypatch.setattr("pyro_fed.audit.stillness.cure", lambda evidence: "Weight them")
+    monkeypatch.setattr("pyro_fed.audit.moment_findings.cure", lambda evidence: "Weight them")
     ratios = {"sd_ratio": np.array([1.0, ratio]), "sd_ratio_se": np.array([0.01, error])}
     found = {"parameter": np.array(["a", "b"]), "mean_error": np.zeros(2), "mean_error_se": np.full(2, 0.01)} | ratios
     said = at_limit(SimpleNamespace(moment_figures=found))

@@ -11,11 +11,9 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.audit import few_draws_tell
-from pyro_fed.audit.chains.moments import Moments, wrong_moments
-from pyro_fed.audit.quantities import Quantities
-from pyro_fed.audit.tails import moments_by_weights, moments_of_weighted_points
+from pyro_fed.audit.moments import Moments, Quantities, wrong_moments
 from pyro_fed.audit.target import Target
-from pyro_fed.audit.weighted_points import weighed_points
+from pyro_fed.audit.weighted_points import moments_by_weights, moments_of_weighted_points, weighed_points
 from tests.helpers.evidence import evidence_of
 
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyro_fed.federation import devices
+from pyro_fed.federation import arguments
 from pyro_fed.runtime.executors.base import Executor
 from pyro_fed.runtime.executors.local import Vectorised
 
@@ -172,5 +172,5 @@ def emulated_device():
     with ExitStack() as stack:
         for kind, name in COMPUTING:
             stack.enter_context(patch.object(kind, name, in_modes(getattr(kind, name))))
-        stack.enter_context(patch.object(devices, "read_back", lambda value: value))  # outside an executor's steps
+        stack.enter_context(patch.object(arguments, "read_back", lambda value: value))  # outside an executor's steps
         yield DEVICE

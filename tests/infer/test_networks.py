@@ -34,8 +34,8 @@ from pyro_fed.ops.gaussian import DiagGaussian
 from pyro_fed.ops.kernels import Marginal
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 from pyro_fed.policy import resolve
-from pyro_fed.policy.networks import SMALL_ROUNDS
-from pyro_fed.policy.run_settings import affordable_draws
+from pyro_fed.policy.gaussian import SMALL_ROUNDS
+from pyro_fed.policy.resolving import affordable_draws
 
 HIDDEN, CLIENTS = 14, 4
 

@@ -20,7 +20,7 @@ from emulated_device import DEVICE, There, emulated_device, in_modes
 import pyro_fed as pf
 from pyro_fed.density.running import torch_modes
 from pyro_fed.density.running.torch_modes import OnDevice
-from pyro_fed.federation.devices import device_of
+from pyro_fed.federation.arguments import device_of
 
 #: Rows whose steps are those of another row with minibatches or of another schedule; or that are computed on the CPU.
 SAME_STEPS = {"SVGD", "PaperSVGD", "DSVGD", "ParallelDSVGD", "PaperDSVGD", "UDSVGD", "FedSEP", "SGLD", "DSGLD", "NUTS"}

@@ -14,7 +14,7 @@ from short_runs import QUIET, quiet, values
 
 import pyro_fed as pf
 from pyro_fed.algorithm.schedule import All, Explicit, RoundRobin, Schedule, UniformRandom
-from pyro_fed.policy import run_settings
+from pyro_fed.policy import resolving
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_threads_are_chosen_by_the_work(monkeypatch):
     torch.set_num_threads(2)
     try:
         assert seen() == {1}
-        monkeypatch.setattr(run_settings, "THREADED_NUMBERS", 1)
+        monkeypatch.setattr(resolving, "THREADED_NUMBERS", 1)
         assert seen() == {2}
     finally:
         torch.set_num_threads(before)

@@ -30,7 +30,7 @@ from pyro_fed.analysis.criticism.influence import (
     require_result,
     sites_group,
 )
-from pyro_fed.audit.clients.say import around, with_product
+from pyro_fed.audit.client_sites import around, with_product
 from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.infer.sites.gaussian_sites import moments_of

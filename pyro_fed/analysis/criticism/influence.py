@@ -3,7 +3,7 @@
 The posterior without client k is found in one of three ways, which `by` names. All are on the unconstrained scale.
 
 - By sites. Some algorithms leave a Gaussian site for each client (FedEP and related algorithms, FedLaplace). The site
-  is divided out of the posterior, see `audit.clients.influence`. This costs nothing.
+  is divided out of the posterior, see `audit.influence`. This costs nothing.
 - By draws. Other algorithms (DSVGD, FSGLD, FedAIS, algorithms without a server) leave draws z_s only. With weights
   w_s ∝ 1 / p(y_k | z_s) the draws represent the posterior without client k. The weights are Pareto smoothed.
 - By sites at the draws. If Pareto's k says that the weights are not reliable, mostly because the client has much
@@ -21,8 +21,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.audit.clients.influence import Without, apart_by_sites, by_sites, outlying_clients_sentence
-from pyro_fed.audit.clients.say import around, client_log_likelihoods, with_product
+from pyro_fed.audit.client_sites import around, client_log_likelihoods, with_product
+from pyro_fed.audit.influence import Without, apart_by_sites, by_sites, outlying_clients_sentence
 from pyro_fed.conventions.calls import checked_but
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import DataError, SettingError, shown
@@ -53,7 +53,7 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
             algorithm that gave the answer are used even if a federation is passed.
 
     Returns:
-        A dataset on the unconstrained scale, see `pyro_fed.audit.clients.influence` for the formulas. Over (client,
+        A dataset on the unconstrained scale, see `pyro_fed.audit.influence` for the formulas. Over (client,
         parameter): `shift` and `sd_ratio`. Over (client,): `influence`, `disagreement`, `opposed`, `pareto_k` and `by`.
         `attrs["stands_apart"]` is a sentence on the clients that stand apart, or "". Where the posterior without a
         client is improper, its influence is infinite and its other figures are NaN. `found["shift"].to_pandas()` is

@@ -27,7 +27,7 @@ from pyro_fed.analysis.plots.comparison import most_different
 from pyro_fed.analysis.plots.criticism import draw_influence
 from pyro_fed.analysis.plots.style import REFERENCE, line_colors, shortened
 from pyro_fed.analysis.report import svg
-from pyro_fed.audit.clients.dealt import by_the_outcome
+from pyro_fed.audit.influence import by_the_outcome
 from pyro_fed.errors import PyroFedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import ess, rhat

@@ -1,8 +1,8 @@
 """Angles whose posterior extends across the ends of their interval, so that one mode looks like two.
 
 An angle on (-π, π) whose posterior is near π has mass near -π too. No Gaussian and no chain on the interval joins the
-two parts. The audit then reports a missed mode, or a wrong mean or SD. That is true, but names neither the cause nor
-the cure. This module recognises such a site, in two steps.
+two parts. The audit then reports a missed mode, or a wrong mean or SD, which names neither the cause nor the cure. This
+module recognises such a site.
 
 **Are the ends a and b of the interval the same point for the model?** They are if each term f of the log density, one
 for the prior and one for each row, has the same value and the same slope at both ends:
@@ -10,9 +10,7 @@ for the prior and one for each row, has the same value and the same slope at bot
     Σ |f(a) - f(b)| ≪ Σ (max f - min f),    Σ |f'(a) - f'(b)| ≪ Σ (|f'(a)| + |f'(b)|)
 
 The sums are over the terms and over some draws, which supply the other latents; max and min are over the interval. The
-terms are compared one by one, since their total may agree at both ends by chance, as with a flat prior and few data.
-Terms that are flat contribute to neither side. Nor do slopes of zero at both ends, as those of a bump in the middle of
-the interval.
+total of the terms may agree at both ends by chance. Flat terms contribute to neither side.
 
 **Does the posterior reach the ends?** It does if the log density there is at most `ACROSS` nats below that at the
 draws.
@@ -31,15 +29,18 @@ from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.target import Target
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.density.layout import Site
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import affords
 
-#: Draws at which the ends are compared; and points inside the interval over which max f and min f are taken.
-DRAWS, WITHIN = 8, 7
+#: Points inside the interval over which max f and min f are taken.
+WITHIN = 7
 #: Logits at which terms are computed on both sides, two near each end: the end itself follows, with value and slope.
-NEAR_LOGIT, NEARER_LOGIT = 8.0, 9.0
-#: A site is bounded if less than this share of the distance between the logits ± `NEARER_LOGIT` lies between these.
+NEAR_LOGIT = 8.0
+NEARER_LOGIT = NEAR_LOGIT + 1
+LOGITS = -NEARER_LOGIT, -NEAR_LOGIT, NEAR_LOGIT, NEARER_LOGIT
+#: A site is bounded if less than this share of the distance between the outer `LOGITS` lies between two of them.
 BOUNDED_SHARE = 1e-3
 #: The ends are the same point if both sides of the header's comparisons have at most this ratio: a rounding error at
 #: the ends of an angle, elsewhere of the order of one.
@@ -51,21 +52,13 @@ ACROSS = 6.0
 
 @dataclass(frozen=True)
 class Angle:
-    """An entry of a site that is an angle, and whose posterior extends across the ends of its interval.
+    """An entry of a site that is an angle, and whose posterior extends across the ends of its interval."""
 
-    Args:
-        name: the site's name.
-        label: the entry's name.
-        lower: lower end of the interval.
-        upper: upper end of the interval.
-        centre: circular mean of the draws.
-    """
-
-    name: str
-    label: str
+    name: str  # of the site
+    label: str  # of the entry
     lower: float
     upper: float
-    centre: float
+    centre: float  # circular mean of the draws
 
     @property
     def cure(self) -> str:
@@ -86,8 +79,8 @@ def across_ends(evidence: Evidence) -> list[Angle]:
     problem, target = evidence.problem, evidence.target
     if target is None or not affords(problem.traits):
         return []
-    z = evidence.flat[evenly(len(evidence.flat), DRAWS)].double()
-    sides = torch.tensor([-NEARER_LOGIT, -NEAR_LOGIT, NEAR_LOGIT, NEARER_LOGIT], dtype=z.dtype)
+    z = evidence.flat[evenly(len(evidence.flat), FEW_DRAWS)].double()
+    sides = torch.tensor(LOGITS, dtype=z.dtype)
     nearer, near, above, upper = _values(evidence, sides.unsqueeze(1).expand(-1, z.shape[1]))
     length, beyond = upper - nearer, math.expm1(NEARER_LOGIT - NEAR_LOGIT)
     bounded = (nearer - near).abs() + (upper - above).abs() < BOUNDED_SHARE * length.abs()
@@ -115,9 +108,7 @@ def _values(evidence: Evidence, z: Tensor) -> Tensor:
 def _goes_across(target: Target, z: Tensor, number: int, length: float) -> bool:
     """Whether an entry's interval, of this length, has ends that are the same point, and draws (S, D) reach them."""
     share = (torch.arange(WITHIN, dtype=torch.float64) + 0.5) / WITHIN
-    logits = torch.cat(
-        [torch.tensor([-NEARER_LOGIT, -NEAR_LOGIT, NEAR_LOGIT, NEARER_LOGIT], dtype=torch.float64), share.logit()]
-    )
+    logits = torch.cat([torch.tensor(LOGITS, dtype=torch.float64), share.logit()])
     near, nearer = (length / (1 + math.exp(logit)) for logit in (NEAR_LOGIT, NEARER_LOGIT))
     gap, spread, kink, slope, below = 0.0, 0.0, 0.0, 0.0, []
     for draw in z:

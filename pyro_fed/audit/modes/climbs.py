@@ -1,25 +1,25 @@
-"""Climbs of the log density f, and the modes where they end.
+"""Climbs of the log density f, the modes where they end, and the modes' masses.
 
 A climb is BFGS in the result's whitened coordinates,
 
     w ← w + α B ∇f(w),     B an inverse curvature from the score's changes along the way,  α cut until f rises
 
-A climb ends at a mode if |∇f| is small there and the curvature H (by differences of scores) is positive definite. Up to
-a constant the mode's mass is
+It ends at a mode if |∇f| is small there and the curvature H (by differences of scores) is positive definite. Up to a
+constant the mode's mass is
 
-    log M = f - log |H| / 2                                            (Laplace)
+    log M = f - log |H| / 2                                                                    (Laplace)
+    log M = log mean of exp f / t over `FEWEST_POINTS` points of t - D/2 log 2π                (importance weights)
+
+where t is a Student's t with the mode's curvature, and points that are nearer to another mode count as zero.
 
 Until the first mode is found, at each new mode, and for the last `NEWTON_CLIMBS` climbs, Newton's damped steps are used
-(`ops.newton_ascent`, driven by a loop): each takes one call for 2 D + 1 scores, and few steps are needed.
-
-The Stein family's search (`infer.stein.modes`) takes Newton's steps alone. There a round is expensive, and clients have
-second derivatives; here a curvature costs 2 D + 1 scores, but a step of BFGS costs one. Its modes are the same one
-within half an SD, as each has a share of the particles; here within `SAME_MODE_SDS` SDs, as each draw is assigned to
-one of them.
+(`ops.newton_ascent`, driven by a loop): each takes 2 D + 1 scores, and few are needed. The Stein family's search
+(`infer.stein.modes`) takes Newton's steps alone: there a round is expensive, and clients have second derivatives.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,8 @@ from torch import Tensor
 
 from pyro_fed.audit.target import SCORE_STEP, Target
 from pyro_fed.conventions.limits import ROUNDING_UNITS
+from pyro_fed.ops.adaptive_importance import FREEDOM, NOTHING
+from pyro_fed.ops.importance import log_mean
 from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent, newton_steps
 
 #: The most steps of a climb, and the length, in the metric of its curvature, of a gradient at which it has arrived.
@@ -43,17 +45,11 @@ DAMPING = 0.1
 
 @dataclass(frozen=True)
 class Mode:
-    """A maximum of the log density, in the result's whitened coordinates.
+    """A maximum of the log density, in the result's whitened coordinates."""
 
-    Args:
-        at: its position, w (D,).
-        log_mass: log M by Laplace's approximation, up to a constant.
-        precision: H (D, D), the negative Hessian there.
-    """
-
-    at: Tensor
-    log_mass: float
-    precision: Tensor
+    at: Tensor  # its position, w (D,)
+    log_mass: float  # log M by Laplace's approximation, up to a constant
+    precision: Tensor  # H (D, D), the negative Hessian there
 
     @property
     def height(self) -> float:
@@ -73,25 +69,15 @@ def same(one: Mode, other: Mode) -> bool:
 
 @dataclass
 class Climbers:
-    """The state of M climbs.
-
-    Args:
-        target: the log density f that they climb.
-        w: their positions (M, D).
-        value: f at the positions (M,).
-        score: ∇f at the positions (M, D).
-        inverse: B (M, D, D).
-        ascent: B ∇f (M, D).
-        step: α (M,).
-    """
+    """The state of M climbs."""
 
     target: Target
-    w: Tensor
-    value: Tensor
-    score: Tensor
-    inverse: Tensor
-    ascent: Tensor
-    step: Tensor
+    w: Tensor  # positions (M, D)
+    value: Tensor  # f (M,)
+    score: Tensor  # ∇f (M, D)
+    inverse: Tensor  # B (M, D, D)
+    ascent: Tensor  # B ∇f (M, D)
+    step: Tensor  # α (M,)
 
     @classmethod
     def begin(cls, target: Target, start: Tensor) -> Climbers:
@@ -154,10 +140,7 @@ def climb_ends(target: Target, start: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def modes_by_climbs(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
-    """The modes to which climbs from w (M, D) lead, and the end of each climb that has arrived, by its number.
-
-    Newton's first steps begin at the draws' mean.
-    """
+    """The modes to which climbs from w (M, D) lead, and the end of each climb that has arrived, by its number."""
     climbs, number = Climbers.begin(target, start), torch.arange(len(start))
     usable = climbs.value.isfinite()
     climbs.keep(usable)
@@ -168,14 +151,11 @@ def modes_by_climbs(target: Target, start: Tensor) -> tuple[list[Mode], dict[int
     for _ in range(CLIMB):
         climbs.move()
         done = climbs.arrived
-        fresh = done
-        for there in modes:  # most climbs end at one of them
-            fresh = fresh & (there.distance(climbs.w) >= SAME_MODE_SDS)
-        for climb in fresh.nonzero()[:, 0].tolist():
-            if not any(float(mode.distance(climbs.w[climb][None])) < SAME_MODE_SDS for mode in modes):
-                add_mode(modes, mode_by_newton(target, climbs.w[climb]))
         for climb in done.nonzero()[:, 0].tolist():
-            ends[int(number[climb])] = climbs.w[climb]
+            end = climbs.w[climb]
+            ends[int(number[climb])] = end
+            if not any(float(mode.distance(end[None])) < SAME_MODE_SDS for mode in modes):
+                add_mode(modes, mode_by_newton(target, end))
         climbs.keep(~done)
         number = number[~done]
         if len(number) <= NEWTON_CLIMBS:
@@ -219,3 +199,35 @@ def _look(target: Target, w: Tensor) -> Look:
     value, score = target(torch.cat([w[None], w + eye, w - eye]))
     gap = (score[dim + 1 :] - score[1 : dim + 1]) / (2 * SCORE_STEP)
     return Look(value[:1], score[:1], ((gap + gap.T) / 2)[None])
+
+
+def nearest(modes: list[Mode], white: Tensor) -> Tensor:
+    """The number of the mode whose Gaussian has the largest density, at each of the points w (S, D): (S,)."""
+    heights = [mode.height - mode.distance(white).square() / 2 for mode in modes]
+    return torch.stack(heights).argmax(0)
+
+
+def student_points(count: int, dim: int, generator: torch.Generator) -> Tensor:
+    """Points (count, dim) of a Student's t with `FREEDOM` degrees of freedom around the origin."""
+    normal = torch.randn(count, dim, generator=generator, dtype=torch.float64)
+    chi = torch.randn(count, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)
+    return normal / chi.sqrt()
+
+
+def log_mass_by_weights(
+    target: Target, modes: list[Mode], number: int, points: int, generator: torch.Generator
+) -> tuple[float, float]:
+    """log M of a mode by importance weights, and its standard error, which is infinite if no point is nearest to it."""
+    mode, dim = modes[number], len(modes[number].at)
+    factor = torch.linalg.cholesky(mode.precision)
+    white = mode.at + torch.linalg.solve_triangular(factor.T, student_points(points, dim, generator).T, upper=True).T
+    half = (FREEDOM + dim) / 2
+    log_t = math.lgamma(half) - math.lgamma(FREEDOM / 2) - dim / 2 * math.log(FREEDOM * math.pi)
+    log_t = log_t + factor.diagonal().log().sum() - half * (mode.distance(white).square() / FREEDOM).log1p()
+    log_weights = target.values(white) - log_t
+    own = nearest(modes, white) == number
+    if not bool((own & log_weights.isfinite()).any()):
+        return mode.log_mass, math.inf
+    most = float(log_weights[own].max())
+    found, error = log_mean(torch.where(own, log_weights, -torch.inf).clamp_min(most - NOTHING))
+    return found - dim / 2 * math.log(2 * math.pi), error

@@ -1,31 +1,32 @@
 """Modes that a result misses: maxima of the posterior that hold mass where there is no draw.
 
-Chains that begin at the draws do not see a mode beyond a valley. So the log density is climbed from points that lie
-away from the draws: draws of the prior (if it is proper), draws of a Student's t around the result, `SPREAD` times
-as wide, `images` of a draw, and modes that the audits of a plan's earlier stages have found. Climbs from some of the
-draws find the modes that the result has. A mode counts as missed if no draw climbs to it, and no draw is nearer to it
-than `SAME_MODE_SDS` + √D of the mode's own SDs.
+Chains that begin at the draws do not see a mode beyond a valley. So the log density is climbed from points away from
+the draws: draws of the prior (if it is proper), draws of a Student's t around the result, `SPREAD` times as wide,
+`images` of a draw, and modes that the audits of a plan's earlier stages have found. Climbs from some of the draws find
+the modes that the result has. A mode counts as missed if no draw climbs to it, and no draw is nearer to it than
+`SAME_MODE_SDS` + √D of the mode's own SDs.
 
 **Modes without a draw.** Let M be the mass of a mode by Laplace's approximation, c = M / Σ M its share, and u its
-distance from the result's mean in SDs. Then the result's mean is off by c u and its variance by c (1 - c) u². The same
-limits hold for these as for the chains' estimates. Laplace's masses may be wrong by a factor `ROUGH`, so that c /
-`ROUGH` must still matter. A mode with more than `EMPTY` of the mass and no draw is always reported, even if no mean and
-no SD would change by what matters.
+distance from the result's mean in SDs. Then the result's mean is off by c u and its variance by c (1 - c) u². The
+limits are those of the chains' estimates. Laplace's masses may be wrong by a factor `ROUGH`, so that c / `ROUGH` must
+still matter. A mode with more than `EMPTY` of the mass and no draw is always reported.
 
-**Modes without their share of the draws.** If Laplace's masses do not decide, but there are several modes, the masses
-are estimated by importance weights (`masses`), with more points if a difference that would matter may be chance.
-Let e be the share of the draws that are nearest to a mode. Then the mean is off by Σ (c - e) u and the variance by
-Σ (c - e) u², where each difference is first made smaller by three standard errors. Weights may fail for one mode, for
-example of several slabs with ridges beside a spike. Then the logarithm of its mass is taken half-way between the
-weights' and Laplace's (scaled first so that Laplace's masses of the other modes agree with their weights), and its
-error is log `ROUGH` plus half of the distance between the two.
+**Modes without their share of the draws.** If Laplace's masses do not decide, the masses are estimated by importance
+weights (`climbs`), with more points if a difference that would matter may be chance. Let e be the share of the draws
+that are nearest to a mode. Then the mean is off by Σ (c - e) u and the variance by Σ (c - e) u², where each difference
+is first made smaller by three standard errors. Weights may fail for one mode, for example of several slabs with ridges
+beside a spike. Then the logarithm of its mass is taken half-way between the weights' and Laplace's (scaled first so
+that Laplace's masses of the other modes agree with their weights), and its error is log `ROUGH` plus half of the
+distance between the two.
 
-**Many rows.** The climbs use few of the rows (`few_rows`), whose modes are near those of all. Newton's steps with all
+**Many rows.** The climbs use few of the rows (`target`), whose modes are near those of all. Newton's steps with all
 rows go on from there.
 
-A plateau or a long tail has no maximum and is not found here, but by chains. Modes may be images of one another under
-a symmetry of the posterior, such as a relabelling of a mixture's components (`symmetric_modes`). A run then moves its
-draws to all of them; of draws that cannot be moved, the finding states that one of the modes predicts as well as all.
+**Symmetries.** Modes of equal mass may be images of one another, as by a relabelling of a mixture's components
+(`density.symmetry`). A run then moves its draws to all of them; of draws that cannot be moved, the finding states that
+one of the modes predicts as well as all.
+
+A plateau or a long tail has no maximum and is not found here, but by chains.
 """
 
 from __future__ import annotations
@@ -35,27 +36,29 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.chains.groups import MOST_GROUPS
-from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.few_rows import OUTWARD_FACTOR, on_rows_alone
+from pyro_fed.audit.evidence import MANY_DRAWS, MOST_GROUPS, Evidence
 from pyro_fed.audit.modes.climbs import (
     CLIMB,
     SAME_MODE_SDS,
     Mode,
     add_mode,
+    log_mass_by_weights,
     mode_by_newton,
     modes_by_climbs,
+    nearest,
+    student_points,
 )
-from pyro_fed.audit.modes.masses import MANY_MASS_POINTS, MASS_POINTS, log_mass_by_weights, nearest, student_points
-from pyro_fed.audit.modes.symmetric_modes import add_symmetries, all_relabelled
-from pyro_fed.audit.target import Target
+from pyro_fed.audit.target import OUTWARD_FACTOR, Target, on_rows_alone
+from pyro_fed.audit.weighted_points import FEWEST_POINTS
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.limits import MATTERS, NEAR_LIMIT_SHARE, SD_MATTERS, STANDARD_ERRORS
+from pyro_fed.conventions.limits import MATTERS, NEAR_LIMIT_SHARE, NEGLIGIBLE, SD_MATTERS, STANDARD_ERRORS
+from pyro_fed.density import symmetry
+from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.ops.entries import CANDIDATES, far_apart
 from pyro_fed.ops.importance import systematic
-from pyro_fed.policy.audit import affords, climbs
+from pyro_fed.policy.audit import CHAINS, affords, climbs
 
 #: How much wider than the draws the points around them are.
 SPREAD = 5.0
@@ -64,19 +67,17 @@ ROUGH = 3.0
 #: A draw belongs to none of the known modes if it is more than this many times as far from each of them as a mode's own
 #: draws are. As many are looked for among the draws as there may be groups.
 UNKNOWN_MODE_FACTOR = 3.0
-#: Weighted points from which climbs begin. A mode with more than `EMPTY` of the mass belongs to every 95 % interval: it
-#: needs draws, whatever its absence does to means and SDs.
-FROM_WEIGHTED, EMPTY = 128, 0.025
+#: A mode with more of the mass than this belongs to every 95 % interval: it needs draws, whatever its absence does to
+#: means and SDs.
+EMPTY = 0.025
 #: Weights determine a mass if the standard error of its logarithm is below this.
 LARGEST_MASS_ERROR = 0.3
+#: How often Newton's steps towards a mode begin anew, each time with the square of the error before.
+REFINEMENTS = 3
 
 
 def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
-    """Modes that no draw is near, or that do not have their shares of the draws: one finding, or none.
-
-    Its figure `lost` is the share of the mass that has no draws. With `strict`, errors near what matters are reported
-    too, whether or not chance could explain them.
-    """
+    """One finding on modes without draws or without their shares of them, also near the limits if `strict`; or none."""
     target, dim = evidence.target, evidence.problem.dim
     if target is None:
         return []
@@ -97,7 +98,7 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
     _add_those_of_draws(evidence, target, few, modes, white)
     if evidence.weighted_points is not None:
         weights, points = evidence.weighted_points.weights, evidence.weighted_points.white
-        _add_those_of_draws(evidence, target, few, modes, points[systematic(weights, FROM_WEIGHTED, generator)])
+        _add_those_of_draws(evidence, target, few, modes, points[systematic(weights, CHAINS, generator)])
     evidence.record.modes[:] = [target.model(mode.at[None])[0] for mode in modes[:MOST_GROUPS]]
     add_symmetries(evidence, modes)
     climbers = [ends[number] for number in range(from_draws) if number in ends]
@@ -108,11 +109,12 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
     ]
     if len(modes) < 2 or not any(seen):
         return []
+    part = NEAR_LIMIT_SHARE if strict else 1.0
     shares = torch.softmax(torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64), 0)
     lost = torch.where(torch.tensor(seen), 0.0, shares)
-    if _matters(target, modes, lost / ROUGH, _part(strict)):
+    if _matters(target, modes, lost / ROUGH, part):
         return [_without_draws(evidence, target, modes, seen, shares)]
-    if not affords(evidence.problem.traits, MASS_POINTS * len(modes)):
+    if not affords(evidence.problem.traits, FEWEST_POINTS * len(modes)):
         return []
     return _wrong_shares(evidence, target, modes, seen, white, generator, strict)
 
@@ -120,10 +122,7 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
 def _modes_and_climb_ends(
     evidence: Evidence, target: Target, few: Target, start: Tensor
 ) -> tuple[list[Mode], dict[int, Tensor]]:
-    """Modes, and the end of each climb from w (M, D) that has arrived, by the climb's number.
-
-    The posterior by few rows is climbed first; `few` is `target` itself if rows are not many.
-    """
+    """Modes, and each climb's end by its number; `few`, the posterior by few rows, is climbed first."""
     rough, ends = modes_by_climbs(few, start)
     if few is target:
         return rough, ends
@@ -140,10 +139,7 @@ def _modes_and_climb_ends(
 
 
 def _add_those_of_draws(evidence: Evidence, target: Target, few: Target, modes: list[Mode], white: Tensor) -> None:
-    """Add the modes of those draws (S, D) that are far from all known modes, one after the other.
-
-    The search began at a few of the draws only. If there are many modes, it may have missed some that have draws.
-    """
+    """Add the modes of those draws (S, D) that are far from all known modes, one after the other."""
     dim = white.shape[1]
     while modes and len(modes) < MOST_GROUPS:
         far = torch.stack([mode.distance(white) for mode in modes]).amin(0)
@@ -158,10 +154,7 @@ def _add_those_of_draws(evidence: Evidence, target: Target, few: Target, modes: 
 
 
 def _exact(evidence: Evidence, target: Target, rough: Mode) -> Mode | None:
-    """The mode of the posterior of all rows, from one found with few rows; None if Newton's steps lead to none.
-
-    Near the draws few rows with the correction of `few_rows` are used in place of all rows.
-    """
+    """The mode of the posterior of all rows, from one found with few rows; None if Newton's steps lead to none."""
     near = evidence.few_rows_target
     if near is not None and near.few is not None:
         found = mode_by_newton(near, rough.at)
@@ -179,17 +172,15 @@ def _wrong_shares(
     generator: torch.Generator,
     strict: bool,
 ) -> list[Finding]:
-    """Modes whose share of the draws is not their share of the mass, by importance weights: one finding, or none.
-
-    `seen` is whether each mode has draws; `white` are the whitened draws (S, D); `strict` is as in `missed_modes`.
-    """
-    held, part = torch.bincount(nearest(modes, white), minlength=len(modes)) / len(white), _part(strict)
+    """One finding on modes whose share of the draws is not their share of the mass, by importance weights; or none."""
+    held = torch.bincount(nearest(modes, white), minlength=len(modes)) / len(white)
+    part = NEAR_LIMIT_SHARE if strict else 1.0
 
     def counts(more: Tensor) -> bool:
         return bool(((held == 0) & (more > EMPTY)).any()) or _matters(target, modes, more, part)
 
-    for points in (MASS_POINTS, MANY_MASS_POINTS):
-        if points > MASS_POINTS and not affords(evidence.problem.traits, points * len(modes)):
+    for points in (FEWEST_POINTS, MANY_DRAWS):
+        if points > FEWEST_POINTS and not affords(evidence.problem.traits, points * len(modes)):
             break
         mass, error, told = _log_masses(target, modes, points, generator)
         shares = torch.softmax(mass, 0)
@@ -205,7 +196,7 @@ def _wrong_shares(
         return [_without_draws(evidence, target, modes, seen, shares, by)]
     lacking = plain if _matters(target, modes, plain, part) else torch.where(held == 0, plain, 0.0)
     at = int((lacking if bool((lacking > 0).any()) else lacking.abs()).argmax())
-    name, shown = _place(evidence, target, modes, at, 0 if at else 1)
+    name, shown = _place(evidence, target, modes[at], modes[0 if at else 1])
     bound, share = "", float(shares[at])
     if not bool(told.all()):
         bound, limit = ("least", fewest) if float(plain[at]) > 0 else ("most", most)
@@ -228,10 +219,7 @@ def _wrong_shares(
 def _log_masses(
     target: Target, modes: list[Mode], points: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log masses of modes, their possible errors, and whether importance weights determine them, (M,) each.
-
-    Laplace's masses are corrected by their mean error where weights determine it: modes of one posterior are alike.
-    """
+    """Log masses of modes, their possible errors, and whether importance weights determine them, (M,) each."""
     found = [log_mass_by_weights(target, modes, number, points, generator) for number in range(len(modes))]
     mass, error = torch.tensor(found, dtype=torch.float64).T
     told = error < LARGEST_MASS_ERROR
@@ -251,20 +239,12 @@ def _bounds(mass: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
 def _distant_points(
     evidence: Evidence, target: Target, from_prior: int, from_around: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """Points away from the draws: `from_around` draws of a Student's t around them, `from_prior` of the prior.
-
-    There are none of an improper prior.
-    """
+    """Points of a Student's t around the draws, and draws of the prior, none if it is improper."""
     around = SPREAD * student_points(from_around, evidence.problem.dim, generator)
     if evidence.from_prior is None:
         return [around]
     drawn = evidence.from_prior[: CANDIDATES * from_prior]
     return [around, target.white(drawn[far_apart(drawn, from_prior)])]
-
-
-def _part(strict: bool) -> float:
-    """The part of what matters (`MATTERS`, `SD_MATTERS`) above which a difference is reported."""
-    return NEAR_LIMIT_SHARE if strict else 1.0
 
 
 def _matters(target: Target, modes: list[Mode], more: Tensor, part: float) -> bool:
@@ -287,7 +267,7 @@ def _without_draws(
     if all_relabelled(evidence, target, [modes[i] for i in found], missed):
         return sentences.modes_relabelled(modes=len(modes), lost=lost)
     worst = max((i for i, near in enumerate(seen) if not near), key=lambda i: float(shares[i]))
-    name, shown = _place(evidence, target, modes, worst, found[0])
+    name, shown = _place(evidence, target, modes[worst], modes[found[0]])
     return sentences.mode_without_draws(site=name, value=shown, lost=lost, by=by, cures=[_cure(evidence)])
 
 
@@ -300,25 +280,78 @@ def _cure(evidence: Evidence) -> str:
     return "DSVGD searches for modes and gives each its share of particles"
 
 
-def _values(evidence: Evidence, target: Target, modes: list[Mode]) -> dict[str, Tensor]:
-    """The sites' values at modes, (M, n) each."""
+def _place(evidence: Evidence, target: Target, one: Mode, other: Mode) -> tuple[str, str]:
+    """The site by which a mode differs most from another, in SDs of its draws, and its values there."""
     problem = evidence.problem
-    at = target.model(torch.stack([mode.at for mode in modes])).to(problem.dtype)
+    at = target.model(torch.stack([one.at, other.at])).to(problem.dtype)
     values = problem.constrain(at, problem.fewest_rows)
-    return {name: values[name].reshape(len(modes), -1).double() for name in problem.sites}
+    own = {name: values[name].reshape(2, -1).double() for name in problem.sites}
+    tiny = torch.finfo(torch.float64).tiny
+
+    def distance(name: str) -> float:
+        site = problem.sites[name]
+        sds = evidence.flat[:, site.start : site.start + site.size].double().std(0)
+        return float((own[name][0] - own[name][1]).abs().max() / max(float(sds.max()), tiny))
+
+    name = max(own, key=distance)
+    return name, ", ".join(f"{x:.3g}" for x in own[name][0][:4].tolist())
 
 
-def _place(evidence: Evidence, target: Target, modes: list[Mode], one: int, other: int) -> tuple[str, str]:
-    """The site by which a mode differs most from another, and its values there."""
-    places = _values(evidence, target, modes)
-    name = max(places, key=lambda n: float((places[n][one] - places[n][other]).abs().max() / _spread(evidence, n)))
-    return name, ", ".join(f"{x:.3g}" for x in places[name][one][:4].tolist())
+def add_symmetries(evidence: Evidence, modes: list[Mode]) -> None:
+    """Add the new maps between modes of equal mass under which the posterior is the same to the record's symmetries."""
+    known = evidence.record.symmetries
+    alike = [[other for other in modes if _equal(one, other)] for one in modes]
+    if all(len(each) == 1 for each in alike):
+        return
+    problem = evidence.problem.doubled()
+    target = Target.of(problem, evidence.flat, evidence.temperature)
+    places: dict[int, Tensor] = {}
+
+    def place(mode: Mode) -> Tensor:
+        if id(mode) not in places:
+            refined = mode
+            for _ in range(REFINEMENTS):
+                refined = mode_by_newton(target, refined.at) or refined
+            places[id(mode)] = target.model(refined.at[None])[0]
+        return places[id(mode)]
+
+    points = _points(evidence, target)
+    for number, mode in enumerate(modes):
+        for other in (one for one in modes[:number] if _equal(one, mode)):
+            found = symmetry.between(problem, place(other), place(mode))
+            group = symmetry.group_of(known) if known else []
+            if found is None or group is None or any(found.key == one.key for one in group):
+                continue  # none, or a product of known ones
+            if symmetry.holds(problem, found, points, lambda z: target.values(target.white(z))):
+                known.append(found)
 
 
-def _spread(evidence: Evidence, name: str) -> float:
-    """The largest SD of a site's draws, by which places are compared."""
-    site = evidence.problem.sites[name]
-    return max(
-        float(evidence.flat[:, site.start : site.start + site.size].double().std(0).max()),
-        torch.finfo(torch.float64).tiny,
+def all_relabelled(evidence: Evidence, target: Target, seen: list[Mode], missed: list[Mode]) -> bool:
+    """Whether each of the missed modes is the image of one with draws, under a symmetry in the record."""
+    if not evidence.record.symmetries:
+        return False
+    group = symmetry.group_of(evidence.record.symmetries) or evidence.record.symmetries
+    problem = evidence.problem.doubled()
+    starts, ends = (
+        symmetry.entries(problem, target.model(torch.stack([one.at for one in some]))) for some in (seen, missed)
     )
+    spread = symmetry.entries(problem, evidence.flat.double()).std(0).clamp_min(torch.finfo(torch.float64).tiny)
+
+    def is_image(mode: Mode, end: Tensor) -> bool:
+        alike = [start for one, start in zip(seen, starts, strict=True) if _equal(one, mode)]
+        return any(bool(((each(start) - end).abs() < spread).all()) for start in alike for each in group)
+
+    return all(is_image(mode, end) for mode, end in zip(missed, ends, strict=True))
+
+
+def _equal(one: Mode, other: Mode) -> bool:
+    """Whether two modes have the same mass."""
+    return abs(one.log_mass - other.log_mass) <= NEGLIGIBLE
+
+
+def _points(evidence: Evidence, target: Target) -> Tensor:
+    """Points (M, D) that have nothing to do with modes: draws of the prior, or around the result if it is improper."""
+    if evidence.from_prior is not None:
+        return evidence.from_prior[:FEW_DRAWS].double()
+    generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 9)
+    return target.model(2 * torch.randn(FEW_DRAWS, evidence.problem.dim, generator=generator, dtype=torch.float64))

@@ -1,17 +1,17 @@
 """The checks of a result that is a single point: is it the posterior's mode, and is the posterior's mean at the mode?
 
-The mode is where a climb from the point ends. If that climb does not arrive, as from far away, it is where climbs from
-the origin of unconstrained space, or from draws of the prior, end. If the point is a mode, draws of the Gaussian with
-the curvature there are moved by short exact chains (`motion`). These show where the posterior's means are: in a skewed
-or bent posterior not at the mode. There may also be other modes.
+The mode is where a climb from the point ends, or else climbs from the origin of unconstrained space and from draws of
+the prior. If the point is a mode, draws of the Gaussian with the curvature there are moved by short exact chains
+(`motion`). These show where the posterior's means are: in a skewed or bent posterior not at the mode.
 
 If a climb would take too long, or there is no mode, the check is how much the log density rises along its gradient.
-Most draws of a posterior of D parameters lie some D / 2 nats below its mode (for a Gaussian exactly so in the mean). A
-point from which it rises by more is farther from the mode than most draws.
+Most draws of a posterior of D parameters lie some D / 2 nats below its mode. A point from which it rises by more is
+farther from the mode than most draws.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
 
@@ -19,42 +19,33 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.audit.chains.moments import worst_moment
 from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
 from pyro_fed.audit.modes.climbs import CLIMB, Mode, climb_ends, mode_by_newton
 from pyro_fed.audit.modes.missed_modes import missed_modes
+from pyro_fed.audit.moments import worst_moment
 from pyro_fed.audit.target import SCORE_STEP, Target, for_checks, scores_at
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS
-from pyro_fed.policy.audit import COSTLY_CLIMBS, affords
+from pyro_fed.policy.audit import COSTLY_CLIMBS, affords_a_climb
 
 #: Where the log density is computed along its gradient, as parts of the distance to the top of a parabola.
 PARTS = (1.0, 0.5, 0.2, 0.05, 0.01)
 
 
 def off_mode(evidence: Evidence) -> list[Finding]:
-    """One finding on a point that is not the mode, or where the posterior's mean or SD is not at the mode; or none.
-
-    Results that are not points have none.
-    """
+    """One finding on a point that is not the mode, or where the posterior's mean or SD is not at the mode; or none."""
     problem, points = evidence.problem, evidence.flat.double()
     if evidence.algorithm.draws_are != "point":
         return []
     at = points.mean(0)
-    if not affords(problem.traits, CLIMB + problem.dim):
-        return _below(evidence, at)
-    target = Target.around(problem, at, evidence.temperature)
-    mode = _mode(target, at)
-    if mode is None:
-        generator = seeding.torch_generator(evidence.seed, seeding.AUDIT)
-        from_prior = problem.init(COSTLY_CLIMBS[0], generator, checked=False).double()
-        for start in (torch.zeros_like(at), *from_prior):
-            target = Target.around(problem, start, evidence.temperature)
-            mode = _mode(target, start)
-            if mode is not None:
-                break
+    mode = None
+    for start in _starts(evidence, at) if affords_a_climb(problem.traits, CLIMB) else ():
+        target = Target.around(problem, start, evidence.temperature)
+        mode = _mode(target, start)
+        if mode is not None:
+            break
     if mode is None:
         return _below(evidence, at)
     sd = torch.linalg.inv(mode.precision).diagonal().sqrt()
@@ -67,6 +58,14 @@ def off_mode(evidence: Evidence) -> list[Finding]:
             parameter=problem.name_of(worst), sds=float(away[worst]), cures=[_cure(evidence)]
         )
     ]
+
+
+def _starts(evidence: Evidence, at: Tensor) -> Iterator[Tensor]:
+    """Points (D,) from which a climb may lead to the mode: the result `at`, the origin, draws of the prior."""
+    yield at
+    yield torch.zeros_like(at)
+    generator = seeding.torch_generator(evidence.seed, seeding.AUDIT)
+    yield from evidence.problem.init(COSTLY_CLIMBS[0], generator, checked=False).double()
 
 
 def _mode(target: Target, start: Tensor) -> Mode | None:
@@ -100,15 +99,13 @@ def _below(evidence: Evidence, at: Tensor) -> list[Finding]:
 
 def _cure(evidence: Evidence) -> str:
     """A sentence on what the user can do about a point that is not the mode."""
-    without = "" if _prior(evidence) else ", and prior=True: without the prior the point is that of the likelihood"
+    takes_prior = bool(getattr(evidence.algorithm, "prior", True))
+    without = "" if takes_prior else ", and prior=True: without the prior the point is that of the likelihood"
     return f"Take more rounds, with fewer steps each or shorter ones{without}"
 
 
 def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) -> list[Finding]:
-    """A mean or an SD of the posterior that is not what the mode suggests, or other modes: one finding, or none.
-
-    The result's points (S, D) are at the mode; `target` is in units of the curvature there.
-    """
+    """One finding on a mean or SD that is not what the mode suggests, or on other modes; or none."""
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT)
     normal = torch.randn(FEWEST_DRAWS, len(mode.at), generator=generator, dtype=torch.float64)
     factor = torch.linalg.cholesky(mode.precision)
@@ -132,8 +129,3 @@ def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) ->
         else f"its SD of {sentences.quote_name(name)} is {many} times the curvature's"
     )
     return [sentences.mode_is_not_the_mean(parameter=name, off=said)]
-
-
-def _prior(evidence: Evidence) -> bool:
-    """Whether a point's algorithm takes the prior into account."""
-    return bool(getattr(evidence.algorithm, "prior", True))

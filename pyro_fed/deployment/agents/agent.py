@@ -63,7 +63,7 @@ from pyro_fed.errors import (
     listed,
 )
 from pyro_fed.federation.federation import Federation
-from pyro_fed.federation.groups.naming import groups_alone
+from pyro_fed.federation.group_names import groups_alone
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy import Setup, resolve_for_run
 from pyro_fed.results.inference_data import InferenceData

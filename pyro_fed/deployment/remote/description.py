@@ -16,7 +16,7 @@ from pyro_fed.density.fingerprint import label_digests
 from pyro_fed.density.rows.containers import Table
 from pyro_fed.errors import ProtocolError
 from pyro_fed.federation.federation import Federation
-from pyro_fed.federation.groups.naming import groups_alone
+from pyro_fed.federation.group_names import groups_alone
 
 #: Longest description that is read, in characters; and the most rows that a client may claim to have.
 MAX_TEXT, MAX_ROWS = 100_000, 10**12

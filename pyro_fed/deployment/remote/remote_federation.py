@@ -14,9 +14,9 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.claimed_federation import ClaimedFederation
 from pyro_fed.deployment.remote.description import Description
 from pyro_fed.errors import DataError, ModelError, listed
-from pyro_fed.federation.groups.reading import group_arguments
+from pyro_fed.federation.arguments import choose_shards
+from pyro_fed.federation.groups import group_arguments
 from pyro_fed.federation.partition import Explicit
-from pyro_fed.federation.split_arguments import choose_shards
 
 
 class RemoteFederation(ClaimedFederation):

@@ -22,10 +22,19 @@ None means the labels handed to `split`, which a Federation takes from its last 
 
 from pyro_fed.conventions.doors import public_dir
 from pyro_fed.federation.partition.base import Partition
-from pyro_fed.federation.partition.by_label import Dirichlet, FeatureSkew, LabelShards, MajorityShare
-from pyro_fed.federation.partition.by_row import IID, ByGroup, Explicit, QuantitySkew, SortedBy
+from pyro_fed.federation.partition.kinds import (
+    IID,
+    ByGroup,
+    Dirichlet,
+    Explicit,
+    FeatureSkew,
+    LabelShards,
+    MajorityShare,
+    QuantitySkew,
+    SortedBy,
+    parse,
+)
 from pyro_fed.federation.partition.on_disk import rows_on_disk
-from pyro_fed.federation.partition.parse import parse
 
 __all__ = [
     "IID",

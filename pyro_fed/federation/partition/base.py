@@ -13,19 +13,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
 from pyro_fed.conventions.calls import Checked, explained
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import SettingError, shown
 
 #: Floating-point labels with more distinct values than this count as a continuous target.
 MAX_FLOAT_LABELS = 50
-#: Characters of a wrong value that a message shows.
-SHOWN = 60
 
 
 class Partition(ABC, metaclass=Checked):
@@ -127,26 +125,21 @@ class Partition(ABC, metaclass=Checked):
             or not hasattr(parts, "__getitem__")
         ):
             raise self.error(
-                f"assign returned {str(parts)[:SHOWN]} ({type(parts).__name__}), expected a list of {num_clients} "
-                "arrays of row numbers, one a client"
+                f"assign returned {shown(parts)}, expected a list of {num_clients} arrays of row numbers, one a client"
             )
         if len(parts) != num_clients:
             raise self.error(f"holds rows of {len(parts)} clients, but num_clients is {num_clients}")
-        numbers = [self._row_numbers(client, rows) for client, rows in enumerate(parts)]
-        if not _each_once(numbers, num_rows):
-            self._say_what_is_wrong(numbers, num_rows)
-        return [np.sort(rows) for rows in numbers]
-
-    def _say_what_is_wrong(self, numbers: Sequence[np.ndarray], num_rows: int) -> NoReturn:
-        """Raise for the first client with a row that does not exist or is taken already, or for the first lost row."""
+        numbers = [np.sort(self._row_numbers(client, rows)) for client, rows in enumerate(parts)]
         owner = np.full(num_rows, -1, dtype=np.int64)
         for client, rows in enumerate(numbers):
             self._claim(owner, client, rows)
         missing = np.flatnonzero(owner < 0)
-        raise self.error(
-            f"{missing.size} of {num_rows} rows belong to no client, the first is row {missing[0]}; "
-            "give them to a client or take them out of the data"
-        )
+        if missing.size:
+            raise self.error(
+                f"{missing.size} of {num_rows} rows belong to no client, the first is row {missing[0]}; "
+                "give them to a client or take them out of the data"
+            )
+        return numbers
 
     def _row_numbers(self, client: int, rows: Any) -> np.ndarray:
         """The rows of a client as int64; refused instead of rounded if they are not whole."""
@@ -159,7 +152,7 @@ class Partition(ABC, metaclass=Checked):
         return numbers.astype(np.int64)
 
     def _claim(self, owner: np.ndarray, client: int, rows: np.ndarray) -> None:
-        """Write `client` as the owner of `rows`, each of which must exist and be free."""
+        """Write `client` as the owner of its sorted `rows`, each of which must exist and be free."""
         outside = rows[(rows < 0) | (rows >= len(owner))]
         if outside.size:
             raise self.error(f"client {client} holds row {outside[0]}, but rows run from 0 to {len(owner) - 1}")
@@ -169,9 +162,9 @@ class Partition(ABC, metaclass=Checked):
                 f"client {client} holds row {taken[0]}, which client {owner[taken[0]]} already holds; "
                 "a row belongs to one client"
             )
-        values, counts = np.unique(rows, return_counts=True)
-        if (counts > 1).any():
-            raise self.error(f"client {client} holds row {values[counts > 1][0]} more than once")
+        twice = rows[1:][rows[1:] == rows[:-1]]
+        if twice.size:
+            raise self.error(f"client {client} holds row {twice[0]} more than once")
         owner[rows] = client
 
     def __eq__(self, other: object) -> bool:
@@ -225,8 +218,8 @@ class ByValue(Partition):
             raise self.error("there are no labels; pass by= with one value a row")
         return as_values(labels, f"{type(self).__name__}: labels")
 
-    def _freeze_by(self) -> None:
-        """Replace `by` by a checked read-only array; called by `__post_init__`."""
+    def __post_init__(self) -> None:
+        """Replace `by` by a checked read-only array."""
         if self.by is not None:
             self._freeze("by")
 
@@ -242,11 +235,7 @@ class ByValue(Partition):
 
 
 def as_values(values: Any, name: str) -> np.ndarray:
-    """One value a row as a 1-D array, from an array, a tensor, a Series or a sequence called `name` in messages.
-
-    Raises:
-        SettingError: a text, another shape, missing values or values of mixed types.
-    """
+    """One value a row as a 1-D array, from an array, tensor, Series or sequence; `name` is for messages."""
     if isinstance(values, str):
         raise SettingError(f"{name} is the text {values!r}; give the column itself, such as frame[{values!r}]")
     if isinstance(values, torch.Tensor):
@@ -266,14 +255,6 @@ def as_values(values: Any, name: str) -> np.ndarray:
     if missing.size:
         raise SettingError(f"{name}[{missing[0]}] is {array[missing[0]]} ({missing.size} missing in all)")
     return array
-
-
-def _each_once(numbers: Sequence[np.ndarray], num_rows: int) -> bool:
-    """Whether lists of row numbers have every row exactly once."""
-    every = np.concatenate(numbers) if numbers else np.empty(0, dtype=np.int64)
-    if len(every) != num_rows or int(every.min()) < 0 or int(every.max()) >= num_rows:
-        return False
-    return bool((np.bincount(every, minlength=num_rows) == 1).all())
 
 
 def _same_values(a: Any, b: Any) -> bool:

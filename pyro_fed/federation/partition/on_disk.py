@@ -58,11 +58,7 @@ def rows_on_disk(
 
 
 def _check_name(name: str) -> None:
-    """Refuse a name of which no file can be named.
-
-    Raises:
-        DataError: it has a separator of paths, or is that of a folder.
-    """
+    """Refuse a name of which no file can be named."""
     if not name or name in (".", "..") or {"/", os.sep, chr(0)} & set(name):
         raise DataError(f"no file can be called {name!r}: name the columns by columns=, or the dataset's entries anew")
 
@@ -77,11 +73,7 @@ class _Writer:
         np.lib.format.write_array_header_1_0(self.file, header)
 
     def add(self, rows: np.ndarray) -> None:
-        """Write rows.
-
-        Raises:
-            DataError: of another kind of numbers than the file's.
-        """
+        """Write rows; refuse another kind of numbers than the file's."""
         if not np.can_cast(rows.dtype, self.dtype, "same_kind"):
             raise DataError(
                 f"{self.path.name}: the first row has {self.dtype} numbers, and a later one {rows.dtype}: make them of "

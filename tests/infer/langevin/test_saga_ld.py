@@ -9,7 +9,7 @@ from conjugate import NOISE_SD, PRIOR_SD, data, exact, model
 import pyro_fed as pf
 from pyro_fed.conventions import seeding
 from pyro_fed.errors import SettingError
-from pyro_fed.policy import langevin as policy
+from pyro_fed.policy import sampling as policy
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": 3}
 ROWS, STEPS, ROUNDS, H = 60, 30, 3, 1e-4

@@ -12,7 +12,7 @@ rows is found as well. With δ = E_q θ - E_-k θ and μ = E_-k θ, the figures 
     disagreement   from δ' (Σ_-k - Σ)⁻¹ δ          how far the client is from the others, beyond chance
     opposed        the test statistic below        how far it is towards the opposite of the others
 
-**Disagreement.** If all clients' rows come from a model with the same parameters, then δ' (Σ_-k - Σ)⁻¹ δ has a χ²
+**Disagreement.** If all clients' rows come from a model with the same parameters, δ' (Σ_-k - Σ)⁻¹ δ has a χ²
 distribution, with one degree of freedom for each direction in which the client's rows are informative. Its tail
 probability is reported as the number of SDs at which a normal distribution has the same two-sided tail.
 
@@ -21,21 +21,23 @@ test of this one alternative (Neyman and Pearson's) has the statistic
 
     -δ' Σ_-k⁻¹ μ / (μ' Σ_-k⁻¹ (Σ_-k - Σ) Σ_-k⁻¹ μ)^(1/2) ~ N(0, 1)
 
-It has one degree of freedom, not one for each parameter, so that a few rows are already informative.
+with one degree of freedom, not one for each parameter, so that a few rows are already informative.
 
-**How to read them.** A large client has influence and no disagreement. A client with flipped labels has both. A client
-whose rows are counted a hundred times looks like a large one. A hospital with another population disagrees too. The
-figures show the differences, and decide nothing.
+A large client has influence and no disagreement. A client with flipped labels has both, and so has a hospital with
+another population. The figures show the differences, and decide nothing.
 
 **Numbers of rows.** If the clients' numbers of rows n_k (n in all) are known, two rules spare honest clients:
 
 1. A client is not named for narrowing the posterior by as much as its share of the rows does. If all rows are equally
    informative, then (SD_-k θ_i / SD_q θ_i)² - 1 = n_k / (n - n_k). The left side divided by the right one is a client's
    information a row. It is compared with the median client's.
-2. The scores of few rows do not add up to a normal number: an event of probability 1/40 is six SDs away. So d SDs of
-   disagreement count as d / (1 + d / (3 √m))^(1/2), by Bernstein's inequality for scores of a row's size. Here m is the
-   number of the median client's rows that would be as informative as all of this client's rows. For many rows this is
-   d; for one event of probability p, d = p^(-1/2) SDs away, it is at most (3 (m / p)^(1/2))^(1/2).
+2. Scores of few rows do not add up to a normal number. So d SDs of disagreement count as d / (1 + d / (3 √m))^(1/2),
+   by Bernstein's inequality for scores of a row's size. Here m is the number of the median client's rows that would be
+   as informative as all of this client's rows.
+
+**Simulated clients.** A client whose rows all have large outcomes disagrees with the others under any model of the
+outcome. Where one data set was split by its labels, or by a sorted outcome (`by_the_outcome`), nobody is named:
+clients stood apart in 28 of 48 runs on rows sorted by the outcome, and in none of 96 on rows dealt out by chance.
 """
 
 from __future__ import annotations
@@ -50,6 +52,12 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS
+from pyro_fed.density.observations import observed_values
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
+from pyro_fed.density.rows.labelled import plain
+from pyro_fed.federation.federation import Federation
+from pyro_fed.federation.labels import row_labels
 from pyro_fed.infer.sites.gaussian_sites import gaussian, moments_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import equilibrated_cholesky
@@ -72,30 +80,18 @@ FEWEST_CLIENTS = 3
 REMOVED_SHARE = 0.01
 #: The most clients that are described; further ones that stand apart are only counted.
 MOST_SAID = 10
-#: The most numbers in the matrices of the clients that are compared at once.
-BLOCK = 1_000_000
 
 
 class Without(NamedTuple):
-    """Each client's figures, see the module's header.
+    """Each client's figures, see the module's header."""
 
-    Args:
-        shift: how far the client moves each mean, in SDs (K, D).
-        sd_ratio: SD with the client over SD without it (K, D).
-        influence: the client's whole effect, in SDs (K,); infinite if the others have no posterior.
-        disagreement: the client's distance from the others, in SDs of a normal distribution (K,).
-        opposed: its part towards the opposite of the others (K,).
-        pareto_k: shape of the tail of the weights that leave the client out (K,); NaN if no weights were used.
-        by: what the figures are computed from, "sites" or "draws" (K,).
-    """
-
-    shift: np.ndarray
-    sd_ratio: np.ndarray
-    influence: np.ndarray
-    disagreement: np.ndarray
-    opposed: np.ndarray
-    pareto_k: np.ndarray
-    by: np.ndarray
+    shift: np.ndarray  # (K, D)
+    sd_ratio: np.ndarray  # (K, D)
+    influence: np.ndarray  # (K,); infinite if the others have no posterior
+    disagreement: np.ndarray  # (K,), in SDs of a normal distribution
+    opposed: np.ndarray  # (K,)
+    pareto_k: np.ndarray  # (K,), of the weights that leave the client out; NaN if no weights were used
+    by: np.ndarray  # (K,): what the figures are computed from, "sites" or "draws"
 
 
 @dataclass(frozen=True)
@@ -108,9 +104,8 @@ class StandingApart:
     @property
     def text(self) -> str:
         """All clauses in a sentence; "" without any."""
-        return "; ".join(
-            [*self.clauses.values(), *([f"and {self.more} more clients stand apart"] if self.more else [])]
-        )
+        more = [f"and {self.more} more clients stand apart"] if self.more else []
+        return "; ".join([*self.clauses.values(), *more])
 
     def with_client(self, name: str, clause: str) -> StandingApart:
         """With one more client and the clause on it, unless it is described already."""
@@ -128,8 +123,9 @@ def by_sites(q: Gaussian, sites: Gaussian) -> Without:
     divergence = whole.kl(others).clamp_min(0)
     size = torch.where(proper, (2 * divergence).sqrt(), torch.inf)
     far = mean.new_full((2, count), torch.nan)
-    for some in proper.nonzero().flatten().split(max(1, BLOCK // q.dim**2)):
-        far[:, some] = _distances(q, _some(others, some), mean - other_mean[some], other_mean[some])
+    for some in proper.nonzero().flatten().split(max(1, NUMBERS_IN_MEMORY // q.dim**2)):
+        chosen = type(sites)(others.precision[some], others.eta[some])
+        far[:, some] = _distances(q, chosen, mean - other_mean[some], other_mean[some])
     disagreement, opposed = far.numpy()
     return Without(
         ((mean - other_mean) / other_sd).numpy(),
@@ -142,23 +138,8 @@ def by_sites(q: Gaussian, sites: Gaussian) -> Without:
     )
 
 
-def _some(sites: Gaussian, which: Tensor) -> Gaussian:
-    return type(sites)(sites.precision[which], sites.eta[which])
-
-
 def _distances(q: Gaussian, others: Gaussian, delta: Tensor, other_mean: Tensor) -> Tensor:
-    """Disagreement and `opposed` of C clients, (2, C), see the module's header.
-
-    A client may also move the mean along directions in which its site adds no precision, as a saturated likelihood
-    does, which has a slope and no curvature. This cannot be chance. So the disagreement is at least the length of that
-    part of δ, in the others' SDs.
-
-    Args:
-        q: the posterior.
-        others: the posterior without each client (C,).
-        delta: δ (C, D).
-        other_mean: μ (C, D).
-    """
+    """Disagreement and `opposed` of C clients (2, C), from δ and μ (C, D), see the module's header."""
     both = torch.stack([delta, other_mean], -1)  # (C, D, 2)
     if q.dense:
         factor = equilibrated_cholesky(others.precision).full_lower()
@@ -169,6 +150,7 @@ def _distances(q: Gaussian, others: Gaussian, delta: Tensor, other_mean: Tensor)
         added = 1 - others.precision / q.precision
         both = others.precision.sqrt().unsqueeze(-1) * both
     spoken = added > LEAST_SHARE
+    # A client may move the mean where its site adds no precision, as a saturated likelihood does: that is not chance.
     unfounded = both[..., 0].masked_fill(spoken, 0.0).norm(dim=-1)
     along, where = both.masked_fill(~spoken.unsqueeze(-1), 0.0).unbind(-1)
     added, degrees = added.masked_fill(~spoken, 1.0), spoken.sum(-1)
@@ -181,10 +163,7 @@ def _distances(q: Gaussian, others: Gaussian, delta: Tensor, other_mean: Tensor)
 
 
 def who_stands_apart(sites: State, names: list[str], labels: list[str], rows: Tensor | None = None) -> StandingApart:
-    """The clients that stand apart, from `sites` as in `Record.sites`; none if there are no sites.
-
-    The other arguments are those of `apart_by_sites`.
-    """
+    """The clients that stand apart, from `sites` as in `Record.sites`; none if there are no sites."""
     if not sites:
         return StandingApart()
     return apart_by_sites(gaussian(sites, "q_"), gaussian(sites), names, labels, rows)
@@ -193,19 +172,8 @@ def who_stands_apart(sites: State, names: list[str], labels: list[str], rows: Te
 def apart_by_sites(
     q: Gaussian, sites: Gaussian, names: list[str], labels: list[str], rows: Tensor | None = None
 ) -> StandingApart:
-    """The clients that stand apart, from Gaussians.
-
-    A client that stands apart is divided out before the others are compared again. Otherwise one faulty client of ten
-    would move the posterior so far that honest clients disagree with it, and two would hide each other.
-
-    Args:
-        q: the posterior.
-        sites: the clients' sites (K,).
-        names: the clients' names (K,).
-        labels: the parameters' names (D,).
-        rows: the clients' numbers of rows (K,), by which honest clients are spared, see the module's header; None if
-            they are not known.
-    """
+    """The clients that stand apart, from the posterior and K sites; numbers of `rows` (K,) spare honest clients."""
+    # Each is divided out before the others are compared again: else one faulty client would hide or taint others.
     said, more, left = dict[str, str](), 0, list(range(len(names)))
     fewest = max(FEWEST_CLIENTS, len(names) // 2 + 1)
     while len(left) >= fewest and bool(q.is_proper()):  # the remainder need not be a distribution
@@ -225,13 +193,8 @@ def apart_by_sites(
 
 
 def outlying_clients_sentence(found: Without, names: list[str], labels: list[str]) -> str:
-    """A sentence on the clients that stand apart; "" without any.
-
-    A client without which the other sites have no proper product is not mentioned. It may be the only one that informs
-    a parameter, as in clients that are sorted by a covariate; `pf.influence` shows it. If there are clients that stand
-    apart, those without which the weights of the draws fail are named first: they may be the only reason why the others
-    seem to stand apart.
-    """
+    """A sentence on the clients that stand apart, first those without which the weights fail; "" without any."""
+    # A client without which the others have no posterior may be the only one that informs a parameter: it is not named.
     chosen = _outlying_clients(found)
     said = [_outlying_client_clause(found, k, names[k], labels) for k in chosen]
     if chosen:
@@ -272,12 +235,41 @@ def _said_by_a_row(found: Without, rows: np.ndarray) -> np.ndarray:
 def _outlying_client_clause(found: Without, k: int, name: str, labels: list[str]) -> str:
     """A clause on why client k stands apart."""
     most = int(np.abs(found.shift[k]).argmax())
+    opposite = found.opposed[k] > max(OPPOSITE_SHARE * found.disagreement[k], STANDARD_ERRORS)
     return (
         f"client {name} moves the mean of '{labels[most]}' by {abs(found.shift[k, most]):.2g} SDs and its SD by the "
         f"factor {found.sd_ratio[k, most]:.2g}; it disagrees with the others by {found.disagreement[k]:.2g} SDs"
-        + (
-            f", {found.opposed[k]:.2g} of them towards the opposite of what these say"
-            if found.opposed[k] > OPPOSITE_SHARE * found.disagreement[k] and found.opposed[k] > STANDARD_ERRORS
-            else ""
-        )
+        + (f", {found.opposed[k]:.2g} of them towards the opposite of what these say" if opposite else "")
     )
+
+
+def by_the_outcome(federation: Federation, problem: Problem) -> bool:
+    """Whether the partition dealt rows out by an outcome, or by a function of it, such as labels or `y > 0`."""
+    # Which of its arguments a `pyro.factor` takes for the outcome is not known: each of the rows' columns may be it.
+    count = problem.num_rows
+    by = federation.partition.dealt_by(count, row_labels(problem.arguments))
+    if by is None:
+        return False
+    values = [*observed_values(problem).values()]
+    if problem.layout.factors:
+        values += [leaf for _, nested, leaf in problem.arguments.columns if nested is None]
+    outcomes = [plain(value).detach().cpu() for value in values]
+    of_rows = [value.reshape(count, -1).numpy() for value in outcomes if value.dim() and len(value) == count]
+    return any(is_function(by, column) for value in of_rows for column in value.T)
+
+
+def is_function(by: np.ndarray, outcome: np.ndarray) -> bool:
+    """Whether one value a row (N,) is a function of the outcome (N,), by more than chance."""
+    # It has to be equal where the outcome is; each of few outcomes has to occur often, else it has to rise or fall.
+    if by.dtype.kind == "f" and outcome.dtype.kind == "f":
+        by = by.astype(outcome.dtype)  # the model's precision, in which different values may be equal
+    code = np.unique(by, return_inverse=True)[1]
+    values, place = np.unique(outcome, return_inverse=True)
+    if len(np.unique(code)) < 2:
+        return False
+    lowest = np.full(len(values), len(code))
+    np.minimum.at(lowest, place, code)
+    if (code != lowest[place]).any():
+        return False
+    steps = np.diff(lowest)
+    return 2 * len(values) <= len(code) or bool((steps >= 0).all() or (steps <= 0).all())

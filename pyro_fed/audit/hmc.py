@@ -11,18 +11,24 @@ began. Lengths differ between trajectories at random, by ± `JITTER`, so that no
 Blanes, Casas and Sanz-Serna, *Numerical integrators for the hybrid Monte Carlo method*, SIAM J. Sci. Comput. 36 (2014).
 With them a single step of length π/2, which takes three scores, has an error in H of 5e-5 for each dimension of N(0,
 I); five leapfrog steps have 3e-4.
+
+Through a funnel chains alternate between these coordinates and the non-centred ones, effects in units of their own
+scale (`Detour`); a transition there has the same stationary distribution.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.target import Target
+from pyro_fed.audit.target import Target, near_draws
+from pyro_fed.density.noncentred import NonCentred, noncentred_form
+from pyro_fed.ops.entries import evenly
+from pyro_fed.policy.audit import MOST_DRAWS, maps_points
 
 #: A step's coefficients a and b.
 DRIFT, KICK = 0.29619504261126, 0.11888010966548
@@ -45,31 +51,18 @@ WANTED_ACCEPTANCE, SHORTEST_STEP_SHARE = 0.9, 1 / 32
 
 @dataclass
 class Chains:
-    """The state of S chains.
-
-    Args:
-        target: the density that they sample.
-        place: where they are, w (S, D).
-        value: the log density there (S,).
-        score: the gradient of the log density there (S, D).
-        generator: source of randomness.
-        shorter: ε in units of `LENGTH`.
-        accepted: mean acceptance of the last trajectories.
-
-    Attributes:
-        momentum: r at the beginning of the last trajectories (S, D).
-    """
+    """The state of S chains."""
 
     target: Target
-    place: Tensor
-    value: Tensor
-    score: Tensor
+    place: Tensor  # w (S, D)
+    value: Tensor  # the log density there (S,)
+    score: Tensor  # its gradient there (S, D)
     generator: torch.Generator
-    shorter: float = 1.0
-    accepted: float = 0.0
+    shorter: float = 1.0  # ε in units of `LENGTH`
+    accepted: float = 0.0  # mean acceptance of the last trajectories
 
     def __post_init__(self) -> None:
-        self.momentum = torch.zeros_like(self.place)
+        self.momentum = torch.zeros_like(self.place)  # r at the beginning of the last trajectories (S, D)
 
     @classmethod
     def begin(cls, target: Target, place: Tensor, generator: torch.Generator) -> Chains:
@@ -111,3 +104,51 @@ class Chains:
         )
         self.value = torch.where(yes, value, self.value)
         self.momentum = start
+
+
+@dataclass
+class Detour:
+    """The non-centred coordinates of a model, whitened by the draws, and chains in them."""
+
+    form: NonCentred
+    target: Target
+    generator: torch.Generator
+    chains: Chains | None = None
+
+    @classmethod
+    def of(cls, target: Target, draws: Tensor, generator: torch.Generator) -> Detour | None:
+        """The detour for draws (S, D); None if no effect has a latent scale, or its coordinates are not finite."""
+        problem = target.problem
+        form = noncentred_form(problem) if maps_points(problem.traits) and not isinstance(problem, NonCentred) else None
+        if form is None:
+            return None
+        apart = form.to_noncentred(draws[evenly(len(draws), MOST_DRAWS)].to(form.dtype)).double()
+        if not bool(apart.var(0).isfinite().all()):
+            return None
+        there = Target.of(form, apart, target.temperature)
+        if target.few is None:
+            return cls(form, near_draws(there, apart), generator)
+
+        def seen_as(white: Tensor) -> Tensor:
+            return target.white(form.centred(there.model(white).to(form.dtype)))
+
+        return cls(form, replace(there, few=replace(target.few, seen_as=seen_as)), generator)
+
+    def white_noncentred(self, z: Tensor) -> Tensor:
+        """Non-centred, whitened coordinates (S, D) of points z (S, D) in the model's own."""
+        return self.target.white(self.form.to_noncentred(z.to(self.form.dtype)))
+
+    def back(self, white: Tensor) -> Tensor:
+        """The model's own coordinates (S, D) of points in non-centred, whitened ones (S, D)."""
+        return self.form.centred(self.target.model(white).to(self.form.dtype))
+
+    def move(self, chains: Chains) -> None:
+        """Move `chains`, in the model's own coordinates, by one trajectory of each in non-centred ones."""
+        there = self.white_noncentred(chains.target.model(chains.place))
+        if self.chains is None:
+            self.chains = Chains.begin(self.target, there, self.generator)
+            self.chains.settle()
+        else:
+            self.chains.put(there)
+            self.chains.move()
+        chains.put(chains.target.white(self.back(self.chains.place)))

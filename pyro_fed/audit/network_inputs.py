@@ -1,13 +1,21 @@
-"""Inputs that are out of range of a network's units, given the prior of the weights.
+"""Errors in the inputs of a network: out of range of its units, or of no use to its predictions.
 
-A unit takes Σ_j x_j w_j. If a column's root mean square times the size of its weights under the prior is far above one,
-the unit is nearly the same for all rows: tanh is at ±1, and a rectifier is linear or zero. Then there is hardly a
-gradient to follow, and a Gaussian that covers two such values of a weight does not fit those in between. With weights
-of N(0, 1), a year, an income or a count is such a column.
+**Out of range.** A unit takes Σ_j x_j w_j. If a column's root mean square times the size of its weights under the prior
+is far above one, the unit is nearly the same for all rows: tanh is at ±1, and a rectifier is linear or zero. Then there
+is hardly a gradient to follow. With weights of N(0, 1), a year, an income or a count is such a column.
+
+**Of no use.** An answer predicts a row by its own inputs no better than by those of other rows j:
+
+    Δ_i = log 1/S Σ_s p(y_i | x_i, z_s) - mean over j of log 1/S Σ_s p(y_j | x_i, z_s)
+
+The mean of Δ_i over the fitted rows is positive if the answer has learned anything about y from x. It is zero for a
+network whose weights stay at the prior. The density of the rows alone would not show that, since x may be
+uninformative. The user has to decide between the two.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -17,10 +25,13 @@ from torch import Tensor, fx
 
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.density.checks.points import FEW_ROWS, NUM_DRAWS
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.layers import first_products
 from pyro_fed.density.compiling.predictors import rows_graph, some_rows
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.running.trace_sites import frame_of, sum_to_rows
+from pyro_fed.ops.entries import evenly
 
 #: A column is out of range if the root mean square of its contribution to a unit is larger. With weights of N(0, 1)
 #: standardised columns, pixels of 0 to 16 and columns of tens are well below.
@@ -28,17 +39,14 @@ OUT_OF_RANGE = 30.0
 #: Median of |w| for w ~ N(0, 1). The size of weights is their median over this: if their scales have long tails, as
 #: in a horseshoe, a root mean square would be that of few extreme weights, which data rule out.
 MEDIAN = NormalDist().inv_cdf(0.75)
-#: Rows by which sizes are estimated.
-ROWS = 64
+#: The most and the fewest rows that are used; and how many other rows each row is compared with.
+ROWS, FEWEST_ROWS, OTHER_ROWS = 500, 20, 4
+#: Inputs are of use if the mean of Δ is more than this many standard errors above zero.
+PLAIN = 2.0
 
 
 def out_of_range(problem: Problem, from_prior: Callable[[], Tensor | None]) -> list[Finding]:
-    """One finding on the column that is furthest out of range of a network's units, or none.
-
-    Args:
-        problem: the model.
-        from_prior: gives draws of the prior (M, D), or None if it is improper; asked of networks alone.
-    """
+    """One finding on the column that is furthest out of range of a network's units, by draws of the prior; or none."""
     draws = from_prior() if problem.traits.layers else None
     if draws is None:
         return []
@@ -56,27 +64,19 @@ def out_of_range(problem: Problem, from_prior: Callable[[], Tensor | None]) -> l
 
 
 class _Size(NamedTuple):
-    """How much a column of the inputs adds to a unit.
+    """How much a column of the inputs adds to a unit."""
 
-    Args:
-        added: root mean square of what the column adds.
-        of_rows: root mean square of the column.
-        of_weights: size of the column's weights under the prior.
-        column: the column's number; None if all inputs are taken as one.
-        leaf: the number of the row tensor that has the column; None if it is not an argument itself.
-    """
-
-    added: float
-    of_rows: float
-    of_weights: float
-    column: int | None
-    leaf: int | None
+    added: float  # root mean square of what the column adds
+    of_rows: float  # root mean square of the column
+    of_weights: float  # size of the column's weights under the prior
+    column: int | None  # the column's number; None if all inputs are taken as one
+    leaf: int | None  # number of the row tensor that has the column; None if it is not an argument itself
 
 
 def _sizes(problem: Problem, draws: Tensor) -> Iterator[_Size]:
     """The worst column of each first layer by draws of the prior; a convolution or several products are one."""
-    rows = some_rows(problem, ROWS)
-    graph = rows_graph(problem, ROWS)
+    rows = some_rows(problem, FEW_ROWS)
+    graph = rows_graph(problem, FEW_ROWS)
     leaves = [node for node in graph.graph.nodes if node.op == "placeholder"][1:]
     wanted = first_products(graph)
     seen = [_Values(graph, {node for pair in wanted for node in pair}).at(z, rows) for z in draws]
@@ -112,3 +112,32 @@ class _Values(fx.Interpreter):
         if n in self.wanted:
             self.values[n] = found
         return found
+
+
+def of_no_use(problem: Problem, draws: Tensor) -> list[Finding]:
+    """One finding on a network that predicts rows, by draws (S, D), no better by their own than by others' inputs."""
+    if not problem.traits.layers or problem.layout.local or len(problem.layout.observed) != 1 or problem.layout.factors:
+        return []
+    rows = tuple(leaf[evenly(len(leaf), ROWS)] for leaf in problem.rows)
+    if len(rows[0]) < FEWEST_ROWS:
+        return []
+    found = [_log_densities(problem, z, rows) for z in draws[evenly(len(draws), NUM_DRAWS)].to(problem.dtype)]
+    own, *others = (torch.stack(parts).logsumexp(0) for parts in zip(*found, strict=True))
+    gain = own - torch.stack(others).mean(0)
+    mean, error = float(gain.mean()), float(gain.std()) / math.sqrt(len(gain))
+    if not mean <= PLAIN * error:
+        return []
+    name = problem.layout.single_observed()
+    return [sentences.inputs_tell_nothing(site=name, rows=len(gain), gain=mean, error=error)]
+
+
+def _log_densities(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> list[Tensor]:
+    """Log densities of observations, given inputs: of the m rows' own ones (m,), then of `OTHER_ROWS` rows'."""
+    site = problem.execute_at(z, rows).trace.nodes[problem.layout.single_observed()]
+    dim = frame_of(site, problem.plate).dim
+    along = dim - len(site["fn"].event_shape)
+    found = []
+    for shift in (0, *(1 + len(rows[0]) * part // (OTHER_ROWS + 1) for part in range(1, OTHER_ROWS + 1))):
+        log_prob = site["fn"].log_prob(site["value"].roll(shift, along))
+        found.append(sum_to_rows({**site, "log_prob": log_prob}, dim).double())
+    return found

@@ -1,7 +1,7 @@
 """Findings on means and SDs that are off, by chains from the draws (`motion`) or weighted points, with the cure.
 
-A doubt is one sentence, on the worst mean or SD. A mean or an SD that is within the limits, but plainly off and near
-a limit, is reported too. That is not a doubt, but the result is not exact.
+The worst mean or SD beyond the limits is a doubt; one within the limits, but plainly off and near a limit, is a note.
+Figures `measured` are those of `Evidence.moment_figures`, of a result without doubts.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.advice import cure
-from pyro_fed.audit.chains.moments import Moments, margin, worst_moment
+from pyro_fed.algorithm.record import NONCENTRED
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.codes import sentences
+from pyro_fed.audit.moments import Moments, margin, worst_moment
+from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEAR_LIMIT_SHARE, SD_MATTERS, STANDARD_ERRORS, WRONG, Limits
+from pyro_fed.density.checks.funnels import with_hint
+from pyro_fed.density.checks.slopes import OF_STEPS, said_of
+from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.policy.audit import flat_priors_with_few_rows
 
 #: The posterior's moments are estimated by these.
 BY = {
@@ -29,13 +33,46 @@ BY = {
 LARGEST_REPORTED_ERROR = 3.0
 
 
+def cure(evidence: Evidence, beyond: bool = False) -> str:
+    """The cure that fits, as a sentence without its full stop; `beyond`: weighted points lie outside the draws."""
+    if evidence.record.has_private_noise:
+        return cures.LESS_NOISE
+    if why := evidence.record.refused():
+        return cures.replies_not_usable(why)
+    if evidence.record.clients_failed():
+        return cures.ALL_CLIENTS
+    traits = evidence.problem.traits
+    if flat_priors_with_few_rows(traits):
+        return cures.proper_priors(sorted(traits.improper), traits.num_rows)
+    if evidence.jump_lines:
+        said = said_of(evidence.jump_lines)
+        return f"{said[0].upper() + said[1:]}. {cures.WEIGHTS_NEED_NO_SCORES}. {OF_STEPS}"
+    if evidence.record.converged is False and evidence.record.rounds_help:
+        return _cure_with_hint(cures.MORE_ROUNDS, evidence)
+    if {"precision", "eta"} <= evidence.shared.keys() and not gaussian(evidence.shared).dense:
+        # With 160 parameters on the digits a network's full covariance has an accuracy of 0.47, a diagonal one of 0.63.
+        return cures.judge_by_predictions(traits.dim) if traits.large() else cures.FULL_COVARIANCE
+    if "DSVGD" in evidence.record.planned:
+        return _cure_with_hint(cures.LEFT_TO_TRY, evidence)
+    if beyond:
+        return _cure_with_hint(cures.MASS_BEYOND, evidence)
+    return _cure_with_hint(evidence.algorithm.remedy or cures.BY_DRAWS[evidence.algorithm.draws_are], evidence)
+
+
+def _cure_with_hint(said: str, evidence: Evidence) -> str:
+    """The cure, with a hint at the non-centred form if that may help, unless a plan tries that form itself."""
+    return said if NONCENTRED in evidence.record.planned else with_hint(said, evidence.problem)
+
+
 def stillness(evidence: Evidence) -> list[Finding]:
     """One finding on the worst mean or SD that is wrong by chains from the draws or by weighted points, or none."""
     found = evidence.moments
     if found is None:
         return []
+    if found.stuck and not found.whole:
+        return []  # steps may only be too long for correlations, which coordinates without them do not show
     if found.stuck:
-        return _stuck(evidence, found)
+        return [sentences.chains_are_stuck(cures=[cure(evidence)])]
     worst = worst_moment(found)
     if worst is None:
         return []
@@ -47,17 +84,8 @@ def stillness(evidence: Evidence) -> list[Finding]:
     return [sentences.sd_is_off(ratio=worst.size, **said)]
 
 
-def _stuck(evidence: Evidence, found: Moments) -> list[Finding]:
-    if not found.whole:
-        return []  # steps may only be too long for correlations, which coordinates without them do not show
-    return [sentences.chains_are_stuck(cures=[cure(evidence)])]
-
-
 def close_call(measured: Mapping[str, np.ndarray]) -> list[Finding]:
-    """One finding on a moment that is within the limits, but near them, and plainly off, or none.
-
-    `measured` are the figures of `Evidence.moment_figures`, of a result without doubts.
-    """
+    """One finding on a moment that is within the limits, but near them, and plainly off, or none."""
     plain = _off(measured, WRONG, STANDARD_ERRORS)
     if not plain.max() > NEAR_LIMIT_SHARE:
         return []
@@ -65,19 +93,13 @@ def close_call(measured: Mapping[str, np.ndarray]) -> list[Finding]:
 
 
 def off_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
-    """The largest error of a mean or an SD, in units of a finer aim; 0 if none is likely to miss it.
-
-    `measured` are the figures of `Evidence.moment_figures`.
-    """
+    """The largest error of a mean or an SD, in units of a finer aim; 0 if none is likely to miss it."""
     worst = float(_likely(measured, aim).max())
     return worst if worst > 1 else 0.0
 
 
 def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]:
-    """One finding on a mean or an SD that is within the limits, but likely to miss a finer aim, or none.
-
-    `measured` are the figures of `Evidence.moment_figures`, of a result without doubts.
-    """
+    """One finding on a mean or an SD that is within the limits, but likely to miss a finer aim, or none."""
     if not off_aim(measured, aim):
         return []
     worst = _worst(measured, _likely(measured, aim))
@@ -85,11 +107,8 @@ def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]
 
 
 def at_limit(evidence: Evidence) -> list[Finding]:
-    """One finding on an SD that is plainly too small, and as near to the limit as its standard error, or none.
-
-    It is beyond the limit with a chance of one in six or more, since chains that remember the draws they began at see
-    too little of what is missing. The result has no doubts.
-    """
+    """One finding on an SD that is plainly too small, and as near to the limit as its standard error, or none."""
+    # It is beyond the limit with a chance of one in six or more: chains that remember their start see too little of it.
     measured = evidence.moment_figures
     plain = _off(measured, WRONG, STANDARD_ERRORS)
     if not plain.max() > 0:
@@ -103,10 +122,7 @@ def at_limit(evidence: Evidence) -> list[Finding]:
 
 
 def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]:
-    """One finding on a mean or an SD that plainly misses a finer aim, and may even be beyond the limits, or none.
-
-    `measured` are the figures of `Evidence.moment_figures`, of a result without doubts.
-    """
+    """One finding on a mean or an SD that plainly misses a finer aim, and may even be beyond the limits, or none."""
     missed = _off(measured, aim, STANDARD_ERRORS)
     if not missed.max() > 1:
         return []
@@ -124,12 +140,8 @@ def _off(measured: Mapping[str, np.ndarray], limits: Limits, errors: float) -> T
 
 
 def _likely(measured: Mapping[str, np.ndarray], aim: Limits) -> Tensor:
-    """Errors (2, F) in units of a finer aim; 0 if the error as a whole may be chance, among so many numbers.
-
-    A better answer is sought if there is plainly an error, even if it is not plainly beyond the aim: this takes less
-    than to call an answer wrong. A smaller error often means that few chains do not determine the SD of a long tail.
-    The next answer would then be chosen by chance.
-    """
+    """Errors (2, F) in units of a finer aim; 0 if the error as a whole may be chance, among so many numbers."""
+    # An error that is plain, if not plainly beyond the aim, is enough: it takes less than to call an answer wrong.
     return _off(measured, aim, margin(len(Moments.of_figures(measured).mean)))
 
 

@@ -3,11 +3,11 @@
     E_k = E_-k[p_k(-θ)] / E_-k[p_k(θ)]          θ ~ q_-k, the posterior of the others; p_k the likelihood of k's rows
 
 Mirrored parameters, -θ, describe rows whose labels are flipped, or in which a sign is turned. If client k's rows come
-from the same model as the others', then the denominator is the rows' predictive density, and E_k has the mean one, even
-of very few rows. By Markov's inequality the probability that E_k is K / α or more at any of K honest clients is at most
-α. (E_k is an e-value: Vovk & Wang 2021, *E-values: calibration, combination and applications*.) Distances between sites
-have no such guarantee with few rows. Among ten clients of 8 rows, one with flipped labels is found in 43 % of cohorts;
-by sites alone in 11 % (`benchmarks.faults.naming`).
+from the same model as the others', the denominator is the rows' predictive density, and E_k has the mean one, even of
+very few rows. By Markov's inequality the probability that E_k is K / α or more at any of K honest clients is at most α.
+(E_k is an e-value: Vovk & Wang 2021, *E-values: calibration, combination and applications*.) Distances between sites
+have no such guarantee: among ten clients of 8 rows, one with flipped labels is found in 43 % of cohorts; by sites alone
+in 11 % (`benchmarks.faults.naming`).
 
 q_-k is a Gaussian, and both expectations are means over draws of it. If one of these means depends on few draws, as for
 a parameter that only this client informs, the client is not judged.
@@ -22,39 +22,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.clients.influence import FEWEST_CLIENTS, MOST_SAID, by_sites
-from pyro_fed.conventions.limits import STANDARD_ERRORS
+from pyro_fed.audit.influence import FEWEST_CLIENTS, MOST_SAID, by_sites
+from pyro_fed.conventions.limits import MIN_DRAWS, STANDARD_ERRORS
 from pyro_fed.ops.gaussian import Gaussian
 
 #: α: the largest chance that an honest client of a cohort is named.
 CHANCE = 0.05
-#: Draws of the others' posterior; and the smallest effective number of them for a mean of likelihoods.
-DRAWS, FEWEST_DRAWS = 256, 10
+#: Draws of the others' posterior.
+DRAWS = 256
 
 
 def mirrored_clients(
     q: Gaussian, sites: Gaussian, rows: Tensor, log_lik: Callable[[int, Tensor], Tensor], generator: torch.Generator
 ) -> dict[int, float]:
-    """The clients whose rows are K / α times as likely under mirrored parameters: log E_k by the client's number.
-
-    E_k is computed for the clients whose sites point to the opposite by `STANDARD_ERRORS` SDs: an E_k that is large
-    enough goes with that many. The client with the largest E_k is divided out before the others are compared again,
-    since it may have made honest clients look mirrored. If its E_k cannot be computed well, the search ends.
-
-    Args:
-        q: the posterior.
-        sites: the clients' sites (K,).
-        rows: the clients' numbers of rows (K,).
-        log_lik: gives the log-likelihood (S,) of a client, by number, at points (S, D).
-        generator: source of randomness.
-    """
+    """log E_k of the clients whose rows are K / α times as likely under mirrored parameters, by the client's number."""
+    # E_k is computed for the clients whose sites point to the opposite: an E_k that is large enough goes with that.
     least = math.log(max(1, int((rows > 0).sum())) / CHANCE)
     left, found = rows.nonzero().flatten().tolist(), dict[int, float]()
     fewest = max(FEWEST_CLIENTS, len(left) // 2 + 1)
     while len(left) >= fewest and len(found) < MOST_SAID and bool(q.is_proper()):
         rest = type(sites)(sites.precision[left], sites.eta[left])
-        asked = [left[i] for i in (by_sites(q, rest).opposed > STANDARD_ERRORS).nonzero()[0]]
-        ratios = {k: ratio for k in asked if (ratio := _ratio(_without(q, sites, k), k, log_lik, generator))}
+        opposed = [left[i] for i in (by_sites(q, rest).opposed > STANDARD_ERRORS).nonzero()[0]]
+        ratios = {k: _log_ratio(_without(q, sites, k), k, log_lik, generator) for k in opposed}
         most = max(ratios, key=lambda k: ratios[k].value, default=None)
         if most is None or not ratios[most].known or ratios[most].value <= least:
             break
@@ -63,7 +52,7 @@ def mirrored_clients(
     return found
 
 
-class Ratio(NamedTuple):
+class LogRatio(NamedTuple):
     """log E_k, and whether both of its means have enough effective draws."""
 
     value: float
@@ -75,20 +64,17 @@ def _without(q: Gaussian, sites: Gaussian, k: int) -> Gaussian:
     return type(sites)(q.precision - sites.precision[k], q.eta - sites.eta[k])
 
 
-def _ratio(
+def _log_ratio(
     others: Gaussian, k: int, log_lik: Callable[[int, Tensor], Tensor], generator: torch.Generator
-) -> Ratio | None:
-    """Client k's E_k; None if the others have no proper posterior, or one of the means is NaN."""
+) -> LogRatio:
+    """Client k's log E_k; -inf if the others have no proper posterior, or one of the means is NaN."""
     if not bool(others.is_proper()):
-        return None
+        return LogRatio(-math.inf, False)
     draws = others.even_sample(DRAWS, generator)
     as_said, opposite = (log_lik(k, z).nan_to_num(nan=-math.inf) for z in (draws, -draws))
     value = float(torch.logsumexp(opposite, 0) - torch.logsumexp(as_said, 0))
     if math.isnan(value):
-        return None
-    return Ratio(value, min(_effective_draws(as_said), _effective_draws(opposite)) >= FEWEST_DRAWS)
-
-
-def _effective_draws(log_lik: Tensor) -> float:
-    """Effective number of draws of a mean of exp(log_lik), 1 / Σ w_s² with the w_s normalised."""
-    return float(1 / torch.softmax(log_lik, 0).square().sum())
+        return LogRatio(-math.inf, False)
+    # Effective numbers of draws of both means, 1 / Σ w_s² with weights w_s ∝ p_k.
+    effective = (float(1 / torch.softmax(each, 0).square().sum()) for each in (as_said, opposite))
+    return LogRatio(value, min(effective) >= MIN_DRAWS)

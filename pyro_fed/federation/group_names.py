@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,9 @@ from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.rows.leaves import LabelsByName
 from pyro_fed.errors import DataError, PyroFedError, SettingError, listed
-from pyro_fed.federation.labels import client_table, discrete, no_counts
+from pyro_fed.federation.labels import client_table, discrete_labels, row_labels
 from pyro_fed.federation.partition.base import Partition
-from pyro_fed.federation.partition.by_row import ByGroup
+from pyro_fed.federation.partition.kinds import ByGroup
 from pyro_fed.federation.pooling import plate_sizes
 
 
@@ -29,15 +30,7 @@ def with_group_names(
     *,
     grouped: bool,
 ) -> Mapping[str, Sequence[Any]] | None:
-    """Coordinate values, with the clients' names along the plate if each client is one group of it.
-
-    Args:
-        coords: the user's, which take precedence if they name the plate.
-        plate: the partitioned plate.
-        clients: each client's elements of the plate, (N_k,).
-        names: the clients' names; None if they are numbered.
-        grouped: whether the plate is one of groups, with rows of their own.
-    """
+    """Coordinate values, with the clients' names along a plate of groups if each client is one group."""
     given = dict(coords or {})
     if not grouped or names is None or plate in given or any(len(rows) != 1 for rows in clients):
         return coords
@@ -47,29 +40,12 @@ def with_group_names(
 
 def named_labels(
     arguments: Arguments,
-    rows: Mapping[str, str | Sequence[str]],
+    rows: Mapping[str, Sequence[str]],
     plate: str,
     coords: Mapping[str, Sequence[Any]] | None,
     partition: Partition | None,
 ) -> LabelsByName:
-    """Labels that the codes of text and categories must stand for, if the user names the elements in order.
-
-    Text is coded by the labels that occur, in alphabetical order. They differ from a plate's elements if a group has no
-    rows, or if the plate's names come in another order.
-
-    Args:
-        arguments: the model's arguments.
-        rows: nested plates with the argument that holds each row's group, as the user names it.
-        plate: the partitioned plate.
-        coords: the user's; values along a plate are its elements' names.
-        partition: if it is `ByGroup` of distinct values, these name the elements of a plate of groups.
-
-    Returns:
-        The labels, in order, of each argument whose own labels are among them.
-
-    Raises:
-        SettingError: the names come in two orders, or categories have another order of their own.
-    """
+    """Labels, in order, of arguments of text whose elements the user names, by coordinates or by `ByGroup`."""
     by = tuple(np.asarray(partition.by).tolist()) if isinstance(partition, ByGroup) and partition.by is not None else ()
     by = by if rows and len(set(by)) == len(by) else ()
     given = {dim: tuple(values) for dim, values in (coords or {}).items()}
@@ -78,7 +54,7 @@ def named_labels(
             f"coords['{plate}'] names the elements of plate '{plate}' {listed(given[plate])}, and ByGroup "
             f"{listed(by)}: the same names in another order; give both in the order of the elements"
         )
-    owners = {parts if isinstance(parts, str) else next(iter(parts), "") for parts in rows.values()}
+    owners = {next(iter(parts), "") for parts in rows.values()}
     found = {}
     for name, labels in arguments.labels.items():
         if name in owners:
@@ -102,11 +78,7 @@ def named_labels(
 
 
 def by_element(partition: Partition, arguments: Arguments, count: int) -> Partition:
-    """A partition by a column of the nested rows, as one by the `count` elements of the plate that they belong to.
-
-    Raises:
-        SettingError: the rows of an element have several values.
-    """
+    """A partition by a column of the nested rows, as one by the `count` elements of the plate that they belong to."""
     if not isinstance(partition, ByGroup) or partition.by is None or len(partition.by) == count:
         return partition
     for owner, *_ in arguments.nested_by_name.values():
@@ -150,52 +122,35 @@ def grouped_table(
     names: Sequence[str],
     counted: Sequence[np.ndarray],
 ) -> pd.DataFrame:
-    """A table with a row for each client: its groups, their nested rows, the share of all rows, counts of each label.
-
-    `client_groups` are group numbers (N_k,); `counted` are values that the model observes as counts, not as labels.
-    """
+    """A table with a row for each client: its groups, their nested rows, share of all rows, counts of each label."""
     nested = arguments.nested_plates
     counts = {part: [len(arguments.rows_of(part, groups)) for groups in client_groups] for part in nested}
     first = nested[0]
     rows = [arguments.rows_of(first, groups) for groups in client_groups]
-    one_a_row = [leaf for _, part, leaf in arguments.columns if part == first and leaf.dim() == 1]
-    table = client_table(rows, names, no_counts(discrete(one_a_row[-1].cpu().numpy() if one_a_row else None), counted))
+    table = client_table(rows, names, discrete_labels(row_labels(arguments, first), counted))
     total = np.sum([counts[part] for part in nested], axis=0)
     table["rows"], table["share"] = total, total / total.sum()
     table.insert(0, plate, [len(groups) for groups in client_groups])
-    if len(nested) > 1:
-        for at, part in enumerate(nested, start=1):
-            table.insert(at, part, counts[part])
+    for at, part in enumerate(nested if len(nested) > 1 else (), start=1):
+        table.insert(at, part, counts[part])
     return table
 
 
 def groups_alone(
     model: Callable[..., Any], plate: str, arguments: Any, groups: Tensor
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The model's arguments `(args, kwargs)` with the groups (m,) alone, also if their number is an argument.
-
-    Raises:
-        DataError: the model has its number of groups from elsewhere.
-    """
+    """The model's `(args, kwargs)` with the groups (m,) alone, also if their number is an argument."""
     alone = arguments.alone(groups)
     before = arguments.num_groups
     numbers = [i for i, leaf in enumerate(alone.leaves) if type(leaf) is int and leaf == before]
     for changed in ((), *((i,) for i in numbers), tuple(numbers)):
         leaves = [len(groups) if i in changed else leaf for i, leaf in enumerate(alone.leaves)]
         args, kwargs = pytree.tree_unflatten(leaves, alone.spec)
-        if _size(model, args, kwargs, plate, alone) == len(groups):
-            return args, kwargs
+        same = Arguments(tuple(pytree.tree_leaves((args, kwargs))), alone.names, alone.spec)
+        with suppress(PyroFedError, RuntimeError, IndexError, ValueError):  # the model does not run on them
+            if plate_sizes(model, same, plate)[plate] == len(groups):
+                return args, kwargs
     raise DataError(
         f"the model's plate '{plate}' has {before} elements whatever its arguments are, so that none can be left out: "
         f"take its size from an argument, such as the length of one with an entry a {plate}, or a number"
     )
-
-
-def _size(model: Callable[..., Any], args: Any, kwargs: Any, plate: str, like: Arguments) -> int | None:
-    """The plate's size with these arguments; None if the model does not run on them."""
-    leaves = tuple(pytree.tree_leaves((args, kwargs)))
-    arguments = Arguments(leaves, like.names, like.spec)
-    try:
-        return plate_sizes(model, arguments, plate)[plate]
-    except (PyroFedError, RuntimeError, IndexError, ValueError):
-        return None

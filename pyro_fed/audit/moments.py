@@ -1,4 +1,4 @@
-"""The posterior's means and SDs against a result's: the estimates, and what is wrong by more than chance.
+"""The posterior's means and SDs against a result's: the numbers, their estimates, and which are wrong.
 
 **By chains.** S chains (`hmc`) run from S draws. Take a coordinate, or a number that is a function of it, and
 standardise it by the result's own mean and SD. Then let
@@ -8,11 +8,11 @@ standardise it by the result's own mean and SD. Then let
     y    the place, averaged over the later half of the transitions
 
 y is regressed on a, a² - 1 and the averages of b_t and b_t² - 1 (control variates, whose means are known). The
-intercept estimates the mean of the moved draws; the same regression of y² estimates their second moment. The part that
-the controls explain is not noise. For a Gaussian posterior they explain nearly all, since half of a trajectory of
-length π/2 is the momentum. The slope β on a (γ on a², for y²) is the chains' memory of their start. The intercepts are
-divided by 1 - β (and 1 - γ), which for a Gaussian gives the limit of long chains. For other posteriors the memory fades
-more slowly than that, and the limit is farther: where β or γ is plainly above zero, an error is reported as "at least".
+intercept estimates the mean of the moved draws; the same regression of y² estimates their second moment. For a Gaussian
+posterior the controls explain nearly all, since half of a trajectory of length π/2 is the momentum. The slope β on a
+(γ on a², for y²) is the chains' memory of their start. The intercepts are divided by 1 - β (and 1 - γ), which for a
+Gaussian gives the limit of long chains. Else the limit is farther: where β or γ is plainly above zero, an error is
+reported as "at least".
 
     mean error   E[y] / SD[y],      SD ratio   SD[y]
 
@@ -34,7 +34,13 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS, WRONG, Limits
+from pyro_fed.density.checks.points import NUM_DRAWS
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.ops.entries import evenly
 
+#: Added to the name of a number on the unconstrained scale, if the site's own scale is another one.
+UNCONSTRAINED = " (unconstrained)"
 #: Chance that a result just at the limit, in all coordinates, is called wrong.
 ALPHA = 0.1
 #: Memory of the start above which a chain carries too little information.
@@ -50,33 +56,68 @@ LEAST_VARIANCE = 1e-4
 
 
 @dataclass(frozen=True)
+class Quantities:
+    """F numbers of a draw: the D of the flat vector, then the values of the sites whose own scale is another one."""
+
+    problem: Problem
+    own: tuple[str, ...]  # names of the sites whose own scale is another one, in the model's order
+    varying: Tensor  # a mask of these sites' entries without constants, such as the zeros of a Cholesky factor
+    labels: tuple[str, ...]  # names of the numbers (F,)
+    along: Tensor  # the entry of the flat vector that moves each number (F,), or its site's first entry
+
+    @classmethod
+    def of(cls, problem: Problem, z: Tensor) -> Quantities:
+        """The numbers of a model, whose scales are compared at unconstrained draws z (S, D)."""
+        some = z[evenly(len(z), NUM_DRAWS)].to(problem.dtype)
+        values = problem.constrain(some, problem.fewest_rows)
+        own: list[str] = []
+        varying: list[Tensor] = []
+        labels = [problem.name_of(number) for number in range(problem.dim)]
+        along = list(range(problem.dim))
+        for name, site in problem.sites.items():
+            value, part = values[name].reshape(len(some), -1), slice(site.start, site.start + site.size)
+            if value.shape[1] == site.size and torch.equal(value.to(some), some[:, part]):
+                continue
+            own.append(name)
+            rounding = torch.finfo(value.dtype).eps ** 0.5 * value.abs().amax(0)
+            varies = value.amax(0) - value.amin(0) > rounding
+            varying.append(varies)
+            size = value.shape[1]
+            named = [problem.entry_of(site, i) for i in range(size)]
+            labels[part] = [f"{label}{UNCONSTRAINED}" for label in labels[part]]
+            moving = list(range(problem.dim)[part]) if size == site.size else [site.start] * size
+            labels += [label for label, kept in zip(named, varies, strict=True) if kept]
+            along += [entry for entry, kept in zip(moving, varies, strict=True) if kept]
+        kept = torch.cat(varying) if varying else torch.empty(0, dtype=torch.bool)
+        return cls(problem, tuple(own), kept, tuple(labels), torch.tensor(along))
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """The numbers (S, F) of draws z (S, D), float64."""
+        if not self.own:
+            return z.double()
+        rows = self.problem.fewest_rows
+        pieces = in_chunks(z.to(self.problem.dtype), len(rows[0]) * self.problem.num_nodes)
+        found = [self.problem.constrain(piece, rows) for piece in pieces]
+        own = torch.cat([torch.cat([part[name] for part in found]).reshape(len(z), -1) for name in self.own], 1)
+        return torch.cat([z.double(), own[:, self.varying].double()], 1)
+
+
+@dataclass(frozen=True)
 class Moments:
     """Estimates of the posterior's means and SDs of F numbers, relative to the result's.
 
     Where both standard errors of a number are zero, the number is not judged.
-
-    Args:
-        mean: the posterior's mean less the result's, in the posterior's SDs (F,).
-        mean_error: standard error of `mean` (F,).
-        log_sd: logarithm of the posterior's SD divided by the result's (F,).
-        log_sd_error: standard error of `log_sd` (F,).
-        accepted: mean acceptance of the chains' last trajectories.
-        whole: whether the chains' coordinates are whitened by the full covariance of enough draws.
-        by: what the estimates come from, "chains", or "weights" of points spread more widely than the draws.
-        places: where the chains have been in the later half of their transitions, in the model's coordinates (N, D);
-            None if the estimates come from weights.
-        remembered: which numbers' means and SDs (2, F) chains plainly remember from where they began; None: none.
     """
 
-    mean: Tensor
-    mean_error: Tensor
-    log_sd: Tensor
-    log_sd_error: Tensor
-    accepted: float = 1.0
-    whole: bool = True
+    mean: Tensor  # the posterior's mean less the result's, in the posterior's SDs (F,)
+    mean_error: Tensor  # its standard error (F,)
+    log_sd: Tensor  # logarithm of the posterior's SD divided by the result's (F,)
+    log_sd_error: Tensor  # its standard error (F,)
+    accepted: float = 1.0  # mean acceptance of the chains' last trajectories
+    whole: bool = True  # whether the full covariance of enough draws whitens the chains' coordinates
     by: Literal["chains", "weights"] = "chains"
-    places: Tensor | None = None
-    remembered: Tensor | None = None
+    places: Tensor | None = None  # where chains have been in the later half of their transitions (N, D)
+    remembered: Tensor | None = None  # which means and SDs (2, F) chains plainly remember from where they began
 
     @property
     def lower_bounds(self) -> Tensor:
@@ -158,20 +199,12 @@ class Moments:
 
 
 def margin(numbers: int, chance: float = ALPHA) -> float:
-    """The number of standard errors by which the worst of F means and SDs is off with the probability `chance`.
-
-    The probability is shared equally among the 2 F errors. An error is beyond a limit by more than chance if it is this
-    many standard errors beyond it.
-    """
+    """The number of standard errors by which the worst of F means and SDs is off with the probability `chance`."""
     return -NormalDist().inv_cdf(chance / (2 * numbers))
 
 
 def moments_verdict(found: Moments, within: float = 1.0, chance: float = ALPHA) -> bool | None:
-    """True if the result is wrong by more than chance, False if it is right by more than chance, else None.
-
-    Right means that all errors are below `within` times the limits; `chance` is the probability that a result just at
-    the limits is called wrong.
-    """
+    """True if the result is wrong by more than chance, False if all errors are within the limits, else None."""
     off = margin(len(found.mean), chance) * found.noise
     if bool((found.excess - off > 1).any()):
         return True
@@ -179,31 +212,19 @@ def moments_verdict(found: Moments, within: float = 1.0, chance: float = ALPHA) 
 
 
 def wrong_moments(found: Moments) -> Tensor:
-    """Which means and SDs are wrong, a mask (2, F), by the final estimates.
-
-    An error is called wrong if it is beyond the limit by more than chance, or if its estimate is beyond the limit and
-    plainly not zero.
-    """
+    """Which means and SDs (2, F) are beyond the limits by more than chance, or as estimated and plainly not zero."""
     plain = (found.excess > 1) & (found.excess > STANDARD_ERRORS * found.noise)
     return (found.excess - margin(len(found.mean)) * found.noise > 1) | plain
 
 
 class WorstMoment(NamedTuple):
-    """The mean or SD that is wrong by most.
+    """The mean or SD that is wrong by most."""
 
-    Args:
-        number: the number's index among F.
-        of_mean: whether it is a mean.
-        size: by how many SDs the mean is off, or the ratio of the posterior's SD to the result's.
-        error: standard error of `size`.
-        bound: whether the error is at least this large, since chains remember where they began.
-    """
-
-    number: int
-    of_mean: bool
-    size: float
-    error: float
-    bound: bool
+    number: int  # among the F numbers
+    of_mean: bool  # or of the SD
+    size: float  # the mean's error in SDs, or the ratio of SDs
+    error: float  # standard error of `size`
+    bound: bool  # whether the error is at least as large as its estimate
 
 
 def worst_moment(found: Moments) -> WorstMoment | None:
@@ -220,16 +241,8 @@ def worst_moment(found: Moments) -> WorstMoment | None:
 
 
 def moments_of_chains(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
-    """The posterior's moments by regressions with control variates, see the module's header.
-
-    A number that is NaN at a draw or a place, or has no SD over the draws, is not judged: its standard errors are zero.
-    This happens on a site's own scale; the site's unconstrained numbers are judged all the same.
-
-    Args:
-        begun: a, where each chain began (S, F).
-        places: y before it is averaged, at T transitions (T, S, F).
-        momenta: b at the same transitions (T, S, F).
-    """
+    """The posterior's moments by regressions, of a (S, F), y before it is averaged and b (T, S, F)."""
+    # On a site's own scale a number may be NaN, or have no SD: it is not judged, its unconstrained numbers are.
     usable = begun.isfinite().all(0) & ~places.isnan().flatten(0, 1).any(0)
     begun, places = (
         torch.where(usable, begun, 0.0),
@@ -261,11 +274,7 @@ def moments_of_chains(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments
 def _regression(solve: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Least squares of y (S, F) on x: intercept and memory of the start (F,), each chain's influence on both (S, F).
 
-    Args:
-        solve: (x' x)⁻¹ x' (F, 5, S).
-        x: controls (F, S, 5).
-        y: what is explained.
-        start: the column of x whose coefficient is the memory, β or γ.
+    `solve` is (x' x)⁻¹ x' (F, 5, S), `start` the column of the controls x (F, S, 5) whose coefficient is the memory.
     """
     slope = solve @ y.T[..., None]
     free = 1 - (x * solve.mT).sum(-1)  # less than one chain's share of a coefficient is rounding
@@ -276,18 +285,11 @@ def _regression(solve: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tensor
 
 
 def told_by_tails(left: Tensor, come: Tensor, dim: int, chains: int) -> Tensor:
-    """Which SDs can be judged (F,): not those of draws with tails so long that few chains do not determine the SD.
+    """Which SDs (F,) can be judged by so many chains, from the kurtosis of the draws and of the posterior (F,).
 
     With kurtosis k the logarithm of the SD of n draws has the standard error sqrt((k - 1) / n) / 2. If that is more
-    than what matters with one draw for each chain, the chains do not determine the SD, even if the draws are right.
-    There is an exception: if the places that chains reach have no long tails, the draws' tails are wrong, and the SD is
-    judged. The exception does not hold on a site's own scale; there the unconstrained number is judged all the same.
-
-    Args:
-        left: kurtosis of the draws (F,).
-        come: kurtosis of the posterior, as far as it is known (F,).
-        dim: number of unconstrained numbers, which come first.
-        chains: number of chains.
+    than what matters with one draw for each chain, the SD is judged only if the places that chains reach have no long
+    tails: the draws' tails are then wrong. A number on a site's own scale (from the `dim`-th on) is not judged then.
     """
     own = torch.arange(len(left)) >= dim
     most = 1 + chains * (2 * math.log(SD_MATTERS)) ** 2

@@ -20,7 +20,6 @@ from pyro_fed.infer import FedEP
 from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, add_batch_axis, as_state, gaussian, site_of
 from pyro_fed.ops.gaussian import STRUCTURES, Gaussian
 from pyro_fed.policy import resolve
-from pyro_fed.policy.audit import takes_full_matrices
 
 #: Variance of the Gaussian that stands for a point: over it the expected curvature is the curvature at the point.
 NARROW = 1e-8
@@ -36,8 +35,8 @@ def client_log_likelihoods(federation: Federation, points: Tensor) -> Tensor:
 
 def log_likelihoods_of(federation: Federation, client: int, points: Tensor) -> Tensor:
     """One client's log-likelihood at each of the unconstrained points (S, D): (S,), float64; zero without rows."""
-    data, problem = federation.client_data(), federation.problem
-    index, count = data.row_index[client], int(data.num_rows[client])
+    data, problem = federation.client_data([client]), federation.problem
+    index, count = data.row_index[0], int(data.num_rows[0])
     if not count:
         return points.new_zeros(len(points), dtype=torch.float64)
     batch = Batch(tuple(leaf[index[:count]] for leaf in data.rows), points.new_ones(count))
@@ -48,7 +47,7 @@ def log_likelihoods_of(federation: Federation, client: int, points: Tensor) -> T
 def around(problem: Problem, draws: Tensor) -> Gaussian:
     """The Gaussian of the moments of draws (S, D); diagonal if they are too few for a covariance, or D is large."""
     z = draws.double()
-    if takes_full_matrices(problem.traits) and len(z) > 2 * z.shape[1]:
+    if problem.traits.few_parameters and len(z) > 2 * z.shape[1]:
         q: Gaussian = STRUCTURES["full"].from_moments(z.mean(0), torch.atleast_2d(torch.cov(z.T)))
         if bool(q.is_proper()):
             return q
@@ -96,18 +95,13 @@ def with_product(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussi
 
 
 def answer_and_sites(federation: Federation, draws: Tensor) -> State:
-    """The clients' sites at unconstrained draws (S, D) of any algorithm, and their product, as `Record.sites` has them.
-
-    A client is later left out by dividing its site out of the answer. That is possible only if the answer is the
-    product of the prior's and all clients' sites. A Gaussian with the moments of skewed draws is another one: divided
-    by one client's site, it would not be the posterior of the others. The state is empty if the product is not a
-    distribution.
-    """
+    """The clients' sites at draws (S, D) of any algorithm, and their product, as `Record.sites`; empty if improper."""
+    # The answer has to be the product of the sites: a Gaussian of skewed draws, divided by one, is not the others'.
     problem = federation.problem
     if len(draws) > 1 and bool((draws != draws[0]).any()):
         at = around(problem, draws)
     else:
-        structure = "full" if takes_full_matrices(problem.traits) else "diag"
+        structure = "full" if problem.traits.few_parameters else "diag"
         spread = draws.new_full((problem.dim,), NARROW, dtype=torch.float64)
         at = STRUCTURES[structure].from_moments(draws[0].double(), spread.diag() if structure == "full" else spread)
     q, sites = with_product(federation, at)

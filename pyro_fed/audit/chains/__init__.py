@@ -1,1 +1,0 @@
-"""Short exact chains that begin at a result's draws: their steps, and where they take its means and SDs."""

@@ -1,1 +1,0 @@
-"""Errors in the inputs of a network: out of range of its units, or of no use to its predictions."""

@@ -1,1 +1,0 @@
-"""A partitioned plate of groups whose rows are in plates nested in it: counties with houses."""

@@ -1,0 +1,176 @@
+"""Settings of Langevin chains, of Gaussian surrogates and guides, and of algorithms on pooled data.
+
+The cost of a visit to a large model is its number of steps, whatever the rows. The longest visit in preconditioned time
+does not depend on its steps: with 5 steps in place of 20 each may be up to four times as long. Large models have the
+same number of chains as others: with 75,010 parameters even 300 rounds are below a tenth of a relaxation time, and a
+chain's predictions are worth little more than those of one draw. With up to `LARGE_DIM` parameters steps are long, and
+few chains move farther.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+from pyro.infer.autoguide import AutoGuide
+
+from pyro_fed.density.traits import FULL_DIM, LARGE_DIM
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.langevin.chain_diagnostics import USUAL_CHAINS
+from pyro_fed.infer.langevin.fald import FALD
+from pyro_fed.infer.langevin.fedhmc import FedHMC
+from pyro_fed.infer.langevin.fsgld import FSGLD
+from pyro_fed.infer.langevin.langevin import Langevin
+from pyro_fed.infer.langevin.saga_ld import SAGALD
+from pyro_fed.infer.langevin.step import Measured
+from pyro_fed.infer.papers.p2p_finite import P2PFinite
+from pyro_fed.infer.papers.pmd import PMD
+from pyro_fed.infer.pooled.svi import SVI
+from pyro_fed.infer.surrogates.fedais import FedAIS
+from pyro_fed.infer.surrogates.local_sgld import LocalSGLD
+from pyro_fed.infer.variational.sfvi import SFVI
+from pyro_fed.policy.choice import Case, Decision, Row, Table, affordable_rows, few_enough_to_weigh, proper_prior
+from pyro_fed.policy.gaussian import LARGE_BATCH, on_large, parameters
+
+#: Steps of a visit to a large model, and one step in so many that is kept.
+STEPS, THIN = 5, 25
+#: Numbers in the tables of all chains of SAGA-LD beyond which they are refused: 4 GB in double precision.
+LARGEST_TABLES = 500_000_000
+
+
+def surrogates_of(case: Case) -> Decision | None:
+    """The algorithm that fits the surrogates."""
+    if case.algorithm.surrogates != "auto":
+        return None
+    dim = case.traits.dim
+    if case.traits.few_parameters:
+        return Decision("fedep", f"{parameters(dim)}, for which FedEP has a full covariance")
+    if case.traits.large():
+        return Decision("fedep", f"a network or another large model, {parameters(dim)}: FedEP by stochastic gradients")
+    return Decision("laplace", f"{parameters(dim)}, more than FedEP has a full covariance for by default")
+
+
+def guides_start_of(case: Case) -> Decision | None:
+    """The Gaussian that a guide is fitted to before the first round, where a fit of it has no conditions of its own."""
+    if case.algorithm.surrogates != "auto":
+        return None
+    traits = case.traits
+    if traits.large() or traits.layers:
+        return Decision(None, "a network or another large model, whose Gaussian costs as many rounds as the guide")
+    if traits.without_curvature or traits.non_smooth_scores:
+        return Decision(None, "rows without second derivatives: no Gaussian is fitted")
+    if traits.improper:
+        return Decision(None, f"the priors of {sorted(traits.improper)} are improper: no Gaussian is fitted")
+    if case.setup.combination is not None:
+        return Decision(None, "the clients' messages are combined in another way than by sums")
+    return surrogates_of(case)
+
+
+def elbo_on_large_models(case: Case) -> None:
+    """Refuse the IWAE bound on a large model, whose log-likelihoods are not computed beside its scores."""
+    if case.algorithm.bound != "elbo" and case.traits.large():
+        raise SettingError(
+            f"{type(case.algorithm).__name__}: bound={case.algorithm.bound!r} takes every client's log-likelihood at "
+            f"each draw, and this is a network or another large model, {parameters(case.traits.dim)}: take bound='elbo'"
+        )
+
+
+def structure_of(case: Case) -> Decision | None:
+    """Full or diagonal covariances of draws."""
+    if case.algorithm.covariance != "auto":
+        return None
+    dim = parameters(case.traits.dim)
+    if case.traits.few_parameters:
+        return Decision("full", f"{dim}, at most {FULL_DIM}")
+    return Decision("diag", f"{dim}, more than {FULL_DIM}")
+
+
+SURROGATES = Row("surrogates", surrogates_of, "surrogates='fedep', 'laplace' or 'local_sgld', or an algorithm")
+GUIDES_START = Row("surrogates", guides_start_of, f"{SURROGATES.override}, or None")
+STRUCTURE = Row("covariance", structure_of, "covariance='full' or 'diag'")
+
+
+def chains_of(case: Case) -> Decision | None:
+    """The number of chains."""
+    if "num_chains" in case.own or not case.traits.large() or case.traits.dim > LARGE_DIM:
+        return None
+    return Decision(USUAL_CHAINS, "a small network, whose steps are long: few chains move farther")
+
+
+def unmeasured_step_of(case: Case) -> Decision | None:
+    """Whether the noise of FALD's clients is measured: not on a large model, also if a bound of it is given."""
+    step = case.algorithm.step
+    if not isinstance(step, Measured) or not case.traits.large():
+        return None
+    dim = parameters(case.traits.dim)
+    return Decision(step.unmeasured(), f"the clients' own noise is not measured on a large model ({dim})")
+
+
+def tables_are_small(case: Case) -> None:
+    """Refuse tables of a gradient for every row and chain that are too large."""
+    rows, dim, chains = case.traits.num_rows, case.traits.dim, case.algorithm.num_chains
+    numbers = chains * rows * dim
+    if numbers > LARGEST_TABLES:
+        raise SettingError(
+            f"{type(case.algorithm).__name__}: gradients of {rows} rows in {dim} dimensions for {chains} "
+            f"chains are {numbers:.3g} numbers, more than {LARGEST_TABLES:.3g}: take fewer chains, or "
+            'SGLD(control_variate="visit"), which is SVRG-LD'
+        )
+
+
+def is_small(case: Case) -> None:
+    """Refuse Hamiltonian trajectories in more dimensions than rounds suffice for."""
+    dim = case.traits.dim
+    if dim > LARGE_DIM:
+        raise SettingError(
+            f"{type(case.algorithm).__name__} takes at most {LARGE_DIM:,} parameters, received {dim:,}: each of its "
+            "rounds is one step of all chains by all rows, and steps become shorter with every dimension. Use FedEP, "
+            "which takes stochastic gradients there, or FSGLD"
+        )
+
+
+FSGLD_ROWS = (
+    Row("local_steps", on_large("local_steps", STEPS, "a visit to a large model costs its steps"), "local_steps="),
+    Row("batch_size", on_large("batch_size", LARGE_BATCH, "a large model takes minibatches"), "batch_size="),
+    Row("thin", on_large("thin", THIN, "draws of a large model are long vectors"), "thin="),
+    Row("target_ess", on_large("target_ess", None, "the slowest of many parameters has few draws"), "target_ess="),
+    Row("num_chains", chains_of, "num_chains="),
+    SURROGATES,
+)
+STEP = Row(
+    "step", unmeasured_step_of, "step=pf.infer.step.Fixed(); local_steps=1 with midpoint=False has no such noise"
+)
+DRAWN_PARTICLES = proper_prior("its particles begin as draws of the prior", "use DSVGD")
+DRAWN_CANDIDATES = proper_prior(
+    "its candidates are draws of the prior where none are given",
+    "give candidates",
+    lambda case: case.algorithm.candidates is None,
+)
+
+
+def support_stands_still(case: Case) -> None:
+    """Refuse supports that move, because automatic guides use the support of their first draw."""
+    guide, moving = case.algorithm.guide, case.traits.moving_supports
+    kind = guide if inspect.isclass(guide) else type(guide)
+    if not moving or not issubclass(kind, AutoGuide):
+        return
+    name, on = next(iter(moving.items()))
+    raise SettingError(
+        f"{type(case.algorithm).__name__}: {kind.__name__} takes the support of '{name}' as it is at its first draw, "
+        f"and it moves with {on}, so that it would draw impossible values. Write the site in units of its bounds, "
+        f"u ~ Uniform(0, 1) and {name} = low + (high - low) * u, or take GVI or FedEP, whose scale moves along"
+    )
+
+
+TABLES = {
+    FedAIS: Table((SURROGATES,), (few_enough_to_weigh, affordable_rows)),
+    LocalSGLD: Table((STRUCTURE,)),
+    SFVI: Table((GUIDES_START,), (elbo_on_large_models,)),
+    Langevin: Table((SURROGATES,)),
+    FedHMC: Table((SURROGATES,), (is_small, affordable_rows)),
+    FSGLD: Table(FSGLD_ROWS, (affordable_rows,)),
+    FALD: Table((STEP, SURROGATES)),
+    SAGALD: Table((SURROGATES,), (tables_are_small,)),
+    P2PFinite: Table(checks=(DRAWN_CANDIDATES,)),
+    PMD: Table(checks=(DRAWN_PARTICLES,)),
+    SVI: Table(checks=(support_stands_still,)),
+}
