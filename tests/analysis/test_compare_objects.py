@@ -13,8 +13,8 @@ from pyro_fed.analysis.judging.compare import compare
 from pyro_fed.analysis.judging.doubts import prior_count
 from pyro_fed.analysis.judging.draws import Draws, blocks, effective_draws
 from pyro_fed.analysis.judging.ksd import TOLERATED_OTHER_ERRORS, TOLERATED_WORST_ERROR, discrepancy
-from pyro_fed.analysis.judging.loo import loo
-from pyro_fed.analysis.judging.reference import reference_doubts
+from pyro_fed.analysis.judging.metrics import loo
+from pyro_fed.analysis.judging.moments import reference_doubts
 from pyro_fed.codes.finding import texts
 from pyro_fed.ops.kernels import IMQ
 from pyro_fed.results.to_arviz import make_inference_data

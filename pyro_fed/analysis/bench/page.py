@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pyro_fed.analysis.bench.algorithms import ADAPTERS
-from pyro_fed.analysis.bench.bench import Results
-from pyro_fed.analysis.bench.cell import Outcome
-from pyro_fed.analysis.bench.table import (
+from pyro_fed.analysis.bench.bench import (
     MEDIANS,
+    Results,
     by_algorithm,
     column_headings,
     confusion,
@@ -21,6 +20,7 @@ from pyro_fed.analysis.bench.table import (
     number_text,
     summary,
 )
+from pyro_fed.analysis.bench.cell import Outcome
 from pyro_fed.analysis.judging.moments import LARGEST_MEAN_ERROR, SD_RANGE
 from pyro_fed.analysis.numbers import digits, readable_bytes, readable_seconds
 from pyro_fed.analysis.report import page

@@ -16,7 +16,7 @@ import torch
 import xarray as xr
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.analysis.predicting.prior import prior_predict
+from pyro_fed.analysis.predicting.predict import prior_predict
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, PyroFedError, SettingError, listed, warn_user

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,10 +18,14 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.compiling.levels import compile_problem
 from pyro_fed.density.problem import Problem
+from pyro_fed.errors import DivergenceError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import unconstrained_draws
+from pyro_fed.runtime.ending.final_state import final_state
 
 #: Scores are computed at this many draws, evenly spaced.
 DRAWS_FOR_SCORES = 1000
@@ -118,3 +123,25 @@ def thin_posterior(idata: InferenceData, count: int) -> dict[str, xr.Dataset]:
     each = max(2, count // posterior.sizes["chain"])
     kept = np.unique(np.linspace(0, posterior.sizes["draw"] - 1, each).round().astype(int))
     return {"posterior": posterior.isel(draw=kept)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledLaplace(FedLaplace):
+    """`FedLaplace` with a single client, which holds all rows: Newton's method on the pooled posterior."""
+
+    pooled: ClassVar[bool] = True
+
+
+def laplace_sds(federation: Federation) -> Tensor | None:
+    """SDs (D,) of the Laplace approximation of the pooled posterior, on the unconstrained scale.
+
+    None if Newton's method found no mode or the Hessian is not invertible there.
+    """
+    try:
+        found = final_state(PooledLaplace(), federation)
+    except DivergenceError:
+        return None
+    if not found.converged:
+        return None
+    sds = gaussian(found.shared).to_full().moments()[1].diagonal().sqrt()
+    return sds if bool(sds.isfinite().all()) else None

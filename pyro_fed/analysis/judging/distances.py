@@ -13,14 +13,13 @@ With draws x_s and reference draws r_s in D dimensions, m and σ the reference's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
-import xarray as xr
 from torch import Tensor
 
-from pyro_fed.analysis.judging.draws import DRAWS_AT_ONCE, entries_of
+from pyro_fed.analysis.judging.draws import DRAWS_AT_ONCE
 from pyro_fed.density.derivatives.scores import likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DataError
@@ -31,20 +30,6 @@ DRAWS_COMPARED = 1000
 PROJECTIONS = 200
 #: Directions whose reference variance is below this share of the largest are left out of the whitening.
 SMALLEST_VARIANCE = 1e-6
-
-
-def posterior_matrix(idata: Mapping[str, xr.Dataset], names: list[str] | None = None) -> tuple[np.ndarray, list[str]]:
-    """Draws (S, D) of the variables `names` (all by default), chain after chain, and a label of each column.
-
-    Labels are such as `w[0]`, or `level[Basel]` if the dimension has names.
-    """
-    posterior = idata["posterior"]
-    columns, labels = [], []
-    for name in names or sorted(map(str, posterior.data_vars)):
-        values = np.asarray(posterior[name].values, dtype=float)
-        columns.append(values.reshape(values.shape[0] * values.shape[1], -1))
-        labels += entries_of(name, posterior[name])
-    return np.concatenate(columns, 1), labels
 
 
 def thin(draws: np.ndarray, count: int = DRAWS_COMPARED) -> np.ndarray:
@@ -71,7 +56,7 @@ def against_reference(draws: np.ndarray, reference: np.ndarray, seed: int = 0) -
         DataError: the parameters differ in number, there are no draws, or those of the reference do not vary.
 
     Example:
-        >>> against_reference(posterior_matrix(idata)[0], posterior_matrix(reference)[0])["mean_error"]
+        >>> against_reference(Draws.of(idata).flat, Draws.of(reference).flat)["mean_error"]
     """
     if draws.shape[1] != reference.shape[1]:
         raise DataError(f"expected {reference.shape[1]} parameters, as the reference has, received {draws.shape[1]}")

@@ -10,8 +10,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon
 
-from pyro_fed.analysis.judging.distances import posterior_matrix
-from pyro_fed.analysis.plots.comparison import checked_reference, most_different
+from pyro_fed.analysis.plots.comparison import most_different, read_draws
 from pyro_fed.analysis.plots.style import (
     COLORS,
     REFERENCE,
@@ -78,9 +77,8 @@ def plot_forest(
     Example:
         >>> pf.plots.plot_forest({"NUTS": reference, "FedEP": idata}, "NUTS")
     """
-    results, reference = by_name(results), checked_reference(by_name(results), reference)
-    draws = {name: posterior_matrix(idata)[0] for name, idata in results.items()}
-    known = posterior_matrix(results[reference])[1]
+    results = by_name(results)
+    draws, reference, known = read_draws(results, reference)
     shown = most_different(draws, reference, known, labels, most)
     columns = [known.index(label) for label in shown]
     others = [name for name in results if name != reference]

@@ -21,11 +21,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+import torch
 import xarray as xr
+from pyro.distributions import Unit
 from torch import Tensor
 
 from pyro_fed.analysis.predicting.drawing import ModelRun, draw, flat, split_plates
-from pyro_fed.analysis.predicting.finite import has_finite_predictions
 from pyro_fed.analysis.predicting.groups import NEW, Groups, Plate, match
 from pyro_fed.analysis.predicting.new_data import (
     check_finite,
@@ -33,6 +34,7 @@ from pyro_fed.analysis.predicting.new_data import (
     encode_arguments,
     first_run,
     given_arguments,
+    has_finite_predictions,
 )
 from pyro_fed.analysis.predicting.own_rows import with_own_latents
 from pyro_fed.conventions import seeding
@@ -328,3 +330,64 @@ def datasets(
     if observed:
         groups["observed_data"] = xr.Dataset(observed, coords=labels("chain", "draw"))
     return groups
+
+
+class _PriorRun(ModelRun):
+    """The model as a function to draws of all of its sites, those that it computes (`pyro.deterministic`) too."""
+
+    reported: tuple[str, ...] = ()
+
+    def __call__(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        trace, handler = self.trace(values)
+        return {name: trace.nodes[name]["value"] for name in (*handler.drawn, *self.reported)}
+
+
+@checked
+@explained(DataError, "prior_predict: the model's prior cannot be drawn from")
+def prior_predict(federation: Federation, *, num_draws: int = 1000, seed: int = 0) -> InferenceData:
+    """Draw parameters and observations from the prior, at the rows of a federation.
+
+    Args:
+        federation: the model and its data.
+        num_draws: number of draws.
+        seed: seed of the draws.
+
+    Returns:
+        InferenceData with the groups `prior`, of the latents, and `prior_predictive`, of the observed sites, both of
+        draws (chain, draw, ...) with one chain, and `observed_data`. Names, dimensions and coordinates are those of
+        a result, so that `idata.extend(...)` adds them to it.
+
+    Raises:
+        DataError: a prior that cannot be drawn from, since it is improper or a `pyro.factor`; rows that are not here.
+        SettingError: fewer than one draw.
+
+    Example:
+        >>> prior = pf.prior_predict(fed)
+        >>> az.plot_ppc(prior, group="prior")                   # before the fit
+        >>> idata.extend(prior)                                    # prior and posterior side by side
+    """
+    if num_draws < 1:
+        raise SettingError(f"prior_predict: num_draws must be at least 1, received {num_draws}")
+    problem = federation.problem
+    if not federation.holds_data:
+        raise DataError("prior_predict: the rows are at the clients: draw there, from a federation of their own rows")
+    args, kwargs = problem.arguments.call_arguments()
+    constants, split = dict(problem.bound.constants), split_plates(problem)
+    run = _PriorRun(problem.model, args, kwargs, problem.dtype, frozenset(), constants, split)
+    run.reported = tuple(problem.layout.reported)
+    with torch.random.fork_rng(devices=[]):
+        trace, handler = run.trace({})
+    factors = [name for name, site in trace.nodes.items() if isinstance(site.get("fn"), Unit)]
+    if factors:
+        raise DataError(
+            f"prior_predict: the sites {listed(factors)} are pyro.factor, numbers that nothing can be drawn from: "
+            "write them as distributions, pyro.sample(...)"
+        )
+    drawn = draw(run, {"": torch.arange(num_draws)}, seeding.torch_generator(seed, seeding.DRAWS))
+    sites = {name: {**trace.nodes[name], "given": handler.given.get(name)} for name in drawn}
+    groups = datasets(federation, sites, {name: value[None] for name, value in drawn.items()}, frozenset(), {})
+    whole = groups.pop("posterior_predictive")
+    observed = [name for name in drawn if name in handler.given]
+    groups["prior"] = whole[[name for name in drawn if name not in handler.given]]
+    groups["prior_predictive"] = whole[observed]
+    return make_inference_data(groups, {"plate": problem.plate, "seed": seed})

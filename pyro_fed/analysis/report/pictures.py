@@ -18,8 +18,7 @@ import pandas as pd
 
 from pyro_fed.analysis import plots
 from pyro_fed.analysis.criticism.checks import check_clients
-from pyro_fed.analysis.criticism.contributions import contributions
-from pyro_fed.analysis.criticism.influence import influence
+from pyro_fed.analysis.criticism.influence import contributions, influence
 from pyro_fed.analysis.judging.density import thin_posterior
 from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws
 from pyro_fed.analysis.judging.moments import Gaps, gaps
@@ -137,9 +136,7 @@ class Compared:
     @cached_property
     def draws(self) -> dict[str, Draws]:
         """The draws of each result whose draws are all finite."""
-        found = {
-            name: Draws.of(one, sorted(map(str, one["posterior"].data_vars))) for name, one in self.results.items()
-        }
+        found = {name: Draws.of(one) for name, one in self.results.items()}
         return {name: draws for name, draws in found.items() if not draws.fault}
 
     @cached_property

@@ -24,11 +24,9 @@ from pyro_fed.analysis.bench.algorithms import AdapterError, Algorithm, find
 from pyro_fed.analysis.bench.bench import run_benchmark
 from pyro_fed.analysis.bench.cases.case import Split
 from pyro_fed.analysis.bench.cases.library import all_cases
-from pyro_fed.analysis.bench.cell import ASIDE, Cell, Outcome, code_files, code_version, run_cell
-from pyro_fed.analysis.bench.cell_process import Task
+from pyro_fed.analysis.bench.cell import ASIDE, Cell, Outcome, Store, Task, code_files, code_version, run_cell
 from pyro_fed.analysis.bench.clients import Clients
 from pyro_fed.analysis.bench.processes import Died, _cpu_seconds, _hung, run_in_processes
-from pyro_fed.analysis.bench.store import Store
 from pyro_fed.errors import DataError, SettingError
 
 CASES = all_cases()
