@@ -208,23 +208,14 @@ def cpu_seconds() -> float:
 
 
 class Store:
-    """A folder of cells, made if it does not exist.
-
-    Args:
-        folder: the folder.
-        any_version: if there is no cell of this version of the code, read the newest cell of another version.
-    """
+    """A folder of cells; with `any_version` a cell of another version stands in for a missing one, the newest first."""
 
     def __init__(self, folder: Path, any_version: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.any_version = folder, any_version
 
     def read(self, cell: Cell, limit: float | None) -> Outcome | None:
-        """The outcome of a cell; None if it has not been run, or was stopped by a lower limit than the present one.
-
-        Raises:
-            DataError: the cell's file is damaged.
-        """
+        """The outcome of a cell; None if it has not been run, or was stopped by a lower limit than the present one."""
         path = self.folder / cell.file
         if not path.is_file() and self.any_version:
             others = sorted(self.folder.glob(f"{cell.stem}--*.json"), key=lambda file: file.stat().st_mtime)
@@ -235,11 +226,7 @@ class Store:
         return None if _cut_by_lower_limit(found, limit) else found
 
     def of_any_split(self, cell: Cell, limit: float | None) -> Outcome | None:
-        """The outcome of a cell on pooled rows, under this cell's names, from any split; None if it was run on none.
-
-        Raises:
-            DataError: a cell's file is damaged.
-        """
+        """The outcome of a cell on pooled rows, under this cell's names, from any split; None if it was run on none."""
         version = "*" if self.any_version else cell.version
         files = self.folder.glob(f"{cell.case}--*--{cell.algorithm}--{cell.seed}--{version}.json")
         found = [read_outcome(file) for file in sorted(files, key=lambda file: file.stat().st_mtime)]
@@ -247,11 +234,7 @@ class Store:
         return self.read(cell, limit) or (usable[-1] if usable else None)
 
     def take(self, table: Path) -> None:
-        """Add the cells that a JSON file lists, if it exists. Cells that have a file here are left as they are.
-
-        Raises:
-            DataError: the file is not such a table.
-        """
+        """Add the cells that a JSON file lists, if it exists. Cells that have a file here are left as they are."""
         if not table.is_file():
             return
         try:

@@ -71,15 +71,7 @@ Smallest and largest posterior SD over the reference's: 1 is right, below 0.8 an
 
 @dataclass(frozen=True)
 class Scatter:
-    """A figure of the mean error against another score.
-
-    Args:
-        title: title of the figure.
-        key: name of the score on the horizontal axis.
-        axis: label of that axis.
-        write: turns a tick's number into text.
-        note: says how to read the figure.
-    """
+    """A figure of the mean error against another score."""
 
     title: str
     key: str

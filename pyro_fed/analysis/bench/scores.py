@@ -40,17 +40,7 @@ INTERVAL = 0.9
 
 @dataclass(frozen=True)
 class Parameter:
-    """The figures of one entry of a site.
-
-    Attributes:
-        label: the entry's name, such as `w[0]`; on the unconstrained scale it ends in "(unconstrained)".
-        reference_mean: mean of the reference.
-        reference_sd: SD of the reference.
-        mean: mean of the answer.
-        sd: SD of the answer.
-        coverage: share of the reference's draws in the answer's central 90 % interval.
-        judged: whether the entry counts; entries with heavy tails do not.
-    """
+    """The figures of one entry of a site."""
 
     label: str
     reference_mean: float
@@ -80,18 +70,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of an answer.
-
-    Attributes:
-        mean_error: largest error of a mean, in SDs of the reference.
-        sd_low: smallest ratio of an SD to the reference's.
-        sd_high: largest ratio of an SD to the reference's.
-        coverage: coverage of 90 % intervals, averaged over the parameters.
-        coverage_low: smallest coverage of a parameter.
-        sliced_wasserstein: sliced Wasserstein distance, in SDs of the reference.
-        where: name of the worst parameter.
-        parameters: figures of each parameter, the worst first.
-    """
+    """The scores of an answer, see the module's header."""
 
     mean_error: float
     sd_low: float
@@ -110,20 +89,7 @@ class Scores:
 
 
 def scores(idata: InferenceData, reference: Reference, problem: Problem, seed: int = 0) -> Scores:
-    """Compute the scores of an answer.
-
-    Args:
-        idata: the answer.
-        reference: draws of the posterior.
-        problem: the model's densities.
-        seed: seed of the random directions of the sliced Wasserstein distance.
-
-    Raises:
-        DataError: a site is missing or has another shape, or the draws are not finite.
-
-    Example:
-        >>> scores(pf.run(pf.FedEP(), fed), reference, fed.problem).mean_error
-    """
+    """The scores of an answer; DataError if a site is missing, has another shape, or has draws that are not finite."""
     known = make_result({"posterior": dataset(reference.values)}, {})
     names = sorted(reference.values)
     check_sites(idata, reference)

@@ -21,13 +21,7 @@ DRAWS, WARMUP = 400, 200
 
 
 class Subposteriors:
-    """The clients' draws, and the way back to an answer.
-
-    Args:
-        model: the model of the rows.
-        clients: who has them.
-        draws: unconstrained, (K, S, D).
-    """
+    """The clients' unconstrained draws (K, S, D), and the way back to an answer."""
 
     def __init__(self, model: Any, clients: Clients, draws: Tensor) -> None:
         self.model, self.clients, self.draws = model, clients, draws

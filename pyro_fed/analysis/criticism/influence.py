@@ -97,10 +97,7 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
 
 
 def sites_group(idata: InferenceData, federation: Federation | None) -> xr.Dataset | None:
-    """A result's group `sites`, if it is to be used; None if the clients are to be asked instead.
-
-    It is used if the algorithm that left the sites gave the answer too, or if there is no federation to ask.
-    """
+    """A result's group `sites`, if they are of the algorithm that gave the answer, or there is no federation to ask."""
     kept = group_of(idata, "sites") if "sites" in idata else None
     run_by = idata.attrs.get("chosen", idata.attrs.get("algorithm"))  # `chosen`: the stage of a plan that was kept
     own = kept is not None and kept.attrs.get("algorithm") == run_by
@@ -108,11 +105,7 @@ def sites_group(idata: InferenceData, federation: Federation | None) -> xr.Datas
 
 
 def federation_to_ask(what: str, idata: InferenceData, federation: Federation | None) -> Federation:
-    """The federation whose clients can be asked about a result without sites; `what` is the function called.
-
-    Raises:
-        SettingError: there is no federation, or its rows are elsewhere.
-    """
+    """The federation whose clients `what` asks about a result without sites; SettingError if there is none."""
     if federation is not None and federation.holds_data:
         return federation
     received = "no federation" if federation is None else "a federation whose rows are elsewhere"
@@ -124,11 +117,7 @@ def federation_to_ask(what: str, idata: InferenceData, federation: Federation | 
 
 
 def require_result(what: str, idata: Any, federation: Any = NOT_NEEDED) -> None:
-    """Check the result and the federation, `NOT_NEEDED` for none, that the function `what` was called with.
-
-    Raises:
-        DataError: an argument is of another kind, or the federation has other rows than the result; it says which.
-    """
+    """DataError unless `what` was called with a result, and with the federation of its rows (`NOT_NEEDED` for none)."""
     if not hasattr(idata, "attrs") or "posterior" not in idata:
         raise DataError(f"{what} takes a result of pf.run as its first argument, received {shown(idata)}")
     if federation is not NOT_NEEDED and not hasattr(federation, "problem"):
@@ -158,13 +147,7 @@ def kept_sites(group: xr.Dataset) -> tuple[Gaussian, Gaussian]:
 
 
 def influence_by_weights(draws: Tensor, log_lik: Tensor, names: list[str], labels: list[str]) -> xr.Dataset:
-    """Influence from draws (S, D) and the clients' log-likelihoods (S, K) at them, for a server that can ask no more.
-
-    Returns:
-        The dataset of `influence`. The figures of a client whose weights are not reliable, mostly because it has much
-        influence, are NaN with `by` "none"; `attrs["unreliable"]` names these clients. `disagreement` and `opposed`
-        need sites, and are NaN.
-    """
+    """`influence` from draws (S, D) and the clients' log-likelihoods (S, K); NaN and `by` "none" where weights fail."""
     shape = (len(names), len(labels))
     shift, sd_ratio = np.full(shape, np.nan), np.full(shape, np.nan)
     size, disagreement, opposed, pareto_k = (np.full(len(names), np.nan) for _ in range(4))

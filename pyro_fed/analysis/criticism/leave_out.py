@@ -208,10 +208,7 @@ class _Study:
         return {"elpd": total[0] - value, "se": math.hypot(total[1], error), "elpd_rows": by_rows, "by": "refit"}
 
     def _annealed(self, without: int | None) -> tuple[float, float, Tensor]:
-        """FedAIS's log Z, its standard error and draws (S, D), for all clients or for all but number `without`.
-
-        log Z and its error are NaN under an improper prior, and if the run stopped, which gives a warning.
-        """
+        """FedAIS's log Z and error (NaN if the run stopped) and draws (S, D), of all clients or all but one."""
         fed = self.federation if without is None else others_of(self.federation, without)
         options: dict[str, Any] = dict.fromkeys(("progress", "audit", "log_likelihood", "collect_local"), False)
         try:

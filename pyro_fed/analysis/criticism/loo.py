@@ -50,12 +50,7 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Pointwise(OneRound):
-    """One round in which every client computes PSIS-LOO and WAIC of its own rows, from draws that it receives.
-
-    Args:
-        site: the observed site, or the joined names of several that share latents; "" for the only one.
-        pointwise: send each row's `loo`, `waic` and Pareto k besides the sums, and whether it is observed.
-    """
+    """One round in which every client computes PSIS-LOO and WAIC of its own rows, from draws that it receives."""
 
     answer_kind: ClassVar[str] = "loo"
     site: str = ""
@@ -125,11 +120,7 @@ class Pointwise(OneRound):
 
 
 def row_terms(problem: Problem, draws: Tensor, rows: tuple[Any, ...], site: str = "") -> Terms:
-    """Log-likelihoods (S, n) at draws (S, D) of the rows of a site's plate; `rows` are those of the split plate.
-
-    Raises:
-        DataError: the model has no such site, or has several and `site` is "".
-    """
+    """Log-likelihoods (S, n) at draws (S, D) of the rows of a site's plate; `rows` are those of the split plate."""
     count = len(rows[0])
     if problem.local_dim:
         name = "_".join(problem.layout.observed)
@@ -152,11 +143,7 @@ def observed_plates(problem: Problem) -> dict[str, str]:
 
 
 def chosen_site(sites: Mapping[str, Any], site: str) -> str:
-    """The observed site that a user means by name; "" means the only site.
-
-    Raises:
-        DataError: there is no such site, or there are several and `site` is "".
-    """
+    """The observed site that a user means by name, or the only one for ""; DataError if there is none, or several."""
     if site and site not in sites:
         raise DataError(f"there is no observed site {site!r}; the model has {list(sites)}: pass one of them")
     if not site and len(sites) != 1:
@@ -266,13 +253,7 @@ def loo_and_waic(
     var_name: str | None = None,
     executor: str | Executor = "vectorised",
 ) -> tuple[Any, Any]:
-    """PSIS-LOO and WAIC by one round of messages, each as an `arviz.ELPDData`; arguments and errors as for `loo`.
-
-    Raises:
-        SettingError: as for `loo`.
-        DataError: as for `loo`.
-        QuorumError: as for `loo`.
-    """
+    """PSIS-LOO and WAIC by one round of messages, each as an `arviz.ELPDData`; arguments and errors as for `loo`."""
     answers = _Answers.of(idata, federation, var_name, False, executor)
     return answers.elpd("loo"), answers.elpd("waic")
 

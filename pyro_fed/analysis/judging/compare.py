@@ -44,13 +44,7 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A part of the comparison that is shown as one table.
-
-    Args:
-        title: the words above the table.
-        note: how to read the table.
-        columns: the columns in the order in which they are shown, by their names in the table of `pyro_fed.compare`.
-    """
+    """A part of the comparison that is shown as one table; `columns` by their names in the table of `compare`."""
 
     title: str
     note: str
@@ -232,17 +226,7 @@ def compare(
 
 
 def findings_of(table: pd.DataFrame) -> dict[str, list[Finding]]:
-    """What was found about each result, by its name.
-
-    Args:
-        table: returned by `compare`, or some of its rows.
-
-    Raises:
-        SettingError: the table is not one of `compare`, or was joined from several tables.
-
-    Example:
-        >>> findings_of(pf.compare({"FedEP": idata}))["FedEP"][0].code
-    """
+    """What was found about each result, by its name, from the table of `compare` or some of its rows."""
     try:
         return {str(name): [Finding.from_plain(one) for one in table.attrs["findings"][name]] for name in table.index}
     except KeyError:
@@ -258,13 +242,7 @@ OF_REFERENCE = ("mean_error", "sd_ratio_min", "sd_ratio_max", "sliced_wasserstei
 
 @dataclass(frozen=True)
 class _ResultDraws:
-    """A result's draws on the model's scale and on the unconstrained scale.
-
-    Args:
-        draws: all variables on the model's scale.
-        inside: the sites with a bounded support, on the unconstrained scale. None if there are none, if there is no
-            federation, or if they are not finite.
-    """
+    """A result's draws; `inside`: those of bounded sites on the unconstrained scale, None if there are none to use."""
 
     draws: Draws
     inside: Draws | None
@@ -325,10 +303,7 @@ def _cost(idata: InferenceData) -> dict[str, Any]:
 
 
 def _closeness(mine: _ResultDraws, truth: _ResultDraws) -> Found:
-    """Distances from the reference, and warnings on moments.
-
-    Moments are compared on the model's scale. If that gives no warning, they are compared on the unconstrained scale.
-    """
+    """Distances from the reference, and findings on moments: on the model's scale, else on the unconstrained one."""
     values = distances.against_reference(mine.draws.flat, truth.draws.flat)
     spread = not mine.draws.spreadless
     said = moments.gap_warnings(moments.gaps(mine.draws, truth.draws), spread=spread)
@@ -364,14 +339,7 @@ def _predictive(idata: InferenceData, federation: Federation, test: Any) -> Foun
 def check_inputs(
     results: Mapping[str, InferenceData], reference: str | None, federation: Federation | None, test: Any
 ) -> list[str]:
-    """Check the arguments of `compare`; returns the sorted names of the posterior's variables.
-
-    Raises:
-        SettingError: not a mapping from names to results, none, an unknown reference, a federation of another type, or
-            test data without one.
-        DataError: a result without a posterior, or results whose variables differ, among themselves or from the
-            model's.
-    """
+    """The sorted names of the posterior's variables, after all checks of the arguments of `compare`."""
     if isinstance(results, InferenceData) or not isinstance(results, Mapping):
         raise SettingError(f"compare takes results by name, such as {{'FedEP': idata}}, received {_kind(results)}")
     if not results:

@@ -34,12 +34,7 @@ DRAWS_FOR_SCORES = 1000
 def against_density(
     idata: InferenceData, federation: Federation, sds: Tensor | None
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """Figures by column name, and findings, by the Stein discrepancy, the prior's count, the spread and the audit.
-
-    The result's draws are finite and differ; `sds` (D,) are from `laplace_sds`, None to leave the spread out. If the
-    draws or the scores at them are not finite, or a parameter does not vary, there are no figures, and a finding gives
-    the reason.
-    """
+    """Figures and findings by KSD, the prior's count, the spread and the audit; a finding alone if scores fail."""
     problem = federation.problem
     draws = on_unconstrained_scale(
         thin_posterior(idata, DRAWS_FOR_SCORES), problem, str(idata.attrs.get("draws_are", ""))
@@ -133,10 +128,7 @@ class PooledLaplace(FedLaplace):
 
 
 def laplace_sds(federation: Federation) -> Tensor | None:
-    """SDs (D,) of the Laplace approximation of the pooled posterior, on the unconstrained scale.
-
-    None if Newton's method found no mode or the Hessian is not invertible there.
-    """
+    """SDs (D,) of the pooled Laplace approximation, unconstrained; None without a mode or an invertible Hessian."""
     try:
         found = final_state(PooledLaplace(), federation)
     except DivergenceError:

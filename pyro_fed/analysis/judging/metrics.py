@@ -109,13 +109,7 @@ test_metrics.__test__ = False  # type: ignore[attr-defined]  # pytest takes what
 @checked
 @explained(DataError, "the test data do not fit the model")
 def predict_rows(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> Predictions:
-    """Predictions of the n rows of a model's arguments under unconstrained posterior draws (S, D).
-
-    `log_prob` is NaN if a log density is NaN at some of the draws only.
-
-    Raises:
-        DataError: there are no rows, an observed value is NaN, or a row's log density is NaN at every draw.
-    """
+    """Predictions of the rows of a model's arguments under unconstrained draws (S, D); DataError without rows."""
     chunks = [_evaluate(problem, chunk, args) for chunk in torch.split(draws, DRAWS_AT_ONCE)]
     value = chunks[0]["value"][0]
     if value.is_floating_point() and bool(value.isnan().any()):

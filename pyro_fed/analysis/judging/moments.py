@@ -101,15 +101,7 @@ def moments(draws: Draws) -> Moments:
 
 
 def gaps(draws: Draws, reference: Draws) -> Gaps:
-    """Distances of means and SDs from a reference's. Parameters that are constant in the reference are left out.
-
-    Args:
-        draws: finite draws of the result.
-        reference: finite draws of the reference, of the same parameters.
-
-    Example:
-        >>> gaps(Draws.of(idata, ["w"]), Draws.of(reference, ["w"])).ratio
-    """
+    """Distances of means and SDs from a reference's, without parameters that are constant in the reference."""
     varies = np.ptp(reference.flat, axis=0) > 0
     mine, truth = (Moments(*(part[varies] for part in moments(one))) for one in (draws, reference))
     kurtosis = np.maximum(mine.kurtosis, truth.kurtosis)
@@ -125,16 +117,7 @@ def gaps(draws: Draws, reference: Draws) -> Gaps:
 
 
 def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[Finding]:
-    """Findings on means and SDs that are wrong by more than chance.
-
-    Args:
-        found: from `gaps`.
-        spread: False for a result without uncertainty, whose SDs are not judged.
-        where: text on the scale, put at the end of each finding's text.
-
-    Returns:
-        Up to three findings: on the mean that is farthest off, on the smallest SD ratio, and on the largest.
-    """
+    """Up to three findings: the farthest mean, and, with `spread`, the smallest and largest SD ratio beyond chance."""
     chance = -special.stdtrit(found.freedom, FALSE_ALARMS / (4 * len(found.labels)))  # two sides, and means and SDs
     with np.errstate(divide="ignore"):
         log_ratio = np.log(found.ratio)
@@ -165,11 +148,7 @@ LARGEST_RHAT = (1 + LARGEST_MEAN_ERROR**2) ** 0.5
 
 
 def reference_doubts(idata: InferenceData, draws: Draws) -> list[Finding]:
-    """One finding against a result as the reference, or none.
-
-    The draws cannot be used, the chains disagree, the Monte Carlo errors of the means are too large to distinguish a
-    wrong mean from a right one, or trajectories diverged.
-    """
+    """One finding against a result as the reference: disagreeing, diverged or too few draws; or none."""
     if draws.fault or draws.spreadless:
         return [sentences.no_reference()]
     found = list[str]()

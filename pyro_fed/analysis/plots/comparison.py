@@ -101,18 +101,7 @@ def read_draws(
 def most_different(
     draws: dict[str, np.ndarray], reference: str, known: list[str], labels: Sequence[str] | None, most: int
 ) -> list[str]:
-    """The parameters to show, in the order of the model: the user's `labels`, or those on which results differ most.
-
-    Args:
-        draws: draws (S, D) of each result, by name.
-        reference: name of the result whose SDs measure the distances of the means.
-        known: names of the D parameters.
-        labels: parameters that the user asks for; None for those on which results differ most.
-        most: largest number of parameters.
-
-    Raises:
-        SettingError: the user asks for an unknown parameter.
-    """
+    """The parameters to show, in the model's order: the user's `labels`, or those on which the results differ most."""
     if labels is not None:
         check_labels(labels, known)
         return list(labels)[:most]

@@ -106,11 +106,7 @@ def inches(size: tuple[float, float]) -> tuple[float, float]:
 
 
 def panels(ax: GivenAxes, count: int, columns: int, size: tuple[float, float], **options: Any) -> np.ndarray:
-    """An array (count,) of axes, one a panel: the first of the user's, or those of a new figure with `columns` columns.
-
-    Raises:
-        SettingError: `count` is zero, or the user passed fewer axes, or something else than axes.
-    """
+    """Axes (count,), one a panel: the first of the user's, or those of a new figure with so many `columns`."""
     if count < 1:
         raise SettingError("expected at least one panel to draw, received none: name parameters, or raise most")
     if ax is not None:
@@ -159,25 +155,13 @@ def short_names(names: Iterable[object]) -> list[str]:
 
 
 def usual_reach(values: np.ndarray) -> float:
-    """How far an axis reaches, so that a few values far from zero do not flatten the others: see `REACH`.
-
-    Args:
-        values: numbers of either sign, those that are not finite left out; zero if there are none.
-    """
+    """How far an axis reaches, so that a few values far from zero do not flatten the others: see `REACH`."""
     sizes = np.sort(np.abs(values[np.isfinite(values)]))
     return float(sizes[sizes <= REACH * sizes[len(sizes) // 2]].max()) if len(sizes) else 0.0
 
 
 def mark_outside(ax: Axes, values: np.ndarray, place: np.ndarray, color: str, *, beyond: bool = False) -> None:
-    """Mark values outside a horizontal axis' limits by arrows and numbers: within its edge, or `beyond` the right one.
-
-    Args:
-        ax: axes whose limits are set.
-        values: numbers (n,); those within the limits, and those that are not finite, are left out.
-        place: their places (n,) on the vertical axis.
-        color: of arrows and numbers.
-        beyond: right of the axes, as bars that are cut need it.
-    """
+    """Mark values outside a horizontal axis by arrows and numbers: within its edge, or `beyond` the right one."""
     low, high = ax.get_xlim()
     for value, at in zip(values, place, strict=True):
         if low <= value <= high or not np.isfinite(value):

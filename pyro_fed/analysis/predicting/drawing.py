@@ -47,13 +47,7 @@ def flat(value: np.ndarray, dtype: torch.dtype) -> Tensor:
 
 
 class PooledPlateSizes(NamedTuple):
-    """A client's rows, for a model whose plates have the sizes of all clients' rows together.
-
-    Args:
-        plate: name of the partitioned plate.
-        indices: (m,), the indices that the plate yields.
-        members: the rows of each nested plate.
-    """
+    """A client's rows, for a model whose plates have the sizes of all clients' rows together."""
 
     plate: str
     indices: Tensor
@@ -111,13 +105,7 @@ class ModelRun:
         return execution.trace, handler
 
     def first(self, values: dict[str, Tensor]) -> dict[str, Any]:
-        """Run the model once, and return Pyro's messages of the random sites, with the entries `redrawn` and `given`.
-
-        `redrawn` says whether the site is predicted; `given` is its observed value or None.
-
-        Raises:
-            DataError: the posterior lacks a latent site, or the model has no observed site.
-        """
+        """Pyro's messages of the random sites, with `redrawn` (predicted) and `given` (the observed value)."""
         with torch.random.fork_rng(devices=[]):
             trace, handler = self.trace(values)
         if not handler.drawn:
@@ -142,11 +130,7 @@ class ModelRun:
         }
 
     def keep(self, first: dict[str, Any], groups: Groups, posterior: xr.Dataset) -> dict[str, Tensor]:
-        """The fitted groups' values (S, ...) of the latents inside the plate. Sets `partly` if some groups are new.
-
-        Raises:
-            DataError: a latent has another shape in the posterior than in the run.
-        """
+        """The fitted groups' values (S, ...) of the latents inside the plate; sets `partly` if some groups are new."""
         found = {}
         for name in sorted(self.hidden & first.keys()):
             axis = row_axis(first[name], groups.plate.name)
@@ -217,13 +201,7 @@ class _Redraw(Messenger):
 def draw(
     run: Callable[[dict[str, Tensor]], dict[str, Tensor]], values: dict[str, Tensor], generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Draw the sites to predict, (S, ...) by name, at each posterior draw; torch's global generator is unchanged.
-
-    Args:
-        run: predictions by name from one draw's values, such as a `ModelRun`.
-        values: posterior draws (S, ...) by site.
-        generator: of the seed.
-    """
+    """The sites to predict, (S, ...) by name, at each posterior draw; torch's global generator is unchanged."""
     batched: Callable[..., Any] = vmap(run, randomness="different")
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

@@ -24,11 +24,7 @@ from pyro_fed.results.to_arviz import columns_in, labels_in
 
 
 def given_arguments(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments: the user's, or the federation's own if the user gave none.
-
-    Raises:
-        DataError: there are neither arguments nor a federation.
-    """
+    """Positional and keyword arguments: the user's, or the federation's own if the user gave none."""
     if args is not None or kwargs:
         args = () if args is None else args
         args = tuple(args) if isinstance(args, tuple | list) else (args,)
@@ -133,11 +129,7 @@ def _check_rows(arguments: Arguments, fitted: Arguments) -> None:
 
 
 def first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments) -> dict[str, Any]:
-    """Run the model at one draw, and return its random sites. Common errors get a message with their likely cause.
-
-    Raises:
-        DataError: the model cannot be run on these arguments.
-    """
+    """The random sites of a run at one draw. Common errors get a message with their likely cause."""
     named = list(zip(arguments.names, arguments.leaves, strict=True))
     try:
         return run.first(values)
@@ -168,11 +160,7 @@ def first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments) ->
 
 
 def check_shapes(model: Any, arguments: Arguments, cause: Exception) -> None:
-    """Find the argument whose rows have another shape than at the fit, after the model has failed with `cause`.
-
-    Raises:
-        DataError: names the argument and both shapes.
-    """
+    """DataError that names an argument whose rows have another shape than at the fit, after a failure `cause`."""
     if not isinstance(model, Federation):
         return
     fitted = model.problem.bound.arguments
@@ -189,11 +177,7 @@ def check_shapes(model: Any, arguments: Arguments, cause: Exception) -> None:
 
 
 def check_finite(run: ModelRun, values: dict[str, Tensor], arguments: Arguments, cause: Exception | None) -> None:
-    """Find the NaN or infinity that makes the model fail, or its predictions not finite if `cause` is None.
-
-    Raises:
-        DataError: an argument is not finite, and the model does not handle it; the error names argument and row.
-    """
+    """DataError that names the NaN or infinity by which the model fails, or predictions are not finite."""
 
     def works(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         try:

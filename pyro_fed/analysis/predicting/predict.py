@@ -207,13 +207,7 @@ def _predicted(
 
 
 def _groups_of_labels(labels: list[Any], federation: Federation, size: int) -> str | list[Any]:
-    """The label of each element of the plate, None for one that was not fitted or has no rows; "new" if all are new.
-
-    Args:
-        labels: of the groups, in the order of their numbers.
-        federation: whose plate has the labels of the fitted groups.
-        size: of the plate in the new data.
-    """
+    """The label of each element of the plate, None for one that was not fitted or has no rows; "new" if all are new."""
     arguments, fitted = federation.problem.arguments, federation.coords[federation.problem.plate]
     if arguments.row_names and labels[: len(fitted)] != list(fitted):
         warn_user(
@@ -231,13 +225,7 @@ def _plate_size(first: dict[str, Any], hidden: Collection[str], plate: str) -> i
 
 
 def _checked_first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments, model: Any) -> dict[str, Any]:
-    """Run the model at one draw, and return its random sites; an error that new rows cause names argument and row.
-
-    `model` is None if the arguments are the training data, which were checked before.
-
-    Raises:
-        DataError: the model cannot be run on the new rows, or its predictions are not finite.
-    """
+    """The random sites of a run at one draw; an error that new rows (`model` is not None) cause names the argument."""
     try:
         first = first_run(run, values, arguments)
         usable = model is None or has_finite_predictions(first)
@@ -264,12 +252,7 @@ def _fitted_groups(
     groups: str | Sequence[Any] | None,
     plate: str,
 ) -> Groups | None:
-    """The fitted groups that the new data belong to; None if no latent is inside the plate.
-
-    Raises:
-        DataError: `groups` names fitted groups, but the posterior lacks the latents inside the plate.
-        SettingError: `groups` names fitted groups, but the model has no latents inside the plate.
-    """
+    """The fitted groups that the new data belong to; None if no latent is inside the plate."""
     inside = {name: frame_of(first[name], plate) for name in sorted(hidden & first.keys())}
     frames = {name: frame for name, frame in inside.items() if frame is not None}
     asked = groups not in (None, NEW)
@@ -302,15 +285,7 @@ def _row_dims(first: dict[str, Any]) -> frozenset[str]:
 def datasets(
     model: Any, sites: dict[str, Any], drawn: dict[str, Tensor], rows: Collection[str], known: Mapping[str, list[Any]]
 ) -> dict[str, xr.Dataset]:
-    """The groups `posterior_predictive` and `observed_data` of the result, from draws (chain, draw, ...) by site.
-
-    Args:
-        model: as given to `predict`.
-        sites: sites of a run on the arguments.
-        drawn: the predictions by site, (chain, draw, ...).
-        rows: dimensions whose labels in the federation do not apply, since the rows are new.
-        known: labels of such dimensions whose elements are known to be fitted groups.
-    """
+    """The result's groups, from draws (chain, draw, ...); `rows` are new dimensions, `known` their fitted labels."""
     named, coords = (model.dims, model.coords) if isinstance(model, Federation) else ({}, {})
     coords = {dim: values for dim, values in coords.items() if dim not in rows} | dict(known)
     predicted, observed = {}, {}

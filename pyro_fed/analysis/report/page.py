@@ -32,15 +32,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 class Verdict(NamedTuple):
-    """The verdict on a result.
-
-    Args:
-        name: name of the result.
-        reference: whether it is the reference.
-        sentence: the verdict in a sentence.
-        doubts: sentences that speak against the result.
-        remarks: sentences that its user should know, and that do not speak against it.
-    """
+    """The verdict on a result in a sentence, with those that speak against it and those that do not."""
 
     name: str
     reference: bool

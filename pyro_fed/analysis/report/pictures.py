@@ -206,10 +206,7 @@ class Compared:
 
 
 def pictures(about: Compared) -> list[dict[str, Any]]:
-    """The figures as the page's template takes them: title, note, legend, and each panel as an SVG element.
-
-    A figure that cannot be drawn for these results has no panels, and a note that says why.
-    """
+    """The figures as the page's template takes them; one that cannot be drawn has a note that says why."""
     shown = []
     for number, (title, make) in enumerate(MAKERS):
         try:
