@@ -1,4 +1,4 @@
-"""The benchmark: runs all cells (case × split × algorithm) that have no result yet."""
+"""The benchmark: runs all cells (case × split × algorithm) that have no result yet, and sums their outcomes up."""
 
 from __future__ import annotations
 

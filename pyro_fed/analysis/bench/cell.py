@@ -1,4 +1,8 @@
-"""A cell of the benchmark, which is a case, a split, an algorithm and a seed; and its outcome."""
+"""A cell of the benchmark, which is a case, a split, an algorithm and a seed; its outcome, and the outcomes' files.
+
+Each outcome is a JSON file, named by cell and version, and written completely or not at all. `entry` is what a process
+of the benchmark runs.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from pyro_fed.analysis.bench.algorithms import Algorithm
 from pyro_fed.analysis.bench.cases.case import Case, Reference, Split
 from pyro_fed.analysis.bench.cases.library import all_cases
 from pyro_fed.analysis.bench.scores import Scores, scores
-from pyro_fed.analysis.report.overview import as_json
+from pyro_fed.analysis.report.overview import as_json, doubt_sentences
 from pyro_fed.errors import DataError, PyroFedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import flag
@@ -165,7 +169,7 @@ def _texts(caught: list[warnings.WarningMessage]) -> list[str]:
 def _answer(idata: InferenceData, reference: Reference, federation: Federation, seed: int) -> dict[str, Any]:
     """The entries of `Outcome` for an answer: scores, parameters, doubts and settings."""
     found: Scores = scores(idata, reference, federation.problem, seed)
-    doubts = [line for line in str(idata.attrs.get("doubts", "")).split("\n") if line]
+    doubts = doubt_sentences(idata)
     kind = (
         ("wrong, said" if doubts else "wrong, silent") if found.is_wrong else ("right, doubted" if doubts else "right")
     )

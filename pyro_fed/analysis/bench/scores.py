@@ -24,7 +24,8 @@ from pyro_fed.analysis.bench.clients import dataset
 from pyro_fed.analysis.judging.density import on_unconstrained_scale, transformed_columns
 from pyro_fed.analysis.judging.distances import sliced_wasserstein, thin
 from pyro_fed.analysis.judging.draws import Draws
-from pyro_fed.analysis.judging.moments import LARGEST_MEAN_ERROR, SD_RANGE
+from pyro_fed.analysis.judging.moments import SD_RANGE
+from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DataError
 from pyro_fed.ops.arviz_versions import make_result
@@ -65,7 +66,7 @@ class Parameter:
         """The larger error of mean and SD, as a multiple of its limit: 1 at the limit."""
         low, high = np.log(SD_RANGE)
         spread = np.log(max(self.sd_ratio, 1e-12))
-        return float(max(self.mean_error / LARGEST_MEAN_ERROR, spread / (low if spread < 0 else high)))
+        return float(max(self.mean_error / MATTERS, spread / (low if spread < 0 else high)))
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Scores:
     def is_wrong(self) -> bool:
         """Whether the largest error of a mean or an SD ratio is beyond its limit."""
         low, high = SD_RANGE
-        return not (self.mean_error <= LARGEST_MEAN_ERROR and low <= self.sd_low and self.sd_high <= high)
+        return not (self.mean_error <= MATTERS and low <= self.sd_low and self.sd_high <= high)
 
 
 def scores(idata: InferenceData, reference: Reference, problem: Problem, seed: int = 0) -> Scores:

@@ -10,6 +10,15 @@ The posterior without client k is found in one of three ways, which `by` names. 
   influence, its site is computed by one expected Newton step at the draws, and is divided out.
 
 Source of the weights: Vehtari et al. (2024), Pareto smoothed importance sampling.
+
+**What each client brings.** Let Λ_k be the precision of client k's site t_k, Λ_0 that of the prior t_0, and C = Λ⁻¹ the
+covariance of the posterior q ∝ t_0 Π_k t_k, with Λ = Λ_0 + Σ_k Λ_k. Then
+
+    share_kj = (C Λ_k)_jj          client k's share of the information on parameter j
+    alone_k  ∝ t_0 t_k             the posterior of client k's data alone, with the whole prior
+
+The shares of all clients and of the prior sum to one for each parameter, since C Λ is the identity. If all rows are
+equally informative, a share is the client's share of the rows, up to the prior.
 """
 
 from __future__ import annotations
@@ -52,7 +61,7 @@ if TYPE_CHECKING:
 
 #: Passed to `require_result` by a function that takes no federation.
 NOT_NEEDED: Any = object()
-#: With fewer draws than this the weights are not used: Pareto's k is estimated from their largest few.
+#: Weights need at least so many draws: Pareto's k is estimated from the largest few of them.
 FEWEST_DRAWS = 100
 
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.analysis.criticism.influence import checked_draws, kept_sites, require_result
+from pyro_fed.analysis.criticism.influence import FEWEST_DRAWS, checked_draws, kept_sites, require_result
 from pyro_fed.audit.clients.say import around, client_log_likelihoods, sites_at
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 #: Degrees of freedom of the proposals: few, so that their tails fall more slowly than the likelihood of many rows.
 FREEDOM = 5.0
-#: Draws that `leave_one_client_out` needs: Pareto's k is estimated from the largest few weights.
-FEWEST_DRAWS = 100
 
 
 class Evidence(NamedTuple):

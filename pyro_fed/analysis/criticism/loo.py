@@ -1,4 +1,17 @@
-"""PSIS-LOO and WAIC of a federated result, computed where the rows are."""
+"""PSIS-LOO and WAIC of a federated result, computed where the rows are, by one round of messages.
+
+For row i and draws z_1 … z_S of the posterior
+
+    loo_i  = log Σ_s w_is p(y_i | z_s) / Σ_s w_is,   w_is ∝ 1 / p(y_i | z_s), Pareto smoothed      (PSIS-LOO)
+    lppd_i = log 1/S Σ_s p(y_i | z_s)
+    waic_i = lppd_i - Var_s log p(y_i | z_s)
+
+Each client gets the draws, and answers with sums over its rows (`SUMS`), and with each row's own numbers if these are
+asked for. A row whose log density is zero everywhere is not counted: a mask says that nothing was observed there.
+
+Sources: Vehtari, Gelman & Gabry (2017), Practical Bayesian model evaluation using leave-one-out cross-validation and
+WAIC; Vehtari et al. (2024), Pareto smoothed importance sampling.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +28,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import State
 from pyro_fed.analysis.criticism.influence import checked_draws, require_result
+from pyro_fed.analysis.judging.metrics import FEWEST_LOO_DRAWS
 from pyro_fed.analysis.predicting.one_round import OneRound, answers
 from pyro_fed.conventions.calls import checked_but
 from pyro_fed.density.observations import observed_rows
@@ -164,10 +178,6 @@ def _log_sum(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.logaddexp.reduce(values, 0))
 
 
-#: With fewer draws PSIS has no tail of large weights to fit: it takes the largest fifth, and at least five of them.
-FEWEST_DRAWS = 25
-
-
 @checked_but("idata", "federation", "executor")
 def loo(
     idata: InferenceData,
@@ -286,9 +296,9 @@ class _Answers:
         if local and local <= set(idata["posterior"].data_vars):
             federation = federation.joint
         draws = checked_draws(idata, federation)
-        if len(draws) < FEWEST_DRAWS:
+        if len(draws) < FEWEST_LOO_DRAWS:
             raise SettingError(
-                f"leaving out a row takes at least {FEWEST_DRAWS} draws, received {len(draws)}: run with a larger "
+                f"leaving out a row takes at least {FEWEST_LOO_DRAWS} draws, received {len(draws)}: run with a larger "
                 "num_draws"
             )
         algorithm = Pointwise(site=var_name or "", pointwise=pointwise)

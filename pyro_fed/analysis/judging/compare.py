@@ -207,7 +207,7 @@ def compare(
     rows, said = {}, {}
     for name, idata in results.items():
         row, found, draws = _cost(idata), _recorded_findings(idata), read[name].draws
-        row |= dict.fromkeys(OF_REFERENCE, math.nan) if doubted else {}
+        row |= dict.fromkeys(TABLES[0].columns, math.nan) if doubted else {}
         found += _of_other_data(idata, None if reference in (None, name) else results[str(reference)], federation)
         if name == reference:
             found += doubted
@@ -234,10 +234,6 @@ def findings_of(table: pd.DataFrame) -> dict[str, list[Finding]]:
             "findings takes the table that pf.compare returns, or rows of it, received a table with rows "
             f"{[str(name) for name in table.index]} without their findings: pass the table as pf.compare returned it"
         ) from None
-
-
-#: Columns of distances to the reference.
-OF_REFERENCE = ("mean_error", "sd_ratio_min", "sd_ratio_max", "sliced_wasserstein", "mmd2")
 
 
 @dataclass(frozen=True)
@@ -325,14 +321,10 @@ def _predictive(idata: InferenceData, federation: Federation, test: Any) -> Foun
     predictions = metrics.predict_rows(problem, draws, test)
     if predictions.lost:
         return {}, predictions.lost
-    row: dict[str, float] = {"test_log_density": metrics.log_predictive_density(predictions.log_prob)}
+    row = predictions.measures()
+    row["test_log_density"] = row.pop("log_predictive_density")
     if predictions.probs is not None:
-        row["accuracy"] = metrics.accuracy(predictions.probs, predictions.value)
         row |= calibration_errors(predictions.probs, predictions.value)
-    if predictions.mean is not None:
-        row["rmse"] = metrics.rmse(predictions.mean, predictions.value)
-    if predictions.labels is not None:
-        row |= metrics.multilabel(predictions.labels, predictions.value)
     return row, []
 
 

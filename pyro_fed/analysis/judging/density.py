@@ -27,9 +27,6 @@ from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import unconstrained_draws
 from pyro_fed.runtime.ending.final_state import final_state
 
-#: Scores are computed at this many draws, evenly spaced.
-DRAWS_FOR_SCORES = 1000
-
 
 def against_density(
     idata: InferenceData, federation: Federation, sds: Tensor | None
@@ -37,7 +34,7 @@ def against_density(
     """Figures and findings by KSD, the prior's count, the spread and the audit; a finding alone if scores fail."""
     problem = federation.problem
     draws = on_unconstrained_scale(
-        thin_posterior(idata, DRAWS_FOR_SCORES), problem, str(idata.attrs.get("draws_are", ""))
+        thin_posterior(idata, distances.DRAWS_COMPARED), problem, str(idata.attrs.get("draws_are", ""))
     )
     if outside := _outside_support_sentence(draws, problem.dtype):
         return {}, [sentences.draws_unusable(why=outside)]

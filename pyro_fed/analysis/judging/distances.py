@@ -24,7 +24,7 @@ from pyro_fed.density.derivatives.scores import likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DataError
 
-#: Distances use at most this many draws, evenly spaced: kernels cost the square of their number.
+#: Distances and scores use at most this many draws, evenly spaced: kernels cost the square of their number.
 DRAWS_COMPARED = 1000
 #: Random directions of the sliced Wasserstein distance.
 PROJECTIONS = 200

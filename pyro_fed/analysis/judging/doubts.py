@@ -39,7 +39,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from pyro_fed.analysis.judging.ksd import FALSE_ALARMS, Discrepancy, whiten_draws
+from pyro_fed.analysis.judging.ksd import DENSITY_FALSE_ALARMS, Discrepancy, whiten_draws
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 
@@ -74,7 +74,7 @@ class PriorCount(NamedTuple):
     @property
     def differs_from_one(self) -> bool:
         """Whether the count differs from one by more than chance, and explains the draws."""
-        return self.explains and self.away > -float(special.stdtrit(BLOCKS - 2, FALSE_ALARMS / 2))
+        return self.explains and self.away > -float(special.stdtrit(BLOCKS - 2, DENSITY_FALSE_ALARMS / 2))
 
 
 def prior_count(draws: Tensor, prior_score: Tensor, likelihood_score: Tensor) -> PriorCount:

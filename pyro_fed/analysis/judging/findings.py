@@ -1,4 +1,4 @@
-"""The findings about a result, or about results that were compared, as a table."""
+"""Tables of the findings about results, and of the stages of a run of `Auto`."""
 
 from __future__ import annotations
 

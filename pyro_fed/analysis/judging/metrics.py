@@ -62,6 +62,15 @@ class Predictions(NamedTuple):
         lost = int(self.log_prob.isnan().any(1).sum())
         return [sentences.test_density_not_finite(draws=lost, of_draws=len(self.log_prob))] if lost else []
 
+    def measures(self) -> dict[str, float]:
+        """The log predictive density, and accuracy, RMSE or the measures of `multilabel`, as the observation is."""
+        found = {"log_predictive_density": log_predictive_density(self.log_prob)}
+        if self.probs is not None:
+            found["accuracy"] = accuracy(self.probs, self.value)
+        if self.mean is not None:
+            found["rmse"] = rmse(self.mean, self.value)
+        return found | (multilabel(self.labels, self.value) if self.labels is not None else {})
+
 
 @checked
 @explained(DataError, "test_metrics: the result or the test data do not fit the model")
@@ -90,17 +99,7 @@ def test_metrics(idata: InferenceData, federation: Federation, test: tuple[Any, 
             f"test_metrics: {lost[0].text}; look for draws far from all others in the result, or run the model in "
             "float64"
         )
-    metrics = {
-        "num_rows": float(predictions.log_prob.shape[1]),
-        "log_predictive_density": log_predictive_density(predictions.log_prob),
-    }
-    if predictions.probs is not None:
-        metrics["accuracy"] = accuracy(predictions.probs, predictions.value)
-    if predictions.mean is not None:
-        metrics["rmse"] = rmse(predictions.mean, predictions.value)
-    if predictions.labels is not None:
-        metrics |= multilabel(predictions.labels, predictions.value)
-    return metrics
+    return {"num_rows": float(predictions.log_prob.shape[1]), **predictions.measures()}
 
 
 test_metrics.__test__ = False  # type: ignore[attr-defined]  # pytest takes what a test file imports by such a name for a test
@@ -267,7 +266,7 @@ def rmse(mean: Tensor, value: Tensor) -> float:
 
 
 #: With fewer draws PSIS has no tail of large weights to fit: it takes the largest fifth, and at least five of them.
-FEWEST_DRAWS_FOR_LOO = 25
+FEWEST_LOO_DRAWS = 25
 #: Rows with a large Pareto k give a warning if leaving them out lowers the sum of log densities, by their unreliable
 #: weights, by more than this share of its standard error. It is a quarter, since such weights show too small a loss.
 SHARE_THAT_MATTERS = 0.25
@@ -285,7 +284,7 @@ def loo(idata: InferenceData) -> tuple[dict[str, float], list[Finding]]:
         value.values.reshape(-1, int(np.prod(value.shape[2:]))) for value in idata["log_likelihood"].data_vars.values()
     ]
     total = sum(terms[1:], terms[0]) if len({one.shape for one in terms}) == 1 else np.concatenate(terms, 1)
-    if len(total) < FEWEST_DRAWS_FOR_LOO:
+    if len(total) < FEWEST_LOO_DRAWS:
         return {}, []
     lost = ~np.isfinite(total)
     if lost.any():

@@ -10,9 +10,11 @@ no Monte Carlo error. The reference has Monte Carlo errors of its own.
 
 A warning is given if both hold:
 
-1. A mean is more than `LARGEST_MEAN_ERROR` reference SDs off, or an SD is outside `SD_RANGE` times the reference's SD.
+1. A mean is more than `MATTERS` reference SDs off, or an SD is outside `SD_RANGE` times the reference's SD.
 2. The distance is more than chance allows, at the level `FALSE_ALARMS` for all parameters together (Bonferroni). The
    test is Student's, with the degrees of freedom of the result or reference with the smaller ESS.
+
+A reference is doubted if its chains disagree, if trajectories diverged, or if its draws are too few to tell 1.
 """
 
 from __future__ import annotations
@@ -29,8 +31,6 @@ from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.ops.arviz_versions import rhat
 from pyro_fed.results.inference_data import InferenceData
 
-#: A mean is wrong if it is further away than this, in reference SDs.
-LARGEST_MEAN_ERROR = MATTERS
 #: An SD is wrong if its ratio to the reference's is outside this range.
 SD_RANGE = (1 / SD_MATTERS, SD_MATTERS)
 #: Share of results with the reference's own distribution for which a warning is given.
@@ -124,7 +124,7 @@ def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[F
     sure = np.abs(log_ratio) > chance * found.log_ratio_error
     low, high = SD_RANGE
     wrong = {
-        "mean": (found.mean > np.maximum(LARGEST_MEAN_ERROR, chance * found.mean_error), found.mean),
+        "mean": (found.mean > np.maximum(MATTERS, chance * found.mean_error), found.mean),
         "small": ((found.ratio < low) & sure, -log_ratio),
         "large": ((found.ratio > high) & sure, log_ratio),
     }
@@ -143,8 +143,8 @@ def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[F
     return said
 
 
-#: R-hat of chains whose means scatter with an SD of `LARGEST_MEAN_ERROR` times the SD within chains.
-LARGEST_RHAT = (1 + LARGEST_MEAN_ERROR**2) ** 0.5
+#: R-hat of chains whose means scatter with an SD of `MATTERS` times the SD within chains.
+LARGEST_RHAT = (1 + MATTERS**2) ** 0.5
 
 
 def reference_doubts(idata: InferenceData, draws: Draws) -> list[Finding]:
@@ -162,12 +162,12 @@ def reference_doubts(idata: InferenceData, draws: Draws) -> list[Finding]:
             found.append(f"its {chains} chains disagree: R-hat is {worst.max():.3g} in '{where}'")
     effective = effective_draws(draws.values, draws.kind)
     least = int(effective.argmin())
-    needed = (special.ndtri(FALSE_ALARMS / (4 * dim)) / LARGEST_MEAN_ERROR) ** 2
+    needed = (special.ndtri(FALSE_ALARMS / (4 * dim)) / MATTERS) ** 2
     if effective[least] < needed:
         found.append(
             f"its draws are worth only {effective[least]:.0f} independent ones in '{draws.labels[least]}', so that "
             f"its own mean is known to {effective[least] ** -0.5:.2g} SDs (at least {needed:.0f} tell a mean that is "
-            f"{LARGEST_MEAN_ERROR} SDs off)"
+            f"{MATTERS} SDs off)"
         )
     diverged = int(idata["sample_stats"]["diverging"].sum()) if _has(idata, "sample_stats", "diverging") else 0
     if diverged:

@@ -1,4 +1,4 @@
-"""Marginal posterior densities of several results, drawn over a reference's."""
+"""Draws of several results over a reference's: marginal densities, two parameters, particles over exact contours."""
 
 from __future__ import annotations
 

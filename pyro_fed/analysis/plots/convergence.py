@@ -1,4 +1,4 @@
-"""A figure of a round, such as its change, against the number of rounds and against the bytes sent."""
+"""How runs went: figures by round and by bytes, error against bytes, agents' beliefs, paths and ranks of chains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of model criticism: the influence of each client, and posterior predictive checks of its rows."""
+"""Figures of model criticism: each client's influence, information, and posterior predictive checks of its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of graphs of agents: the links, their mixing weights, and each agent's centrality."""
+"""Who takes part: the graph of agents with weights and centrality, and the rows of each client by label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reliability plots: accuracy against confidence (Kassab and Simeone, Appendix A.3), and observed against predicted."""
+"""Reliability plots: accuracy against confidence (Kassab and Simeone, Appendix A.3), and observed against predicted.
+
+And Kaplan-Meier curves by site.
+"""
 
 from __future__ import annotations
 

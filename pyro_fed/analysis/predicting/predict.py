@@ -8,11 +8,7 @@ Latents a inside the partitioned plate belong to groups, such as a hospital's ow
 that group's draws: y_s ~ p(y | x, a_s, θ_s). A new group's latents are drawn from the population p(a | θ_s), see
 `groups`.
 
-    new_data    the arguments of the new data, and errors where the model fails on them
-    groups      which groups of the new data were fitted
-    own_rows    a client's own rows, with its own latents
-    drawing     the model run at posterior draws
-    finite      new rows with NaN or infinities
+The same from the prior, z_s ~ p(z), before anything is fitted (`prior_predict`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The comparison as one HTML page that needs no other file: verdict, tables, figures, settings."""
+"""The comparison as one HTML page that needs no other file: verdict, tables, figures, changed settings."""
 
 from __future__ import annotations
 

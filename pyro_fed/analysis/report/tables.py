@@ -11,6 +11,7 @@ import numpy as np
 from pyro_fed.analysis.judging.calibration import OF_DEPLOYMENT, calibration_table
 from pyro_fed.analysis.judging.compare import cell
 from pyro_fed.analysis.numbers import digits
+from pyro_fed.analysis.plots.forest import OUTER
 from pyro_fed.analysis.report.pictures import Compared, written_rhat
 from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit
 from pyro_fed.ops.arviz_versions import group_of, names_of_groups
@@ -18,8 +19,6 @@ from pyro_fed.results.inference_data import InferenceData
 
 #: Largest number of rows of the table; of more parameters, those on which the results differ most are shown.
 MOST_ROWS = 200
-#: The ends of the intervals, which hold 94 %.
-ENDS = (0.03, 0.97)
 SUMMARY = """
 Mean, SD and 94 % interval of every parameter of the reference. For the other results, the distance of the mean in SDs
 of the reference, and the ratio of the SD to the reference's. Sort by such a column to see the worst parameters first.
@@ -40,7 +39,7 @@ def posterior_tables(about: Compared) -> list[dict[str, Any]]:
 def _summary(about: Compared, centre: str) -> dict[str, Any]:
     truth = about.draws[centre]
     flat = truth.flat
-    low, high = np.quantile(flat, ENDS, axis=0)
+    low, high = np.quantile(flat, OUTER, axis=0)
     columns: dict[str, tuple[np.ndarray, Callable[[float], str]]] = {
         f"{centre}: mean": (flat.mean(0), significant),
         "SD": (flat.std(0), significant),
@@ -123,7 +122,7 @@ def _answer(result: InferenceData, name: str, of: str) -> dict[str, Any]:
         labels = [f"{dim}={found[dim].values[i]}" for dim, i in place.items()]
         draws = found["estimand"].isel(place).values
         number = counts.isel({dim: i for dim, i in place.items() if dim in counts.dims})
-        rows[", ".join(labels) or "all rows"] = [float(number), draws.mean(), draws.std(), *np.quantile(draws, ENDS)]
+        rows[", ".join(labels) or "all rows"] = [float(number), draws.mean(), draws.std(), *np.quantile(draws, OUTER)]
     columns = ["rows", "mean", "SD", "3\u00a0%", "97\u00a0%"]
     return _table(f"Estimand {name}{of}", ESTIMAND + withheld, "group", columns, rows)
 

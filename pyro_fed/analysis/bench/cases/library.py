@@ -1,4 +1,9 @@
-"""The list of all cases, and of the cases of a quick benchmark."""
+"""The list of all cases, those of a quick benchmark, and the gallery's cases, whose references are long runs of NUTS.
+
+A reference is stored in `references/NAME.npz` with a fingerprint of its data. It is every fourth draw of four chains of
+2,000 draws in double precision. A reference whose data have changed is refused;
+`python -m benchmarks.accuracy.bench_references` makes all references anew.
+"""
 
 from __future__ import annotations
 
