@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 
 WALK_TIMES, GROUPS, COEFFICIENTS, PERSONS, ITEMS = 40, 15, 15, 25, 12
 QUIET: dict[str, Any] = {"seed": 0, "progress": False, "log_likelihood": False, "audit": False}

@@ -22,7 +22,7 @@ import torch
 from pyro.infer import MCMC, NUTS
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 from pyro_fed.formula import GLM
 
 SITES = {"north": 30, "south": 20, "west": 25}

@@ -35,7 +35,7 @@ from pyro.optim import PyroLRScheduler
 from torch import Tensor, nn
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 from pyro_fed.guides.program import flat, guide_program
 
 F64 = torch.float64

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.goldens.cases import SETS
 from benchmarks.goldens.differences import differences, largest
-from benchmarks.goldens.running import code, header, path_of, run_all
+from benchmarks.goldens.records import code, header, path_of, run_all
 from benchmarks.helpers.records import Record, Records, matches
 
 

@@ -1,6 +1,7 @@
 """Records of a benchmark in a file: one line of JSON each, sorted by case, under a line that says where they were made.
 
-What is there is not run again, so that a benchmark can be cut off and resumed.
+What is there is not run again, so that a benchmark can be cut off and resumed. `alone` is for figures that depend on what
+a process has done before, as memory does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -160,3 +161,28 @@ def _timed(task: tuple[Callable[[str], Mapping[str, Any]], str]) -> Record:
     began = time.process_time()
     found = function(case)
     return {"seconds": round(time.process_time() - began, 2), **found}
+
+
+R = TypeVar("R")
+
+
+def alone(function: Callable[..., R], *arguments: Any) -> R:
+    """What a function returns in a process of its own; what it prints is printed.
+
+    Args:
+        function: of a module.
+        arguments: which can be pickled.
+
+    Raises:
+        RuntimeError: the process died.
+    """
+    ((_, found),) = run_in_processes(_called, [(function, arguments)], warm=False)
+    if isinstance(found, Died):
+        raise RuntimeError(f"{function.__name__}{arguments}: {found.said}")
+    answer: R = found
+    return answer
+
+
+def _called(task: tuple[Callable[..., Any], tuple[Any, ...]]) -> Any:
+    function, arguments = task
+    return function(*arguments)

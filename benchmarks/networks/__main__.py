@@ -37,9 +37,8 @@ from sklearn.preprocessing import scale
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
 from benchmarks.helpers.records import Records, run_missing
-from benchmarks.networks.cells import case_of, nested, put, rounded, spread
+from benchmarks.helpers.tables import case_of, heading, nested, put, rounded, row, spread
 from benchmarks.networks.cost import cell, resident
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.analysis.judging.calibration import calibration_errors

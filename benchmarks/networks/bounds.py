@@ -19,10 +19,9 @@ from pyro.infer.autoguide import AutoDiagonalNormal
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row, spread
 from benchmarks.networks.__main__ import DATA, federation, probabilities, quiet, unlike
 from benchmarks.networks.calibration import HIDDEN
-from benchmarks.networks.cells import spread
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: Antithetic pairs of draws for the bound.

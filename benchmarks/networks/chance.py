@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row, spread
 from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, predicted_ece, quiet
-from benchmarks.networks.cells import spread
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.policy import resolve
 

@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row, spread
 from benchmarks.networks.__main__ import DATA, federation
 from benchmarks.networks.calibration import HIDDEN
-from benchmarks.networks.cells import spread
 
 #: Antithetic pairs of a step, and of the figures; draws that are looked at together.
 PAIRS, MANY, TOGETHER = 4, 1000, 200

@@ -46,9 +46,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row, spread
 from benchmarks.networks.__main__ import quiet
-from benchmarks.networks.cells import spread
 from pyro_fed.algorithm import Algorithm
 
 CLIENTS, TRAIN, TEST, NOISE = 10, 400, 400, 0.05

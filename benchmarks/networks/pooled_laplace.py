@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row, spread
 from benchmarks.networks.__main__ import DATA, federation
 from benchmarks.networks.calibration import HIDDEN
-from benchmarks.networks.cells import spread
 from pyro_fed.analysis.judging.calibration import calibration_errors
 
 STEPS, STEP_SIZE, DRAWS = 3000, 0.02, 500

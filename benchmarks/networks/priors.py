@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row, spread
 from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, network, quiet
-from benchmarks.networks.cells import spread
 from pyro_fed.analysis.judging.calibration import calibration_errors
 from pyro_fed.analysis.judging.metrics import predict_rows
 from pyro_fed.results.to_arviz import unconstrained_draws

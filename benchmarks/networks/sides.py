@@ -42,9 +42,8 @@ from torch import Tensor
 from torch.nn.functional import conv1d, gelu, softplus
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row, spread
 from benchmarks.networks.__main__ import quiet
-from benchmarks.networks.cells import spread
 from benchmarks.networks.kinds import curve, layers
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.analysis.judging.calibration import calibration_errors

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 from benchmarks.networks.kinds import curve, layers, quiet_curve, regression
 from pyro_fed.policy.networks import SMALL_ROUNDS
 

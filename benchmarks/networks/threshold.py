@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 from benchmarks.networks.__main__ import CLIENTS, DATA, federation, predicted_ece, quiet
 from pyro_fed.infer.langevin.chain_diagnostics import USUAL_CHAINS
 from pyro_fed.policy import gaussian, langevin, resolve, stein

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 from benchmarks.privacy.coverage import (
     CHAIN_ROUNDS,
     CLIENTS,

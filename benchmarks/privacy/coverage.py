@@ -27,7 +27,7 @@ import pyro.distributions as dist
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 from pyro_fed.errors import PyroFedError
 from pyro_fed.runtime.ending import finish
 from pyro_fed.runtime.ending.privacy_noise import with_noise

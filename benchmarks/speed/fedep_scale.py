@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.processes import alone
+from benchmarks.helpers.records import alone
 from pyro_fed.algorithm import Algorithm
 
 ROWS, DIM, PER_ROUND, ROUNDS = 20, 50, 1000, 40

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.processes import alone
+from benchmarks.helpers.records import alone
 
 DIM, CLIENTS, WRITTEN = 50, 10, 100_000
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 from benchmarks.speed.nuts import load, model
 from pyro_fed.graph import FixedGraph
 from pyro_fed.graph.consensus import unshifted_steps

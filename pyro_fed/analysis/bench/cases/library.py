@@ -27,12 +27,12 @@ REFERENCES = Path(__file__).parent / "references"
 DIGITS = 4
 
 
-def fingerprint(args: tuple[Any, ...]) -> str:
-    """A digest of the data, rounded to `DIGITS` decimals."""
+def fingerprint(args: tuple[Any, ...], digits: int = DIGITS) -> str:
+    """A digest of the data, rounded to so many decimals."""
     digest = hashlib.sha256()
     for leaf in args:
         array = leaf.detach().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf)
-        digest.update(np.round(array.astype(np.float64), DIGITS).tobytes() + str(array.shape).encode())
+        digest.update(np.round(array.astype(np.float64), digits).tobytes() + str(array.shape).encode())
     return digest.hexdigest()[:16]
 
 

@@ -1,14 +1,25 @@
-"""Tables of cells whose records are in a file, and the page where they stand."""
+"""Tables in Markdown, printed row by row as their figures come, and those of cells whose records are in a file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.helpers.records import Records
+if TYPE_CHECKING:
+    from benchmarks.helpers.records import Records
+
+
+def heading(*titles: Any) -> str:
+    """The first two lines of a table."""
+    return f"{row(*titles)}\n{'| --- ' * len(titles)}|"
+
+
+def row(*cells: Any) -> str:
+    """A line of a table."""
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def case_of(keys: Iterable[object]) -> str:
