@@ -17,8 +17,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.helpers import tables
 from benchmarks.helpers.records import Records, add_options, matches, run_missing
-from benchmarks.helpers.tables import heading, row
 from benchmarks.trust.judge import by_name, row_of
 from benchmarks.trust.references import read
 from benchmarks.trust.trials import ALGORITHMS
@@ -60,7 +60,7 @@ def print_tables(rows: Sequence[Row]) -> None:
         groups["wrong settings"] = wrong
     print(
         "\n"
-        + heading(
+        + tables.heading(
             *("", "runs", "right, silent", "right, doubted", "wrong, doubted", "wrong, silent", "refused", "crashed"),
             *("wrong but `converged`", "false silence", "false alarms"),
         )
@@ -71,7 +71,7 @@ def print_tables(rows: Sequence[Row]) -> None:
         bad = found["wrong doubted"] + found["wrong silent"] + found["refused"] + found["crashed"]
         good = found["right silent"] + found["right doubted"]
         shares = (share(found["wrong silent"], bad), share(found["right doubted"], good))
-        print(row(label, len(part), *found.values(), *shares))
+        print(tables.row(label, len(part), *found.values(), *shares))
     for title in ("wrong silent", "right doubted", "crashed"):
         missed = [row for row in rows if outcome(row) == title]
         print(f"\n{title} ({len(missed)}):")
