@@ -1,7 +1,7 @@
 """Records of a benchmark in a file: one line of JSON each, sorted by case, under a line that says where they were made.
 
-What is there is not run again, so that a benchmark can be cut off and resumed. `alone` is for figures that depend on what
-a process has done before, as memory does.
+What is there is not run again, so that a benchmark can be cut off and resumed. `alone` is for figures that depend on
+what a process has done before, as memory does.
 """
 
 from __future__ import annotations

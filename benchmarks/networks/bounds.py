@@ -20,7 +20,7 @@ from torch import Tensor
 
 import pyro_fed as pf
 from benchmarks.helpers.tables import heading, row, spread
-from benchmarks.networks.__main__ import DATA, federation, probabilities, quiet, unlike
+from benchmarks.networks.__main__ import DATA, entropy_away, federation, quiet
 from benchmarks.networks.calibration import HIDDEN
 from pyro_fed.results.to_arviz import unconstrained_draws
 
@@ -48,9 +48,8 @@ def measured(algorithm: Any, data: str, seed: int) -> tuple[float, float, float]
     with quiet():
         idata = pf.run(algorithm, fed, seed=seed, progress=False, audit=False, log_likelihood=False)
     draws = torch.as_tensor(unconstrained_draws(idata, fed.problem)).float()
-    away = probabilities(fed, draws, (unlike(test[0]), test[1]))
     density = float(pf.metrics.test_metrics(idata, fed, test)["log_predictive_density"])
-    return bound(fed, draws), density, float(-(away * away.clamp_min(1e-30).log()).sum(-1).mean())
+    return bound(fed, draws), density, entropy_away(idata, fed, test)
 
 
 def main() -> None:

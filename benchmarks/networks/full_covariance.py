@@ -19,9 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-import pyro_fed as pf
 from benchmarks.helpers.tables import heading, row, spread
-from benchmarks.networks.__main__ import DATA, federation
+from benchmarks.networks.__main__ import DATA, federation, logits
 from benchmarks.networks.calibration import HIDDEN
 
 #: Antithetic pairs of a step, and of the figures; draws that are looked at together.
@@ -30,20 +29,9 @@ PAIRS, MANY, TOGETHER = 4, 1000, 200
 RATE, LOWER_RATE, START, WIDTH = 0.01, 0.001, 0.1, 0.1
 
 
-class Network(NamedTuple):
-    """Where a vector has the network's weights."""
-
-    shapes: dict[str, tuple[int, ...]]
-
-    def logits(self, z: Tensor, x: Tensor) -> Tensor:
-        """Of the classes, (S, N, C), at vectors (S, D)."""
-        pieces = z.split([math.prod(shape) for shape in self.shapes.values()], -1)
-        part = {name: piece.reshape(-1, *self.shapes[name]) for name, piece in zip(self.shapes, pieces, strict=True)}
-        return torch.relu(x @ part["w1"] + part["b1"].unsqueeze(1)) @ part["w2"] + part["b2"].unsqueeze(1)
-
-    def log_lik(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Of each row, (S, N)."""
-        return self.logits(z, x).log_softmax(-1)[:, torch.arange(len(y)), y]
+def log_lik(z: Tensor, x: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Of each row, (S, N), at the network's vectors (S, D)."""
+    return logits(z, x, HIDDEN, classes).log_softmax(-1)[:, torch.arange(len(y)), y]
 
 
 class Gaussian(NamedTuple):
@@ -63,12 +51,6 @@ class Gaussian(NamedTuple):
     def entropy(self) -> Tensor:
         """Nats: L does not change the volume."""
         return self.log_sd.sum() + len(self.mean) * (1 + math.log(2 * math.pi)) / 2
-
-
-def network_of(fed: pf.Federation, columns: int, classes: int) -> Network:
-    """The network of `benchmarks.networks`, its weights where the model's vector has them."""
-    shapes = {"w1": (columns, HIDDEN), "b1": (HIDDEN,), "w2": (HIDDEN, classes), "b2": (classes,)}
-    return Network({name: shapes[name] for name in fed.problem.sites})
 
 
 def fitted(log_joint: Callable[[Tensor], Tensor], dim: int, full: bool, steps: int, seed: int) -> Gaussian:
@@ -95,17 +77,17 @@ def measured(data: str, seed: int, full: bool, steps: int) -> tuple[float, float
     """The bound, and the log density of a test row."""
     fed, (x_test, y_test) = federation(HIDDEN, seed, data)
     x, y = fed.problem.rows
-    net = network_of(fed, x.shape[1], int(y.max()) + 1)
+    classes = int(y.max()) + 1
 
     def log_joint(z: Tensor) -> Tensor:
         prior = -z.square().sum(-1) / 2 - z.shape[-1] * math.log(2 * math.pi) / 2
-        return net.log_lik(z, x, y).sum(-1) + prior
+        return log_lik(z, x, y, classes).sum(-1) + prior
 
     q = fitted(log_joint, fed.problem.dim, full, steps, seed)
     with torch.no_grad():
         draws = q.draws(MANY, torch.Generator().manual_seed(seed)).split(TOGETHER)
         bound = torch.cat([log_joint(some) for some in draws]).mean() + q.entropy()
-        rows = torch.cat([net.log_lik(some, x_test, y_test) for some in draws])
+        rows = torch.cat([log_lik(some, x_test, y_test, classes) for some in draws])
     return float(bound), float((rows.logsumexp(0) - math.log(len(rows))).mean())
 
 

@@ -10,6 +10,7 @@ network at the draws, and of the network linearised at the mode (Immer, Korzepa 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.func import jacrev, vmap
 
 from benchmarks.helpers.tables import heading, row, spread
-from benchmarks.networks.__main__ import DATA, federation
+from benchmarks.networks.__main__ import DATA, federation, logits
 from benchmarks.networks.calibration import HIDDEN
 from pyro_fed.analysis.judging.calibration import calibration_errors
 
@@ -30,27 +31,21 @@ def errors(seed: int, data: str) -> dict[str, float]:
     fed, (rows, labels) = federation(HIDDEN, seed, data)
     x, y = fed.problem.rows[0].double(), fed.problem.rows[1].long()
     rows = rows.double()
-    inputs, classes = x.shape[1], int(y.max()) + 1
-    sizes = [inputs * HIDDEN, HIDDEN, HIDDEN * classes, classes]
-
-    def logits(w: Tensor, x: Tensor) -> Tensor:
-        first, bias, second, last = w.split(sizes)
-        return torch.relu(x @ first.view(inputs, HIDDEN) + bias) @ second.view(HIDDEN, classes) + last
-
+    at = partial(logits, hidden=HIDDEN, classes=int(y.max()) + 1)
     generator = torch.Generator().manual_seed(seed)
-    w = (0.3 * torch.randn(sum(sizes), generator=generator, dtype=torch.float64)).requires_grad_()
+    w = (0.3 * torch.randn(fed.problem.dim, generator=generator, dtype=torch.float64)).requires_grad_()
     optimiser = torch.optim.Adam([w], lr=STEP_SIZE)
     for _ in range(STEPS):
         optimiser.zero_grad()
-        loss = torch.nn.functional.cross_entropy(logits(w, x), y, reduction="sum") + 0.5 * w.square().sum()
+        loss = torch.nn.functional.cross_entropy(at(w, x), y, reduction="sum") + 0.5 * w.square().sum()
         loss.backward()
         optimiser.step()
     mode = w.detach()
 
     def jacobian(x: Tensor) -> Tensor:
-        return vmap(lambda row: jacrev(lambda v: logits(v, row[None])[0])(mode))(x)
+        return vmap(lambda row: jacrev(lambda v: at(v, row[None])[0])(mode))(x)
 
-    p = logits(mode, x).softmax(-1)
+    p = at(mode, x).softmax(-1)
     curvature = torch.diag_embed(p) - p[:, :, None] * p[:, None]
     j = jacobian(x)
     precision = torch.einsum("nci,ncd,ndj->ij", j, curvature, j) + torch.eye(len(mode), dtype=torch.float64)
@@ -59,10 +54,10 @@ def errors(seed: int, data: str) -> dict[str, float]:
         "all of it": z @ torch.linalg.cholesky(torch.linalg.inv(precision)).T,
         "its diagonal": z / precision.diagonal().sqrt(),
     }
-    found = {"the mode": logits(mode, rows).softmax(-1)}
+    found = {"the mode": at(mode, rows).softmax(-1)}
     for name, move in moves.items():
-        found[f"{name}, draws"] = torch.stack([logits(mode + one, rows).softmax(-1) for one in move]).mean(0)
-        linear = logits(mode, rows) + torch.einsum("nci,si->snc", jacobian(rows), move)
+        found[f"{name}, draws"] = torch.stack([at(mode + one, rows).softmax(-1) for one in move]).mean(0)
+        linear = at(mode, rows) + torch.einsum("nci,si->snc", jacobian(rows), move)
         found[f"{name}, linearised"] = linear.softmax(-1).mean(0)
     return {name: float(calibration_errors(probs, labels)["ece"]) for name, probs in found.items()}
 

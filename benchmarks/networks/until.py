@@ -20,8 +20,7 @@ import torch
 
 import pyro_fed as pf
 from benchmarks.helpers.tables import heading, row
-from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, quiet, run
-from pyro_fed.analysis.judging.metrics import predict_rows
+from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, probabilities, quiet, run
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: Draws of each evaluation.
@@ -35,8 +34,7 @@ class Enough(Exception):  # nothing went wrong
 def accuracy(idata: Any, fed: pf.Federation, test: Any) -> float:
     """Of the averaged probabilities, of at most `DRAWS` draws."""
     draws = unconstrained_draws(idata, fed.problem)
-    probs = predict_rows(fed.problem, draws[:: max(1, len(draws) // DRAWS)], test).probs
-    assert probs is not None  # a classifier has them
+    probs = probabilities(fed, draws[:: max(1, len(draws) // DRAWS)], test)
     return float((probs.argmax(-1) == test[1]).double().mean())
 
 
