@@ -80,7 +80,7 @@ ITEMS = {
         8,
     ),
     "fedep_table_4": Item("fedep", "Table 4", "table4", minutes=2),
-    "fedep_figure_1": Item("fedep", "Fig. 1", "fedep_figure1", ("out/papers/fedep_figure_1.png",), 0.1),
+    "fedep_figure_1": Item("fedep", "Fig. 1", "table4", ("--figure", "out/papers/fedep_figure_1.png"), 0.1),
     "fedep_digits": Item("fedep", "Table 2, 5, Fig. 2, 3 (stand-in)", "fedep_digits", minutes=15),
     "fedep_inferences": Item("fedep", "Table 2, 3, 6 (stand-in)", "fedep_inferences", minutes=4),
     "fedep_tags": Item("fedep", "Table 3 (stand-in)", "fedep_inferences", ("--tags",), 4),
