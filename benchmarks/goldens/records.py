@@ -41,11 +41,7 @@ NUMBERS = 40
 
 
 def record(case: Case) -> dict[str, Any]:
-    """The record of a case, run in this process.
-
-    Args:
-        case: what to run.
-    """
+    """The record of a case, run in this process."""
     torch.set_num_threads(1)
     results: list[InferenceData] = []
     errors: list[Exception] = []
@@ -85,11 +81,7 @@ def record(case: Case) -> dict[str, Any]:
 
 
 def of_result(idata: InferenceData) -> dict[str, Any]:
-    """The fields of a record that a result gives.
-
-    Args:
-        idata: of `run`.
-    """
+    """The fields of a record that a result gives."""
     attrs, figures = idata.attrs, idata["federation"]
     steps = [
         {name: value for name, value in step.items() if name != "seconds"}
@@ -163,28 +155,14 @@ FOLDER = Path(__file__).parent
 
 
 def path_of(name: str) -> Path:
-    """The file of a set.
-
-    Args:
-        name: of the set.
-    """
+    """The file of a set."""
     return FOLDER / f"{name}.jsonl"
 
 
 def run_all(
     name: str, wanted: Iterable[str], jobs: int, limit: float | None = None
 ) -> Iterator[tuple[dict[str, Any], float]]:
-    """Records of a set's cases as they end, each with its seconds of the processor.
-
-    Args:
-        name: of the set.
-        wanted: names of its cases.
-        jobs: how many processes at a time.
-        limit: seconds of the processor after which a case is given up, without a record; None: no limit.
-
-    Raises:
-        RuntimeError: a process has died; the message names its case.
-    """
+    """Records of a set's cases as they end, with seconds; a case beyond `limit` of the processor is left out."""
     if name == "names":  # nothing is run
         yield from (({**one.record(), "code": code()}, 0.0) for one in SETS[name]() if one.name in set(wanted))
         return
@@ -216,9 +194,5 @@ def code() -> str:
 
 
 def header(name: str) -> dict[str, Any]:
-    """What the first line of a file says: on what its records depend besides the code.
-
-    Args:
-        name: of the set.
-    """
+    """What the first line of a file says: on what its records depend besides the code."""
     return {"set": name, "seed": 0, "threads": 1, **made_here()}

@@ -34,12 +34,7 @@ WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 @dataclass(frozen=True)
 class Fact:
-    """A part of the public face.
-
-    Args:
-        name: unique.
-        fact: gives the fields of its record.
-    """
+    """A part of the public face."""
 
     name: str
     fact: Callable[[], dict[str, Any]]
@@ -142,15 +137,7 @@ def codes(idata: InferenceData) -> list[str] | None:
 
 
 def phases(algorithm: Any, federation: pf.Federation, graph: pf.graph.Graph | None) -> list[list[Any]]:
-    """What a run is made of: for each stage of a plan, or the one of an algorithm, its phases with their settings.
-
-    A phase that is one of an earlier stage's is its algorithm's name alone.
-
-    Args:
-        algorithm: the algorithm or plan that a user names.
-        federation: on what.
-        graph: who talks to whom.
-    """
+    """A run's phases with their settings, by stage of a plan; one of an earlier stage is its algorithm's name alone."""
     problem = federation.problem
     found: list[list[Any]] = []
     with default_of(problem.dtype), torch.no_grad():

@@ -26,14 +26,7 @@ Record = dict[str, Any]
 
 
 class Records(Mapping[str, Record]):
-    """The records of a file by case, in the order in which they stand there or were made.
-
-    Args:
-        path: of the file; a last line that was cut off is left out. It need not exist.
-
-    Attributes:
-        header: what the file's first line says; of a new file, where it was made.
-    """
+    """The records of a file by case, in their order; a last line that was cut off is left out. It need not exist."""
 
     def __init__(self, path: Path) -> None:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -58,11 +51,7 @@ class Records(Mapping[str, Record]):
         return len(self._records)
 
     def keep(self, record: Mapping[str, Any]) -> None:
-        """Add a record, or put it in the place of its case's. The file is written whole: a reader sees no part of it.
-
-        Args:
-            record: with its `case`.
-        """
+        """Add a record with its `case`, or put it in its case's place; the file is written whole."""
         case, self.header = record["case"], self.header or made_here()
         self._records[case], self._lines[case] = dict(record), line_of(record)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,11 +60,7 @@ class Records(Mapping[str, Record]):
             file.write(text.encode())
 
     def drop(self, wanted: Callable[[Record], bool]) -> None:
-        """Forget records, as those of other code; the file is as it is until the next one is added.
-
-        Args:
-            wanted: whether to forget a record.
-        """
+        """Forget records, as those of other code; the file is as it is until the next one is added."""
         for case in [case for case, record in self._records.items() if wanted(record)]:
             del self._records[case], self._lines[case]
 
@@ -96,13 +81,7 @@ def line_of(record: Mapping[str, Any]) -> str:
 
 
 def add_options(parser: ArgumentParser, out: str, what: str) -> None:
-    """The options that all benchmarks with records have.
-
-    Args:
-        parser: of the command.
-        out: the file of records by default.
-        what: what the patterns of `--cases` are of.
-    """
+    """The options that all benchmarks with records have."""
     parser.add_argument("--cases", default="*", help=f"patterns of {what}, separated by commas")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so many")
@@ -112,12 +91,7 @@ def add_options(parser: ArgumentParser, out: str, what: str) -> None:
 
 
 def matches(name: str, patterns: str) -> bool:
-    """Whether a name matches one of some patterns.
-
-    Args:
-        name: of a case or an algorithm.
-        patterns: separated by commas.
-    """
+    """Whether a name matches one of some patterns."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns.split(","))
 
 
@@ -131,20 +105,7 @@ def run_missing(
     minutes: float = float("inf"),
     warm: bool = True,
 ) -> Iterator[Record]:
-    """Run the cases that have no record, each in a process of its own, and keep the record of each.
-
-    Args:
-        records: those that there are.
-        cases: names.
-        function: makes a case's record in a process, without `case` and `seconds` of CPU time, which are added.
-        jobs: number of processes at a time.
-        again: also run what has a record.
-        minutes: begin nothing after so many.
-        warm: as in `run_in_processes`.
-
-    Yields:
-        Each new record. A case whose process dies has none, and is named on standard error.
-    """
+    """New records of the cases that have none, each run in a process of its own; those that die are named on stderr."""
     stop = time.monotonic() + 60 * minutes
     waiting = (case for case in cases if (again or case not in records) and time.monotonic() < stop)
     for (_, case), found in run_in_processes(_timed, ((function, case) for case in waiting), jobs, warm=warm):
@@ -167,15 +128,7 @@ R = TypeVar("R")
 
 
 def alone(function: Callable[..., R], *arguments: Any) -> R:
-    """What a function returns in a process of its own; what it prints is printed.
-
-    Args:
-        function: of a module.
-        arguments: which can be pickled.
-
-    Raises:
-        RuntimeError: the process died.
-    """
+    """What a function of a module returns in a process of its own; what it prints is printed."""
     ((_, found),) = run_in_processes(_called, [(function, arguments)], warm=False)
     if isinstance(found, Died):
         raise RuntimeError(f"{function.__name__}{arguments}: {found.said}")

@@ -164,10 +164,7 @@ def unlike(x: Tensor) -> Tensor:
 
 
 def measured(name: str, hidden: int, seed: int, data: str = "digits") -> list[float]:
-    """Accuracy, log density, ECE, seconds, megabytes sent by a client, entropy (nats) on rows unlike the data, and GB.
-
-    The memory is the most that this process had until the run ended; of a process of its own it is the run's.
-    """
+    """Accuracy, log density, ECE, seconds, MB sent by a client, entropy (nats) away from the data, and the peak GB."""
     fed, test = federation(hidden, seed, data)
     idata, seconds = run(name, fed, seed)
     peak = resident("VmHWM") / 1e9

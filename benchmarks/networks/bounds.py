@@ -29,12 +29,7 @@ PAIRS = 200
 
 
 def bound(fed: pf.Federation, draws: Tensor) -> float:
-    """The evidence's lower bound of the diagonal Gaussian that draws are of.
-
-    Args:
-        fed: the data.
-        draws: (S, D), unconstrained.
-    """
+    """The evidence's lower bound of the diagonal Gaussian that draws are of."""
     problem, mean, sd = fed.problem, draws.mean(0), draws.std(0)
     eps = torch.randn(PAIRS, len(mean), generator=torch.Generator().manual_seed(0))
     densities = [problem.log_parts(z, problem.rows) for z in mean + sd * torch.cat([eps, -eps])]

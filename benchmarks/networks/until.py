@@ -39,15 +39,7 @@ def accuracy(idata: Any, fed: pf.Federation, test: Any) -> float:
 
 
 def seconds_until(name: str, data: str, hidden: int, seed: int, wanted: float) -> tuple[float, int, float]:
-    """Seconds until the accuracy is reached, rounds of the algorithm's own, and the accuracy then; NaN seconds: never.
-
-    Args:
-        name: of the algorithm.
-        data: the set.
-        hidden: units.
-        seed: of the split, the partition and the run.
-        wanted: accuracy.
-    """
+    """Seconds until the accuracy is reached (NaN: never), rounds of the algorithm's own, and the accuracy then."""
     fed, test = federation(hidden, seed, data)
     make, own = ALGORITHMS[name]
     state = {"away": 0.0, "rounds": 0, "best": 0.0}

@@ -23,16 +23,7 @@ from pyro_fed.conventions.output import replaced_file
 
 @dataclass(frozen=True)
 class Item:
-    """One command.
-
-    Args:
-        paper: page of `docs/papers/`.
-        figure: what of the paper it stands for.
-        module: script of this folder.
-        arguments: its arguments.
-        minutes: of one core, about.
-        needs_data: whether it needs the folder of PYRO_FED_DATA.
-    """
+    """One command: the page of `docs/papers/`, the figure, the script and its arguments, and minutes of one core."""
 
     paper: str
     figure: str
@@ -124,11 +115,7 @@ def run(name: str, item: Item, out: Path) -> bool:
 
 
 def chosen(only: str | None) -> dict[str, Item]:
-    """The items asked for, by name or by paper.
-
-    Raises:
-        SystemExit: a name that there is not.
-    """
+    """The items asked for, by name or by paper."""
     if only is None:
         return ITEMS
     words = only.split(",")

@@ -61,12 +61,7 @@ def clipped(scores: Tensor, norm: float) -> Tensor:
 
 
 def tempered(rho: float, share: float) -> float:
-    """The temperature at which a chain of privacy ρ is `LENGTH` relaxation times long.
-
-    Args:
-        rho: zero-concentrated.
-        share: how long it is beside one by sums.
-    """
+    """The temperature at which a chain of privacy ρ is `LENGTH` relaxation times long."""
     return max(1.0, LENGTH / (share * 4 * PRECISION * rho / NORM**2))
 
 

@@ -94,10 +94,7 @@ def multiplier(epsilon: float, rounds: int) -> float:
 
 
 def trial(name: str, algorithm: Any, noise: float, seed: int) -> tuple[np.ndarray, ...] | None:
-    """Whether each weight is in its interval, aware and not, both SDs and the error over the exact SDs.
-
-    None: the noise has left no distribution.
-    """
+    """Whether each weight is in its interval, aware and not, SDs and error; None if noise left no distribution."""
     model, norm, rounds = MODELS[name]
     generator = torch.Generator().manual_seed(seed)
     truth = torch.randn(DIM, generator=generator, dtype=torch.float64)

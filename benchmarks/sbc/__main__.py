@@ -36,23 +36,13 @@ INTERVALS = (0.5, 0.8, 0.9)
 
 
 def smooth(rank: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """Ranks 0..draws as numbers that are uniform on (0, 1) where the ranks are uniform.
-
-    Args:
-        rank: (n,) draws below the truth.
-        draws: how many there were.
-        rng: breaks ties.
-    """
+    """Ranks 0..draws as numbers that are uniform on (0, 1) where the ranks are uniform; `rng` breaks ties."""
     numbers: np.ndarray = (rank + rng.uniform(size=len(rank))) / (draws + 1)
     return numbers
 
 
 def chi_square(u: np.ndarray) -> float:
-    """The p-value of equal counts in `BINS` bins.
-
-    Args:
-        u: (n,) in (0, 1).
-    """
+    """The p-value of equal counts in `BINS` bins."""
     counts = np.histogram(u, BINS, (0.0, 1.0))[0]
     expected = len(u) / BINS
     return float(special.chdtrc(BINS - 1, ((counts - expected) ** 2 / expected).sum()))
@@ -82,11 +72,7 @@ def ecdf(u: np.ndarray) -> float:
 
 
 def coverage(u: np.ndarray) -> list[float]:
-    """The share of truths inside each of the central `INTERVALS`.
-
-    Args:
-        u: (n,) in (0, 1).
-    """
+    """The share of truths inside each of the central `INTERVALS`."""
     return [float((np.abs(u - 0.5) <= width / 2).mean()) for width in INTERVALS]
 
 

@@ -88,13 +88,7 @@ def _known(transform: Any, values: torch.Tensor, u: torch.Tensor, kept: Mapping[
 
 
 def judged(posterior: Posterior, kept: Mapping[str, Any], run: Any) -> Verdict:
-    """The verdict on a run.
-
-    Args:
-        posterior: of which it is.
-        kept: its reference.
-        run: makes the result, from making the federation on, or raises.
-    """
+    """The verdict on what `run` returns or raises, by the reference that is kept."""
     nan = float("nan")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -124,11 +118,7 @@ def by_name() -> dict[str, Trial]:
 
 
 def row_of(name: str) -> dict[str, str]:
-    """One run as a row of the table.
-
-    Args:
-        name: of the trial, as in `by_name`.
-    """
+    """One run as a row of the table."""
     torch.set_num_threads(1)
     trial = by_name()[name]
     verdict = judged(trial.target, read()[trial.posterior], trial.run)

@@ -26,13 +26,7 @@ from pyro_fed.analysis.bench.cases.library import fingerprint
 
 @dataclass(frozen=True)
 class Coordinates:
-    """A latent site's place in the flat unconstrained vector.
-
-    Attributes:
-        start: first entry.
-        shape: of the unconstrained value.
-        transform: to the constrained value.
-    """
+    """A latent site's place in the flat unconstrained vector."""
 
     start: int
     shape: torch.Size
@@ -144,13 +138,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class LongRun:
-    """Four long chains of NUTS on the pooled data, in double precision.
-
-    Args:
-        model: another Pyro model of the same posterior, non-centred, say, which reports the sites of the first.
-        draws: of each chain.
-        accept: target of the step size.
-    """
+    """Four long chains of NUTS on the pooled data, of another model with the same sites if there is one."""
 
     model: Callable[..., Any] | None = None
     draws: int = 1000
@@ -159,11 +147,7 @@ class LongRun:
 
 @dataclass(frozen=True)
 class Nested:
-    """Moments by nested quadrature, written for this posterior.
-
-    Args:
-        moments: from the data to `{site: (means, SDs)}` on the unconstrained scale.
-    """
+    """Moments by nested quadrature: from the data to `{site: (means, SDs)}` on the unconstrained scale."""
 
     moments: Callable[..., dict[str, tuple[np.ndarray, np.ndarray]]]
 
