@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import torch
 from scipy import special
 
@@ -88,6 +90,8 @@ ALGORITHMS = {
 SKEWS = ("label", "covariate")
 #: Replicates of a cell before the next cell has its turn, so that a run that is cut has all cells.
 TURN = 50
+#: Replicates of each algorithm in the figure.
+FIGURE_REPLICATES = 200
 #: Draws that the truth is ranked among.
 RANKED = 99
 #: Replicates below which nothing is said.
@@ -164,6 +168,32 @@ def print_table(records: Iterable[dict[str, Any]]) -> None:
         print(row(*key, len(part), failed, f"{100 * doubted.mean():.0f} %", *tests, *covered, *apart))
 
 
+def line(x, y):
+    """Intercept and slope of covariates that are not centred, whose posterior is correlated."""
+    beta = pyro.sample("beta", dist.Normal(torch.zeros(2, dtype=x.dtype), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(beta[0] + beta[1] * x, 1.0), obs=y)
+
+
+def draw_figure() -> None:
+    """Calibration of a normal distribution with all correlations, and of the nearest one without, as docs/sbc.png."""
+    import arviz as az
+    import matplotlib.pyplot as plt
+    from scipy import stats
+
+    x, points = torch.linspace(0.0, 3.0, 40, dtype=torch.float64), np.linspace(0, 1, 101)
+    fed = pf.Federation(line, (x, 0 * x), plate="data", num_clients=4)
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True, layout="constrained")
+    algorithms = {"FedEP()": pf.FedEP(), 'FedEP(covariance="diag")': pf.FedEP(covariance="diag")}
+    for ax, (name, algorithm) in zip(axes, algorithms.items(), strict=True):
+        found = pf.sbc(fed, FIGURE_REPLICATES, algorithm=algorithm, audit=False)
+        pit = (found["prior_sbc"]["beta"].values[0, :, 1] + 0.5) / 100
+        bands = {"confidence_bands": "simulated", "rvs": stats.uniform().rvs, "random_state": 0}
+        az.plot_ecdf(pit, cdf=stats.uniform().cdf, eval_points=points, difference=True, ax=ax, **bands)
+        ax.set(title=name, xlabel="rank of the true slope / 100", ylabel="distribution function − uniform")
+    figure.savefig(Path(__file__).parents[2] / "docs" / "sbc.png", dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="*", help="patterns of models and skews, separated by commas")
@@ -172,7 +202,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so many")
     parser.add_argument("--out", type=Path, default=Path("out/sbc.jsonl"), help="file of the records")
     parser.add_argument("--print", action="store_true", help="run nothing, print the tables of what is there")
+    parser.add_argument("--figure", action="store_true", help="draw docs/sbc.png, and nothing else")
     options = parser.parse_args()
+    if options.figure:
+        return draw_figure()
     records = Records(options.out)
     if not options.print:
         torch.set_num_threads(1)
