@@ -138,7 +138,9 @@ def draw_figure(target: Path) -> None:
         values, vectors = np.linalg.eigh(covariance.numpy())
         angle = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
         width, height = 4 * np.sqrt(values[::-1])  # two standard deviations either way
-        axes.add_patch(Ellipse(mean.tolist(), width, height, angle=angle, fill=False, color=colour, label=label))
+        axes.add_patch(
+            Ellipse((float(mean[0]), float(mean[1])), width, height, angle=angle, fill=False, color=colour, label=label)
+        )
     for (name, point), marker in zip(points.items(), "s^x", strict=True):
         axes.plot(*point, marker, label=f"{name}, {(point - exact).norm():.1e} from the mean", color="tab:red")
         print(f"{name:7} {point.tolist()}, distance to the true mean {(point - exact).norm():.1e}")

@@ -23,7 +23,7 @@ equally informative, a share is the client's share of the rows, up to the prior.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import xarray as xr
@@ -208,15 +208,6 @@ def _weigh(found: Without, draws: Tensor, log_lik: Tensor) -> None:
         found.by[k] = "draws"
 
 
-class _Sites(NamedTuple):
-    """The posterior q and the K clients' sites, with the names of the clients and of the parameters."""
-
-    q: Gaussian
-    sites: Gaussian
-    clients: list[str]
-    labels: list[str]
-
-
 @checked
 def contributions(idata: InferenceData, federation: Federation | None = None) -> xr.Dataset:
     """Each client's share of the information on each parameter, and the posterior of its data alone.
@@ -267,16 +258,16 @@ def contributions(idata: InferenceData, federation: Federation | None = None) ->
     return xr.Dataset(data, coords={"client": clients, "parameter": labels})
 
 
-def _sites(idata: InferenceData, federation: Federation | None) -> _Sites:
-    """The sites that the run left, or sites computed at the draws."""
+def _sites(idata: InferenceData, federation: Federation | None) -> tuple[Gaussian, Gaussian, list[str], list[str]]:
+    """q, the clients' sites (left by the run, or computed at its draws), and names of clients and of parameters."""
     kept = sites_group(idata, federation)
     if kept is not None:
-        return _Sites(*kept_sites(kept), kept["client"].values.tolist(), kept["parameter"].values.tolist())
+        return *kept_sites(kept), kept["client"].values.tolist(), kept["parameter"].values.tolist()
     asked = federation_to_ask("contributions", idata, federation)
     problem = asked.problem
     with threads(1), torch.no_grad():
         q, found = with_product(asked, around(problem, checked_draws(idata, asked)))
-    return _Sites(q, found, asked.client_names, [problem.name_of(number) for number in range(problem.dim)])
+    return q, found, asked.client_names, [problem.name_of(number) for number in range(problem.dim)]
 
 
 def _shares(q: Gaussian, sites: Gaussian) -> Tensor:

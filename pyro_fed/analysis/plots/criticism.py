@@ -11,6 +11,7 @@ from pyro_fed.analysis.plots.style import (
     REFERENCE,
     REFERENCE_LINE,
     GivenAxes,
+    check_dataset,
     legend_above,
     mark_outside,
     new_axes,
@@ -22,7 +23,7 @@ from pyro_fed.analysis.plots.style import (
     width_with,
 )
 from pyro_fed.conventions.calls import checked
-from pyro_fed.errors import SettingError, shown
+from pyro_fed.errors import SettingError
 
 #: The figure of influence shows this many parameters: those that a client moves most.
 MOST_PARAMETERS = 20
@@ -52,8 +53,7 @@ def plot_influence(
     Example:
         >>> pf.plots.plot_influence(pf.influence(idata))
     """
-    if not {"shift", "influence", "disagreement"} <= set(getattr(found, "data_vars", ())):
-        raise SettingError(f"plot_influence takes the dataset that pf.influence returns, received {shown(found)}")
+    check_dataset(found, {"shift", "influence", "disagreement"}, "plot_influence", "pf.influence")
     most = np.nan_to_num(np.abs(found["shift"].values)).max(0)
     chosen = np.sort(np.argsort(-most)[:MOST_PARAMETERS])
     names = found["client"].values
@@ -177,8 +177,7 @@ def plot_check_intervals(
 
 
 def _statistic(found: xr.Dataset, statistic: str | None) -> xr.Dataset:
-    if not {"p_value", "replicated"} <= set(getattr(found, "data_vars", ())):
-        raise SettingError(f"expected the dataset that pf.check_clients returns, received {shown(found)}")
+    check_dataset(found, {"p_value", "replicated"}, "a figure of checks", "pf.check_clients")
     known = [str(name) for name in found["statistic"].values]
     if statistic is not None and statistic not in known:
         raise SettingError(f"there is no statistic {statistic!r}; there are {known}: name one of them")
@@ -220,10 +219,7 @@ def plot_contributions(
     Example:
         >>> pf.plots.plot_contributions(pf.contributions(idata, fed))
     """
-    if not {"contribution", "prior_contribution"} <= set(getattr(found, "data_vars", ())):
-        raise SettingError(
-            f"plot_contributions takes the dataset that pf.contributions returns, received {shown(found)}"
-        )
+    check_dataset(found, {"contribution", "prior_contribution"}, "plot_contributions", "pf.contributions")
     names = [*(str(name) for name in found["client"].values), "the prior"]
     values = np.append(found["contribution"].values, float(found["prior_contribution"]))
     place = np.arange(len(names))

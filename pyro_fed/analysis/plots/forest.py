@@ -17,6 +17,7 @@ from pyro_fed.analysis.plots.style import (
     REFERENCE_LINE,
     GivenAxes,
     by_name,
+    check_dataset,
     check_labels,
     legend_above,
     line_colors,
@@ -30,7 +31,6 @@ from pyro_fed.analysis.plots.style import (
     width_with,
 )
 from pyro_fed.conventions.calls import checked
-from pyro_fed.errors import SettingError, shown
 from pyro_fed.results.inference_data import InferenceData
 
 #: Quantiles of the draws at the ends of the thin line (94 %, as in tables) and of the thick line (the middle half).
@@ -165,16 +165,10 @@ def plot_client_forest(
     Example:
         >>> pf.plots.plot_client_forest(pf.contributions(idata), labels=["w[0]"], annotate=True)
     """
-    if not {"share", "mean", "sd", "all_mean", "all_sd"} <= set(getattr(found, "data_vars", ())):
-        raise SettingError(
-            f"plot_client_forest takes the dataset that pf.contributions returns, received {shown(found)}"
-        )
+    check_dataset(found, {"share", "mean", "sd", "all_mean", "all_sd"}, "plot_client_forest", "pf.contributions")
     known = [str(name) for name in found["parameter"].values]
     check_labels(() if labels is None else labels, known)
-    if labels is None:
-        far = np.abs(found["mean"].values - found["all_mean"].values) / found["sd"].values
-        apart = np.nanmax(np.where(np.isfinite(far), far, 0.0), axis=0)
-        labels = [known[i] for i in sorted(np.argsort(-apart, kind="stable")[:most])]
+    labels = most_disputed(found, most) if labels is None else labels
     clients = [str(name) for name in found["client"].values]
     columns = min(1 if annotate else 3, len(labels))
     height = 0.8 + 0.24 * (max(len(clients), 3) + 2 * annotate)
@@ -188,6 +182,13 @@ def plot_client_forest(
         panel.set_title(shortened(label), fontsize=10, loc="left" if annotate else "center")
         panel.set_xlabel("unconstrained (log, if positive)", fontsize=8)
     return axes
+
+
+def most_disputed(found: xr.Dataset, most: int) -> list[str]:
+    """The parameters on which clients alone are farthest from all together, in their own SDs, in the model's order."""
+    far = np.abs(found["mean"].values - found["all_mean"].values) / found["sd"].values
+    order = np.argsort(-np.where(np.isfinite(far), far, 0.0).max(0), kind="stable")
+    return [str(found["parameter"].values[i]) for i in sorted(order[:most])]
 
 
 def _one_parameter(ax: Axes, one: xr.Dataset, clients: list[str]) -> None:

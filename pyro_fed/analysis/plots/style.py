@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator
 
-from pyro_fed.errors import SettingError, listed
+from pyro_fed.errors import SettingError, listed, shown
 from pyro_fed.results.inference_data import InferenceData
 
 #: Okabe and Ito's palette, darkened where a line had a contrast below 3:1 on white. Grey is kept for the reference.
@@ -81,6 +81,12 @@ def check_labels(labels: Sequence[str], known: Sequence[str]) -> None:
     unknown = [label for label in labels if label not in known]
     if unknown:
         raise SettingError(f"labels: there are no parameters {unknown}; take some of {listed(known)}")
+
+
+def check_dataset(found: Any, needed: set[str], plot: str, source: str) -> None:
+    """SettingError unless `plot` was called with the dataset that `source` returns, which has the needed variables."""
+    if not needed <= set(getattr(found, "data_vars", ())):
+        raise SettingError(f"{plot} takes the dataset that {source} returns, received {shown(found)}")
 
 
 def tidy(ax: Axes, *, grid: Literal["x", "y", "both"] | None = "y") -> None:

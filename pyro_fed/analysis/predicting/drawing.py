@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,45 +55,21 @@ class PooledPlateSizes(NamedTuple):
     members: Mapping[str, Members]
 
 
+@dataclass(eq=False)
 class ModelRun:
-    """The model on fixed arguments, as a function from latent values to predictions.
+    """The model on fixed arguments, as a function from latent values to predictions."""
 
-    Args:
-        model: the Pyro model.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        dtype: default type of floating-point numbers while the model runs.
-        hidden: names of the latents inside the partitioned plate. They are drawn if they have no value, and are not
-            part of the predictions.
-        constants: values that the model has kept by `pyro_fed.shared`.
-        split: names of the plates whose rows lie at clients; None if they are not known, so that any plate may be one.
-        here: the rows of one client; None for all rows of the arguments.
-        expected: whether observed sites take the means of their distributions in place of draws.
-
-    Attributes:
-        partly: for latents of which only some groups' values are known, the mask of these groups.
-    """
-
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        dtype: torch.dtype,
-        hidden: frozenset[str] = frozenset(),
-        constants: dict[str, Any] | None = None,
-        split: frozenset[str] | None = None,
-        here: PooledPlateSizes | None = None,
-        expected: bool = False,
-    ) -> None:
-        self.model, self.args, self.kwargs, self.dtype, self.hidden = model, args, kwargs, dtype, hidden
-        self.constants, self.split, self.here, self.expected = constants, split, here, expected
-        self.partly: dict[str, Tensor] = {}
-
-    def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRun:
-        """This model on other arguments, with all other settings the same."""
-        settings = self.dtype, self.hidden, self.constants, self.split, self.here, self.expected
-        return ModelRun(self.model, args, kwargs, *settings)
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dtype: torch.dtype  # default of floating-point numbers while the model runs
+    hidden: frozenset[str] = frozenset()  # latents inside the partitioned plate, drawn without a value, not predicted
+    constants: dict[str, Any] | None = None  # values that the model has kept by `pyro_fed.shared`
+    split: frozenset[str] | None = None  # plates whose rows lie at clients; None: any plate may be one
+    here: PooledPlateSizes | None = None  # the rows of one client; None for all rows of the arguments
+    expected: bool = False  # whether observed sites take the means of their distributions in place of draws
+    reported: tuple[str, ...] = ()  # sites that the model computes, which are predicted too
+    partly: dict[str, Tensor] = field(default_factory=dict)  # masks of known groups, of latents that lack some
 
     def trace(self, values: dict[str, Tensor]) -> tuple[Any, _Redraw]:
         """Run the model once with the latents at `values`; returns the trace and the handler that drew the sites."""
@@ -150,7 +127,7 @@ class ModelRun:
 
     def __call__(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         trace, handler = self.trace(values)
-        return {name: trace.nodes[name]["value"] for name in handler.drawn}
+        return {name: trace.nodes[name]["value"] for name in (*handler.drawn, *self.reported)}
 
 
 class _Redraw(Messenger):

@@ -181,12 +181,18 @@ def check_finite(run: ModelRun, values: dict[str, Tensor], arguments: Arguments,
 
     def works(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         try:
-            return has_finite_predictions(run.on(args, kwargs).first(values))
+            return has_finite_predictions(replace(run, args=args, kwargs=kwargs, partly={}).first(values))
         except (RuntimeError, ValueError):
             return False
 
-    if said := not_finite(arguments, works):
-        raise said from cause
+    # Not every NaN is an error: the argument for the observations is ignored, and the model may handle NaN in others.
+    # So it is run with each argument as it is, and zeros for the NaN and infinities of all others.
+    leaves = arguments.leaves
+    doubtful = [i for i, leaf in enumerate(leaves) if not _is_finite_leaf(leaf)]
+    for i in doubtful:
+        others = [_without_nan(leaf) if at in doubtful and at != i else leaf for at, leaf in enumerate(leaves)]
+        if not works(*replace(arguments, leaves=tuple(others)).call_arguments()):
+            raise _not_finite_error(arguments.names[i], leaves[i]) from cause
 
 
 def has_finite_predictions(first: dict[str, Any]) -> bool:
@@ -199,20 +205,6 @@ def has_finite_predictions(first: dict[str, Any]) -> bool:
         if not bool((finite if mask is None else finite | ~mask.bool()).all()):
             return False
     return True
-
-
-def not_finite(arguments: Arguments, works: Callable[[tuple[Any, ...], dict[str, Any]], bool]) -> DataError | None:
-    """The error for the first argument whose NaN or infinity the model does not handle; None if there is none.
-
-    Not every NaN is an error: the argument for the observations is ignored, and the model may handle NaN in others. So
-    the model is run with each argument as it is and zeros for the NaN and infinities of all other arguments.
-    """
-    found = [i for i, leaf in enumerate(arguments.leaves) if not _is_finite_leaf(leaf)]
-    for i in found:
-        others = [_without_nan(leaf) if at in found and at != i else leaf for at, leaf in enumerate(arguments.leaves)]
-        if not works(*replace(arguments, leaves=tuple(others)).call_arguments()):
-            return _not_finite_error(arguments.names[i], arguments.leaves[i])
-    return None
 
 
 def _is_finite_leaf(leaf: Any) -> bool:

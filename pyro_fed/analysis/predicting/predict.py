@@ -303,16 +303,6 @@ def datasets(
     return groups
 
 
-class _PriorRun(ModelRun):
-    """The model as a function to draws of all of its sites, those that it computes (`pyro.deterministic`) too."""
-
-    reported: tuple[str, ...] = ()
-
-    def __call__(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        trace, handler = self.trace(values)
-        return {name: trace.nodes[name]["value"] for name in (*handler.drawn, *self.reported)}
-
-
 @checked
 @explained(DataError, "prior_predict: the model's prior cannot be drawn from")
 def prior_predict(federation: Federation, *, num_draws: int = 1000, seed: int = 0) -> InferenceData:
@@ -344,8 +334,8 @@ def prior_predict(federation: Federation, *, num_draws: int = 1000, seed: int = 
         raise DataError("prior_predict: the rows are at the clients: draw there, from a federation of their own rows")
     args, kwargs = problem.arguments.call_arguments()
     constants, split = dict(problem.bound.constants), split_plates(problem)
-    run = _PriorRun(problem.model, args, kwargs, problem.dtype, frozenset(), constants, split)
-    run.reported = tuple(problem.layout.reported)
+    reported = tuple(problem.layout.reported)
+    run = ModelRun(problem.model, args, kwargs, problem.dtype, frozenset(), constants, split, reported=reported)
     with torch.random.fork_rng(devices=[]):
         trace, handler = run.trace({})
     factors = [name for name, site in trace.nodes.items() if isinstance(site.get("fn"), Unit)]

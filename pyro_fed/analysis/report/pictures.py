@@ -24,6 +24,7 @@ from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws
 from pyro_fed.analysis.judging.moments import Gaps, gaps
 from pyro_fed.analysis.plots.comparison import most_different
 from pyro_fed.analysis.plots.criticism import draw_influence
+from pyro_fed.analysis.plots.forest import most_disputed
 from pyro_fed.analysis.plots.style import REFERENCE, line_colors, shortened
 from pyro_fed.analysis.report import svg
 from pyro_fed.audit.clients.dealt import by_the_outcome
@@ -466,14 +467,11 @@ def _by_client(about: Compared) -> Picture | None:
         return None
     found = contributions(about.results[chosen], about.federation)
     found = found.isel(client=_strongest(-found["contribution"].values))
-    labels = [str(name) for name in found["parameter"].values]
-    far = np.abs(found["mean"].values - found["all_mean"].values) / found["sd"].values
-    if not np.isfinite(far).any():
+    if not np.isfinite(found["mean"].values / found["sd"].values).any():
         return None
-    order = np.argsort(-np.where(np.isfinite(far), far, 0.0).max(0), kind="stable")[:MOST_BY_CLIENT]
 
     def panel(label: str) -> Panel:
-        one = found.isel(parameter=labels.index(label))
+        one = found.sel(parameter=label)
         alone, spread = one["mean"].values, np.isfinite(one["mean"].values)
         said = f"{alone[spread].min():.2g} to {alone[spread].max():.2g}" if spread.any() else "nothing"
         every = f"{float(one['all_mean']):.2g} ± {float(one['all_sd']):.2g}"
@@ -481,7 +479,7 @@ def _by_client(about: Compared) -> Picture | None:
         size = (3.6, 1.0 + 0.22 * max(len(alone), 3))
         return Panel(lambda ax: plots.plot_client_forest(found, labels=[label], ax=ax), size, alt)
 
-    return Picture([panel(labels[i]) for i in sorted(order)], f"{BY_CLIENT} By {chosen}.", {})
+    return Picture([panel(label) for label in most_disputed(found, MOST_BY_CLIENT)], f"{BY_CLIENT} By {chosen}.", {})
 
 
 def _best_result(about: Compared) -> str | None:

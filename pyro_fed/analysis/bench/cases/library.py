@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from pyro_fed.analysis.bench.cases.analytic import analytic_cases, in_double_precision, quantile_groups
+from pyro_fed.analysis.bench.cases.analytic import analytic_cases, model_case, quantile_groups
 from pyro_fed.analysis.bench.cases.case import Case, Column, Reference
 from pyro_fed.analysis.bench.cases.posteriordb import find, has
 from pyro_fed.analysis.bench.cases.stan_models import POSTERIORS
 from pyro_fed.errors import DataError
-from pyro_fed.recipes.library import load_model
 
 REFERENCES = Path(__file__).parent / "references"
 #: Decimals of the data in a fingerprint: another version of a library may change later ones.
@@ -122,21 +121,8 @@ def gallery_cases() -> list[Case]:
 
 
 def _case(name: str, about: str, sort_by: Column, labels: Column, groups: Column | None = None) -> Case:
-    """A case from a model of the gallery, split by the model's own plate."""
-    module: Any = load_model(name)
-    return Case(
-        name,
-        "gallery",
-        about,
-        module.model,
-        lambda: in_double_precision(module.load_data()[0]),
-        lambda args: stored_reference(name, args),
-        sort_by=sort_by,
-        labels=labels,
-        groups=groups,
-        plate=module.PLATE,
-        rows=getattr(module, "ROWS", None),
-    )
+    """A case whose reference is stored."""
+    return model_case(name, "gallery", about, lambda args: stored_reference(name, args), sort_by, labels, groups)
 
 
 def _argument(number: int) -> Column:
