@@ -44,9 +44,7 @@ OUTCOMES = ("right", "right, doubted", "wrong, said", "wrong, silent", "refused"
 ASIDE = ("cli", "deployment", "analysis")
 #: A cell keeps this many parameters, the worst ones.
 PARAMETERS_KEPT = 40
-#: A cell keeps this many lines of a traceback.
-LINES_KEPT = 12
-#: A cell keeps this many characters of a text.
+#: A cell keeps this many characters of a text, of a traceback the last ones.
 TEXT_KEPT = 1500
 
 
@@ -147,7 +145,7 @@ def run_cell(cell: Cell, case: Case, algorithm: Algorithm, limit: float | None =
             found = _answer(idata, reference, federation, cell.seed)
         except Exception as error:  # an error of any kind is the cell's outcome
             kind = "refused" if isinstance(error, PyroFedError) else "failed"
-            lines = _where(traceback.format_exception(error)[-LINES_KEPT:]) if kind == "failed" else ""
+            lines = _where(traceback.format_exception(error)) if kind == "failed" else ""
             said = f"{type(error).__name__}: {error}"[:TEXT_KEPT]
             settled: dict[str, Any] = {"outcome": kind, "error": f"{said}\n\n{lines[-TEXT_KEPT:]}".strip()}
             return Outcome(**noted, **settled, scores={"cpu_seconds": cpu_seconds() - spent}, warned=_texts(caught))

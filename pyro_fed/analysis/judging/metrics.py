@@ -25,6 +25,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.conventions.doors import public_dir
+from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.density.observations import observation
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DataError
@@ -267,9 +268,6 @@ def rmse(mean: Tensor, value: Tensor) -> float:
 
 #: With fewer draws PSIS has no tail of large weights to fit: it takes the largest fifth, and at least five of them.
 FEWEST_LOO_DRAWS = 25
-#: Rows with a large Pareto k give a warning if leaving them out lowers the sum of log densities, by their unreliable
-#: weights, by more than this share of its standard error. It is a quarter, since such weights show too small a loss.
-SHARE_THAT_MATTERS = 0.25
 
 
 def loo(idata: InferenceData) -> tuple[dict[str, float], list[Finding]]:
@@ -311,7 +309,8 @@ def loo(idata: InferenceData) -> tuple[dict[str, float], list[Finding]]:
         return values, []
     found, rows = int(bad.sum()), len(bad)
     cost, error = float(costs[bad].sum()), values["elpd_loo_se"]
-    if cost <= SHARE_THAT_MATTERS * error:
+    # What matters of a mean's error does of the sum's: a quarter, since unreliable weights show too small a loss.
+    if cost <= MATTERS * error:
         share = cost / error if error else 0.0
         return values, [sentences.loo_rows_beyond(rows=found, of_rows=rows, limit=LARGEST_PARETO_K, share=share)]
     return values, [sentences.loo_not_reliable(rows=found, of_rows=rows, limit=LARGEST_PARETO_K)]

@@ -13,6 +13,7 @@ from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.analysis.plots.style import (
     COLORS,
     REFERENCE_LINE,
+    SHOWN_DRAWS,
     GivenAxes,
     by_name,
     check_labels,
@@ -29,7 +30,7 @@ from pyro_fed.errors import SettingError, listed, shown
 from pyro_fed.ops.arviz_versions import kde
 from pyro_fed.results.inference_data import InferenceData
 
-#: Half-width of a panel, in SDs of the reference. A result whose mean lies outside is named at the edge.
+#: Half-width of a panel, in SDs of the reference. A mean that lies outside is named, or an arrow, at the edge.
 PANEL_SDS = 5.0
 #: Densities are cut at this many times the reference's height, so that lower ones stay visible. Those that are cut are
 #: named at the edge.
@@ -158,8 +159,6 @@ def _name_at_edge(ax: Axes, text: str, color: str) -> None:
     )  # fmt: skip
 
 
-#: Number of draws shown, evenly spaced: more would hide each other, and make a large file.
-SHOWN = 300
 #: If less than this share of a result's draws is within its panel, the panel says where they are.
 LEAST_INSIDE = 0.1
 
@@ -203,8 +202,8 @@ def plot_pair(
     axes = panels(ax, len(others), wide, figsize or (3.2 * wide, 2.9 * -(-len(others) // wide)))
     truth, palette = draws[reference][:, columns], colors(results)
     for panel, name in zip(axes, others, strict=True):
-        values = None if name == reference else thin(draws[name][:, columns], SHOWN)
-        _scatter(panel, thin(truth, SHOWN), values, palette[name])
+        values = None if name == reference else thin(draws[name][:, columns], SHOWN_DRAWS)
+        _scatter(panel, thin(truth, SHOWN_DRAWS), values, palette[name])
         panel.set(xlabel=shortened(chosen[0]), ylabel=shortened(chosen[1]))
         panel.set_title(name, fontsize=10)
     return axes

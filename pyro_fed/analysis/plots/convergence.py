@@ -16,8 +16,10 @@ from pyro_fed.analysis.numbers import readable_bytes
 from pyro_fed.analysis.plots.style import (
     COLORS,
     INK,
+    MOST_MARKS,
     REFERENCE,
     REFERENCE_LINE,
+    SHOWN_DRAWS,
     GivenAxes,
     by_name,
     check_labels,
@@ -38,8 +40,6 @@ from pyro_fed.results.inference_data import InferenceData, flag
 
 #: Bytes and numbers of rounds that vary by more than this factor are shown on a logarithmic axis.
 DECADES = 100.0
-#: Each round has a dot if there are at most this many rounds.
-MARKED = 60
 
 
 @checked
@@ -81,7 +81,7 @@ def plot_convergence(
     for name, idata in with_metric.items():
         values, megabytes = _series(idata["federation"], metric)
         style = {"color": palette[name], "label": name, "linewidth": 1.6}
-        style |= {"marker": "o", "markersize": 3} if len(values) <= MARKED else {}
+        style |= {"marker": "o", "markersize": 3} if len(values) <= MOST_MARKS else {}
         known = np.isfinite(values)  # rounds of an algorithm that the run started from lack this metric
         axes[0].plot(np.arange(1, len(values) + 1)[known], values[known], **style)
         if not flag(idata.attrs, "centralized"):
@@ -248,8 +248,6 @@ def _draw_beliefs(ax: Axes, rounds: np.ndarray, mean: np.ndarray, sd: np.ndarray
 
 #: Bins of the histograms of ranks.
 BINS = 20
-#: Number of draws of a chain in its path, evenly spaced.
-SHOWN = 400
 
 
 @checked
@@ -302,7 +300,7 @@ def plot_chains(
 
 
 def _path(ax: Axes, values: np.ndarray) -> None:
-    at = np.unique(np.linspace(0, values.shape[1] - 1, SHOWN).round().astype(int))
+    at = np.unique(np.linspace(0, values.shape[1] - 1, SHOWN_DRAWS).round().astype(int))
     for i, chain in enumerate(values):
         ax.plot(at, chain[at], color=COLORS[i % len(COLORS)], linewidth=0.7, alpha=0.9)
     ax.set_xlabel("draw")

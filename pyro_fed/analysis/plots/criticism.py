@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 
 from pyro_fed.analysis.plots.style import (
     COLORS,
+    INNER_90,
     REFERENCE,
     REFERENCE_LINE,
     GivenAxes,
@@ -29,8 +30,6 @@ from pyro_fed.errors import SettingError
 MOST_PARAMETERS = 20
 #: Shifts of the mean, in SDs, at which the colours of that figure end.
 STRONGEST = 3.0
-#: The interval of replications that is drawn goes from the first to the second of these quantiles.
-REPLICATED = (0.05, 0.95)
 
 
 @checked
@@ -157,7 +156,7 @@ def plot_check_intervals(
     place = np.arange(one.sizes["client"])
     panel = new_axes(ax, figsize or (width_with(one["client"].values, 4.6), 1.2 + 0.28 * len(place)))
     known = np.isfinite(one["observed"].values)
-    low, high = np.quantile(one["replicated"].values[known], REPLICATED, axis=-1)
+    low, high = np.quantile(one["replicated"].values[known], INNER_90, axis=-1)
     observed, outside = one["observed"].values[known], np.zeros(int(known.sum()), dtype=bool)
     outside |= (observed < low) | (observed > high)
     panel.hlines(place[known], low, high, color=REFERENCE, linewidth=6, label="90 % of replications")

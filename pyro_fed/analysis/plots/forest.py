@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon
 
-from pyro_fed.analysis.plots.comparison import most_different, read_draws
+from pyro_fed.analysis.plots.comparison import PANEL_SDS, most_different, read_draws
 from pyro_fed.analysis.plots.style import (
     COLORS,
+    INNER_90,
     REFERENCE,
     REFERENCE_LINE,
     GivenAxes,
@@ -35,12 +37,10 @@ from pyro_fed.results.inference_data import InferenceData
 
 #: Quantiles of the draws at the ends of the thin line (94 %, as in tables) and of the thick line (the middle half).
 OUTER, INNER = (0.03, 0.97), (0.25, 0.75)
-#: Largest half-width of a forest in SDs of the reference. A mean that lies outside is an arrow at the edge.
-WIDEST = 6.0
 #: Right ends of the written columns, in points from the axes.
 COLUMN_ENDS = (105, 155)
 #: SDs on either side of a client's mean that hold 90 % of a Gaussian.
-CLIENT_SDS = 1.645
+CLIENT_SDS = NormalDist().inv_cdf(INNER_90[1])
 
 
 @checked
@@ -98,7 +98,7 @@ def plot_forest(
     if standardise:  # as far as half of the results need
         reaches = sorted(float(np.abs(one).max()) for one in ends)
         inside = np.abs(np.quantile((truth - centre) / scale, OUTER, axis=0)).max()
-        widest = min(WIDEST, 1.15 * max(inside, reaches[(len(reaches) - 1) // 2]))
+        widest = min(PANEL_SDS, 1.15 * max(inside, reaches[(len(reaches) - 1) // 2]))
         panel.set_xlim(-widest, widest)
     else:
         panel.set_xlim(*_room(np.min(ends), np.max(ends)))

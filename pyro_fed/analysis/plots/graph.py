@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.plots.style import COLORS, INK, name_dots, new_axes, short_names, tidy, width_with
+from pyro_fed.analysis.plots.style import COLORS, INK, MOST_MARKS, name_dots, new_axes, short_names, tidy, width_with
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
@@ -19,8 +19,6 @@ from pyro_fed.graph import Graph
 NODE_AREA = 350.0
 #: Largest number of agents that can be told apart in a figure.
 MAX_AGENTS = 1000
-#: Nodes carry their numbers if there are at most this many agents.
-MAX_NUMBERED = 60
 #: The layout of at most this many agents minimises an energy; larger graphs use a faster spring simulation.
 MAX_SOLVED = 200
 
@@ -67,7 +65,7 @@ def plot_graph(
     nodes = nx.draw_networkx_nodes(
         links, place, node_size=area, node_color=v, cmap="viridis", ax=ax, vmin=0.0, edgecolors="white"
     )
-    if graph.num_agents <= MAX_NUMBERED:
+    if graph.num_agents <= MOST_MARKS:
         dark = v < 0.6 * v.max()
         for shade, color in ((dark, "white"), (~dark, "black")):
             some = {i: str(i) for i in links if shade[i] and i not in (names or {})}

@@ -40,6 +40,12 @@ WRITTEN_OUT = 1e6
 FEW_TICKS_FACTOR = 30.0
 #: An axis reaches to the largest of its values that is at most so many times the middle one; others stand at its edge.
 REACH = 6.0
+#: So many marks can be told apart: dots of rounds on a line, numbers in the nodes of a graph.
+MOST_MARKS = 60
+#: Draws of a path or of a scatter, evenly spaced: more would hide each other, and make a large file.
+SHOWN_DRAWS = 300
+#: The interval of 90 % goes from the first to the second of these quantiles.
+INNER_90 = (0.05, 0.95)
 #: Points from one line of small text to the next.
 LINE = 12
 #: Where the name of a dot may stand, in points from it, and its side that is turned there: the first that is free.
