@@ -251,19 +251,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2500, help="the most rounds of FedHMC")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        heading(
-            "posterior",
-            "D",
-            "algorithm",
-            "mean error (SD), SD ratios",
-            "rounds",
-            "ESS",
-            "NUTS steps",
-            "seconds",
-            "doubts",
-        )
-    )
+    titles = ("mean error (SD), SD ratios", "rounds", "ESS", "NUTS steps", "seconds", "doubts")
+    print(heading("posterior", "D", "algorithm", *titles))
     for name in options.cases.split(","):
         truth, steps = reference(name)
         fed = CASES[name].federation()

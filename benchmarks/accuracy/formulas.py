@@ -141,18 +141,8 @@ def main() -> None:
         mean, sd = errors(idata, truth)
         doubts = len(pf.findings(idata).query("severity == 'doubt'"))
         shown = formula.replace("|", "\\|")
-        print(
-            row(
-                f"`{shown}`",
-                family,
-                idata.attrs["chosen"],
-                f"{mean:.2f}",
-                f"{sd:.2f}",
-                doubts,
-                *(f"{one:.1f}" for one in seconds),
-            ),
-            flush=True,
-        )
+        cells = (f"`{shown}`", family, idata.attrs["chosen"], f"{mean:.2f}", f"{sd:.2f}", doubts)
+        print(row(*cells, *(f"{one:.1f}" for one in seconds)), flush=True)
 
 
 if __name__ == "__main__":

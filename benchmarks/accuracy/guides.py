@@ -465,20 +465,10 @@ def divergence(case: Case, fed: Any, params: Any, evidence: float) -> float:
 
 def lines_of_table(only: list[str], steps: int, particles: int, rate: float) -> Iterator[str]:
     """The rows of the table, as they end."""
-    figures_of = (
-        "rounds",
-        "kB a client",
-        "s",
-        "mean",
-        "log SD",
-        "pooled: mean",
-        "log SD",
-        "apart, SDs",
-        "chance",
-        "KL",
-        "pooled: KL",
+    yield heading(
+        *("guide", "by", "rounds", "kB a client", "s", "mean", "log SD"),
+        *("pooled: mean", "log SD", "apart, SDs", "chance", "KL", "pooled: KL"),
     )
-    yield heading("guide", "by", *figures_of)
     for case in CASES:
         if only and not any(word.lower() in case.name.lower() or word == case.by for word in only):
             continue

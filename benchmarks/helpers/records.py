@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import platform
+import resource
 import sys
 import time
 from argparse import ArgumentParser
@@ -125,6 +126,11 @@ def _timed(task: tuple[Callable[[str], Mapping[str, Any]], str]) -> Record:
 
 
 R = TypeVar("R")
+
+
+def peak_gb() -> float:
+    """Largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def alone(function: Callable[..., R], *arguments: Any) -> R:
