@@ -95,8 +95,6 @@ def work(case: str) -> None:
     updates, seconds = rate(make(**SETTINGS), clients)
     made = f"{updates:,.0f} client updates/s, {seconds:.1f} s in all, peak {peak_gb():.2f} GB"
     print(f"{case} clients: {made}", flush=True)
-        f"{case} clients: {updates:,.0f} client updates/s, {seconds:.1f} s in all, peak {peak_gb():.2f} GB", flush=True
-    )
 
 
 def main() -> None:
