@@ -18,7 +18,7 @@ from pyro_fed.analysis.bench.cases.library import QUICK, SPLITS, all_cases, miss
 from pyro_fed.analysis.bench.cases.stan_models import NO_ROWS
 from pyro_fed.analysis.bench.cell import OUTCOMES, Cell, Outcome, Store, Task, code_version, entry
 from pyro_fed.analysis.bench.processes import Died, run_in_processes
-from pyro_fed.analysis.numbers import digits, readable_bytes, readable_seconds
+from pyro_fed.analysis.numbers import digits, number_text, readable_bytes, readable_seconds
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import SettingError
@@ -225,11 +225,6 @@ def summary(results: Results) -> list[list[str]]:
             cells = [number_text(values[key], write) for key, (_, write) in MEDIANS.items()]
             rows.append([name, str(len(part)), *map(str, confusion(part).values()), *cells])
     return rows
-
-
-def number_text(value: float | None, write: Any) -> str:
-    """A number as text, or a dash for None."""
-    return "–" if value is None else str(write(value))
 
 
 def in_short(outcome: Outcome) -> str:

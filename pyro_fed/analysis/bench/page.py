@@ -17,12 +17,11 @@ from pyro_fed.analysis.bench.bench import (
     column_headings,
     confusion,
     medians,
-    number_text,
     summary,
 )
 from pyro_fed.analysis.bench.cell import Outcome
 from pyro_fed.analysis.judging.moments import SD_RANGE
-from pyro_fed.analysis.numbers import digits, readable_bytes, readable_seconds
+from pyro_fed.analysis.numbers import digits, number_text, readable_bytes, readable_seconds
 from pyro_fed.analysis.plots.style import COLORS
 from pyro_fed.analysis.report import page
 from pyro_fed.conventions.limits import MATTERS

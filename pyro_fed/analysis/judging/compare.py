@@ -23,7 +23,7 @@ from pyro_fed.analysis.judging.density import (
 from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.analysis.judging.metrics import loo
 from pyro_fed.analysis.judging.moments import reference_doubts
-from pyro_fed.analysis.numbers import digits, percent, readable_bytes, readable_seconds
+from pyro_fed.analysis.numbers import digits, number_text, percent, readable_bytes, readable_seconds
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, texts
 from pyro_fed.conventions.calls import checked_but
@@ -53,12 +53,10 @@ class Table(NamedTuple):
     def written(self, found: pd.DataFrame) -> dict[str, list[str]]:
         """The cells of this part as text by heading, for the table `found` of `pyro_fed.compare`, in its order."""
         shown = {name: column for name, column in self.columns.items() if name in found}
-        return {column.heading: [cell(value, column.write) for value in found[name]] for name, column in shown.items()}
-
-
-def cell(value: float, write: Callable[[float], str]) -> str:
-    """A number as text; a dash for NaN."""
-    return "–" if value is None or math.isnan(value) else write(value)
+        return {
+            column.heading: [number_text(value, column.write) for value in found[name]]
+            for name, column in shown.items()
+        }
 
 
 #: The spread is not compared with the Laplace approximation in more dimensions: the Hessian would cost too much.
@@ -319,8 +317,8 @@ def _predictive(idata: InferenceData, federation: Federation, test: Any) -> Foun
     problem = federation.problem
     draws = unconstrained_draws(thin_posterior(idata, distances.DRAWS_COMPARED), problem)
     predictions = metrics.predict_rows(problem, draws, test)
-    if predictions.lost:
-        return {}, predictions.lost
+    if predictions.nan_findings:
+        return {}, predictions.nan_findings
     row = predictions.measures()
     row["test_log_density"] = row.pop("log_predictive_density")
     if predictions.probs is not None:

@@ -58,7 +58,7 @@ class Predictions(NamedTuple):
     labels: Tensor | None = None
 
     @property
-    def lost(self) -> list[Finding]:
+    def nan_findings(self) -> list[Finding]:
         """A finding if the log density of some row is NaN at some draws, or none."""
         lost = int(self.log_prob.isnan().any(1).sum())
         return [sentences.test_density_not_finite(draws=lost, of_draws=len(self.log_prob))] if lost else []
@@ -95,7 +95,7 @@ def test_metrics(idata: InferenceData, federation: Federation, test: tuple[Any, 
         >>> pf.metrics.test_metrics(pf.run(pf.FedEP(), fed), fed, (x_test, y_test))["log_predictive_density"]
     """
     predictions = predict_rows(federation.problem, unconstrained_draws(idata, federation.problem), test)
-    if lost := predictions.lost:
+    if lost := predictions.nan_findings:
         raise DataError(
             f"test_metrics: {lost[0].text}; look for draws far from all others in the result, or run the model in "
             "float64"

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyro_fed.analysis.judging.calibration import OF_DEPLOYMENT, calibration_table
-from pyro_fed.analysis.judging.compare import cell
-from pyro_fed.analysis.numbers import digits
+from pyro_fed.analysis.numbers import digits, number_text, significant
 from pyro_fed.analysis.plots.forest import OUTER
 from pyro_fed.analysis.report.pictures import Compared, written_rhat
 from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit
@@ -53,7 +52,10 @@ def _summary(about: Compared, centre: str) -> dict[str, Any]:
         columns |= {f"{name}: mean off by": (mean, digits(2)), f"{name}: SD ratio": (ratio, digits(2))}
     shown = about.different(centre, MOST_ROWS)
     kept = [truth.labels.index(label) for label in shown]
-    rows = {truth.labels[i]: [(cell(values[i], write), values[i]) for values, write in columns.values()] for i in kept}
+    rows = {
+        truth.labels[i]: [(number_text(values[i], write), values[i]) for values, write in columns.values()]
+        for i in kept
+    }
     total = len(truth.labels)
     rest = f" The {len(shown)} of {total} on which results differ most." if len(shown) < total else ""
     note = (SUMMARY if len(columns) > 4 else OF_ONE) + rest + about.left_out
@@ -73,16 +75,6 @@ def _mixing_table(about: Compared) -> dict[str, Any]:
     columns = ["chains", "draws each", "largest R-hat", "at most", "smallest ESS", "at least"]
     columns.append("parameter of that R-hat")
     return {"title": "Have the chains mixed?", "note": CHAINS, "first": "result", "columns": columns, "rows": rows}
-
-
-def significant(value: float) -> str:
-    """A number with three significant digits, and commas between thousands: 0.0123, 1.23, 12,346."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:.3g}"
-    size = math.floor(math.log10(abs(value)))
-    if not -4 <= size < 7:
-        return f"{value:.2e}"
-    return f"{value:,.{max(0, 2 - size)}f}"
 
 
 ESTIMAND = "Posterior mean, SD and 94 % interval of an average over the sites' rows."
@@ -130,5 +122,7 @@ def _answer(result: InferenceData, name: str, of: str) -> dict[str, Any]:
 def _table(
     title: str, note: str, first: str, columns: Sequence[Any], rows: Mapping[Any, Sequence[float]]
 ) -> dict[str, Any]:
-    cells = {str(name): [(cell(float(x), significant), float(x)) for x in values] for name, values in rows.items()}
+    cells = {
+        str(name): [(number_text(float(x), significant), float(x)) for x in values] for name, values in rows.items()
+    }
     return {"title": title, "note": note, "first": first, "columns": list(map(str, columns)), "rows": cells}
