@@ -71,7 +71,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Cell):
     """The outcome of a cell.
 
     Attributes:
@@ -91,11 +91,6 @@ class Outcome:
         limit: seconds of CPU time that the cell was allowed.
     """
 
-    case: str
-    split: str
-    algorithm: str
-    seed: int
-    version: str
     outcome: str
     doubts: list[str] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)
@@ -246,7 +241,7 @@ class Store:
                 f"{table} is no table of the benchmark: {error}; delete it, or choose another folder"
             ) from error
         for one in cells:
-            if not (self.folder / cell_of(one).file).is_file():
+            if not (self.folder / one.file).is_file():
                 self.write(one)
 
     def write(self, outcome: Outcome) -> None:
@@ -254,17 +249,12 @@ class Store:
         handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(as_json(asdict(outcome)))
-        Path(name).replace(self.folder / cell_of(outcome).file)
+        Path(name).replace(self.folder / outcome.file)
 
 
 def _cut_by_lower_limit(found: Outcome, limit: float | None) -> bool:
     """Whether the cell was stopped by a lower limit than the present one."""
     return found.outcome == "late" and found.limit is not None and (limit is None or limit > found.limit)
-
-
-def cell_of(one: Outcome) -> Cell:
-    """The names of the cell of an outcome."""
-    return Cell(one.case, one.split, one.algorithm, one.seed, one.version)
 
 
 def read_outcome(path: Path) -> Outcome:

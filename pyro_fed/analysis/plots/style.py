@@ -66,15 +66,15 @@ MAX_FIGURE_INCHES = 200.0
 GivenAxes = Axes | np.ndarray | Iterable[Axes] | None
 
 
-def colors(names: Iterable[str], reference: str | None = None) -> dict[str, str]:
+def colors(names: Iterable[str], reference: str | None = None, grey: str = REFERENCE) -> dict[str, str]:
     """A colour for each name. The reference is grey; the other colours do not depend on which name it is."""
     chosen = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
-    return chosen | ({reference: REFERENCE} if reference is not None else {})
+    return chosen | ({reference: grey} if reference is not None else {})
 
 
 def line_colors(names: Iterable[str], reference: str | None = None) -> dict[str, str]:
     """A colour for each name, for lines and dots: the reference has a darker grey than in `colors`."""
-    return colors(names) | ({reference: REFERENCE_LINE} if reference is not None else {})
+    return colors(names, reference, REFERENCE_LINE)
 
 
 def by_name(results: Mapping[str, InferenceData] | InferenceData) -> dict[str, InferenceData]:
