@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.exact_logistic import model
 from benchmarks.helpers.tables import heading, row
-from benchmarks.speed.nuts import by_pyro, load, model
+from benchmarks.speed.nuts import by_pyro, load
 from benchmarks.speed.wire import sorted_clients
 
 ALGORITHMS = {

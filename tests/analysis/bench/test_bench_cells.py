@@ -133,7 +133,7 @@ def test_draws_of_a_guide_have_the_sites_shapes_beside_latents_of_rows(guide):
     clients = Clients(pf.Federation(model, (y,), plate="data", num_clients=2), (y,), 0, 7)
     pyro.clear_param_store()
     fitted = pyro_svi_normal.fit(guide(model), model, clients, 2)
-    posterior = pyro_svi_normal.drawn(fitted, clients, 2).posterior
+    posterior = pyro_svi_normal.guide_result(fitted, clients, 2).posterior
     assert {name: value.shape for name, value in posterior.items()} == {
         "level": (1, 7),
         "slopes": (1, 7, 3),
