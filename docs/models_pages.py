@@ -19,8 +19,8 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 
+from pyro_fed.analysis.bench.bench import from_values
 from pyro_fed.analysis.bench.cell import Outcome
-from pyro_fed.analysis.bench.table import from_values
 from pyro_fed.analysis.numbers import digits, readable_bytes, readable_seconds
 from pyro_fed.analysis.plots.style import COLORS, GRID, REFERENCE
 from pyro_fed.analysis.report import svg

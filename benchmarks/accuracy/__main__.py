@@ -16,8 +16,8 @@ from itertools import chain
 from typing import Any
 
 from benchmarks.accuracy.cases import ALGORITHMS, FIGURES, by_name, record_of
-from benchmarks.helpers.markdown import heading, row
 from benchmarks.helpers.records import Records, add_options, matches, run_missing
+from benchmarks.helpers.tables import heading, row
 
 TITLES = ("algorithm", "posterior", "rows", "mean error (SD)", "SD ratios", "rounds", "MB a client", "seconds")
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import pyro_fed as pf
 from models.measurement_error import ERROR
-from pyro_fed.analysis.bench.cases.gallery import REFERENCES, fingerprint, gallery_cases
+from pyro_fed.analysis.bench.cases.library import REFERENCES, fingerprint, gallery_cases
 from pyro_fed.ops.arviz_versions import ess, rhat
 
 DRAWS, WARMUP, KEPT = 2000, 500, 4

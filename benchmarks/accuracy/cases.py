@@ -76,11 +76,7 @@ def by_name() -> dict[str, tuple[str, str, str]]:
 
 
 def record_of(name: str) -> dict[str, Any]:
-    """The record of a case.
-
-    Args:
-        name: as in `by_name`.
-    """
+    """The record of a case."""
     label, posterior, split = by_name()[name]
     sought, case = ALGORITHMS[label], posteriordb.CASES[posterior]
     graph = sought.graph() if sought.graph else None

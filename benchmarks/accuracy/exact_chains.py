@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 
 WALK_TIMES, GROUPS, COEFFICIENTS, PERSONS, ITEMS = 40, 15, 15, 25, 12
 QUIET: dict[str, Any] = {"seed": 0, "progress": False, "log_likelihood": False, "audit": False}
@@ -251,19 +251,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2500, help="the most rounds of FedHMC")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        heading(
-            "posterior",
-            "D",
-            "algorithm",
-            "mean error (SD), SD ratios",
-            "rounds",
-            "ESS",
-            "NUTS steps",
-            "seconds",
-            "doubts",
-        )
-    )
+    titles = ("mean error (SD), SD ratios", "rounds", "ESS", "NUTS steps", "seconds", "doubts")
+    print(heading("posterior", "D", "algorithm", *titles))
     for name in options.cases.split(","):
         truth, steps = reference(name)
         fed = CASES[name].federation()

@@ -20,7 +20,8 @@ import torch
 
 import pyro_fed as pf
 from models import logistic_regression
-from pyro_fed.analysis.judging.distances import against_reference, posterior_matrix
+from pyro_fed.analysis.judging.distances import against_reference
+from pyro_fed.analysis.judging.draws import Draws
 
 QUIET: dict[str, Any] = {"progress": False, "log_likelihood": False}
 HEADER = f"{'':22s}{'mean error (SD)':>18s}{'SD ratios':>16s}{'Pareto k':>10s}{'worth':>8s}{'log evidence':>18s}"
@@ -56,7 +57,7 @@ def main():
     fed = hierarchy()
     reference = pf.run(pf.NUTS(num_samples=4000), fed, **QUIET)
     names = [str(name) for name in reference["posterior"].data_vars]
-    truth = posterior_matrix(reference, names)[0]
+    truth = Draws.of(reference, names).flat
     default = pf.FedAIS()
     compared = (
         ("FedEP", pf.FedEP(), options.proposals),
@@ -66,7 +67,7 @@ def main():
     for seed in range(options.seeds):
         for label, chosen, draws in compared:
             idata = pf.run(chosen, fed, seed=seed, num_draws=draws, **QUIET)
-            found = against_reference(posterior_matrix(idata, names)[0], truth)
+            found = against_reference(Draws.of(idata, names).flat, truth)
             line(f"README, {label}", found["mean_error"], found["sd_ratio_min"], found["sd_ratio_max"], idata)
 
 

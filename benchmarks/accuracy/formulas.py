@@ -22,7 +22,7 @@ import torch
 from pyro.infer import MCMC, NUTS
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 from pyro_fed.formula import GLM
 
 SITES = {"north": 30, "south": 20, "west": 25}
@@ -141,18 +141,8 @@ def main() -> None:
         mean, sd = errors(idata, truth)
         doubts = len(pf.findings(idata).query("severity == 'doubt'"))
         shown = formula.replace("|", "\\|")
-        print(
-            row(
-                f"`{shown}`",
-                family,
-                idata.attrs["chosen"],
-                f"{mean:.2f}",
-                f"{sd:.2f}",
-                doubts,
-                *(f"{one:.1f}" for one in seconds),
-            ),
-            flush=True,
-        )
+        cells = (f"`{shown}`", family, idata.attrs["chosen"], f"{mean:.2f}", f"{sd:.2f}", doubts)
+        print(row(*cells, *(f"{one:.1f}" for one in seconds)), flush=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 
 #: SDs by which a mean may be off, and the share by which an SD may, of 1,000 draws.
 FAR, OFF = 0.3, 0.3

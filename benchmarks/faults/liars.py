@@ -32,8 +32,8 @@ import torch
 
 import pyro_fed as pf
 from benchmarks.helpers.exact_logistic import CLIENTS, Moments, Rows, exact_moments, model, rows
-from benchmarks.helpers.markdown import heading, row
 from benchmarks.helpers.records import Records
+from benchmarks.helpers.tables import heading, row
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.rows.batches import ClientData

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 from pyro_fed.audit.clients.influence import apart_by_sites, by_sites
 from pyro_fed.audit.clients.mirrored import mirrored_clients
 from pyro_fed.ops.gaussian import FullGaussian

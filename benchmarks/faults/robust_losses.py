@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 
 CLIENTS, ROWS, WRONG_CLIENTS = 10, 100, 3
 SHARES = (0.0, 0.1, 0.3)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.goldens.cases import SETS
 from benchmarks.goldens.differences import differences, largest
-from benchmarks.goldens.running import code, header, path_of, run_all
+from benchmarks.goldens.records import code, header, path_of, run_all
 from benchmarks.helpers.records import Record, Records, matches
 
 
@@ -104,18 +104,7 @@ def _compared(name: str, options: argparse.Namespace, stop: float) -> int:
 def report(
     name: str, golden: Mapping[str, Record], now: Mapping[str, Record], present: set[str], ignore: str = ""
 ) -> int:
-    """Print what differs, and how often.
-
-    Args:
-        name: of the set.
-        golden: the records that are kept.
-        now: those of this code.
-        present: all cases that there are.
-        ignore: fields that may differ, separated by commas.
-
-    Returns:
-        1 if there are differences, or a case is missing on one side; else 0.
-    """
+    """Print what differs, and how often; 1 if there are differences, or a case is missing on one side."""
     ignored = frozenset(filter(None, ignore.split(",")))
     counts: Counter[str] = Counter()
     identical, worst = 0, 0.0

@@ -15,13 +15,7 @@ WHO = ("case", "code")
 def differences(
     golden: Mapping[str, Any], now: Mapping[str, Any], ignored: frozenset[str] = frozenset()
 ) -> dict[str, str]:
-    """What differs, by field, in words; empty if the two are identical.
-
-    Args:
-        golden: the record that is kept.
-        now: the one of this code.
-        ignored: fields that may differ; `settings.damping` is one setting, wherever it stands.
-    """
+    """What differs, by field, in words; `settings.damping` ignores one setting, wherever it stands."""
     found = {}
     for field in sorted({*golden, *now} - {*WHO, *ignored}):
         before, after = golden.get(field), now.get(field)

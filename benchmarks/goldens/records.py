@@ -1,4 +1,7 @@
-"""A run as a record: what it did, what it says of its answer, and the answer itself, to the bit."""
+"""A run as a record: what it did, what it says of its answer, and the answer itself, to the bit.
+
+Each record is of a fresh process: what a process has traced before changes the last digits of a step.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,26 @@ import hashlib
 import itertools
 import json
 import re
+import sys
+import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.goldens.cases import Case
+from benchmarks.goldens.cases import ROOT, SETS, Case
 from benchmarks.goldens.differences import same
-from benchmarks.goldens.library import codes, phases
+from benchmarks.goldens.surface import codes, phases
+from benchmarks.helpers.records import made_here
 from benchmarks.trust.judge import judged
 from benchmarks.trust.posteriors import POSTERIORS
 from benchmarks.trust.references import read
+from pyro_fed.analysis.bench.processes import Died, run_in_processes
 from pyro_fed.results import InferenceData
 
 #: Attributes of a result that have a field of their own, or differ from run to run.
@@ -32,11 +41,7 @@ NUMBERS = 40
 
 
 def record(case: Case) -> dict[str, Any]:
-    """The record of a case, run in this process.
-
-    Args:
-        case: what to run.
-    """
+    """The record of a case, run in this process."""
     torch.set_num_threads(1)
     results: list[InferenceData] = []
     errors: list[Exception] = []
@@ -76,11 +81,7 @@ def record(case: Case) -> dict[str, Any]:
 
 
 def of_result(idata: InferenceData) -> dict[str, Any]:
-    """The fields of a record that a result gives.
-
-    Args:
-        idata: of `run`.
-    """
+    """The fields of a record that a result gives."""
     attrs, figures = idata.attrs, idata["federation"]
     steps = [
         {name: value for name, value in step.items() if name != "seconds"}
@@ -147,3 +148,51 @@ def _draws(values: np.ndarray) -> dict[str, Any]:
 
 def _digits(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.12g}") for value in values]
+
+
+#: Of the sets' files.
+FOLDER = Path(__file__).parent
+
+
+def path_of(name: str) -> Path:
+    """The file of a set."""
+    return FOLDER / f"{name}.jsonl"
+
+
+def run_all(
+    name: str, wanted: Iterable[str], jobs: int, limit: float | None = None
+) -> Iterator[tuple[dict[str, Any], float]]:
+    """Records of a set's cases as they end, with seconds; a case beyond `limit` of the processor is left out."""
+    if name == "names":  # nothing is run
+        yield from (({**one.record(), "code": code()}, 0.0) for one in SETS[name]() if one.name in set(wanted))
+        return
+    for (_, case), found in run_in_processes(_record, ((name, case) for case in wanted), jobs, limit=limit):
+        if not isinstance(found, Died):
+            yield found[0] | {"code": code()}, found[1]
+        elif found.late:
+            print(f"{name}: {case} is left out: {found.said}", file=sys.stderr, flush=True)
+        else:
+            raise RuntimeError(f"{name}: '{case}': {found.said}")
+
+
+def _record(task: tuple[str, str]) -> tuple[dict[str, Any], float]:
+    """What a process does: its case's record, and its seconds."""
+    name, case = task
+    (found,) = [one for one in SETS[name]() if one.name == case]
+    return record(found), time.process_time()
+
+
+@cache
+def code() -> str:
+    """A digest of the files that records depend on: package, models, recipes, posteriors and the contract's runs."""
+    digest = hashlib.sha256()
+    for folder in ("pyro_fed", "models", "inference", "benchmarks/trust", "tests/helpers"):
+        for file in sorted((ROOT / folder).rglob("*.*")):
+            if file.suffix in (".py", ".pyi", ".toml"):
+                digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def header(name: str) -> dict[str, Any]:
+    """What the first line of a file says: on what its records depend besides the code."""
+    return {"set": name, "seed": 0, "threads": 1, **made_here()}

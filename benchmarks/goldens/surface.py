@@ -1,9 +1,13 @@
-"""The public face as records: names, arguments, every algorithm's settings with their defaults, recipes' settings."""
+"""The public face as records: names, arguments, every algorithm's settings with their defaults, recipes' settings.
+
+`codes` and `phases` are all that the goldens read of the package's inside.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +18,11 @@ from typing import Any
 import torch
 
 import pyro_fed as pf
+from pyro_fed.density.running.handlers import default_of
+from pyro_fed.policy import chain_of, stages_of
 from pyro_fed.recipes import load
 from pyro_fed.recipes.library import list_recipes
+from pyro_fed.results import InferenceData
 
 #: The names of the public face.
 PUBLIC: list[str] = sorted(vars(pf)["__all__"])
@@ -27,12 +34,7 @@ WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 @dataclass(frozen=True)
 class Fact:
-    """A part of the public face.
-
-    Args:
-        name: unique.
-        fact: gives the fields of its record.
-    """
+    """A part of the public face."""
 
     name: str
     fact: Callable[[], dict[str, Any]]
@@ -126,3 +128,31 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     return ADDRESS.sub("", repr(value))
+
+
+def codes(idata: InferenceData) -> list[str] | None:
+    """The codes of a result's findings, in their order; None of a package whose findings have no codes."""
+    findings = idata.attrs.get("findings")
+    return None if findings is None else [finding["code"] for finding in json.loads(findings)]
+
+
+def phases(algorithm: Any, federation: pf.Federation, graph: pf.graph.Graph | None) -> list[list[Any]]:
+    """A run's phases with their settings, by stage of a plan; one of an earlier stage is its algorithm's name alone."""
+    problem = federation.problem
+    found: list[list[Any]] = []
+    with default_of(problem.dtype), torch.no_grad():
+        for stage in stages_of(algorithm, problem, graph):
+            parts = [_phase(part) for part in chain_of(stage.algorithm, problem)]
+            before = [part for one in found for part in one]
+            found.append([part["algorithm"] if part in before else part for part in parts])
+            if stage.noncentred:
+                found[-1].append("noncentred")
+    return found
+
+
+def _phase(algorithm: Any) -> dict[str, Any]:
+    """An algorithm's settings for a model; `structure` is what covariance="auto" has become."""
+    phase = {"algorithm": type(algorithm).__name__, "settings": settings_of(algorithm)}
+    if hasattr(algorithm, "structure"):
+        phase["structure"] = algorithm.structure
+    return phase

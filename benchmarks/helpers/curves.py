@@ -31,10 +31,7 @@ def on_test(federation: pf.Federation, test: Any) -> Evaluate:
 def by_round(
     algorithm: Algorithm, federation: pf.Federation, evaluate: Evaluate, rounds: int | None, **options: Any
 ) -> xr.Dataset:
-    """The record of one run with its figures in every round.
-
-    Inductor's code is kept on disk, so that a run over again, or with another seed, is compiled at once.
-    """
+    """The record of one run with its figures in every round; Inductor keeps its code on disk for the next."""
     settings = {"progress": False, "log_likelihood": False, "compile": "inductor", **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # dead KDEs and runs cut short are part of the comparisons

@@ -37,13 +37,7 @@ def digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 
 def jittered(images: tuple[Tensor, Tensor], rows: int, noise: float = 0.1) -> tuple[Tensor, Tensor]:
-    """So many rows made of 8 x 8 images: each shifted by up to a pixel both ways, with noise.
-
-    Args:
-        images: pixels (n, 64), and labels.
-        rows: how many are made.
-        noise: SD that is added to every pixel, a share of the pixels' own.
-    """
+    """So many rows made of 8 x 8 images: each shifted by up to a pixel, with noise in shares of the pixels' SDs."""
     generator = torch.Generator().manual_seed(0)
     x, y = images
     chosen = torch.randint(len(x), (rows,), generator=generator)
@@ -95,12 +89,7 @@ def run_accuracy(
 
 @dataclass(frozen=True, kw_only=True)
 class Kept(pf.P2PVI):
-    """Keeps its final beliefs.
-
-    Args:
-        width: of the first beliefs' SDs, a share of the prior's.
-        kept: where the final beliefs go.
-    """
+    """Keeps its final beliefs in `kept`; `width` is that of the first beliefs' SDs, a share of the prior's."""
 
     width: float = 1.0
     kept: list[Any] = field(default_factory=list, compare=False)

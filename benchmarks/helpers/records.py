@@ -1,6 +1,7 @@
 """Records of a benchmark in a file: one line of JSON each, sorted by case, under a line that says where they were made.
 
-What is there is not run again, so that a benchmark can be cut off and resumed.
+What is there is not run again, so that a benchmark can be cut off and resumed. `alone` is for figures that depend on
+what a process has done before, as memory does.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import fnmatch
 import json
 import platform
+import resource
 import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,14 +27,7 @@ Record = dict[str, Any]
 
 
 class Records(Mapping[str, Record]):
-    """The records of a file by case, in the order in which they stand there or were made.
-
-    Args:
-        path: of the file; a last line that was cut off is left out. It need not exist.
-
-    Attributes:
-        header: what the file's first line says; of a new file, where it was made.
-    """
+    """The records of a file by case, in their order; a last line that was cut off is left out. It need not exist."""
 
     def __init__(self, path: Path) -> None:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -57,11 +52,7 @@ class Records(Mapping[str, Record]):
         return len(self._records)
 
     def keep(self, record: Mapping[str, Any]) -> None:
-        """Add a record, or put it in the place of its case's. The file is written whole: a reader sees no part of it.
-
-        Args:
-            record: with its `case`.
-        """
+        """Add a record with its `case`, or put it in its case's place; the file is written whole."""
         case, self.header = record["case"], self.header or made_here()
         self._records[case], self._lines[case] = dict(record), line_of(record)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,11 +61,7 @@ class Records(Mapping[str, Record]):
             file.write(text.encode())
 
     def drop(self, wanted: Callable[[Record], bool]) -> None:
-        """Forget records, as those of other code; the file is as it is until the next one is added.
-
-        Args:
-            wanted: whether to forget a record.
-        """
+        """Forget records, as those of other code; the file is as it is until the next one is added."""
         for case in [case for case, record in self._records.items() if wanted(record)]:
             del self._records[case], self._lines[case]
 
@@ -95,13 +82,7 @@ def line_of(record: Mapping[str, Any]) -> str:
 
 
 def add_options(parser: ArgumentParser, out: str, what: str) -> None:
-    """The options that all benchmarks with records have.
-
-    Args:
-        parser: of the command.
-        out: the file of records by default.
-        what: what the patterns of `--cases` are of.
-    """
+    """The options that all benchmarks with records have."""
     parser.add_argument("--cases", default="*", help=f"patterns of {what}, separated by commas")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so many")
@@ -111,12 +92,7 @@ def add_options(parser: ArgumentParser, out: str, what: str) -> None:
 
 
 def matches(name: str, patterns: str) -> bool:
-    """Whether a name matches one of some patterns.
-
-    Args:
-        name: of a case or an algorithm.
-        patterns: separated by commas.
-    """
+    """Whether a name matches one of some patterns."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns.split(","))
 
 
@@ -130,20 +106,7 @@ def run_missing(
     minutes: float = float("inf"),
     warm: bool = True,
 ) -> Iterator[Record]:
-    """Run the cases that have no record, each in a process of its own, and keep the record of each.
-
-    Args:
-        records: those that there are.
-        cases: names.
-        function: makes a case's record in a process, without `case` and `seconds` of CPU time, which are added.
-        jobs: number of processes at a time.
-        again: also run what has a record.
-        minutes: begin nothing after so many.
-        warm: as in `run_in_processes`.
-
-    Yields:
-        Each new record. A case whose process dies has none, and is named on standard error.
-    """
+    """New records of the cases that have none, each run in a process of its own; those that die are named on stderr."""
     stop = time.monotonic() + 60 * minutes
     waiting = (case for case in cases if (again or case not in records) and time.monotonic() < stop)
     for (_, case), found in run_in_processes(_timed, ((function, case) for case in waiting), jobs, warm=warm):
@@ -160,3 +123,25 @@ def _timed(task: tuple[Callable[[str], Mapping[str, Any]], str]) -> Record:
     began = time.process_time()
     found = function(case)
     return {"seconds": round(time.process_time() - began, 2), **found}
+
+
+R = TypeVar("R")
+
+
+def peak_gb() -> float:
+    """Largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def alone(function: Callable[..., R], *arguments: Any) -> R:
+    """What a function of a module returns in a process of its own; what it prints is printed."""
+    ((_, found),) = run_in_processes(_called, [(function, arguments)], warm=False)
+    if isinstance(found, Died):
+        raise RuntimeError(f"{function.__name__}{arguments}: {found.said}")
+    answer: R = found
+    return answer
+
+
+def _called(task: tuple[Callable[..., Any], tuple[Any, ...]]) -> Any:
+    function, arguments = task
+    return function(*arguments)

@@ -37,9 +37,8 @@ from sklearn.preprocessing import scale
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
 from benchmarks.helpers.records import Records, run_missing
-from benchmarks.networks.cells import case_of, nested, put, rounded, spread
+from benchmarks.helpers.tables import case_of, heading, nested, put, rounded, row, spread
 from benchmarks.networks.cost import cell, resident
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.analysis.judging.calibration import calibration_errors
@@ -131,10 +130,24 @@ def run(name: str, fed: pf.Federation, seed: int, **options: Any) -> tuple[Any, 
     return idata, time.process_time() - began
 
 
-def predicted_ece(idata: Any, fed: pf.Federation, test: tuple[Tensor, Tensor]) -> float:
-    """Expected calibration error of a result's predictions."""
+def scores(idata: Any, fed: pf.Federation, test: tuple[Tensor, Tensor]) -> list[float]:
+    """Accuracy, log density and expected calibration error of a result's predictions."""
+    found = pf.metrics.test_metrics(idata, fed, test)
     probs = probabilities(fed, unconstrained_draws(idata, fed.problem), test)
-    return float(calibration_errors(probs, test[1])["ece"])
+    return [found["accuracy"], found["log_predictive_density"], float(calibration_errors(probs, test[1])["ece"])]
+
+
+def entropy_away(idata: Any, fed: pf.Federation, test: tuple[Tensor, Tensor]) -> float:
+    """Entropy (nats) of a result's predictions on rows unlike the data."""
+    away = probabilities(fed, unconstrained_draws(idata, fed.problem), (unlike(test[0]), test[1]))
+    return float(-(away * away.clamp_min(1e-30).log()).sum(-1).mean())
+
+
+def logits(w: Tensor, x: Tensor, hidden: int, classes: int = 10) -> Tensor:
+    """Outputs (..., n, C) of the network at its flat vectors (..., D)."""
+    first, bias, second, last = w.split([x.shape[-1] * hidden, hidden, hidden * classes, classes], -1)
+    units = torch.relu(x @ first.unflatten(-1, (-1, hidden)) + bias.unsqueeze(-2))
+    return units @ second.unflatten(-1, (hidden, classes)) + last.unsqueeze(-2)
 
 
 def probabilities(fed: pf.Federation, draws: Any, rows: tuple[Tensor, Tensor]) -> Tensor:
@@ -151,20 +164,12 @@ def unlike(x: Tensor) -> Tensor:
 
 
 def measured(name: str, hidden: int, seed: int, data: str = "digits") -> list[float]:
-    """Accuracy, log density, ECE, seconds, megabytes sent by a client, entropy (nats) on rows unlike the data, and GB.
-
-    The memory is the most that this process had until the run ended; of a process of its own it is the run's.
-    """
+    """Accuracy, log density, ECE, seconds, MB sent by a client, entropy (nats) away from the data, and the peak GB."""
     fed, test = federation(hidden, seed, data)
     idata, seconds = run(name, fed, seed)
     peak = resident("VmHWM") / 1e9
-    found = pf.metrics.test_metrics(idata, fed, test)
-    draws = unconstrained_draws(idata, fed.problem)
-    away = probabilities(fed, draws, (unlike(test[0]), test[1]))
-    entropy = float(-(away * away.clamp_min(1e-30).log()).sum(-1).mean())
-    ece = float(calibration_errors(probabilities(fed, draws, test), test[1])["ece"])
     sent = float(idata["federation"]["bytes_up"].sum()) / CLIENTS / 1e6
-    return [found["accuracy"], found["log_predictive_density"], ece, seconds, sent, entropy, peak]
+    return [*scores(idata, fed, test), seconds, sent, entropy_away(idata, fed, test), peak]
 
 
 def work(sizes: list[int], seeds: int, names: list[str], data: str, again: bool) -> None:

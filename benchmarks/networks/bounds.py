@@ -19,10 +19,9 @@ from pyro.infer.autoguide import AutoDiagonalNormal
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
-from benchmarks.networks.__main__ import DATA, federation, probabilities, quiet, unlike
+from benchmarks.helpers.tables import heading, row, spread
+from benchmarks.networks.__main__ import DATA, entropy_away, federation, quiet
 from benchmarks.networks.calibration import HIDDEN
-from benchmarks.networks.cells import spread
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: Antithetic pairs of draws for the bound.
@@ -30,12 +29,7 @@ PAIRS = 200
 
 
 def bound(fed: pf.Federation, draws: Tensor) -> float:
-    """The evidence's lower bound of the diagonal Gaussian that draws are of.
-
-    Args:
-        fed: the data.
-        draws: (S, D), unconstrained.
-    """
+    """The evidence's lower bound of the diagonal Gaussian that draws are of."""
     problem, mean, sd = fed.problem, draws.mean(0), draws.std(0)
     eps = torch.randn(PAIRS, len(mean), generator=torch.Generator().manual_seed(0))
     densities = [problem.log_parts(z, problem.rows) for z in mean + sd * torch.cat([eps, -eps])]
@@ -49,9 +43,8 @@ def measured(algorithm: Any, data: str, seed: int) -> tuple[float, float, float]
     with quiet():
         idata = pf.run(algorithm, fed, seed=seed, progress=False, audit=False, log_likelihood=False)
     draws = torch.as_tensor(unconstrained_draws(idata, fed.problem)).float()
-    away = probabilities(fed, draws, (unlike(test[0]), test[1]))
     density = float(pf.metrics.test_metrics(idata, fed, test)["log_predictive_density"])
-    return bound(fed, draws), density, float(-(away * away.clamp_min(1e-30).log()).sum(-1).mean())
+    return bound(fed, draws), density, entropy_away(idata, fed, test)
 
 
 def main() -> None:

@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.helpers.markdown import heading, row
 from benchmarks.helpers.records import Records
+from benchmarks.helpers.tables import case_of, heading, nested, put, rounded, row, spread
 from benchmarks.networks.__main__ import DATA, EXACT, FIGURES, POOLED, federation, measured
-from benchmarks.networks.cells import case_of, nested, put, rounded, spread
 
 KEPT = Records(Path(__file__).with_suffix(".jsonl"))
 PAGE = Path(__file__).parent / "MEASURED.md"

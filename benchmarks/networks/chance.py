@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
-from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, predicted_ece, quiet
-from benchmarks.networks.cells import spread
+from benchmarks.helpers.tables import heading, row, spread
+from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, quiet, scores
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.policy import resolve
 
@@ -42,13 +41,7 @@ def measured(name: str, hidden: int, seed: int, data: str, run_seed: int, gain: 
     algorithm = make() if gain is None else with_gain(make(), fed, gain)
     with quiet():
         idata = pf.run(algorithm, fed, seed=run_seed, progress=False, audit=False, log_likelihood=False, **options)
-    found = pf.metrics.test_metrics(idata, fed, test)
-    return [float(found["accuracy"]), float(found["log_predictive_density"]), predicted_ece(idata, fed, test)]
-
-
-def line(what: str, name: str, shown: list[str]) -> str:
-    """A line of the table."""
-    return row(what, f"`{name}`", *shown)
+    return scores(idata, fed, test)
 
 
 def main() -> None:
@@ -67,10 +60,10 @@ def main() -> None:
         for seed in given.seeds:
             run_seed = seed if given.run is None else given.run
             found.append(measured(name, given.hidden, seed, given.data, run_seed, given.gain))
-            print(line(str(seed), name, [f"{value:.3f}" for value in found[-1]]), flush=True)
-        print(line("all", name, [spread(list(values)) for values in zip(*found, strict=True)]))
+            print(row(seed, f"`{name}`", *(f"{value:.3f}" for value in found[-1])), flush=True)
+        print(row("all", f"`{name}`", *(spread(values) for values in zip(*found, strict=True))))
         worst = [min(values) for values in list(zip(*found, strict=True))[:2]] + [max(one[2] for one in found)]
-        print(line("worst", name, [f"{value:.3f}" for value in worst]), flush=True)
+        print(row("worst", f"`{name}`", *(f"{value:.3f}" for value in worst)), flush=True)
 
 
 if __name__ == "__main__":

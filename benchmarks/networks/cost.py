@@ -137,11 +137,7 @@ def resident(which: str) -> int:
 
 
 def cell(name: str, hidden: int, limit: float) -> str:
-    """The same in a process of its own, as text; what takes longer than `limit` seconds of the processor is said to.
-
-    Raises:
-        RuntimeError: its process has died of something else.
-    """
+    """`one` in a process of its own, as text; it says so if that takes longer than `limit` seconds of the processor."""
     ((_, found),) = run_in_processes(_one, [(name, hidden)], limit=limit, warm=False)
     if isinstance(found, Died):
         if found.late:

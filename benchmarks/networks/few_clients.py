@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row, spread
 from benchmarks.networks.__main__ import network, quiet
-from benchmarks.networks.cells import spread
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.policy.gaussian import SMALL_ROUNDS
 

@@ -21,11 +21,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
-from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, network, quiet
-from benchmarks.networks.cells import spread
+from benchmarks.helpers.tables import heading, row, spread
+from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, logits, network, probabilities, quiet
 from pyro_fed.analysis.judging.calibration import calibration_errors
-from pyro_fed.analysis.judging.metrics import predict_rows
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 POSTERIOR = "HMC, pooled"
@@ -35,12 +33,6 @@ TIME = 0.5
 FIRST_STEP, ACCEPTED, ADAPTED = 0.01, 0.8, 0.2
 #: Of the start's point, in units of the prior's SD.
 CLIMB_STEPS, CLIMB_RATE = 200, 0.02
-
-
-def logits(w: Tensor, x: Tensor, hidden: int, classes: int) -> Tensor:
-    """Outputs of the network of `benchmarks.networks` at its flat vector."""
-    first, bias, second, last = w.split([x.shape[1] * hidden, hidden, hidden * classes, classes])
-    return torch.relu(x @ first.view(-1, hidden) + bias) @ second.view(hidden, classes) + last
 
 
 def posterior(x: Tensor, y: Tensor, hidden: int, classes: int, sd: float, draws: int, seed: int) -> Tensor:
@@ -100,8 +92,7 @@ def measured(name: str, data: str, hidden: int, sd: float, seed: int, draws: int
         with quiet():
             idata = pf.run(make(), fed, seed=seed, progress=False, audit=False, log_likelihood=False, **options)
         found = unconstrained_draws(idata, fed.problem)
-    probs = predict_rows(fed.problem, found, test).probs
-    assert probs is not None  # a classifier has them
+    probs = probabilities(fed, found, test)
     own = probs.gather(1, test[1].unsqueeze(1)).log().mean()
     accuracy = (probs.argmax(-1) == test[1]).float().mean()
     return [float(accuracy), float(own), float(calibration_errors(probs, test[1])["ece"])]

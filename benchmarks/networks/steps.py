@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 from benchmarks.networks.__main__ import CLIENTS, federation, quiet
 from benchmarks.networks.cost import ShortDSVGD, short_fedep, short_fsgld
 from pyro_fed.algorithm import Algorithm

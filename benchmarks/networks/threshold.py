@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
-from benchmarks.networks.__main__ import CLIENTS, DATA, federation, predicted_ece, quiet
+from benchmarks.helpers.tables import heading, row
+from benchmarks.networks.__main__ import CLIENTS, DATA, federation, quiet, scores
 from pyro_fed.infer.langevin.chain_diagnostics import USUAL_CHAINS
 from pyro_fed.policy import gaussian, resolve, sampling, stein
 from pyro_fed.policy.gaussian import SMALL_ROUNDS
@@ -79,10 +79,8 @@ def one(algorithm: Any, hidden: int, seed: int, data: str, options: dict[str, An
     with quiet():
         idata = pf.run(algorithm, fed, seed=seed, progress=False, log_likelihood=False, audit=False, **options)
     seconds = time.process_time() - began
-    found = pf.metrics.test_metrics(idata, fed, test)
     rounds = float((idata["federation"]["bytes_up"].sum("client") > 0).sum())
-    ece = predicted_ece(idata, fed, test)
-    return [found["accuracy"], found["log_predictive_density"], ece, seconds, rounds]
+    return [*scores(idata, fed, test), seconds, rounds]
 
 
 #: Settings that are chosen on every model.

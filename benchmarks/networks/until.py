@@ -19,9 +19,8 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
-from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, quiet, run
-from pyro_fed.analysis.judging.metrics import predict_rows
+from benchmarks.helpers.tables import heading, row
+from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, probabilities, quiet, run
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: Draws of each evaluation.
@@ -35,21 +34,12 @@ class Enough(Exception):  # nothing went wrong
 def accuracy(idata: Any, fed: pf.Federation, test: Any) -> float:
     """Of the averaged probabilities, of at most `DRAWS` draws."""
     draws = unconstrained_draws(idata, fed.problem)
-    probs = predict_rows(fed.problem, draws[:: max(1, len(draws) // DRAWS)], test).probs
-    assert probs is not None  # a classifier has them
+    probs = probabilities(fed, draws[:: max(1, len(draws) // DRAWS)], test)
     return float((probs.argmax(-1) == test[1]).double().mean())
 
 
 def seconds_until(name: str, data: str, hidden: int, seed: int, wanted: float) -> tuple[float, int, float]:
-    """Seconds until the accuracy is reached, rounds of the algorithm's own, and the accuracy then; NaN seconds: never.
-
-    Args:
-        name: of the algorithm.
-        data: the set.
-        hidden: units.
-        seed: of the split, the partition and the run.
-        wanted: accuracy.
-    """
+    """Seconds until the accuracy is reached (NaN: never), rounds of the algorithm's own, and the accuracy then."""
     fed, test = federation(hidden, seed, data)
     make, own = ALGORITHMS[name]
     state = {"away": 0.0, "rounds": 0, "best": 0.0}

@@ -23,16 +23,7 @@ from pyro_fed.conventions.output import replaced_file
 
 @dataclass(frozen=True)
 class Item:
-    """One command.
-
-    Args:
-        paper: page of `docs/papers/`.
-        figure: what of the paper it stands for.
-        module: script of this folder.
-        arguments: its arguments.
-        minutes: of one core, about.
-        needs_data: whether it needs the folder of PYRO_FED_DATA.
-    """
+    """One command: the page of `docs/papers/`, the figure, the script and its arguments, and minutes of one core."""
 
     paper: str
     figure: str
@@ -80,29 +71,29 @@ ITEMS = {
         8,
     ),
     "fedep_table_4": Item("fedep", "Table 4", "table4", minutes=2),
-    "fedep_figure_1": Item("fedep", "Fig. 1", "fedep_figure1", ("out/papers/fedep_figure_1.png",), 0.1),
+    "fedep_figure_1": Item("fedep", "Fig. 1", "table4", ("--figure", "out/papers/fedep_figure_1.png"), 0.1),
     "fedep_digits": Item("fedep", "Table 2, 5, Fig. 2, 3 (stand-in)", "fedep_digits", minutes=15),
     "fedep_inferences": Item("fedep", "Table 2, 3, 6 (stand-in)", "fedep_inferences", minutes=4),
     "fedep_tags": Item("fedep", "Table 3 (stand-in)", "fedep_inferences", ("--tags",), 4),
     "fedep_settings": Item("fedep", "Table 7, 8 (stand-in)", "fedep_settings", minutes=5),
     "fedep_ablations": Item("fedep", "Fig. 4, 6 (stand-in)", "fedep_ablations", minutes=3),
     "fedep_momentum": Item("fedep", "Table 7's momentum", "fedep_momentum", minutes=1),
-    "fsgld_figure_1": Item("fsgld", "Fig. 1", "fsgld_gradient_variance", minutes=0.1),
-    "fsgld_section_5_1": Item("fsgld", "Fig. 2, 3, 4", "fsgld_section_5_1", minutes=5),
+    "fsgld_figure_1": Item("fsgld", "Fig. 1", "fsgld_figures", ("--only-1",), 0.1),
+    "fsgld_section_5_1": Item("fsgld", "Fig. 2, 3, 4", "fsgld_figures", minutes=5),
     "fsgld_table_1": Item("fsgld", "Table 1, Fig. 5", "fsgld_sections_5_2_and_5_3", ("--rounds", "60"), 25),
     "fsgld_overfit": Item("fsgld", "Table 1, what its train and test are", "fsgld_overfit", minutes=7),
     "p2p_figure_1": Item("p2p", "Fig. 1", "p2p_linear_regression", minutes=0.3),
     "p2p_theorem_1": Item("p2p", "Theorem 1, Corollaries 1, 2", "p2p_rate", minutes=0.2),
-    "p2p_figure_3": Item("p2p", "Fig. 3", "p2p_star", minutes=0.6),
+    "p2p_figure_3": Item("p2p", "Fig. 3", "p2p_stars", ("--informed",), 0.6),
     "p2p_figure_2": Item("p2p", "Fig. 2 (stand-in)", "p2p_feature_skew", minutes=2),
-    "p2p_figure_4": Item("p2p", "Fig. 4", "p2p_time_varying", ("--published", "25"), 3),
-    "p2p_figure_4_exact": Item("p2p", "Fig. 4, rows counted once", "p2p_time_varying", ("--exact", "25", "100"), 1),
-    "p2p_figure_4_sds": Item("p2p", "Fig. 4, rate in SDs", "p2p_time_varying", ("--published", "--sds", "25"), 3),
+    "p2p_figure_4": Item("p2p", "Fig. 4", "p2p_stars", ("--published", "25"), 3),
+    "p2p_figure_4_exact": Item("p2p", "Fig. 4, rows counted once", "p2p_stars", ("--exact", "25", "100"), 1),
+    "p2p_figure_4_sds": Item("p2p", "Fig. 4, rate in SDs", "p2p_stars", ("--published", "--sds", "25"), 3),
     "p2p_figure_4_rows": Item(
-        "p2p", "Fig. 4, rows as in the paper", "p2p_time_varying", ("--rows", "2307", "--published", "25"), 5
+        "p2p", "Fig. 4, rows as in the paper", "p2p_stars", ("--rows", "2307", "--published", "25"), 5
     ),
     "p2p_figure_4_n100": Item(
-        "p2p", "Fig. 4, N = 100, rows as in the paper", "p2p_time_varying", ("--rows", "594", "--published", "100"), 8
+        "p2p", "Fig. 4, N = 100, rows as in the paper", "p2p_stars", ("--rows", "594", "--published", "100"), 8
     ),
 }
 
@@ -124,11 +115,7 @@ def run(name: str, item: Item, out: Path) -> bool:
 
 
 def chosen(only: str | None) -> dict[str, Item]:
-    """The items asked for, by name or by paper.
-
-    Raises:
-        SystemExit: a name that there is not.
-    """
+    """The items asked for, by name or by paper."""
     if only is None:
         return ITEMS
     words = only.split(",")

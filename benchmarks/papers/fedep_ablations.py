@@ -20,13 +20,13 @@ import warnings
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.papers.fedep_digits import CLIENTS, DRAWS, PER_ROUND, Rows, model_of, splits
+from benchmarks.papers.fedep_digits import Rows, averaged, federation, first_fold, run_rounds, weights_of
 from benchmarks.papers.fedep_inferences import FISHER_SCALE, PRIOR_SD, algorithm_of
-from benchmarks.papers.table4 import draw_clients, model, true_mean
+from benchmarks.papers.table4 import draw_clients, true_mean
+from benchmarks.papers.table4 import federation as two_clients
 
 BURN_IN, COMPONENTS = 60, 10
 #: Precisions of a site of the scaled identity in the toy.
@@ -92,13 +92,7 @@ def by_round(algorithm: Any, covariances: Tensor, means: Tensor, rounds: int) ->
             seen.append(torch.linalg.solve(torch.diag_embed(after["precision"]), after["eta"]).reshape(-1))
             return found
 
-    fed = pf.Federation(
-        model,
-        (covariances, means),
-        plate="clients",
-        shard=("covariances", "means"),
-        partition=pf.partition.Explicit([[0], [1]]),
-    )
+    fed = two_clients(means, covariances)
     fields = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # rounds are fixed
@@ -111,28 +105,10 @@ def digits_by_round(algorithm: Any, rounds: int, train: Rows, test: Rows) -> Ten
     found: list[float] = []
 
     def evaluate(idata: Any) -> dict[str, float]:
-        w = torch.tensor(idata["posterior"]["w"].values[0], dtype=torch.float64)
-        x, y = test
-        probs = (x.double() @ w[:, :-1] + w[:, -1:]).softmax(-1).mean(0)
-        found.append(float((probs.argmax(-1) == y).double().mean()))
+        found.append(float((averaged(weights_of(idata), test[0]).argmax(-1) == test[1]).double().mean()))
         return {}
 
-    parts = pf.partition.LabelShards(classes_per_client=3)
-    fed = pf.Federation(model_of(PRIOR_SD), train, plate="data", num_clients=CLIENTS, partition=parts)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a fixed number of rounds need not converge
-        pf.run(
-            algorithm,
-            fed,
-            num_rounds=rounds,
-            schedule=pf.schedule.UniformRandom(PER_ROUND),
-            progress=False,
-            num_draws=DRAWS,
-            log_likelihood=False,
-            audit=False,
-            evaluate=evaluate,
-            evaluate_every=5,
-        )
+    run_rounds(algorithm, federation(train, PRIOR_SD), rounds, evaluate=evaluate, evaluate_every=5)
     return torch.tensor(found)
 
 
@@ -150,8 +126,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
     toy(options.draws)
-    x, y = load_digits(return_X_y=True)
-    train, test = next(splits((torch.tensor(x, dtype=torch.float32), torch.tensor(y))))
+    train, test = first_fold()
     variational = algorithm_of(f"fedep_v x{FISHER_SCALE}", BURN_IN)
     for size, (rows, held) in {"small": reduced(train, test), "large": (train, test)}.items():
         print(f"\n{size}: accuracy every five rounds", flush=True)

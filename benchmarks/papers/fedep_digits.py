@@ -100,34 +100,51 @@ def splits(rows: Rows, folds: int = 5) -> Iterator[tuple[Rows, Rows]]:
         yield ((x[train] - mean) / size, y[train]), ((x[test] - mean) / size, y[test])
 
 
+def first_fold() -> tuple[Rows, Rows]:
+    """Training and test rows of the first fold."""
+    return next(splits(digits()))
+
+
+def digits() -> Rows:
+    """All rows."""
+    x, y = load_digits(return_X_y=True)
+    return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+
+
+def federation(train: Rows, scale: float) -> pf.Federation:
+    """The digits on clients of at most three classes each, under a normal prior of this SD."""
+    parts = pf.partition.LabelShards(classes_per_client=3)
+    return pf.Federation(model_of(scale), train, plate="data", num_clients=CLIENTS, partition=parts)
+
+
+def run_rounds(algorithm: Any, fed: pf.Federation, rounds: int, **options: Any) -> Any:
+    """The result of a fixed number of rounds, which need not converge, by default of ten random clients."""
+    usual = {"schedule": pf.schedule.UniformRandom(PER_ROUND), "num_draws": DRAWS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        quiet: dict[str, Any] = {"progress": False, "log_likelihood": False, "audit": False}
+        return pf.run(algorithm, fed, num_rounds=rounds, **quiet | usual | options)
+
+
+def weights_of(idata: Any) -> Tensor:
+    """Draws of the site `w` (draws, 65, 10)."""
+    return torch.tensor(idata["posterior"]["w"].values[0], dtype=torch.float64)
+
+
+def averaged(w: Tensor, x: Tensor) -> Tensor:
+    """Classes' probabilities (n, 10), averaged over draws of the weights."""
+    return (x.double() @ w[:, :-1] + w[:, -1:]).softmax(-1).mean(0)
+
+
 def probabilities(algorithm: Algorithm, rounds: int, scale: float, train: Rows, x_test: Tensor) -> Tensor:
     """Predictive probabilities of the test rows after every round, (rounds, n, CLASSES)."""
     found: list[Tensor] = []
 
     def evaluate(idata: Any) -> dict[str, float]:
-        w = torch.tensor(idata["posterior"]["w"].values[0], dtype=torch.float64)
-        found.append((x_test.double() @ w[:, :-1] + w[:, -1:]).softmax(-1).mean(0))
+        found.append(averaged(weights_of(idata), x_test))
         return {}
 
-    fed = pf.Federation(
-        model_of(scale),
-        train,
-        plate="data",
-        num_clients=CLIENTS,
-        partition=pf.partition.LabelShards(classes_per_client=3),
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a fixed number of rounds need not converge
-        pf.run(
-            algorithm,
-            fed,
-            num_rounds=rounds,
-            schedule=pf.schedule.UniformRandom(PER_ROUND),
-            progress=False,
-            num_draws=DRAWS,
-            log_likelihood=False,
-            evaluate=evaluate,
-        )
+    run_rounds(algorithm, federation(train, scale), rounds, evaluate=evaluate)
     return torch.stack(found)
 
 
@@ -232,8 +249,7 @@ def main() -> None:
     parser.add_argument("--choose", action="store_true", help="print the validation figures of prior SDs instead")
     parser.add_argument("--out", default="fedep_digits.png")
     options = parser.parse_args()
-    x, y = load_digits(return_X_y=True)
-    rows = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+    rows = digits()
     if options.choose:
         return choose(rows)
     results = {name: Figures(*over_folds(name, rows, scale)) for name, (_, _, scale) in METHODS.items()}

@@ -22,17 +22,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import warnings
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
-from sklearn.datasets import load_digits, make_multilabel_classification
+from sklearn.datasets import make_multilabel_classification
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.papers.fedep_digits import BINS, CLIENTS, DRAWS, PER_ROUND, Rows, model_of, splits
+from benchmarks.papers.fedep_digits import BINS, Rows, averaged, federation, first_fold, run_rounds, weights_of
 from pyro_fed.analysis.judging.calibration import calibration_errors
 from pyro_fed.analysis.judging.metrics import multilabel
 from pyro_fed.recipes.recipe import load
@@ -56,28 +55,10 @@ def algorithm_of(name: str, burn_in: int) -> Any:
     return dataclasses.replace(made, start=dataclasses.replace(averaging, rounds=burn_in))
 
 
-def digits_federation(train: Rows) -> pf.Federation:
-    """The digits on clients of at most three classes each."""
-    parts = pf.partition.LabelShards(classes_per_client=3)
-    return pf.Federation(model_of(PRIOR_SD), train, plate="data", num_clients=CLIENTS, partition=parts)
-
-
 def drawn(algorithm: Any, fed: pf.Federation, rounds: int, burn_in: int) -> Tensor:
     """Draws of the site `w` after the last round; what does not begin with FedAvg has its rounds besides."""
     begun = getattr(algorithm, "start", "") == "fedavg"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a fixed number of rounds need not converge
-        idata = pf.run(
-            algorithm,
-            fed,
-            num_rounds=rounds if begun else rounds + burn_in,
-            schedule=pf.schedule.UniformRandom(PER_ROUND),
-            progress=False,
-            num_draws=DRAWS,
-            log_likelihood=False,
-            audit=False,
-        )
-    return torch.tensor(idata["posterior"]["w"].values[0], dtype=torch.float64)
+    return weights_of(run_rounds(algorithm, fed, rounds if begun else rounds + burn_in))
 
 
 def tags() -> tuple[Rows, Rows]:
@@ -122,10 +103,7 @@ def judged(probs: Tensor, y: Tensor) -> tuple[float, float]:
 
 def scores_of(w: Tensor, x: Tensor, y: Tensor) -> tuple[tuple[float, float], tuple[float, float]]:
     """Accuracy and ECE of predictions averaged over draws of the weights (draws, 65, 10), and at the draws' mean."""
-    design, centre = x.double(), w.mean(0)
-    each = (design @ w[:, :-1] + w[:, -1:]).softmax(-1).mean(0)
-    point = (design @ centre[:-1] + centre[-1]).softmax(-1)
-    return judged(each, y), judged(point, y)
+    return judged(averaged(w, x), y), judged(averaged(w.mean(0, keepdim=True), x), y)
 
 
 def main() -> None:
@@ -137,13 +115,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.tags:
         return table_3(options.rounds, options.burn_in)
-    x, y = load_digits(return_X_y=True)
-    train, (x_test, y_test) = next(splits((torch.tensor(x, dtype=torch.float32), torch.tensor(y))))
+    train, test = first_fold()
     print(f"{'':14}{'marginal: accuracy':>20}{'ECE':>8}{'point: accuracy':>18}{'ECE':>8}", flush=True)
     for recipe in options.only.split(","):
         algorithm = algorithm_of(recipe, options.burn_in)
-        w = drawn(algorithm, digits_federation(train), options.rounds, options.burn_in)
-        (accuracy, ece), (at_point, point_ece) = scores_of(w, x_test, y_test)
+        w = drawn(algorithm, federation(train, PRIOR_SD), options.rounds, options.burn_in)
+        (accuracy, ece), (at_point, point_ece) = scores_of(w, *test)
         print(f"{recipe:14}{accuracy:20.3f}{ece:8.3f}{at_point:18.3f}{point_ece:8.3f}", flush=True)
 
 

@@ -27,17 +27,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import warnings
 from typing import Any
 
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
-from sklearn.datasets import load_digits
 
 import pyro_fed as pf
-from benchmarks.papers.fedep_digits import CLIENTS, PER_ROUND, Rows, model_of, splits
+from benchmarks.papers.fedep_digits import (
+    CLIENTS,
+    PER_ROUND,
+    Rows,
+    averaged,
+    federation,
+    first_fold,
+    run_rounds,
+    weights_of,
+)
 from benchmarks.papers.fedep_inferences import PRIOR_SD, algorithm_of
 from pyro_fed.recipes.library import load_model
 
@@ -89,18 +96,8 @@ def smallest_precisions(rounds: int, clients: int) -> np.ndarray:
         found.append(float((1 / w.var(0)).min()))
         return {}
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        pf.run(
-            algorithm_of("fedep_l", BURN_IN // 2),
-            fed,
-            num_rounds=rounds,
-            progress=False,
-            num_draws=10 * DRAWS,
-            log_likelihood=False,
-            audit=False,
-            evaluate=evaluate,
-        )
+    options: dict[str, Any] = {"schedule": None, "num_draws": 10 * DRAWS, "evaluate": evaluate}
+    run_rounds(algorithm_of("fedep_l", BURN_IN // 2), fed, rounds, **options)
     return np.array(found)
 
 
@@ -114,28 +111,12 @@ def precisions(rounds: int, momentum: bool, rows: Rows, test: Rows) -> np.ndarra
     found: list[tuple[float, float, float]] = []
 
     def evaluate(idata: Any) -> dict[str, float]:
-        w = torch.tensor(idata["posterior"]["w"].values[0], dtype=torch.float64)
-        precision = w.var(0).reciprocal()
-        x, y = test
-        right = (x.double() @ w[:, :-1] + w[:, -1:]).softmax(-1).mean(0).argmax(-1) == y
+        precision = weights_of(idata).var(0).reciprocal()
+        right = averaged(weights_of(idata), test[0]).argmax(-1) == test[1]
         found.append((float(precision.min()), float(precision.median()), float(right.double().mean())))
         return {}
 
-    parts = pf.partition.LabelShards(classes_per_client=3)
-    fed = pf.Federation(model_of(PRIOR_SD), rows, plate="data", num_clients=CLIENTS, partition=parts)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it has not converged is the subject
-        pf.run(
-            algorithm,
-            fed,
-            num_rounds=rounds,
-            schedule=pf.schedule.UniformRandom(PER_ROUND),
-            progress=False,
-            num_draws=DRAWS,
-            log_likelihood=False,
-            audit=False,
-            evaluate=evaluate,
-        )
+    run_rounds(algorithm, federation(rows, PRIOR_SD), rounds, num_draws=DRAWS, evaluate=evaluate)
     return np.array(found)
 
 
@@ -144,8 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=36)
     options = parser.parse_args()
-    x, y = load_digits(return_X_y=True)
-    rows, test = next(splits((torch.tensor(x, dtype=torch.float32), torch.tensor(y))))
+    rows, test = first_fold()
     every, run = recursion(10, MOMENTUM, 1, 10, 10), smallest_precisions(10, 10)
     swings = ", ".join(f"{clients}: {swing(clients, MOMENTUM):.2f}" for clients in (3, 10, 100))
     print(f"all clients take part, swing to the other side, by their number: {swings}")

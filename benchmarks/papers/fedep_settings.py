@@ -25,11 +25,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
 
 import pyro_fed as pf
-from benchmarks.papers.fedep_digits import Rows, splits
-from benchmarks.papers.fedep_inferences import FISHER_SCALE, algorithm_of, digits_federation, drawn, scores_of
+from benchmarks.papers.fedep_digits import Rows, federation, first_fold
+from benchmarks.papers.fedep_inferences import FISHER_SCALE, PRIOR_SD, algorithm_of, drawn, scores_of
 
 #: Table 8: inference → the setting, where it stands, and its values.
 TABLE_8: dict[str, tuple[str, str, tuple[float, ...]]] = {
@@ -89,7 +88,7 @@ def column(name: str, burn_in: int) -> Iterator[tuple[str, Any]]:
 
 def show(label: str, algorithm: Any, train: Rows, test: Rows, rounds: int, burn_in: int) -> None:
     """Run a line and print it."""
-    w = drawn(algorithm, digits_federation(train), rounds, burn_in)
+    w = drawn(algorithm, federation(train, PRIOR_SD), rounds, burn_in)
     (accuracy, ece), (at_point, point_ece) = scores_of(w, *test)
     print(f"{label:34}{accuracy:20.3f}{ece:8.3f}{at_point:18.3f}{point_ece:8.3f}", flush=True)
 
@@ -100,8 +99,7 @@ def main() -> None:
     parser.add_argument("--burn-in", type=int, default=60)
     parser.add_argument("--only", default=",".join((*TABLE_8, *COLUMNS)))
     options = parser.parse_args()
-    x, y = load_digits(return_X_y=True)
-    train, test = next(splits((torch.tensor(x, dtype=torch.float32), torch.tensor(y))))
+    train, test = first_fold()
     print(f"{'':34}{'marginal: accuracy':>20}{'ECE':>8}{'point: accuracy':>18}{'ECE':>8}", flush=True)
     for part in options.only.split(","):
         lines = table_8(part, options.burn_in) if part in TABLE_8 else column(part, options.burn_in)

@@ -75,7 +75,7 @@ import torch
 from scipy.special import expit, log_expit
 
 import pyro_fed as pf
-from benchmarks.papers.fsgld_sections_5_2_and_5_3 import PUBLISHED, expansions, published_step, skewed
+from benchmarks.papers.fsgld_sections_5_2_and_5_3 import expansions, published, skewed
 from pyro_fed.errors import SettingError
 from pyro_fed.results.to_arviz import unconstrained_draws
 
@@ -95,16 +95,9 @@ def linear(chains, rounds):
     precision = torch.full((NUM_SHARDS, 1), 100.0, dtype=torch.float64)
     given = pf.infer.Given(precision, precision * torch.tensor(modes)[:, None])
     for name, rho in (*[("DSGLD", rho) for rho in (0.99, 0.9, 0.5, 0.1)], ("FSGLD", 0.5)):
-        algorithm = getattr(pf.infer, name)(
-            surrogates=given,
-            num_chains=chains,
-            step=published_step(2 * (1 - rho ** (1 / LOCAL_STEPS)) / fed.num_rows),
-            batch_size=None,
-            local_steps=LOCAL_STEPS,
-            burn_in=rounds // 5 * LOCAL_STEPS,
-            thin=LOCAL_STEPS,
-            **PUBLISHED,
-        )
+        step = 2 * (1 - rho ** (1 / LOCAL_STEPS)) / fed.num_rows
+        settings = {"num_chains": chains, "batch_size": None, "burn_in": rounds // 5 * LOCAL_STEPS, "thin": LOCAL_STEPS}
+        algorithm = published(name, step, surrogates=given, **settings)
         ends, visited = end_of_visits(fed, algorithm, rounds)
         off = ends - modes[visited][..., None]
         losses = [(off**2).mean() / 2, 0.5 + (ends**2).mean() / 2, (ends**2).mean() / 2]
@@ -184,17 +177,9 @@ def network(chains, rounds, steps, shares):
         given = expansions(fed, seed=0)
         for name in ("DSGLD", "FSGLD"):
             for step in steps:
-                algorithm = getattr(pf.infer, name)(
-                    surrogates=given,
-                    num_chains=chains,
-                    step=published_step(step),
-                    batch_size=BATCH,
-                    minibatches="anew",
-                    local_steps=LOCAL_STEPS,
-                    burn_in=rounds // 2 * LOCAL_STEPS,
-                    thin=LOCAL_STEPS,
-                    **PUBLISHED,
-                )
+                settings = {"num_chains": chains, "batch_size": BATCH, "minibatches": "anew", "thin": LOCAL_STEPS}
+                settings["burn_in"] = rounds // 2 * LOCAL_STEPS
+                algorithm = published(name, step, surrogates=given, **settings)
                 where = f"{title:14s} {name} h = {step:.0e}, a = {step * fed.num_rows:6.3f}   "
                 try:
                     print(where + figures(at_ends_of_visits(fed, test, algorithm, rounds)), flush=True)

@@ -37,12 +37,17 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: Of Section 5.3.
 STEP = 4e-8
-PUBLISHED = {"sweeps": False, "control_variate": False, "target_ess": None}
+PUBLISHED = {"sweeps": False, "control_variate": False, "target_ess": None, "local_steps": 40}
 
 
 def published_step(size):
     """The plain step, Eq. (5)."""
     return pf.infer.step.Fixed(size=size, precondition=False, midpoint=False)
+
+
+def published(name, size, **settings):
+    """DSGLD or FSGLD as published, with plain steps of this size and 40 local updates."""
+    return getattr(pf.infer, name)(step=published_step(size), **PUBLISHED | settings)
 
 
 def by_chain(fed, test, algorithm, rounds, seed=0, num_draws=200):
@@ -72,16 +77,8 @@ def metric(seeds, rounds):
     groups = pf.partition.ByGroup(metric_learning.shards(len(train[1])))
     fed = pf.Federation(metric_learning.model, train, plate="data", partition=groups)
     for name, surrogates in (("DSGLD", None), ("FSGLD", "laplace")):
-        algorithm = getattr(pf.infer, name)(
-            surrogates=surrogates,
-            num_chains=1,
-            step=published_step(1e-4),
-            batch_size=256,
-            local_steps=40,
-            burn_in=rounds * 20,
-            thin=10,
-            **PUBLISHED,
-        )
+        settings = {"num_chains": 1, "batch_size": 256, "burn_in": rounds * 20, "thin": 10}
+        algorithm = published(name, 1e-4, surrogates=surrogates, **settings)
         rows = [row for seed in range(seeds) for row in by_chain(fed, test, algorithm, rounds, seed)]
         show("metric learning", name, rows)
 
@@ -129,16 +126,8 @@ def network(repetitions, rounds):
         fed, test = skewed(beta, seed=0)
         given = expansions(fed, seed=0)
         for name in ("DSGLD", "FSGLD"):
-            algorithm = getattr(pf.infer, name)(
-                surrogates=given,
-                num_chains=repetitions,
-                step=published_step(STEP),
-                batch_size=50,
-                local_steps=40,
-                burn_in=rounds * 20,
-                thin=20,
-                **PUBLISHED,
-            )
+            settings = {"num_chains": repetitions, "batch_size": 50, "burn_in": rounds * 20, "thin": 20}
+            algorithm = published(name, STEP, surrogates=given, **settings)
             show(title, name, by_chain(fed, test, algorithm, rounds, num_draws=20))
 
 

@@ -30,24 +30,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Mutation:
-    """One token for another.
-
-    Args:
-        function: file below `pyro_fed` and qualified name, "file.py:Class.method".
-        old: the token, which stands once in the function.
-        new: what takes its place.
-    """
+    """One token for another in a function, "file.py:Class.method" below `pyro_fed`, where it stands once."""
 
     function: str
     old: str
     new: str
 
     def apply(self, package: Path) -> tuple[Path, str]:
-        """Write the mutated file; its path and its text before.
-
-        Raises:
-            ValueError: the token does not stand exactly once.
-        """
+        """Write the mutated file; its path and its text before."""
         name, function = self.function.split(":")
         path = package / name
         text = path.read_text(encoding="utf-8")
@@ -62,13 +52,7 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Equation:
-    """What a paper publishes.
-
-    Args:
-        name: paper and equation.
-        tests: arguments of pytest below `tests`: the file with the oracle, and what picks its tests.
-        mutations: function, old token and new token of each.
-    """
+    """What a paper publishes, the tests of it below `tests`, and its mutations: function, old and new token."""
 
     name: str
     tests: tuple[str, ...]
@@ -480,11 +464,7 @@ EQUATIONS = (
 
 
 class Copy:
-    """The repository in a temporary folder: the package is a copy, the rest links.
-
-    Args:
-        folder: of the copy.
-    """
+    """The repository in a temporary folder: the package is a copy, the rest links."""
 
     def __init__(self, folder: Path) -> None:
         """Copy the package and its tests."""
@@ -496,11 +476,7 @@ class Copy:
                 (folder / part.name).symlink_to(part)
 
     def passes(self, tests: tuple[str, ...]) -> bool:
-        """Whether the tests pass on the copy, in a process of their own that has PyTorch imported already.
-
-        Raises:
-            RuntimeError: pytest has run no test, or has not run.
-        """
+        """Whether the tests pass on the copy, in a process of their own that has PyTorch imported already."""
         arguments = ["-x", "-q", "-p", "no:cacheprovider", f"tests/{tests[0]}", *tests[1:]]
         said = self.folder / "said.txt"
         process = os.fork()

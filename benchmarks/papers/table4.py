@@ -1,6 +1,6 @@
-"""Table 4 of Guo et al.: distance of FedAvg, FedPA and FedEP to the true global mean, two Gaussian clients.
+"""Table 4 and Figure 1 of Guo et al.: where FedAvg, FedPA and FedEP put the mean of two Gaussian clients' product.
 
-    python -m benchmarks.papers.table4 [num_draws]
+    python -m benchmarks.papers.table4 [num_draws] [--figure FILE.png]
 
 Clients p_k = N(mu_k, Sigma_k) from the normal-inverse-Wishart of Section 3.1 (mu_0 = 0, nu = 7, lambda = 0.2, Psi a
 random positive definite matrix), a flat prior, diagonal families. FedAvg's answer is the average of the clients'
@@ -9,13 +9,17 @@ distribution. "FedEP, KL(tilted ‖ q)" is Eq. 3 as published, with `pf.infer.ti
 and projected by mean and variances. "FedEP" takes expected Newton steps, KL(q ‖ tilted), where two points integrate a
 Gaussian client exactly. A diagonal q has the true mean by either, since both give its site the tilted mean; its
 variances are those of the posterior's margins by neither: the last column is the median of their ratios to these.
+
+`--figure` draws Figure 1 in place of the table, for clients whose covariances are correlated in opposite ways, so that
+neither the average of their modes nor the product of their diagonal approximations has the mean of their product.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -109,12 +113,55 @@ def gaussian_answer(algorithm: Algorithm, fed: pf.Federation, **options) -> tupl
     return seen[0], seen[1]
 
 
+def draw_figure(target: Path) -> None:
+    """Figure 1: the clients, their product, and the answers, whose distances are printed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Ellipse
+
+    means = torch.tensor([[-1.5, 0.5], [1.5, 0.0]], dtype=torch.float64)
+    covariances = torch.tensor([[[1.0, 0.8], [0.8, 1.0]], [[1.2, -0.7], [-0.7, 0.6]]], dtype=torch.float64)
+    exact, fed = true_mean(means.unsqueeze(1), covariances.unsqueeze(1))[0], federation(means, covariances)
+    points = {"FedAvg": means.mean(0)}
+    points |= {
+        name: gaussian_answer(METHODS[name][0], fed, num_rounds=METHODS[name][1])[0] for name in ("FedPA", "FedEP")
+    }
+    figure, axes = plt.subplots(figsize=(6, 5), layout="constrained")
+    product = torch.linalg.inv(torch.linalg.inv(covariances).sum(0))
+    for mean, covariance, colour, label in (
+        (means[0], covariances[0], "tab:blue", "client 0"),
+        (means[1], covariances[1], "tab:green", "client 1"),
+        (exact, product, "black", "global posterior"),
+    ):
+        values, vectors = np.linalg.eigh(covariance.numpy())
+        angle = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
+        width, height = 4 * np.sqrt(values[::-1])  # two standard deviations either way
+        axes.add_patch(
+            Ellipse((float(mean[0]), float(mean[1])), width, height, angle=angle, fill=False, color=colour, label=label)
+        )
+    for (name, point), marker in zip(points.items(), "s^x", strict=True):
+        axes.plot(*point, marker, label=f"{name}, {(point - exact).norm():.1e} from the mean", color="tab:red")
+        print(f"{name:7} {point.tolist()}, distance to the true mean {(point - exact).norm():.1e}")
+    axes.set(xlabel="theta[0]", ylabel="theta[1]", aspect="equal")
+    axes.autoscale_view()
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=150)
+
+
 def main() -> None:
-    num_draws = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("num_draws", type=int, nargs="?", default=200)
+    parser.add_argument("--figure", type=Path)
+    options = parser.parse_args()
+    if options.figure is not None:
+        return draw_figure(options.figure)
     paper = {"FedAvg": "5.4e-1 ± 4.7e-1", "FedPA": "2.6e-1 ± 2.6e-1", "FedEP": "1.1e-7 ± 9.8e-8"}
     paper[MOMENTS] = paper["FedEP"]
     print(f"{'method':22}{'distance':>20}   {'paper':16}   variance ratio")
-    for name, (distance, ratio) in answers(num_draws).items():
+    for name, (distance, ratio) in answers(options.num_draws).items():
         spread = f"{distance.mean():.1e} ± {distance.std():.1e}"
         print(f"{name:22}{spread:>20}   {paper[name]:16}   {ratio.median():.2f}")
 

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 from benchmarks.privacy.coverage import (
     CHAIN_ROUNDS,
     CLIENTS,
@@ -61,12 +61,7 @@ def clipped(scores: Tensor, norm: float) -> Tensor:
 
 
 def tempered(rho: float, share: float) -> float:
-    """The temperature at which a chain of privacy ρ is `LENGTH` relaxation times long.
-
-    Args:
-        rho: zero-concentrated.
-        share: how long it is beside one by sums.
-    """
+    """The temperature at which a chain of privacy ρ is `LENGTH` relaxation times long."""
     return max(1.0, LENGTH / (share * 4 * PRECISION * rho / NORM**2))
 
 

@@ -12,13 +12,17 @@ the SDs of both over the exact posterior's (of logistic regression Laplace's, by
 the released means are from that posterior's in its SDs, and runs whose noise left no distribution (which say so).
 
     python -m benchmarks.privacy.coverage [TRIALS] [linear|logistic] [sites|chains]
+    python -m benchmarks.privacy.coverage [TRIALS] --figure docs/privacy.png
+
+The figure has both models at more ε: above how far the released means are from the exact posterior's, and how wide SDs
+are, in exact SDs; below in how many of all intervals the truth lies, aware and not.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -27,13 +31,13 @@ import pyro.distributions as dist
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 from pyro_fed.errors import PyroFedError
 from pyro_fed.runtime import finish
 from pyro_fed.runtime.privacy_noise import with_noise
 
 CLIENTS, ROWS, DIM, DELTA = 200, 25, 3, 1e-5
-EPSILONS = (1.0, 3.0, 10.0)
+EPSILONS, FIGURE_EPSILONS = (1.0, 3.0, 10.0), (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 ALGORITHMS = {"FedEP": pf.FedEP(start="prior"), "FedSEP": pf.infer.FedSEP(start="prior")}
 INTERVAL = (0.05, 0.95)
 
@@ -94,10 +98,7 @@ def multiplier(epsilon: float, rounds: int) -> float:
 
 
 def trial(name: str, algorithm: Any, noise: float, seed: int) -> tuple[np.ndarray, ...] | None:
-    """Whether each weight is in its interval, aware and not, both SDs and the error over the exact SDs.
-
-    None: the noise has left no distribution.
-    """
+    """Whether each weight is in its interval, aware and not, SDs and error; None if noise left no distribution."""
     model, norm, rounds = MODELS[name]
     generator = torch.Generator().manual_seed(seed)
     truth = torch.randn(DIM, generator=generator, dtype=torch.float64)
@@ -166,16 +167,71 @@ def chains(model: str, trials: int) -> None:
             print(row(unit, f"{epsilon:g}", f"{noise:.1f}", f"{temperature[0]:.2g}", *figures), flush=True)
 
 
+class Cell(NamedTuple):
+    """At one ε: parts of the intervals that hold the truth, with the noise and without; medians of SDs and errors."""
+
+    aware: float
+    plain: float
+    wide: float
+    error: float
+
+
+def cell(model: str, name: str, epsilon: float, trials: int) -> Cell:
+    """Runs whose noise left no distribution say so, and are not in it."""
+    noise = multiplier(epsilon, MODELS[model][2])
+    runs = [run for seed in range(trials) if (run := trial(model, ALGORITHMS[name], noise, seed)) is not None]
+    if not runs:
+        return Cell(*[float("nan")] * 4)
+    aware, wide, plain, _, error = (np.stack(part) for part in zip(*runs, strict=True))
+    return Cell(float(aware.mean()), float(plain.mean()), float(np.median(wide)), float(np.median(error)))
+
+
+def draw_figure(trials: int, path: str) -> None:
+    """Measure, print and draw."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, figsize=(8.0, 5.6), sharex=True, sharey="row", layout="constrained")
+    for column, model in enumerate(MODELS):
+        above, below = axes[:, column]
+        for name, colour in {"FedEP": "C0", "FedSEP": "C1"}.items():
+            found = [cell(model, name, epsilon, trials) for epsilon in FIGURE_EPSILONS]
+            for epsilon, one in zip(FIGURE_EPSILONS, found, strict=True):
+                print(model, name, epsilon, *(f"{value:.2f}" for value in one), flush=True)
+            lines = (
+                (above, [one.error for one in found], "-o", "error of the mean"),
+                (above, [one.wide for one in found], ":", "SD"),
+                (below, [one.aware for one in found], "-o", "noise in the SDs"),
+                (below, [one.plain for one in found], "--", "without it"),
+            )
+            for axis, values, style, what in lines:
+                axis.plot(FIGURE_EPSILONS, values, style, color=colour, label=f"{name}, {what}")
+        above.axhline(1.0, color="0.6", lw=0.8)
+        below.axhline(0.9, color="0.6", lw=0.8)
+        above.set(title=f"{model} regression", yscale="log", xscale="log")
+        below.set(xlabel="ε (δ = 1e-5, a client protected)", ylim=(0, 1.05), xticks=FIGURE_EPSILONS)
+        below.set_xticklabels([f"{epsilon:g}" for epsilon in FIGURE_EPSILONS])
+    axes[0, 0].set_ylabel("exact posterior's SDs")
+    axes[1, 0].set_ylabel("90 % intervals that hold the truth")
+    axes[0, 1].legend(fontsize=8)
+    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
 def main() -> None:
-    """The tables."""
+    """The tables, or the figure."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    trials = int(sys.argv[1]) if len(sys.argv) > 1 else 40
-    model = sys.argv[2] if len(sys.argv) > 2 else "linear"
-    what = sys.argv[3] if len(sys.argv) > 3 else "sites"
-    if what == "chains":
-        chains(model, trials)
-        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("trials", type=int, nargs="?", default=40)
+    parser.add_argument("model", choices=list(MODELS), nargs="?", default="linear")
+    parser.add_argument("what", choices=["sites", "chains"], nargs="?", default="sites")
+    parser.add_argument("--figure", metavar="FILE")
+    given = parser.parse_args()
+    trials, model = given.trials, given.model
+    if given.figure:
+        return draw_figure(trials, given.figure)
+    if given.what == "chains":
+        return chains(model, trials)
     titles = ("aware", "not aware", "SDs aware", "not aware", "error", "no distribution")
     print(heading("algorithm", "ε", "noise multiplier", *titles))
     for name, algorithm in ALGORITHMS.items():

@@ -19,13 +19,64 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import torch
+from scipy import special
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
 from benchmarks.helpers.records import Records, matches
+from benchmarks.helpers.tables import heading, row
 from benchmarks.sbc.models import BLOCKS, CLIENTS, SETUPS
-from benchmarks.sbc.uniformity import INTERVALS, chi_square, coverage, ecdf, smooth
+
+#: Bins of the chi-square test.
+BINS = 10
+#: Where the empirical distribution is looked at, and samples behind its p-value.
+POINTS, SIMULATED = 99, 1000
+#: Central intervals whose coverage is counted.
+INTERVALS = (0.5, 0.8, 0.9)
+
+
+def smooth(rank: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
+    """Ranks 0..draws as numbers that are uniform on (0, 1) where the ranks are uniform; `rng` breaks ties."""
+    numbers: np.ndarray = (rank + rng.uniform(size=len(rank))) / (draws + 1)
+    return numbers
+
+
+def chi_square(u: np.ndarray) -> float:
+    """The p-value of equal counts in `BINS` bins."""
+    counts = np.histogram(u, BINS, (0.0, 1.0))[0]
+    expected = len(u) / BINS
+    return float(special.chdtrc(BINS - 1, ((counts - expected) ** 2 / expected).sum()))
+
+
+def _least_tail(u: np.ndarray) -> np.ndarray:
+    """Of samples (m, n), the least two-sided binomial tail of their distribution functions over a grid, (m,)."""
+    z = np.arange(1, POINTS + 1) / (POINTS + 1)
+    counts = (u[:, :, None] <= z).sum(1)
+    below, above = special.bdtr(counts, u.shape[1], z), special.bdtrc(counts - 1, u.shape[1], z)
+    least: np.ndarray = 2 * np.minimum(below, above).min(1)
+    return least
+
+
+def ecdf(u: np.ndarray) -> float:
+    """The p-value of the distance of the empirical distribution from the uniform one, by simulation.
+
+    Args:
+        u: (n,) in (0, 1).
+
+    References:
+        Säilynoja, Bürkner & Vehtari (2022), Graphical test for discrete uniformity, Statistics and Computing 32.
+    """
+    rng = np.random.default_rng(len(u))
+    null = np.concatenate([_least_tail(rng.uniform(size=(100, len(u)))) for _ in range(SIMULATED // 100)])
+    return float((1 + (null <= _least_tail(u[None])[0]).sum()) / (1 + SIMULATED))
+
+
+def coverage(u: np.ndarray) -> list[float]:
+    """The share of truths inside each of the central `INTERVALS`."""
+    return [float((np.abs(u - 0.5) <= width / 2).mean()) for width in INTERVALS]
+
 
 #: Algorithms, and how many replicates each is worth by default.
 ALGORITHMS = {
@@ -39,6 +90,8 @@ ALGORITHMS = {
 SKEWS = ("label", "covariate")
 #: Replicates of a cell before the next cell has its turn, so that a run that is cut has all cells.
 TURN = 50
+#: Replicates of each algorithm in the figure.
+FIGURE_REPLICATES = 200
 #: Draws that the truth is ranked among.
 RANKED = 99
 #: Replicates below which nothing is said.
@@ -115,6 +168,32 @@ def print_table(records: Iterable[dict[str, Any]]) -> None:
         print(row(*key, len(part), failed, f"{100 * doubted.mean():.0f} %", *tests, *covered, *apart))
 
 
+def line(x, y):
+    """Intercept and slope of covariates that are not centred, whose posterior is correlated."""
+    beta = pyro.sample("beta", dist.Normal(torch.zeros(2, dtype=x.dtype), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(beta[0] + beta[1] * x, 1.0), obs=y)
+
+
+def draw_figure() -> None:
+    """Calibration of a normal distribution with all correlations, and of the nearest one without, as docs/sbc.png."""
+    import arviz as az
+    import matplotlib.pyplot as plt
+    from scipy import stats
+
+    x, points = torch.linspace(0.0, 3.0, 40, dtype=torch.float64), np.linspace(0, 1, 101)
+    fed = pf.Federation(line, (x, 0 * x), plate="data", num_clients=4)
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True, layout="constrained")
+    algorithms = {"FedEP()": pf.FedEP(), 'FedEP(covariance="diag")': pf.FedEP(covariance="diag")}
+    for ax, (name, algorithm) in zip(axes, algorithms.items(), strict=True):
+        found = pf.sbc(fed, FIGURE_REPLICATES, algorithm=algorithm, audit=False)
+        pit = (found["prior_sbc"]["beta"].values[0, :, 1] + 0.5) / 100
+        bands = {"confidence_bands": "simulated", "rvs": stats.uniform().rvs, "random_state": 0}
+        az.plot_ecdf(pit, cdf=stats.uniform().cdf, eval_points=points, difference=True, ax=ax, **bands)
+        ax.set(title=name, xlabel="rank of the true slope / 100", ylabel="distribution function − uniform")
+    figure.savefig(Path(__file__).parents[2] / "docs" / "sbc.png", dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="*", help="patterns of models and skews, separated by commas")
@@ -123,7 +202,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so many")
     parser.add_argument("--out", type=Path, default=Path("out/sbc.jsonl"), help="file of the records")
     parser.add_argument("--print", action="store_true", help="run nothing, print the tables of what is there")
+    parser.add_argument("--figure", action="store_true", help="draw docs/sbc.png, and nothing else")
     options = parser.parse_args()
+    if options.figure:
+        return draw_figure()
     records = Records(options.out)
     if not options.print:
         torch.set_num_threads(1)

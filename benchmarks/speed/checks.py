@@ -16,8 +16,8 @@ import warnings
 from typing import Any
 from unittest import mock
 
-from benchmarks.helpers.markdown import heading, row
-from benchmarks.helpers.processes import alone
+from benchmarks.helpers.records import alone
+from benchmarks.helpers.tables import heading, row
 
 HOSPITALS = 12
 CASES: dict[str, tuple[str, int, int]] = {  # kind, rows (of each hospital), covariates

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.exact_logistic import model as logistic
+from benchmarks.helpers.tables import heading, row
 from benchmarks.speed.nuts import load
-from benchmarks.speed.nuts import model as logistic
 from models import hierarchical_logistic as hierarchy
 from pyro_fed.infer.subposteriors import lanes
 

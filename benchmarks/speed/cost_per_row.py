@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
 from benchmarks.helpers.records import Records
+from benchmarks.helpers.tables import heading, row
 from benchmarks.speed import rows as by_rows
 
 MODELS = ("logistic", "robust", "poisson", "network")

@@ -13,7 +13,6 @@ operation. One thread: the operations are too small to share.
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 import warnings
 from collections.abc import Callable
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.processes import alone
+from benchmarks.helpers.records import alone, peak_gb
 from pyro_fed.algorithm import Algorithm
 
 ROWS, DIM, PER_ROUND, ROUNDS = 20, 50, 1000, 40
@@ -94,8 +93,8 @@ def work(case: str) -> None:
     """One case: its line."""
     make, clients = CASES[case]
     updates, seconds = rate(make(**SETTINGS), clients)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"{case} clients: {updates:,.0f} client updates/s, {seconds:.1f} s in all, peak {peak:.2f} GB", flush=True)
+    made = f"{updates:,.0f} client updates/s, {seconds:.1f} s in all, peak {peak_gb():.2f} GB"
+    print(f"{case} clients: {made}", flush=True)
 
 
 def main() -> None:

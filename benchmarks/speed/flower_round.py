@@ -47,8 +47,7 @@ lap("Python and Flower")
 import torch, pyro
 lap("torch and Pyro")
 from pyro_fed.flower import client_app
-if {site}:
-    import pyro_fed.deployment.flower.site
+import pyro_fed.deployment.flower.site
 lap("the rest of pyro_fed")
 app = client_app({model!r}, "fedep", lambda module, node_config: (torch.randn(150, 10), torch.randn(150)))
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
@@ -63,7 +62,7 @@ print(json.dumps(laps))
 
 def stages(tree: Path) -> dict[str, float]:
     """Processor seconds of the parts of one message, in a process of its own."""
-    code = MESSAGE.format(model=MODEL, site=(tree / "pyro_fed" / "flower" / "site.py").exists())
+    code = MESSAGE.format(model=MODEL)
     env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, env=env, cwd=tree, capture_output=True, text=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.processes import alone
+from benchmarks.helpers.records import alone
 from models import hierarchical_logistic
 from pyro_fed.ops.points import standardised_sobol
 

@@ -16,7 +16,7 @@ import warnings
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.processes import alone
+from benchmarks.helpers.records import alone
 from models import hierarchical_logistic
 
 HOSPITALS, CLIENTS = 12, 10

@@ -14,21 +14,14 @@ import pstats
 import time
 import warnings
 
-import pyro
-import pyro.distributions as dist
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.exact_logistic import model
 
 COVARIATES = 5
 #: Fits in which steps are traced.
 FIRST = 10
-
-
-def model(x, y):
-    w = pyro.sample("w", dist.Normal(x.new_zeros(COVARIATES), 1.0).to_event(1))
-    with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
 
 def rows(seed):

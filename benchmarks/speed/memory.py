@@ -6,30 +6,17 @@ All clients keep their local particles; a round of `CLIENTS_A_ROUND` clients is 
 executor. Claim: under 2 GB of resident memory, libraries included.
 """
 
-import resource
 import warnings
 
-import pyro
-import pyro.distributions as dist
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.exact_logistic import model
+from benchmarks.helpers.records import peak_gb
 
 CLIENTS, ROWS, PARTICLES, DIM = 1000, 100, 100, 50
 ROUNDS = 20
 LIMIT_GB = 2.0
-
-
-def model(x, y):
-    """Bayesian logistic regression."""
-    w = pyro.sample("w", dist.Normal(x.new_zeros(DIM), 1.0).to_event(1))
-    with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
-
-
-def peak_gb() -> float:
-    """Largest resident memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import arviz as az
 import numpy as np
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro.infer import MCMC
 from pyro.infer import NUTS as PyroNUTS
@@ -22,12 +21,7 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.preprocessing import StandardScaler
 
 import pyro_fed as pf
-
-
-def model(x, y):
-    w = pyro.sample("w", dist.Normal(x.new_zeros(x.shape[1]), 1.0).to_event(1))
-    with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+from benchmarks.helpers.exact_logistic import model
 
 
 def load():

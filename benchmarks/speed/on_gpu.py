@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
-from benchmarks.helpers.processes import alone
+from benchmarks.helpers.records import alone
+from benchmarks.helpers.tables import heading, row
 from benchmarks.networks.__main__ import ALGORITHMS, federation, parameters, quiet
 from benchmarks.networks.cost import ROUNDS, SHORTENED
 from benchmarks.speed.rows import data, models

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.tables import heading, row
 from benchmarks.speed import cost_per_row
 from benchmarks.speed import rows as by_rows
 from benchmarks.speed.wire import sorted_clients

@@ -14,19 +14,12 @@ from typing import Any
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.exact_logistic import model
 from pyro_fed.algorithm.schedule import All
 
 
 def federation(clients, rows, dim, seed=0):
     """Logistic regression with so many rows a client."""
-    import pyro
-    import pyro.distributions as dist
-
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(torch.zeros(dim), 1.0).to_event(1))
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
-
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(clients * rows, dim, generator=generator, dtype=torch.float64)
     y = (torch.rand(clients * rows, generator=generator) < torch.sigmoid(x @ torch.ones(dim, dtype=x.dtype))).to(x)

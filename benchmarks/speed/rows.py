@@ -15,7 +15,7 @@ import time
 import warnings
 from typing import Any
 
-from benchmarks.helpers.processes import alone
+from benchmarks.helpers.records import alone
 
 CASES: dict[str, tuple[Any, ...]] = {  # model, rows, covariates, clients, and the algorithm where it is not FedEP
     "logistic 1,000 x 50": ("logistic", 1_000, 50, 1),

@@ -10,7 +10,6 @@ in use among it.
 from __future__ import annotations
 
 import argparse
-import resource
 import tempfile
 import time
 from itertools import pairwise
@@ -18,21 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyro
-import pyro.distributions as dist
 import torch
-from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.helpers.processes import alone
+from benchmarks.helpers.exact_logistic import model
+from benchmarks.helpers.records import alone, peak_gb
 
 DIM, CLIENTS, WRITTEN = 50, 10, 100_000
-
-
-def model(x: Tensor, y: Tensor) -> None:
-    w = pyro.sample("w", dist.Normal(x.new_zeros(DIM), 1.0).to_event(1))
-    with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
 
 def write(folder: Path, rows: int) -> None:
@@ -45,11 +36,6 @@ def write(folder: Path, rows: int) -> None:
         part = slice(first, min(rows, first + WRITTEN))
         x[part] = rng.standard_normal((part.stop - first, DIM), dtype=np.float32)
         y[part] = rng.random(part.stop - first) < 1 / (1 + np.exp(-x[part] @ weights))
-
-
-def peak_gb() -> float:
-    """Largest resident memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def work(case: str, folder: str, threads: int) -> None:

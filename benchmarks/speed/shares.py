@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.exact_logistic import model
+from benchmarks.helpers.tables import heading, row
 from benchmarks.speed.nuts import by_pyro, load
 from benchmarks.speed.wire import sorted_clients
 
@@ -59,8 +60,6 @@ def main():
 
 def small():
     """A model and clients of other shapes, on which modules are imported."""
-    from benchmarks.speed.many_fits import model
-
     x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
     y = (x[:, 0] > 0).float()
     return model, list(zip(x.tensor_split(3), y.tensor_split(3), strict=True))

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.markdown import heading, row
-from benchmarks.speed.nuts import load, model
+from benchmarks.helpers.exact_logistic import model
+from benchmarks.helpers.tables import heading, row
+from benchmarks.speed.nuts import load
 from pyro_fed.graph import FixedGraph
 from pyro_fed.graph.consensus import unshifted_steps
 from pyro_fed.recipes.experiment import build_federation

@@ -1,23 +1,23 @@
-"""Is a result wrong, and what was said of it?"""
+"""Is a result wrong, and what was said of it? A trial as a row of the table, run in a process of its own."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
 import pyro_fed as pf
-from benchmarks.trust.densities import coordinates
-from benchmarks.trust.posterior import Posterior
+from benchmarks.trust.posterior import Posterior, coordinates
+from benchmarks.trust.references import read
+from benchmarks.trust.trials import Trial, trials
+from pyro_fed.analysis.judging.moments import SD_RANGE
+from pyro_fed.conventions.limits import MATTERS
 
-#: An answer is wrong with a mean further off than this, in SDs of the reference,
-LARGEST_MEAN_ERROR = 0.25
-#: or with an SD outside this part of the reference's.
-SD_RATIOS = (0.8, 1.25)
 #: A draw of which rounding decides the unconstrained number, by more than this many SDs of the reference (of a simplex
 #: whose last part is 1e-17), is left out; at most this part of the draws.
 TOLD, LEFT_OUT = 0.1, 0.01
@@ -70,9 +70,9 @@ def errors(posterior: Posterior, idata: Any, sites: Mapping[str, Any]) -> tuple[
             away, ratio = np.nan_to_num(away, nan=np.inf), np.nan_to_num(ratio, nan=np.inf)
             error, low, high = max(error, away.max()), min(low, ratio.min()), max(high, ratio.max())
             # How many times over the limit.
-            limits = np.log([1 / SD_RATIOS[0], SD_RATIOS[1]])
+            limits = np.log([1 / SD_RANGE[0], SD_RANGE[1]])
             spread = np.abs(np.log(np.maximum(ratio, 1e-12))) / np.where(ratio < 1, *limits)
-            badness = float(max((away / LARGEST_MEAN_ERROR).max(), spread.max()))
+            badness = float(max((away / MATTERS).max(), spread.max()))
             if badness > worst:
                 worst, where = badness, name + label
     return float(error), float(low), float(high), where
@@ -88,13 +88,7 @@ def _known(transform: Any, values: torch.Tensor, u: torch.Tensor, kept: Mapping[
 
 
 def judged(posterior: Posterior, kept: Mapping[str, Any], run: Any) -> Verdict:
-    """The verdict on a run.
-
-    Args:
-        posterior: of which it is.
-        kept: its reference.
-        run: makes the result, from making the federation on, or raises.
-    """
+    """The verdict on what `run` returns or raises, by the reference that is kept."""
     nan = float("nan")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -113,5 +107,32 @@ def judged(posterior: Posterior, kept: Mapping[str, Any], run: Any) -> Verdict:
         wrong = True  # there is no posterior: whatever is answered is wrong
     else:
         found = errors(posterior, idata, kept["sites"])
-        wrong = not (found[0] <= LARGEST_MEAN_ERROR and SD_RATIOS[0] <= found[1] and found[2] <= SD_RATIOS[1])
+        wrong = not (found[0] <= MATTERS and SD_RANGE[0] <= found[1] and found[2] <= SD_RANGE[1])
     return Verdict(*found, wrong, converged, " | ".join(doubts), " | ".join(others))
+
+
+@cache
+def by_name() -> dict[str, Trial]:
+    """All trials by posterior and label: "schools / FedEP"."""
+    return {f"{trial.posterior} / {trial.label}": trial for trial in trials()}
+
+
+def row_of(name: str) -> dict[str, str]:
+    """One run as a row of the table."""
+    torch.set_num_threads(1)
+    trial = by_name()[name]
+    verdict = judged(trial.target, read()[trial.posterior], trial.run)
+    return {
+        "posterior": trial.posterior,
+        "kind": trial.target.kind,
+        "label": trial.label,
+        "setting": "wrong" if trial.wrong else "default",
+        "mean_error": f"{verdict.mean_error:.4g}",
+        "sd_low": f"{verdict.sd_low:.4g}",
+        "sd_high": f"{verdict.sd_high:.4g}",
+        "where": verdict.where,
+        "wrong": str(verdict.wrong),
+        "converged": str(verdict.converged),
+        "said": verdict.said,
+        "warned": verdict.warned,
+    }

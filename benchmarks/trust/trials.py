@@ -41,11 +41,7 @@ class Trial:
         return POSTERIORS[self.posterior]
 
     def run(self, **options: Any) -> Any:
-        """The result.
-
-        Args:
-            options: more arguments of `run`, above the trial's.
-        """
+        """The result."""
         fed = self.target.federation(**self.federation)
         own = {key: value(fed) if isfunction(value) else value for key, value in self.options.items()}
         settings = {"progress": False, "log_likelihood": False, "seed": 0, **own, **options}

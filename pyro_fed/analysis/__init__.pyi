@@ -2,7 +2,7 @@
 from . import metrics as metrics
 from . import plots as plots
 from .criticism.checks import check_clients as check_clients
-from .criticism.contributions import contributions as contributions
+from .criticism.influence import contributions as contributions
 from .criticism.influence import influence as influence
 from .criticism.leave_out import leave_one_client_out as leave_one_client_out
 from .criticism.loo import loo as loo
@@ -15,6 +15,6 @@ from .predicting.estimand import estimand as estimand
 from .predicting.own_rows import own_effects as own_effects
 from .predicting.predict import posterior_epred as posterior_epred
 from .predicting.predict import predict as predict
-from .predicting.prior import prior_predict as prior_predict
+from .predicting.predict import prior_predict as prior_predict
 from .report.overview import Overview as Overview
 from .report.page import write_report as write_report

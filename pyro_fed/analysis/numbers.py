@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 
 def digits(count: int) -> Callable[[float], str]:
     """A function that writes a number with `count` decimals (0.25), a large one with none (10,036, or 1.2e+09)."""
     return lambda value: f"{value:,.{count if abs(value) < 1e4 else 0}f}" if abs(value) < 1e7 else f"{value:.1e}"
+
+
+def number_text(value: float | None, write: Callable[[float], str]) -> str:
+    """A number as text; a dash for None and NaN."""
+    return "–" if value is None or math.isnan(value) else write(value)
+
+
+def significant(value: float) -> str:
+    """A number with three significant digits, and commas between thousands: 0.0123, 1.23, 12,346."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.3g}"
+    size = math.floor(math.log10(abs(value)))
+    if not -4 <= size < 7:
+        return f"{value:.2e}"
+    return f"{value:,.{max(0, 2 - size)}f}"
 
 
 def percent(value: float) -> str:

@@ -61,7 +61,7 @@ def agent(
         from pyro_fed.deployment.agents.certificates import Identity
     except ImportError as error:
         raise SettingError(EXTRA) from error
-    from pyro_fed.analysis.report import terminal
+    from pyro_fed.analysis.report import overview
     from pyro_fed.deployment.agents.peers import load_peers
     from pyro_fed.deployment.agents.settings import LinkSettings
     from pyro_fed.deployment.policy import approval
@@ -116,8 +116,8 @@ def agent(
         with kept_elsewhere(out) as place:
             place.parent.mkdir(parents=True, exist_ok=True)
             idata.to_netcdf(str(place))
-    click.echo(terminal.posterior_table(idata, 20))
-    click.echo(terminal.doubts_block(idata))
+    click.echo(overview.posterior_table(idata, 20))
+    click.echo(overview.doubts_block(idata))
     if out is not None:
         click.echo(f"\nWritten to {out}; read it by arviz.from_netcdf({str(out)!r}).")
 

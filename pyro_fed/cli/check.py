@@ -82,7 +82,7 @@ def _check(
     codebook: Path, rows: Path, site: str, fewest: int | None, out: Path | None, policy: Path | None, as_json: bool
 ) -> None:
     import pyro_fed as pf
-    from pyro_fed.analysis.report import json_figures, terminal
+    from pyro_fed.analysis.report import overview
     from pyro_fed.deployment.policy.gate import Gate, site_folder
 
     book = pf.codebook.read_codebook(codebook)
@@ -96,11 +96,11 @@ def _check(
         file.write(gate.release(_as_message(summary)))
     if as_json:
         plain = [one.finding.to_plain() | {"site": one.site, "rows": list(one.rows)} for one in checked.findings]
-        click.echo(json_figures.as_json({"findings": plain, "summary": str(written)}))
+        click.echo(overview.as_json({"findings": plain, "summary": str(written)}))
     else:
-        click.echo(terminal.heading(f"{summary.site}: {rows} by {codebook}"))
+        click.echo(overview.heading(f"{summary.site}: {rows} by {codebook}"))
         for one in checked.findings:
-            click.echo(terminal.field(_label(one), _at_the_site(one)))
+            click.echo(overview.field(_label(one), _at_the_site(one)))
         if not checked.findings:
             click.echo("  nothing contradicts the codebook")
         click.echo(
@@ -127,7 +127,7 @@ def _as_message(summary: SiteSummary) -> Outgoing:
 
 def _compare(files: tuple[Path, ...], constants_path: Path | None, table_path: Path | None, as_json: bool) -> None:
     import pyro_fed as pf
-    from pyro_fed.analysis.report import json_figures, terminal
+    from pyro_fed.analysis.report import overview
 
     summaries = [pf.codebook.read_summary(path) for path in files]
     findings = pf.codebook.compare(summaries)
@@ -138,20 +138,20 @@ def _compare(files: tuple[Path, ...], constants_path: Path | None, table_path: P
         _write_table(pf.codebook.table_one(summaries), table_path)
     if as_json:
         plain = [one.finding.to_plain() | {"site": one.site} for one in findings]
-        click.echo(json_figures.as_json({"findings": plain, "sites": [one.site for one in summaries]}))
+        click.echo(overview.as_json({"findings": plain, "sites": [one.site for one in summaries]}))
         _exit(bool(findings))
     sizes = [f"{one.site} ({one.rows if one.rows is not None else 'few'} rows)" for one in summaries]
-    click.echo(terminal.heading(f"Compared: {', '.join(sizes)}"))
+    click.echo(overview.heading(f"Compared: {', '.join(sizes)}"))
     for one in findings:
-        click.echo(terminal.field(f"{one.site}, {_label(one)}", one.finding.text))
+        click.echo(overview.field(f"{one.site}, {_label(one)}", one.finding.text))
     if not findings:
         click.echo("  no differences but those that sites usually have")
     if constants_path is not None:
-        click.echo(terminal.heading("Pooled means and SDs"))
+        click.echo(overview.heading("Pooled means and SDs"))
         for name, moments in constants.columns.items():
-            click.echo(terminal.field(name, f"{moments.mean:.6g} ({moments.sd:.6g}), {moments.n} values"))
+            click.echo(overview.field(name, f"{moments.mean:.6g} ({moments.sd:.6g}), {moments.n} values"))
         for name, reason in constants.left_out.items():
-            click.echo(terminal.field(name, f"left out: {reason}"))
+            click.echo(overview.field(name, f"left out: {reason}"))
         click.echo(f"\nWritten to {click.format_filename(constants_path)}; pf.codebook.read_constants reads it.")
     if table_path is not None:
         click.echo(f"\nWritten to {click.format_filename(table_path)}: Table 1.")

@@ -51,7 +51,7 @@ def compare(
     A run that ends in an error does not end the others: the error is printed at the end, and the exit code is 1.
     """
     import pyro_fed as pf
-    from pyro_fed.analysis.report import json_figures, page
+    from pyro_fed.analysis.report import overview, page
     from pyro_fed.recipes import library
     from pyro_fed.recipes.experiment import build_federation
     from pyro_fed.results.inference_data import check_savable
@@ -92,10 +92,10 @@ def compare(
     table = pf.compare(results, compared_with, federation=fed, test=test)
     said = {name: str(error) for name, error in errors.items()}
     values = {"model": name_of_model, **split, "set": assignments, "reference": compared_with}
-    values |= {"results": json_figures.comparison(table), "errors": said}
-    click.echo(json_figures.as_json(values) if as_json else comparison_block(table))
+    values |= {"results": overview.comparison_figures(table), "errors": said}
+    click.echo(overview.as_json(values) if as_json else comparison_block(table))
     if results_folder is not None:
-        _write_results(results_folder, results, json_figures.as_json(values))
+        _write_results(results_folder, results, overview.as_json(values))
     if report is not None:
         title = f"{name_of_model}: {len(results)} algorithms compared"
         lead = f"{page.clients_line(fed)} ({partition_text}), seed {seed}"
@@ -192,7 +192,7 @@ def comparison_block(table: pd.DataFrame) -> str:
     import pandas as pd
 
     from pyro_fed.analysis.judging.compare import TABLES, findings_of
-    from pyro_fed.analysis.report import terminal
+    from pyro_fed.analysis.report import overview
     from pyro_fed.codes.finding import doubts_among, texts
 
     lines = []
@@ -201,12 +201,12 @@ def comparison_block(table: pd.DataFrame) -> str:
             continue
         block = pd.DataFrame(written, index=table.index)
         block.index.name = None
-        lines += [terminal.heading(part.title), *(f"  {line}" for line in block.to_string().splitlines())]
+        lines += [overview.heading(part.title), *(f"  {line}" for line in block.to_string().splitlines())]
     found = findings_of(table)
-    lines.append(terminal.heading("What speaks against them"))
-    lines += [terminal.field(name, "; ".join(texts(doubts_among(every))) or "nothing") for name, every in found.items()]
+    lines.append(overview.heading("What speaks against them"))
+    lines += [overview.field(name, "; ".join(texts(doubts_among(every))) or "nothing") for name, every in found.items()]
     remarks = {name: "; ".join(texts(one for one in every if not one.is_doubt)) for name, every in found.items()}
     if any(remarks.values()):
-        lines.append(terminal.heading("Remarks, which speak against none"))
-        lines += [terminal.field(name, text) for name, text in remarks.items() if text]
+        lines.append(overview.heading("Remarks, which speak against none"))
+        lines += [overview.field(name, text) for name, text in remarks.items() if text]
     return "\n".join(lines)

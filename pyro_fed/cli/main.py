@@ -141,7 +141,7 @@ def run(
     import pyro_fed as pf
     from pyro_fed.algorithm.contract import Plan
     from pyro_fed.analysis.judging import metrics
-    from pyro_fed.analysis.report import json_figures, page, terminal
+    from pyro_fed.analysis.report import overview, page
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.experiment import build_federation
     from pyro_fed.recipes.values import parse_assignment
@@ -188,9 +188,9 @@ def run(
         click.echo(_answer_blocks(idata, max_parameters))
     measured = metrics.test_metrics(idata, fed, test) if test is not None else {}
     if as_json:
-        click.echo(json_figures.as_json(json_figures.of_run(idata, measured)))
+        click.echo(overview.as_json(overview.run_figures(idata, measured)))
         return
-    click.echo("\n".join([terminal.prediction_block(measured), terminal.cost_block(idata)]))
+    click.echo("\n".join([overview.prediction_block(measured), overview.cost_block(idata)]))
     if out is not None:
         click.echo(f"\nWritten to {click.format_filename(out)}; read it by arviz.from_netcdf({str(out)!r}).")
     if report is not None:
@@ -200,25 +200,25 @@ def run(
 def _run_block(
     module: ModuleType, chosen: Recipe, algorithm: Algorithm | Plan, fed: Federation, partition_text: str
 ) -> str:
-    from pyro_fed.analysis.report import terminal
+    from pyro_fed.analysis.report import overview
     from pyro_fed.recipes import library, recipe
 
     lines = [
-        terminal.field("model", f"{Path(str(module.__file__)).stem}: {library.first_line(module.__doc__)}"),
-        terminal.field("recipe", f"{chosen.name}: {chosen.description}"),
-        terminal.field("settings", recipe.changed_settings(algorithm)),
-        terminal.field("clients", f"{terminal.client_line(fed.row_counts.tolist())} ({partition_text})"),
+        overview.field("model", f"{Path(str(module.__file__)).stem}: {library.first_line(module.__doc__)}"),
+        overview.field("recipe", f"{chosen.name}: {chosen.description}"),
+        overview.field("settings", recipe.changed_settings(algorithm)),
+        overview.field("clients", f"{overview.client_line(fed.row_counts.tolist())} ({partition_text})"),
     ]
-    return "\n".join([terminal.heading("Run"), *lines])
+    return "\n".join([overview.heading("Run"), *lines])
 
 
 def _answer_blocks(idata: InferenceData, max_parameters: int) -> str:
     """The blocks of text about an answer: the stages of a plan, the posterior, and doubts."""
     import pyro_fed as pf
-    from pyro_fed.analysis.report import terminal
+    from pyro_fed.analysis.report import overview
 
-    steps = [terminal.steps_block(pf.metrics.steps(idata))] if "steps" in idata.attrs else []
-    return "\n".join([*steps, terminal.posterior_table(idata, max_parameters), terminal.doubts_block(idata)])
+    steps = [overview.steps_block(pf.metrics.steps(idata))] if "steps" in idata.attrs else []
+    return "\n".join([*steps, overview.posterior_table(idata, max_parameters), overview.doubts_block(idata)])
 
 
 main.add_command(check)
@@ -235,14 +235,14 @@ main.add_command(node)
 @main.command(name="list")
 def list_all() -> None:
     """List the models, the recipes and the algorithms."""
-    from pyro_fed.analysis.report import terminal
+    from pyro_fed.analysis.report import overview
     from pyro_fed.recipes import library, recipe
 
     models = {name: library.model_description(path) for name, path in library.list_models().items()}
     recipes = {name: recipe.read_toml(path).get("description", "") for name, path in library.list_recipes().items()}
-    click.echo(terminal.listing("Models", models))
-    click.echo(terminal.listing("Recipes", recipes))
-    click.echo(terminal.listing("Algorithms", _algorithms()))
+    click.echo(overview.listing("Models", models))
+    click.echo(overview.listing("Recipes", recipes))
+    click.echo(overview.listing("Algorithms", _algorithms()))
     click.echo("\nTry: pyro-fed run logistic_regression --clients 10")
 
 

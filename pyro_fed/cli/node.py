@@ -49,7 +49,7 @@ def approve(model: str, recipes: tuple[str, ...], policy_path: Path, rows_path: 
 
     From then on this site runs nothing else: not another model, setting, version of pyro_fed or policy.
     """
-    from pyro_fed.analysis.report import terminal
+    from pyro_fed.analysis.report import overview
     from pyro_fed.deployment.policy import approval
     from pyro_fed.deployment.policy.gate import POLICY, Gate, site_folder
     from pyro_fed.deployment.policy.rules import Policy
@@ -61,16 +61,16 @@ def approve(model: str, recipes: tuple[str, ...], policy_path: Path, rows_path: 
     loaded = [recipe.load(one) for one in recipes]
     asked = approval.Request.of(model, [approval.recipe_facts(one) for one in loaded], policy)
     gate = Gate("this site", policy, folder=folder, approval=asked.digest)
-    click.echo(terminal.heading("To be approved"))
-    click.echo(terminal.field("model", f"{library.find_model(model)}, SHA-256 {asked.model}"))
+    click.echo(overview.heading("To be approved"))
+    click.echo(overview.field("model", f"{library.find_model(model)}, SHA-256 {asked.model}"))
     for one in loaded:
-        click.echo(terminal.field("recipe", f"{one.name}: {one.description or one.algorithm.__name__}"))
-        click.echo(terminal.field("settings", recipe.changed_settings(one.build())))
-    click.echo(terminal.field("version", f"pyro_fed {asked.version}"))
-    click.echo(terminal.field("rules", policy.in_words()))
-    click.echo(terminal.heading("What will leave"))
+        click.echo(overview.field("recipe", f"{one.name}: {one.description or one.algorithm.__name__}"))
+        click.echo(overview.field("settings", recipe.changed_settings(one.build())))
+    click.echo(overview.field("version", f"pyro_fed {asked.version}"))
+    click.echo(overview.field("rules", policy.in_words()))
+    click.echo(overview.heading("What will leave"))
     for line in _leaving(module, loaded, gate, rows_path):
-        click.echo(click.wrap_text(line, terminal.LINE_WIDTH, "- ", "  "))
+        click.echo(click.wrap_text(line, overview.LINE_WIDTH, "- ", "  "))
     if not yes:
         click.confirm("\nApprove this?", abort=True)
     found = approval.approve(folder, model, recipes, policy)

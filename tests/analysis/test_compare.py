@@ -11,7 +11,7 @@ from late import late
 
 import pyro_fed as pf
 from pyro_fed.analysis.judging import calibration
-from pyro_fed.analysis.judging.laplace_sds import laplace_sds
+from pyro_fed.analysis.judging.density import laplace_sds
 from pyro_fed.errors import DataError, DivergenceError, SettingError
 from pyro_fed.results.to_arviz import make_inference_data
 from pyro_fed.runtime.run import Final
@@ -112,7 +112,7 @@ def test_laplace_sds_are_none_where_no_mode_was_found(fed, monkeypatch):
         raise DivergenceError("an update left the finite numbers")
 
     for end in (lambda algorithm, federation: Final({}, False), diverges):
-        monkeypatch.setattr("pyro_fed.analysis.judging.laplace_sds.final_state", end)
+        monkeypatch.setattr("pyro_fed.analysis.judging.density.final_state", end)
         assert laplace_sds(fed) is None
 
 

@@ -12,10 +12,11 @@ from pyro_fed.analysis.judging import moments
 from pyro_fed.analysis.judging.compare import compare
 from pyro_fed.analysis.judging.doubts import prior_count
 from pyro_fed.analysis.judging.draws import Draws, blocks, effective_draws
-from pyro_fed.analysis.judging.ksd import TOLERATED_OTHER_ERRORS, TOLERATED_WORST_ERROR, discrepancy
-from pyro_fed.analysis.judging.loo import loo
-from pyro_fed.analysis.judging.reference import reference_doubts
+from pyro_fed.analysis.judging.ksd import discrepancy
+from pyro_fed.analysis.judging.metrics import loo
+from pyro_fed.analysis.judging.moments import reference_doubts
 from pyro_fed.codes.finding import texts
+from pyro_fed.conventions.limits import MATTERS, NEGLIGIBLE
 from pyro_fed.ops.kernels import IMQ
 from pyro_fed.results.to_arviz import make_inference_data
 
@@ -116,7 +117,7 @@ def test_the_discrepancy_of_a_shift_is_its_closed_form():
     gram = IMQ().gram(z, z)
     alike = float((gram.sum() - COUNT) / (COUNT * (COUNT - 1)))
     assert found.value == pytest.approx(0.36 * alike, rel=0.25)
-    assert found.limit == pytest.approx((TOLERATED_WORST_ERROR**2 + TOLERATED_OTHER_ERRORS**2) * alike, rel=0.02)
+    assert found.limit == pytest.approx((MATTERS**2 + NEGLIGIBLE**2) * alike, rel=0.02)
     assert found.farthest == 0
 
 

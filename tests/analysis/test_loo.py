@@ -15,7 +15,7 @@ from pyro import poutine
 from scipy.special import logsumexp
 
 import pyro_fed as pf
-from pyro_fed.analysis.criticism.pointwise import Pointwise
+from pyro_fed.analysis.criticism.loo import Pointwise
 from pyro_fed.ops.arviz_versions import NEW, elpd_se
 from pyro_fed.recipes import library
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from late import late
 
-from pyro_fed.analysis.report import posterior, terminal
+from pyro_fed.analysis.report import overview, tables
 from pyro_fed.results.to_arviz import make_inference_data
 
 az, pd, xr = late("arviz"), late("pandas"), late("xarray")
@@ -34,7 +34,7 @@ def result(size=4, **attrs):
 
 
 def test_posterior_table():
-    text = click.unstyle(terminal.posterior_table(result(), 3))
+    text = click.unstyle(overview.posterior_table(result(), 3))
     lines = text.splitlines()
     assert lines[1] == "Posterior"
     assert lines[2].split() == ["mean", "sd", "hdi_3%", "hdi_97%"]
@@ -47,7 +47,7 @@ def test_posterior_table():
 
 
 def test_posterior_table_without_omission():
-    text = terminal.posterior_table(result(), 5)
+    text = overview.posterior_table(result(), 5)
     assert "more" not in text
     assert "r_hat" not in text
     assert "ess" not in text
@@ -55,7 +55,7 @@ def test_posterior_table_without_omission():
 
 @pytest.mark.parametrize(("draws_are", "shown"), [("particles", False), ("independent", False), ("chains", True)])
 def test_diagnostics_of_markov_chains_alone(draws_are, shown):
-    text = terminal.posterior_table(result(draws_are=draws_are), 5)
+    text = overview.posterior_table(result(draws_are=draws_are), 5)
     assert ("ess_bulk" in text) is shown
 
 
@@ -63,14 +63,14 @@ def test_diagnostics_of_markov_chains_alone(draws_are, shown):
 def test_a_point_has_its_value_alone(agents):
     """Warnings are errors: NumPy says nothing of an SD of one draw."""
     point = result(draws_are="point").isel(draw=[7], chain=[0] * agents)
-    lines = click.unstyle(terminal.posterior_table(point, 5)).splitlines()
+    lines = click.unstyle(overview.posterior_table(point, 5)).splitlines()
     assert lines[1] == "Point, no posterior"
     assert lines[2].split() == ["value"]
     assert [line.split() for line in lines[3:]] == [["a", "7"], *([f"b[{i}]", "7"] for i in range(4))]
 
 
 def test_cost_block():
-    text = click.unstyle(terminal.cost_block(result()))
+    text = click.unstyle(overview.cost_block(result()))
     assert [line.split()[-2:] for line in text.splitlines()[2:]] == [
         ["rounds", "2"],
         ["6.0", "kB"],
@@ -88,7 +88,7 @@ def test_cost_block():
     ],
 )
 def test_prediction_block(metrics, expected, absent):
-    text = terminal.prediction_block(metrics)
+    text = overview.prediction_block(metrics)
     assert np.any([len(line) > 0 for line in text.splitlines()])
     assert " ".join(expected.replace(" +", " ").split()) in " ".join(text.split())
     assert absent not in text
@@ -99,14 +99,14 @@ def test_prediction_block(metrics, expected, absent):
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_345_678, "2.3 MB"), (5e15, "5000.0 TB")],
 )
 def test_readable_bytes(count, text):
-    assert terminal.readable_bytes(count) == text
+    assert overview.readable_bytes(count) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.123, "0.12 s"), (12.34, "12.3 s"), (61.6, "1 min 02 s"), (119.7, "2 min 00 s")]
 )
 def test_readable_seconds(seconds, text):
-    assert terminal.readable_seconds(seconds) == text
+    assert overview.readable_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,14 @@ def test_readable_seconds(seconds, text):
     ],
 )
 def test_client_line(sizes, text):
-    assert terminal.client_line(sizes) == text
+    assert overview.client_line(sizes) == text
 
 
 def test_listing_aligns_long_names():
-    text = click.unstyle(terminal.listing("Models", {"a": "first", "a_name_that_is_longer_than_the_column": "second"}))
+    text = click.unstyle(overview.listing("Models", {"a": "first", "a_name_that_is_longer_than_the_column": "second"}))
     lines = text.splitlines()[2:]
     assert lines[0].index("first") == lines[1].index("second")
-    assert "(none)" in terminal.listing("Models", {})
+    assert "(none)" in overview.listing("Models", {})
 
 
 @pytest.mark.parametrize("apart", [1.0, 0.1])
@@ -136,6 +136,6 @@ def test_an_r_hat_beyond_bounds_is_not_written_out(apart):
         pd.DataFrame(), {"still": make_inference_data({"posterior": draws}, {"draws_are": "chains"})}, None, None, None
     )
     with np.errstate(divide="ignore"):
-        _, mixing = posterior.tables(about)
+        _, mixing = tables.posterior_tables(about)
     assert mixing["columns"][2] == "largest R-hat" and mixing["rows"]["still"][2][0] == "above 100"
     assert pictures.written_rhat(1.0021) == "1.002"

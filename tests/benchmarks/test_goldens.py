@@ -6,7 +6,7 @@ import os
 import pytest
 from forks import together
 
-from benchmarks.goldens import running
+from benchmarks.goldens import records
 from benchmarks.goldens.__main__ import main, report
 from benchmarks.goldens.cases import SETS
 from benchmarks.goldens.differences import differences
@@ -40,10 +40,10 @@ def changed(path, value):
 
 @together
 def test_a_case_is_written_and_found_identical_and_a_changed_record_is_reported(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(running, "FOLDER", tmp_path / "kept")
+    monkeypatch.setattr(records, "FOLDER", tmp_path / "kept")
     options = ["--set", "quick", "--cases", CASE]
     assert main(["--write", *options]) == 0
-    kept = Records(running.path_of("quick"))
+    kept = Records(records.path_of("quick"))
     assert kept.header["threads"] == 1 and list(kept) == [CASE]
     assert kept[CASE]["rounds"] and kept[CASE]["phases"] and kept[CASE]["draws"]["beta"]["sha256"]
     assert kept[CASE]["codes"] == []

@@ -7,9 +7,8 @@ import xarray as xr
 from scipy import special
 
 import pyro_fed as pf
-from benchmarks.trust.densities import coordinates, log_density
 from benchmarks.trust.judge import judged
-from benchmarks.trust.posterior import Grid, LongRun
+from benchmarks.trust.posterior import Grid, LongRun, coordinates, log_density
 from benchmarks.trust.posteriors import POSTERIORS
 from benchmarks.trust.references import by_grid, by_quadratic, read
 from benchmarks.trust.trials import trials

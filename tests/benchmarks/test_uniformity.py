@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.sbc.__main__ import chi_square, coverage, ecdf, smooth
 from benchmarks.sbc.models import BLOCKS, SETUPS
-from benchmarks.sbc.uniformity import chi_square, coverage, ecdf, smooth
 
 EVEN = (np.arange(400) + 0.5) / 400
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pyro_fed.analysis.bench.bench import by_algorithm, confusion, from_values
 from pyro_fed.analysis.bench.cell import OUTCOMES
-from pyro_fed.analysis.bench.table import by_algorithm, confusion, from_values
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmark"
 #: What the table of index.md counts: refused cells are none of these.

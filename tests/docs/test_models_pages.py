@@ -22,7 +22,7 @@ def pages():
 
 @pytest.fixture(scope="module")
 def cells(pages):
-    from pyro_fed.analysis.bench.table import from_values
+    from pyro_fed.analysis.bench.bench import from_values
 
     return pages.by_model(from_values(json.loads(pages.CELLS.read_text(encoding="utf-8"))).outcomes)
 

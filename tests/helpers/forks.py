@@ -12,7 +12,7 @@ import pytest
 #: Loaded once, in a process without threads: what the benchmark's cells are forked from as well.
 PRELOADED = [
     "pyro_fed.analysis.bench.preload",
-    "pyro_fed.analysis.bench.cell_process",
+    "pyro_fed.analysis.bench.cell",
     "pyro_fed.runtime.run",
     "conjugate",
 ]

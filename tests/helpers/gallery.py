@@ -9,7 +9,7 @@ import importlib
 import numpy as np
 
 import pyro_fed as pf
-from pyro_fed.analysis.bench.cases.gallery import gallery_cases
+from pyro_fed.analysis.bench.cases.library import gallery_cases
 
 NAMES = (
     "capture_recapture",

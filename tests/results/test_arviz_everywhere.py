@@ -18,7 +18,7 @@ import pyro_fed as pf
 import pyro_fed.infer
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.analysis.report import terminal
+from pyro_fed.analysis.report import overview
 from pyro_fed.ops.arviz_versions import NEW, bfmi
 
 az, xr = late("arviz"), late("xarray")
@@ -187,7 +187,7 @@ def test_what_the_draws_are_is_said(name):
     """R-hat and ESS are for chains; the attribute says what a result holds, and the table follows it."""
     idata = fitted(name)
     assert idata.attrs["draws_are"] in ("particles", "independent", "chains", "agents", "point")
-    text = terminal.posterior_table(idata, 5)
+    text = overview.posterior_table(idata, 5)
     assert ("r_hat" in text) == (idata.attrs["draws_are"] == "chains")
 
 

@@ -108,11 +108,7 @@ class Algorithm:
 
 
 def as_result(found: Any, clients: Clients, path: Path) -> InferenceData:
-    """An adapter's return value, a result or draws by site, as a result.
-
-    Raises:
-        AdapterError: the value is neither a result nor draws by site.
-    """
+    """An adapter's return value, a result or draws by site, as a result; AdapterError if it is neither."""
     try:
         if isinstance(found, Mapping) and "posterior" not in found:
             found = clients.result(found)
@@ -127,11 +123,7 @@ def as_result(found: Any, clients: Clients, path: Path) -> InferenceData:
 
 
 def load_adapter(path: Path) -> ModuleType:
-    """Import an adapter's file. This executes its code: load only files that you trust.
-
-    Raises:
-        AdapterError: the file cannot be imported, or has no function `run`.
-    """
+    """The module of an adapter's file, whose code this executes: load only files that you trust."""
     name = f"pyro_fed_adapter_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -155,13 +147,7 @@ def load_adapter(path: Path) -> ModuleType:
 
 
 def find(names: list[str], adapters: list[Path]) -> list[Algorithm]:
-    """The algorithms by name or path, and further adapters' files; `RECIPES` and `ADAPTERS` if `names` is empty.
-
-    Raises:
-        SettingError: a name is unknown.
-        DataError: two files have the same name.
-        AdapterError: an adapter cannot be imported.
-    """
+    """The algorithms by name or path, and further adapters' files; `RECIPES` and `ADAPTERS` if `names` is empty."""
     found = [_algorithm_named(name) for name in names or (*RECIPES, *ADAPTERS)]
     found += [Algorithm(path.stem, path, True) for path in adapters]
     for one in found:

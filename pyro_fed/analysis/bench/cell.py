@@ -1,16 +1,22 @@
-"""A cell of the benchmark, which is a case, a split, an algorithm and a seed; and its outcome."""
+"""A cell of the benchmark, which is a case, a split, an algorithm and a seed; its outcome, and the outcomes' files.
+
+Each outcome is a JSON file, named by cell and version, and written completely or not at all. `entry` is what a process
+of the benchmark runs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import resource
+import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +25,16 @@ import torch
 
 from pyro_fed.analysis.bench.algorithms import Algorithm
 from pyro_fed.analysis.bench.cases.case import Case, Reference, Split
+from pyro_fed.analysis.bench.cases.library import all_cases
 from pyro_fed.analysis.bench.scores import Scores, scores
-from pyro_fed.errors import PyroFedError
+from pyro_fed.analysis.report.overview import as_json, doubt_sentences
+from pyro_fed.errors import DataError, PyroFedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import flag
 
 if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
+
 
 #: Outcomes of a cell. An answer is right or wrong, and the run may itself doubt it ("doubted", "said") or not. Without
 #: an answer, "refused" is an error of this package or of loading an adapter, "failed" any other error, and "late" the
@@ -35,9 +44,7 @@ OUTCOMES = ("right", "right, doubted", "wrong, said", "wrong, silent", "refused"
 ASIDE = ("cli", "deployment", "analysis")
 #: A cell keeps this many parameters, the worst ones.
 PARAMETERS_KEPT = 40
-#: A cell keeps this many lines of a traceback.
-LINES_KEPT = 12
-#: A cell keeps this many characters of a text.
+#: A cell keeps this many characters of a text, of a traceback the last ones.
 TEXT_KEPT = 1500
 
 
@@ -64,7 +71,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Cell):
     """The outcome of a cell.
 
     Attributes:
@@ -84,11 +91,6 @@ class Outcome:
         limit: seconds of CPU time that the cell was allowed.
     """
 
-    case: str
-    split: str
-    algorithm: str
-    seed: int
-    version: str
     outcome: str
     doubts: list[str] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)
@@ -138,7 +140,7 @@ def run_cell(cell: Cell, case: Case, algorithm: Algorithm, limit: float | None =
             found = _answer(idata, reference, federation, cell.seed)
         except Exception as error:  # an error of any kind is the cell's outcome
             kind = "refused" if isinstance(error, PyroFedError) else "failed"
-            lines = _where(traceback.format_exception(error)[-LINES_KEPT:]) if kind == "failed" else ""
+            lines = _where(traceback.format_exception(error)) if kind == "failed" else ""
             said = f"{type(error).__name__}: {error}"[:TEXT_KEPT]
             settled: dict[str, Any] = {"outcome": kind, "error": f"{said}\n\n{lines[-TEXT_KEPT:]}".strip()}
             return Outcome(**noted, **settled, scores={"cpu_seconds": cpu_seconds() - spent}, warned=_texts(caught))
@@ -160,7 +162,7 @@ def _texts(caught: list[warnings.WarningMessage]) -> list[str]:
 def _answer(idata: InferenceData, reference: Reference, federation: Federation, seed: int) -> dict[str, Any]:
     """The entries of `Outcome` for an answer: scores, parameters, doubts and settings."""
     found: Scores = scores(idata, reference, federation.problem, seed)
-    doubts = [line for line in str(idata.attrs.get("doubts", "")).split("\n") if line]
+    doubts = doubt_sentences(idata)
     kind = (
         ("wrong, said" if doubts else "wrong, silent") if found.is_wrong else ("right, doubted" if doubts else "right")
     )
@@ -200,3 +202,85 @@ def cpu_seconds() -> float:
     """Seconds of CPU time of this process, with its threads, and of the processes that it has started."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+class Store:
+    """A folder of cells; with `any_version` a cell of another version stands in for a missing one, the newest first."""
+
+    def __init__(self, folder: Path, any_version: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.any_version = folder, any_version
+
+    def read(self, cell: Cell, limit: float | None) -> Outcome | None:
+        """The outcome of a cell; None if it has not been run, or was stopped by a lower limit than the present one."""
+        path = self.folder / cell.file
+        if not path.is_file() and self.any_version:
+            others = sorted(self.folder.glob(f"{cell.stem}--*.json"), key=lambda file: file.stat().st_mtime)
+            path = others[-1] if others else path
+        if not path.is_file():
+            return None
+        found = read_outcome(path)
+        return None if _cut_by_lower_limit(found, limit) else found
+
+    def of_any_split(self, cell: Cell, limit: float | None) -> Outcome | None:
+        """The outcome of a cell on pooled rows, under this cell's names, from any split; None if it was run on none."""
+        version = "*" if self.any_version else cell.version
+        files = self.folder.glob(f"{cell.case}--*--{cell.algorithm}--{cell.seed}--{version}.json")
+        found = [read_outcome(file) for file in sorted(files, key=lambda file: file.stat().st_mtime)]
+        usable = [replace(one, split=cell.split) for one in found if not _cut_by_lower_limit(one, limit)]
+        return self.read(cell, limit) or (usable[-1] if usable else None)
+
+    def take(self, table: Path) -> None:
+        """Add the cells that a JSON file lists, if it exists. Cells that have a file here are left as they are."""
+        if not table.is_file():
+            return
+        try:
+            cells = [Outcome(**one) for one in json.loads(table.read_text(encoding="utf-8"))["cells"]]
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(
+                f"{table} is no table of the benchmark: {error}; delete it, or choose another folder"
+            ) from error
+        for one in cells:
+            if not (self.folder / one.file).is_file():
+                self.write(one)
+
+    def write(self, outcome: Outcome) -> None:
+        """Write a cell's file atomically: a reader sees the old file or the new one, and no part of it."""
+        handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(as_json(asdict(outcome)))
+        Path(name).replace(self.folder / outcome.file)
+
+
+def _cut_by_lower_limit(found: Outcome, limit: float | None) -> bool:
+    """Whether the cell was stopped by a lower limit than the present one."""
+    return found.outcome == "late" and found.limit is not None and (limit is None or limit > found.limit)
+
+
+def read_outcome(path: Path) -> Outcome:
+    """Read a cell's file; DataError if it is damaged."""
+    try:
+        return Outcome(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{path} is no file of a cell of the benchmark: {error}; delete it, and the cell is run again"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell to run, with the paths that another process needs; `limit` is in seconds of CPU time, None for none."""
+
+    cell: Cell
+    path: Path
+    adapter: bool
+    posteriordb: Path | None
+    folder: Path
+    limit: float | None
+
+
+def entry(task: Task) -> None:
+    """Run a task's cell and write it."""
+    case = all_cases(task.posteriordb)[task.cell.case]
+    algorithm = Algorithm(task.cell.algorithm, task.path, task.adapter)
+    Store(task.folder).write(run_cell(task.cell, case, algorithm, task.limit))

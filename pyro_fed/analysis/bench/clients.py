@@ -136,11 +136,7 @@ class _StartsAnywhere(Messenger):
 
 
 def startable_clients(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a model with improper priors usable for Pyro's algorithms.
-
-    These draw from the prior once before they begin, which `ImproperUniform` refuses. In the returned model such a draw
-    gives a fixed value; the density is unchanged.
-    """
+    """The model, whose improper priors give a fixed value where Pyro draws once for a start; the same density."""
 
     def started(*args: Any) -> Any:
         with _StartsAnywhere():

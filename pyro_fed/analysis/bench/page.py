@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from pyro_fed.analysis.bench.algorithms import ADAPTERS
-from pyro_fed.analysis.bench.bench import Results
-from pyro_fed.analysis.bench.cell import Outcome
-from pyro_fed.analysis.bench.table import (
+from pyro_fed.analysis.bench.bench import (
     MEDIANS,
+    Results,
     by_algorithm,
     column_headings,
     confusion,
     medians,
-    number_text,
     summary,
 )
-from pyro_fed.analysis.judging.moments import LARGEST_MEAN_ERROR, SD_RANGE
-from pyro_fed.analysis.numbers import digits, readable_bytes, readable_seconds
+from pyro_fed.analysis.bench.cell import Outcome
+from pyro_fed.analysis.judging.moments import SD_RANGE
+from pyro_fed.analysis.numbers import digits, number_text, readable_bytes, readable_seconds
+from pyro_fed.analysis.plots.style import COLORS
 from pyro_fed.analysis.report import page
+from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.conventions.version import VERSION
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -31,8 +32,6 @@ TEMPLATES = Path(__file__).parent / "templates"
 SHARES = (0, 8, 16, 28, 40, 52, 64)
 #: Upper ends of the classes, in multiples of the limit.
 ENDS = (0.2, 0.5, 1.0, 2.0, 4.0, 10.0)
-#: Colours that colour-blind readers can tell apart (Okabe and Ito 2008).
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c8c00", "#7f7f7f")
 #: Number of parameters in a diagnosis.
 SHOWN = 12
 #: Width and height of a scatter, and its margins (left, right, top, bottom), in pixels.
@@ -71,15 +70,7 @@ Smallest and largest posterior SD over the reference's: 1 is right, below 0.8 an
 
 @dataclass(frozen=True)
 class Scatter:
-    """A figure of the mean error against another score.
-
-    Args:
-        title: title of the figure.
-        key: name of the score on the horizontal axis.
-        axis: label of that axis.
-        write: turns a tick's number into text.
-        note: says how to read the figure.
-    """
+    """A figure of the mean error against another score."""
 
     title: str
     key: str
@@ -130,7 +121,7 @@ def write_page(
     loader = jinja2.FileSystemLoader([TEMPLATES, page.TEMPLATES])
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     ids = {_key(one): f"c{number}" for number, one in enumerate(results.outcomes)}
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(results.algorithms)}
+    colours = {name: COLORS[number % len(COLORS)] for number, name in enumerate(results.algorithms)}
     others = set(results.adapters)
     text = environment.get_template("bench.html").render(
         title=title,
@@ -202,7 +193,7 @@ def _summary(results: Results) -> list[list[dict[str, Any]]]:
 # -- heat maps -----------------------------------------------------------------------------------------------
 def _mean_error(one: Outcome) -> tuple[str, float]:
     error = one.scores["mean_error"] or 0.0
-    return digits(2)(error), error / LARGEST_MEAN_ERROR
+    return digits(2)(error), error / MATTERS
 
 
 def _sd_ratio(one: Outcome) -> tuple[str, float]:
@@ -247,7 +238,7 @@ def _scatter(
     left, right, top, bottom = MARGINS[0], WIDTH - MARGINS[1], MARGINS[2], HEIGHT - MARGINS[3]
     across = _decades([max(one.scores[plot.key] or 0.0, SMALLEST) for one in points])
     errors = sorted(max(one.scores["mean_error"] or 0.0, SMALLEST) for one in points)
-    up = _decades([*errors[: math.ceil(ON_SCALE * len(errors))], LARGEST_MEAN_ERROR])
+    up = _decades([*errors[: math.ceil(ON_SCALE * len(errors))], MATTERS])
 
     def x(value: float) -> float:
         return round(left + (right - left) * _place(value, across), 1)
@@ -267,7 +258,7 @@ def _scatter(
         "right": right,
         "top": top,
         "bottom": bottom,
-        "limit": y(LARGEST_MEAN_ERROR),
+        "limit": y(MATTERS),
         "across": [{"at": x(10.0**power), "text": plot.write(10.0**power)} for power in across],
         "up": [{"at": y(10.0**power), "text": f"{10.0**power:g}"} for power in up],
         "points": [

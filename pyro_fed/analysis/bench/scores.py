@@ -24,7 +24,8 @@ from pyro_fed.analysis.bench.clients import dataset
 from pyro_fed.analysis.judging.density import on_unconstrained_scale, transformed_columns
 from pyro_fed.analysis.judging.distances import sliced_wasserstein, thin
 from pyro_fed.analysis.judging.draws import Draws
-from pyro_fed.analysis.judging.moments import LARGEST_MEAN_ERROR, SD_RANGE
+from pyro_fed.analysis.judging.moments import SD_RANGE
+from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DataError
 from pyro_fed.ops.arviz_versions import make_result
@@ -32,7 +33,7 @@ from pyro_fed.ops.arviz_versions import make_result
 if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
 
-#: Entries whose reference has a larger kurtosis are not judged.
+#: Entries of larger kurtosis are not judged: the SD of 1,000 draws errs by sqrt((kurtosis - 1) / 4,000) of itself.
 LARGEST_KURTOSIS = 15.0
 #: Probability of the central intervals whose coverage is measured.
 INTERVAL = 0.9
@@ -40,17 +41,7 @@ INTERVAL = 0.9
 
 @dataclass(frozen=True)
 class Parameter:
-    """The figures of one entry of a site.
-
-    Attributes:
-        label: the entry's name, such as `w[0]`; on the unconstrained scale it ends in "(unconstrained)".
-        reference_mean: mean of the reference.
-        reference_sd: SD of the reference.
-        mean: mean of the answer.
-        sd: SD of the answer.
-        coverage: share of the reference's draws in the answer's central 90 % interval.
-        judged: whether the entry counts; entries with heavy tails do not.
-    """
+    """The figures of one entry of a site."""
 
     label: str
     reference_mean: float
@@ -75,23 +66,12 @@ class Parameter:
         """The larger error of mean and SD, as a multiple of its limit: 1 at the limit."""
         low, high = np.log(SD_RANGE)
         spread = np.log(max(self.sd_ratio, 1e-12))
-        return float(max(self.mean_error / LARGEST_MEAN_ERROR, spread / (low if spread < 0 else high)))
+        return float(max(self.mean_error / MATTERS, spread / (low if spread < 0 else high)))
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of an answer.
-
-    Attributes:
-        mean_error: largest error of a mean, in SDs of the reference.
-        sd_low: smallest ratio of an SD to the reference's.
-        sd_high: largest ratio of an SD to the reference's.
-        coverage: coverage of 90 % intervals, averaged over the parameters.
-        coverage_low: smallest coverage of a parameter.
-        sliced_wasserstein: sliced Wasserstein distance, in SDs of the reference.
-        where: name of the worst parameter.
-        parameters: figures of each parameter, the worst first.
-    """
+    """The scores of an answer, see the module's header."""
 
     mean_error: float
     sd_low: float
@@ -106,24 +86,11 @@ class Scores:
     def is_wrong(self) -> bool:
         """Whether the largest error of a mean or an SD ratio is beyond its limit."""
         low, high = SD_RANGE
-        return not (self.mean_error <= LARGEST_MEAN_ERROR and low <= self.sd_low and self.sd_high <= high)
+        return not (self.mean_error <= MATTERS and low <= self.sd_low and self.sd_high <= high)
 
 
 def scores(idata: InferenceData, reference: Reference, problem: Problem, seed: int = 0) -> Scores:
-    """Compute the scores of an answer.
-
-    Args:
-        idata: the answer.
-        reference: draws of the posterior.
-        problem: the model's densities.
-        seed: seed of the random directions of the sliced Wasserstein distance.
-
-    Raises:
-        DataError: a site is missing or has another shape, or the draws are not finite.
-
-    Example:
-        >>> scores(pf.run(pf.FedEP(), fed), reference, fed.problem).mean_error
-    """
+    """The scores of an answer; DataError if a site is missing, has another shape, or has draws that are not finite."""
     known = make_result({"posterior": dataset(reference.values)}, {})
     names = sorted(reference.values)
     check_sites(idata, reference)

@@ -21,13 +21,7 @@ DRAWS, WARMUP = 400, 200
 
 
 class Subposteriors:
-    """The clients' draws, and the way back to an answer.
-
-    Args:
-        model: the model of the rows.
-        clients: who has them.
-        draws: unconstrained, (K, S, D).
-    """
+    """The clients' unconstrained draws (K, S, D), and the way back to an answer."""
 
     def __init__(self, model: Any, clients: Clients, draws: Tensor) -> None:
         self.model, self.clients, self.draws = model, clients, draws
@@ -58,7 +52,7 @@ class _Powers(Messenger):
         msg["scale"] = msg["scale"] * (self.likelihood if of_rows else self.prior)
 
 
-def tempered(model: Any, prior: float, likelihood: float) -> Any:
+def tempered_model(model: Any, prior: float, likelihood: float) -> Any:
     """The model with powers of its prior and of its likelihood."""
 
     def part(*args: Any) -> Any:
@@ -96,7 +90,7 @@ def nuts_at_clients(
     _check_shapes(model, clients)
     sites, chains = latents(model, clients[0]), []
     for args, power in zip(clients, likelihood or [1.0] * len(clients), strict=True):
-        kernel = NUTS(tempered(model, prior, power), full_mass=True, jit_compile=True, ignore_jit_warnings=True)
+        kernel = NUTS(tempered_model(model, prior, power), full_mass=True, jit_compile=True, ignore_jit_warnings=True)
         mcmc = MCMC(kernel, num_samples=DRAWS, warmup_steps=WARMUP, disable_progbar=True)
         mcmc.run(*args)
         chains.append(_flat(mcmc.get_samples(), sites, 1))
@@ -112,7 +106,7 @@ def densities(model: Any, clients: Clients, *, prior: float) -> Iterator[tuple[C
     """Each client's negative log density of unconstrained vectors (D,), and a start where it is finite."""
     _check_shapes(model, clients)
     for args in clients:
-        start, potential, *_ = initialize_model(tempered(model, prior, 1.0), model_args=args)
+        start, potential, *_ = initialize_model(tempered_model(model, prior, 1.0), model_args=args)
         shapes = {name: value.shape for name, value in start.items()}
 
         def of_vector(z: Tensor, potential: Any = potential, shapes: Any = shapes) -> Tensor:

@@ -23,7 +23,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_fed.analysis.criticism.influence import require_result
-from pyro_fed.analysis.criticism.pointwise import chosen_site
+from pyro_fed.analysis.criticism.loo import chosen_site
 from pyro_fed.analysis.predicting.own_rows import own_rows
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked

@@ -10,25 +10,46 @@ The posterior without client k is found in one of three ways, which `by` names. 
   influence, its site is computed by one expected Newton step at the draws, and is divided out.
 
 Source of the weights: Vehtari et al. (2024), Pareto smoothed importance sampling.
+
+**What each client brings.** Let Λ_k be the precision of client k's site t_k, Λ_0 that of the prior t_0, and C = Λ⁻¹ the
+covariance of the posterior q ∝ t_0 Π_k t_k, with Λ = Λ_0 + Σ_k Λ_k. Then
+
+    share_kj = (C Λ_k)_jj          client k's share of the information on parameter j
+    alone_k  ∝ t_0 t_k             the posterior of client k's data alone, with the whole prior
+
+The shares of all clients and of the prior sum to one for each parameter, since C Λ is the identity. If all rows are
+equally informative, a share is the client's share of the rows, up to the prior.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.audit.client_sites import around, client_log_likelihoods, with_product
-from pyro_fed.audit.influence import Without, apart_by_sites, by_sites, outlying_clients_sentence
-from pyro_fed.conventions.calls import checked_but
+from pyro_fed.audit.clients.say import around, with_product
+from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
+from pyro_fed.infer.sites.gaussian_sites import moments_of
+from pyro_fed.ops.gaussian import Gaussian
+
+if TYPE_CHECKING:
+    from pyro_fed.federation.federation import Federation
+    from pyro_fed.results.inference_data import InferenceData
+
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyro_fed.audit.clients.influence import Without, apart_by_sites, by_sites, outlying_clients_sentence
+from pyro_fed.audit.clients.say import client_log_likelihoods
+from pyro_fed.conventions.calls import checked_but
 from pyro_fed.errors import DataError, SettingError, shown
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.arviz_versions import group_of
-from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 from pyro_fed.results.data_groups import unlike_federation
 from pyro_fed.results.to_arviz import unconstrained_draws
@@ -37,9 +58,10 @@ if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
     from pyro_fed.results.inference_data import InferenceData
 
+
 #: Passed to `require_result` by a function that takes no federation.
 NOT_NEEDED: Any = object()
-#: With fewer draws than this the weights are not used: Pareto's k is estimated from their largest few.
+#: Weights need at least so many draws: Pareto's k is estimated from the largest few of them.
 FEWEST_DRAWS = 100
 
 
@@ -84,10 +106,7 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
 
 
 def sites_group(idata: InferenceData, federation: Federation | None) -> xr.Dataset | None:
-    """A result's group `sites`, if it is to be used; None if the clients are to be asked instead.
-
-    It is used if the algorithm that left the sites gave the answer too, or if there is no federation to ask.
-    """
+    """A result's group `sites`, if they are of the algorithm that gave the answer, or there is no federation to ask."""
     kept = group_of(idata, "sites") if "sites" in idata else None
     run_by = idata.attrs.get("chosen", idata.attrs.get("algorithm"))  # `chosen`: the stage of a plan that was kept
     own = kept is not None and kept.attrs.get("algorithm") == run_by
@@ -95,11 +114,7 @@ def sites_group(idata: InferenceData, federation: Federation | None) -> xr.Datas
 
 
 def federation_to_ask(what: str, idata: InferenceData, federation: Federation | None) -> Federation:
-    """The federation whose clients can be asked about a result without sites; `what` is the function called.
-
-    Raises:
-        SettingError: there is no federation, or its rows are elsewhere.
-    """
+    """The federation whose clients `what` asks about a result without sites; SettingError if there is none."""
     if federation is not None and federation.holds_data:
         return federation
     received = "no federation" if federation is None else "a federation whose rows are elsewhere"
@@ -111,11 +126,7 @@ def federation_to_ask(what: str, idata: InferenceData, federation: Federation | 
 
 
 def require_result(what: str, idata: Any, federation: Any = NOT_NEEDED) -> None:
-    """Check the result and the federation, `NOT_NEEDED` for none, that the function `what` was called with.
-
-    Raises:
-        DataError: an argument is of another kind, or the federation has other rows than the result; it says which.
-    """
+    """DataError unless `what` was called with a result, and with the federation of its rows (`NOT_NEEDED` for none)."""
     if not hasattr(idata, "attrs") or "posterior" not in idata:
         raise DataError(f"{what} takes a result of pf.run as its first argument, received {shown(idata)}")
     if federation is not NOT_NEEDED and not hasattr(federation, "problem"):
@@ -145,13 +156,7 @@ def kept_sites(group: xr.Dataset) -> tuple[Gaussian, Gaussian]:
 
 
 def influence_by_weights(draws: Tensor, log_lik: Tensor, names: list[str], labels: list[str]) -> xr.Dataset:
-    """Influence from draws (S, D) and the clients' log-likelihoods (S, K) at them, for a server that can ask no more.
-
-    Returns:
-        The dataset of `influence`. The figures of a client whose weights are not reliable, mostly because it has much
-        influence, are NaN with `by` "none"; `attrs["unreliable"]` names these clients. `disagreement` and `opposed`
-        need sites, and are NaN.
-    """
+    """`influence` from draws (S, D) and the clients' log-likelihoods (S, K); NaN and `by` "none" where weights fail."""
     shape = (len(names), len(labels))
     shift, sd_ratio = np.full(shape, np.nan), np.full(shape, np.nan)
     size, disagreement, opposed, pareto_k = (np.full(len(names), np.nan) for _ in range(4))
@@ -201,3 +206,72 @@ def _weigh(found: Without, draws: Tensor, log_lik: Tensor) -> None:
         divergence = -(weights.weights * len(z)).clamp_min(torch.finfo(z.dtype).tiny).log().mean()
         found.influence[k] = float((2 * divergence.clamp_min(0)).sqrt())
         found.by[k] = "draws"
+
+
+@checked
+def contributions(idata: InferenceData, federation: Federation | None = None) -> xr.Dataset:
+    """Each client's share of the information on each parameter, and the posterior of its data alone.
+
+    Args:
+        idata: result of `pyro_fed.run`.
+        federation: the federation of the run. It may be left out if the result has the clients' sites.
+
+    Returns:
+        A dataset on the unconstrained scale, on which a positive parameter is its logarithm.
+
+        - Over (client, parameter): `share` of the information; `mean` and `sd` of the posterior of this client's data
+          and the prior, NaN if that posterior is improper.
+        - Over (parameter,): `prior_share`; `all_mean` and `all_sd` of the posterior of all clients.
+        - Over (client,): `contribution`, the mean share over parameters; with a federation also `rows`.
+        - `prior_contribution`, the mean share of the prior.
+
+        For each parameter the shares of the clients and of the prior sum to one. `pf.plots.plot_contributions(found)`
+        and `pf.plots.plot_client_forest(found)` are the figures.
+
+    Raises:
+        SettingError: the result has no sites, and no federation that holds its rows was passed.
+        DataError: `idata` is no result of a run, or lacks a site of the model.
+
+    Example:
+        >>> found = pf.contributions(pf.run(pf.FedEP(), fed), fed)
+        >>> found["contribution"].to_series()
+    """
+    require_result("contributions", idata, NOT_NEEDED if federation is None else federation)
+    q, sites, clients, labels = _sites(idata, federation)
+    share = _shares(q, sites)
+    whole_precision, whole_eta = sites.precision.sum(0), sites.eta.sum(0)
+    alone = type(sites)(q.precision - whole_precision + sites.precision, q.eta - whole_eta + sites.eta)
+    (mean, sd), (all_mean, all_sd) = moments_of(alone), moments_of(q)
+    prior = 1 - share.sum(0)
+    data = {
+        "share": (("client", "parameter"), share.numpy()),
+        "mean": (("client", "parameter"), mean.numpy()),
+        "sd": (("client", "parameter"), sd.numpy()),
+        "prior_share": ("parameter", prior.numpy()),
+        "all_mean": ("parameter", all_mean.numpy()),
+        "all_sd": ("parameter", all_sd.numpy()),
+        "contribution": ("client", share.mean(1).numpy()),
+        "prior_contribution": ((), float(prior.mean())),
+    }
+    if federation is not None:
+        data["rows"] = ("client", federation.summary()["rows"].to_numpy())
+    return xr.Dataset(data, coords={"client": clients, "parameter": labels})
+
+
+def _sites(idata: InferenceData, federation: Federation | None) -> tuple[Gaussian, Gaussian, list[str], list[str]]:
+    """q, the clients' sites (left by the run, or computed at its draws), and names of clients and of parameters."""
+    kept = sites_group(idata, federation)
+    if kept is not None:
+        return *kept_sites(kept), kept["client"].values.tolist(), kept["parameter"].values.tolist()
+    asked = federation_to_ask("contributions", idata, federation)
+    problem = asked.problem
+    with threads(1), torch.no_grad():
+        q, found = with_product(asked, around(problem, checked_draws(idata, asked)))
+    return q, found, asked.client_names, [problem.name_of(number) for number in range(problem.dim)]
+
+
+def _shares(q: Gaussian, sites: Gaussian) -> Tensor:
+    """The diagonals of C Λ_k for all clients k, (K, D)."""
+    _, spread = q.to(torch.float64).moments()
+    precision = sites.precision.to(torch.float64)
+    return torch.einsum("ij,kji->ki", spread, precision) if q.dense else spread * precision

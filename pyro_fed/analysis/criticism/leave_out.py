@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.analysis.criticism.influence import checked_draws, kept_sites, require_result
-from pyro_fed.audit.client_sites import around, client_log_likelihoods, sites_at
+from pyro_fed.analysis.criticism.influence import FEWEST_DRAWS, checked_draws, kept_sites, require_result
+from pyro_fed.audit.clients.say import around, client_log_likelihoods, sites_at
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 #: Degrees of freedom of the proposals: few, so that their tails fall more slowly than the likelihood of many rows.
 FREEDOM = 5.0
-#: Draws that `leave_one_client_out` needs: Pareto's k is estimated from the largest few weights.
-FEWEST_DRAWS = 100
 
 
 class Evidence(NamedTuple):
@@ -208,10 +206,7 @@ class _Study:
         return {"elpd": total[0] - value, "se": math.hypot(total[1], error), "elpd_rows": by_rows, "by": "refit"}
 
     def _annealed(self, without: int | None) -> tuple[float, float, Tensor]:
-        """FedAIS's log Z, its standard error and draws (S, D), for all clients or for all but number `without`.
-
-        log Z and its error are NaN under an improper prior, and if the run stopped, which gives a warning.
-        """
+        """FedAIS's log Z and error (NaN if the run stopped) and draws (S, D), of all clients or all but one."""
         fed = self.federation if without is None else others_of(self.federation, without)
         options: dict[str, Any] = dict.fromkeys(("progress", "audit", "log_likelihood", "collect_local"), False)
         try:

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from pyro_fed.analysis.criticism.influence import require_result
-from pyro_fed.analysis.criticism.loo import FEWEST_DRAWS
 from pyro_fed.analysis.judging.draws import entries_of
+from pyro_fed.analysis.judging.metrics import FEWEST_LOO_DRAWS
 from pyro_fed.conventions.calls import checked_but
 from pyro_fed.conventions.names import closest
 from pyro_fed.errors import DataError, SettingError
@@ -62,9 +62,9 @@ def power_scale(
         )
     posterior, log_prior = group_of(idata, "posterior"), group_of(idata, "log_prior")
     draws = posterior.sizes["chain"] * posterior.sizes["draw"]
-    if draws < FEWEST_DRAWS:
+    if draws < FEWEST_LOO_DRAWS:
         raise SettingError(
-            f"power_scale weights draws, at least {FEWEST_DRAWS}; this result, of "
+            f"power_scale weights draws, at least {FEWEST_LOO_DRAWS}; this result, of "
             f"{idata.attrs.get('algorithm', 'something else')}, has {draws}: run an algorithm with a posterior, or "
             "with a larger num_draws"
         )

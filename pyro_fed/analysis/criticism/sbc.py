@@ -16,7 +16,7 @@ import torch
 import xarray as xr
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.analysis.predicting.prior import prior_predict
+from pyro_fed.analysis.predicting.predict import prior_predict
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, PyroFedError, SettingError, listed, warn_user
@@ -161,11 +161,7 @@ def _from_user(federation: Federation, simulate: Simulate) -> Simulated:
 
 
 def _from_prior(federation: Federation) -> Simulated:
-    """Data that the model draws, in the places of those that it observes.
-
-    Raises:
-        DataError: the prior cannot be drawn from, or the observations are no arguments of the model.
-    """
+    """Data that the model draws, in the places of those that it observes; DataError where these are no arguments."""
     problem = federation.problem
     if problem.layout.improper:
         raise DataError(
@@ -201,11 +197,7 @@ def _from_prior(federation: Federation) -> Simulated:
 
 
 def _places(arguments: Arguments, observed: Mapping[Any, xr.DataArray]) -> dict[str, list[int]]:
-    """For each observed site, the positions of the leaves that are its values.
-
-    Raises:
-        DataError: there are none.
-    """
+    """For each observed site, the positions of the leaves that are its values; DataError if there are none."""
     found: dict[str, list[int]] = {}
     for name, value in observed.items():
         leaves = {i: _of_model(arguments, i, arguments.leaves[i]) for i in arguments.split}

@@ -33,19 +33,7 @@ MOST_BINS = 10_000
 
 
 class Reliability(NamedTuple):
-    """The b bins that hold at least one row.
-
-    Args:
-        left: (b,), left edges of the bins.
-        rows: (b,), number of rows in each bin.
-        confidence: (b,), mean confidence of these rows.
-        accuracy: (b,), share of these rows whose predicted class is right.
-
-    Example:
-        >>> found = reliability(torch.tensor([[0.25, 0.75], [0.25, 0.75]]), torch.tensor([1, 0]))
-        >>> float(found.confidence[0]), float(found.accuracy[0])
-        (0.75, 0.5)
-    """
+    """The b bins that hold at least one row: left edges, numbers of rows, mean confidence and accuracy, (b,) each."""
 
     left: np.ndarray
     rows: np.ndarray
@@ -54,47 +42,14 @@ class Reliability(NamedTuple):
 
 
 def calibration_errors(probs: Tensor, value: Tensor, bins: int = BINS) -> dict[str, float]:
-    """Average and largest gap between confidence and accuracy, ECE and MCE.
-
-    Args:
-        probs: (n, C), class probabilities averaged over the draws.
-        value: (n,), observed classes 0..C-1.
-        bins: B.
-
-    Returns:
-        `ece` and `mce`, in [0, 1].
-
-    Raises:
-        SettingError: no bins, or more than `MOST_BINS`.
-
-    Example:
-        >>> calibration_errors(torch.tensor([[0.25, 0.75], [0.25, 0.75]]), torch.tensor([1, 0]))
-        {'ece': 0.25, 'mce': 0.25}
-    """
+    """ECE and MCE, the average and the largest gap between confidence and accuracy, as `reliability` has them."""
     found = reliability(probs, value, bins)
     gap = np.abs(found.accuracy - found.confidence)
     return {"ece": float(found.rows @ gap / found.rows.sum()), "mce": float(gap.max())}
 
 
 def reliability(probs: Tensor, value: Tensor, bins: int = BINS) -> Reliability:
-    """Confidence and accuracy by bin, for the reliability plot.
-
-    Args:
-        probs: (n, C), class probabilities averaged over the draws.
-        value: (n,), observed classes 0..C-1.
-        bins: B.
-
-    Returns:
-        The bins that hold rows, from the least confident on.
-
-    Raises:
-        SettingError: no bins.
-        DataError: the shapes do not fit.
-
-    Example:
-        >>> reliability(torch.tensor([[0.25, 0.75], [0.25, 0.75]]), torch.tensor([1, 0])).accuracy
-        array([0.5])
-    """
+    """Confidence and accuracy by bin, of probabilities (n, C), averaged over draws, and observed classes (n,)."""
     if not 1 <= bins <= MOST_BINS:
         raise SettingError(f"calibration needs 1 to {MOST_BINS:,} bins of confidence, received bins={bins}")
     if probs.dim() < 2 or not probs.numel() or value.shape != probs.shape[:-1]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,26 +15,48 @@ from pyro_fed.analysis.judging import distances, metrics, moments
 from pyro_fed.analysis.judging.calibration import calibration_errors
 from pyro_fed.analysis.judging.density import (
     against_density,
+    laplace_sds,
     on_unconstrained_scale,
     thin_posterior,
     transformed_columns,
 )
 from pyro_fed.analysis.judging.draws import Draws
-from pyro_fed.analysis.judging.inputs import check_inputs
-from pyro_fed.analysis.judging.laplace_sds import laplace_sds
-from pyro_fed.analysis.judging.loo import loo
-from pyro_fed.analysis.judging.reference import reference_doubts
-from pyro_fed.analysis.judging.tables import Column, Table
-from pyro_fed.analysis.numbers import digits, percent, readable_bytes, readable_seconds
+from pyro_fed.analysis.judging.metrics import loo
+from pyro_fed.analysis.judging.moments import reference_doubts
+from pyro_fed.analysis.numbers import digits, number_text, percent, readable_bytes, readable_seconds
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, texts
 from pyro_fed.conventions.calls import checked_but
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import DataError, SettingError, StoppedError, listed
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 from pyro_fed.results.data_groups import unlike_federation, unlike_result
 from pyro_fed.results.inference_data import InferenceData, flag, recorded_findings
 from pyro_fed.results.to_arviz import unconstrained_draws
+
+
+class Column(NamedTuple):
+    """A displayed column: its heading, and a function that turns its numbers into text."""
+
+    heading: str
+    write: Callable[[float], str]
+
+
+class Table(NamedTuple):
+    """A part of the comparison that is shown as one table; `columns` by their names in the table of `compare`."""
+
+    title: str
+    note: str
+    columns: Mapping[str, Column]
+
+    def written(self, found: pd.DataFrame) -> dict[str, list[str]]:
+        """The cells of this part as text by heading, for the table `found` of `pyro_fed.compare`, in its order."""
+        shown = {name: column for name, column in self.columns.items() if name in found}
+        return {
+            column.heading: [number_text(value, column.write) for value in found[name]]
+            for name, column in shown.items()
+        }
+
 
 #: The spread is not compared with the Laplace approximation in more dimensions: the Hessian would cost too much.
 LARGEST_DIM_FOR_LAPLACE = 300
@@ -182,7 +204,7 @@ def compare(
     rows, said = {}, {}
     for name, idata in results.items():
         row, found, draws = _cost(idata), _recorded_findings(idata), read[name].draws
-        row |= dict.fromkeys(OF_REFERENCE, math.nan) if doubted else {}
+        row |= dict.fromkeys(TABLES[0].columns, math.nan) if doubted else {}
         found += _of_other_data(idata, None if reference in (None, name) else results[str(reference)], federation)
         if name == reference:
             found += doubted
@@ -201,17 +223,7 @@ def compare(
 
 
 def findings_of(table: pd.DataFrame) -> dict[str, list[Finding]]:
-    """What was found about each result, by its name.
-
-    Args:
-        table: returned by `compare`, or some of its rows.
-
-    Raises:
-        SettingError: the table is not one of `compare`, or was joined from several tables.
-
-    Example:
-        >>> findings_of(pf.compare({"FedEP": idata}))["FedEP"][0].code
-    """
+    """What was found about each result, by its name, from the table of `compare` or some of its rows."""
     try:
         return {str(name): [Finding.from_plain(one) for one in table.attrs["findings"][name]] for name in table.index}
     except KeyError:
@@ -221,19 +233,9 @@ def findings_of(table: pd.DataFrame) -> dict[str, list[Finding]]:
         ) from None
 
 
-#: Columns of distances to the reference.
-OF_REFERENCE = ("mean_error", "sd_ratio_min", "sd_ratio_max", "sliced_wasserstein", "mmd2")
-
-
 @dataclass(frozen=True)
 class _ResultDraws:
-    """A result's draws on the model's scale and on the unconstrained scale.
-
-    Args:
-        draws: all variables on the model's scale.
-        inside: the sites with a bounded support, on the unconstrained scale. None if there are none, if there is no
-            federation, or if they are not finite.
-    """
+    """A result's draws; `inside`: those of bounded sites on the unconstrained scale, None if there are none to use."""
 
     draws: Draws
     inside: Draws | None
@@ -294,10 +296,7 @@ def _cost(idata: InferenceData) -> dict[str, Any]:
 
 
 def _closeness(mine: _ResultDraws, truth: _ResultDraws) -> Found:
-    """Distances from the reference, and warnings on moments.
-
-    Moments are compared on the model's scale. If that gives no warning, they are compared on the unconstrained scale.
-    """
+    """Distances from the reference, and findings on moments: on the model's scale, else on the unconstrained one."""
     values = distances.against_reference(mine.draws.flat, truth.draws.flat)
     spread = not mine.draws.spreadless
     said = moments.gap_warnings(moments.gaps(mine.draws, truth.draws), spread=spread)
@@ -317,14 +316,109 @@ def _predictive(idata: InferenceData, federation: Federation, test: Any) -> Foun
     problem = federation.problem
     draws = unconstrained_draws(thin_posterior(idata, distances.DRAWS_COMPARED), problem)
     predictions = metrics.predict_rows(problem, draws, test)
-    if predictions.lost:
-        return {}, predictions.lost
-    row: dict[str, float] = {"test_log_density": metrics.log_predictive_density(predictions.log_prob)}
+    if predictions.nan_findings:
+        return {}, predictions.nan_findings
+    row = predictions.measures()
+    row["test_log_density"] = row.pop("log_predictive_density")
     if predictions.probs is not None:
-        row["accuracy"] = metrics.accuracy(predictions.probs, predictions.value)
         row |= calibration_errors(predictions.probs, predictions.value)
-    if predictions.mean is not None:
-        row["rmse"] = metrics.rmse(predictions.mean, predictions.value)
-    if predictions.labels is not None:
-        row |= metrics.multilabel(predictions.labels, predictions.value)
     return row, []
+
+
+def check_inputs(
+    results: Mapping[str, InferenceData], reference: str | None, federation: Federation | None, test: Any
+) -> list[str]:
+    """The sorted names of the posterior's variables, after all checks of the arguments of `compare`."""
+    if isinstance(results, InferenceData) or not isinstance(results, Mapping):
+        raise SettingError(f"compare takes results by name, such as {{'FedEP': idata}}, received {_kind(results)}")
+    if not results:
+        raise SettingError("compare needs at least one result, received none")
+    odd = [name for name in results if not isinstance(name, str)]
+    if odd:
+        raise SettingError(f"compare takes results under names that are strings, received {odd[0]!r} ({_kind(odd[0])})")
+    if reference is not None and reference not in results:
+        raise SettingError(f"reference {reference!r} is not among the results {list(results)}: name one of them")
+    if federation is not None and not isinstance(federation, Federation):
+        raise SettingError(f"compare: expected federation to be a pf.Federation, received {_kind(federation)}")
+    if federation is not None and not federation.holds_data:
+        raise SettingError(
+            "compare computes densities on all rows, but this federation's rows are elsewhere, at the clients: leave "
+            "federation out, or pass one that was made with data"
+        )
+    if test is not None and federation is None:
+        raise SettingError("test data need the federation, which holds the model: compare(..., federation=fed)")
+    shapes = {name: _shapes(name, idata) for name, idata in results.items()}
+    names = _common(shapes)
+    if federation is not None:
+        _check_model(shapes, federation)
+    return names
+
+
+def _shapes(name: str, idata: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of a result's variables, without chains and draws."""
+    if isinstance(idata, StoppedError):
+        none = "" if idata.result is not None else ". Here it is None, as the run had no state yet: leave it out"
+        raise SettingError(
+            f"result {name!r} is a {_kind(idata)}: pass its `.result`, which holds the last good state{none}"
+        )
+    if not isinstance(idata, InferenceData):
+        raise SettingError(f"result {name!r} is no InferenceData, as pf.run returns it, but {_kind(idata)}")
+    if "posterior" not in idata:
+        raise DataError(
+            f"result {name!r} has no group 'posterior', so that there is nothing to compare: pass a result of pf.run, "
+            "or of another library with its draws"
+        )
+    posterior = idata["posterior"]
+    if not len(posterior.data_vars):
+        raise DataError(
+            f"the posterior of result {name!r} has no variables, so that there is nothing to compare: leave it out"
+        )
+    shapes = {}
+    for variable, values in posterior.data_vars.items():
+        if not {"chain", "draw"} <= set(values.dims):
+            raise DataError(
+                f"result {name!r}: '{variable}' has the dimensions {tuple(values.dims)}, expected 'chain' and 'draw' "
+                "among them"
+            )
+        if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool) or values.dtype.kind == "c":
+            raise DataError(f"result {name!r}: '{variable}' holds {values.dtype}, expected real numbers")
+        shapes[str(variable)] = tuple(n for dim, n in values.sizes.items() if dim not in ("chain", "draw"))
+    return shapes
+
+
+def _common(shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> list[str]:
+    common = set.intersection(*(set(each) for each in shapes.values()))
+    odd = {name: sorted(set(each) - common) for name, each in shapes.items() if set(each) != common}
+    if odd:
+        raise DataError(
+            f"the results have different parameters: {odd} are not in all of them. Compare results of one model, or "
+            "leave those out: idata['posterior'] = idata['posterior'].drop_vars([...]), on ArviZ 1.x "
+            "idata['posterior'].to_dataset().drop_vars([...])"
+        )
+    for variable in sorted(common):
+        found = {name: each[variable] for name, each in shapes.items()}
+        if len(set(found.values())) > 1:
+            raise DataError(f"the results have different shapes of '{variable}': {found}; compare results of one model")
+    return sorted(common)
+
+
+def _check_model(shapes: Mapping[str, Mapping[str, tuple[int, ...]]], federation: Federation) -> None:
+    """Check the first result against the federation's model; all results have the same variables."""
+    name, each = next(iter(shapes.items()))
+    sites = federation.problem.sites
+    missing = [site for site in sites if site not in each]
+    if missing:
+        raise DataError(
+            f"result {name!r} has no values for {listed(missing)}, latent sites of the federation's model; it has "
+            f"{listed(each)}. Was it run on another model?"
+        )
+    for site, layout in sites.items():
+        if each[site] != tuple(layout.shape):
+            raise DataError(
+                f"result {name!r} has '{site}' of shape {each[site]}, the federation's model {tuple(layout.shape)}: "
+                "was it run on other data or another model?"
+            )
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,27 +18,23 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.compiling.process import compile_problem
 from pyro_fed.density.problem import Problem
+from pyro_fed.errors import DivergenceError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import unconstrained_draws
-
-#: Scores are computed at this many draws, evenly spaced.
-DRAWS_FOR_SCORES = 1000
+from pyro_fed.runtime.ending.final_state import final_state
 
 
 def against_density(
     idata: InferenceData, federation: Federation, sds: Tensor | None
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """Figures by column name, and findings, by the Stein discrepancy, the prior's count, the spread and the audit.
-
-    The result's draws are finite and differ; `sds` (D,) are from `laplace_sds`, None to leave the spread out. If the
-    draws or the scores at them are not finite, or a parameter does not vary, there are no figures, and a finding gives
-    the reason.
-    """
+    """Figures and findings by KSD, the prior's count, the spread and the audit; a finding alone if scores fail."""
     problem = federation.problem
     draws = on_unconstrained_scale(
-        thin_posterior(idata, DRAWS_FOR_SCORES), problem, str(idata.attrs.get("draws_are", ""))
+        thin_posterior(idata, distances.DRAWS_COMPARED), problem, str(idata.attrs.get("draws_are", ""))
     )
     if outside := _outside_support_sentence(draws, problem.dtype):
         return {}, [sentences.draws_unusable(why=outside)]
@@ -118,3 +115,22 @@ def thin_posterior(idata: InferenceData, count: int) -> dict[str, xr.Dataset]:
     each = max(2, count // posterior.sizes["chain"])
     kept = np.unique(np.linspace(0, posterior.sizes["draw"] - 1, each).round().astype(int))
     return {"posterior": posterior.isel(draw=kept)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledLaplace(FedLaplace):
+    """`FedLaplace` with a single client, which holds all rows: Newton's method on the pooled posterior."""
+
+    pooled: ClassVar[bool] = True
+
+
+def laplace_sds(federation: Federation) -> Tensor | None:
+    """SDs (D,) of the pooled Laplace approximation, unconstrained; None without a mode or an invertible Hessian."""
+    try:
+        found = final_state(PooledLaplace(), federation)
+    except DivergenceError:
+        return None
+    if not found.converged:
+        return None
+    sds = gaussian(found.shared).to_full().moments()[1].diagonal().sqrt()
+    return sds if bool(sds.isfinite().all()) else None

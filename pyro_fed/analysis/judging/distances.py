@@ -13,38 +13,23 @@ With draws x_s and reference draws r_s in D dimensions, m and σ the reference's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
-import xarray as xr
 from torch import Tensor
 
-from pyro_fed.analysis.judging.draws import DRAWS_AT_ONCE, entries_of
+from pyro_fed.analysis.judging.draws import DRAWS_AT_ONCE
 from pyro_fed.density.derivatives.scores import likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DataError
 
-#: Distances use at most this many draws, evenly spaced: kernels cost the square of their number.
+#: Distances and scores use at most this many draws, evenly spaced: kernels cost the square of their number.
 DRAWS_COMPARED = 1000
 #: Random directions of the sliced Wasserstein distance.
 PROJECTIONS = 200
 #: Directions whose reference variance is below this share of the largest are left out of the whitening.
 SMALLEST_VARIANCE = 1e-6
-
-
-def posterior_matrix(idata: Mapping[str, xr.Dataset], names: list[str] | None = None) -> tuple[np.ndarray, list[str]]:
-    """Draws (S, D) of the variables `names` (all by default), chain after chain, and a label of each column.
-
-    Labels are such as `w[0]`, or `level[Basel]` if the dimension has names.
-    """
-    posterior = idata["posterior"]
-    columns, labels = [], []
-    for name in names or sorted(map(str, posterior.data_vars)):
-        values = np.asarray(posterior[name].values, dtype=float)
-        columns.append(values.reshape(values.shape[0] * values.shape[1], -1))
-        labels += entries_of(name, posterior[name])
-    return np.concatenate(columns, 1), labels
 
 
 def thin(draws: np.ndarray, count: int = DRAWS_COMPARED) -> np.ndarray:
@@ -56,23 +41,7 @@ def thin(draws: np.ndarray, count: int = DRAWS_COMPARED) -> np.ndarray:
 
 
 def against_reference(draws: np.ndarray, reference: np.ndarray, seed: int = 0) -> dict[str, float]:
-    """All measures that need reference draws, by their column names.
-
-    Args:
-        draws: (S, D).
-        reference: (R, D), of the same parameters.
-        seed: seed of the random directions.
-
-    Returns:
-        `mean_error`, `sd_ratio_min`, `sd_ratio_max`, `sliced_wasserstein` and `mmd2` (NaN of a single draw); columns of
-        the reference that do not vary are left out.
-
-    Raises:
-        DataError: the parameters differ in number, there are no draws, or those of the reference do not vary.
-
-    Example:
-        >>> against_reference(posterior_matrix(idata)[0], posterior_matrix(reference)[0])["mean_error"]
-    """
+    """All measures of draws (S, D) that need a reference's (R, D), by column name; constant columns are left out."""
     if draws.shape[1] != reference.shape[1]:
         raise DataError(f"expected {reference.shape[1]} parameters, as the reference has, received {draws.shape[1]}")
     varies = np.ptp(reference, axis=0) > 0 if len(reference) else np.zeros(0, dtype=bool)
@@ -91,22 +60,7 @@ def against_reference(draws: np.ndarray, reference: np.ndarray, seed: int = 0) -
 
 
 def sliced_wasserstein(draws: np.ndarray, reference: np.ndarray, seed: int = 0) -> float:
-    """Sliced 2-Wasserstein distance: the root of the mean over random directions of the squared distance along each.
-
-    Along a direction the best transport is in order of rank, so that its squared distance is ∫ (F⁻¹(u) - G⁻¹(u))² du of
-    the quantile functions, here exact also if the numbers of draws differ.
-
-    Args:
-        draws: (S, D).
-        reference: (R, D).
-        seed: seed of the random directions.
-
-    Returns:
-        The distance, zero for equal draws.
-
-    Example:
-        >>> sliced_wasserstein(draws, draws + 1.0)
-    """
+    """Sliced 2-Wasserstein distance: the root of the mean over random directions of ∫ (F⁻¹(u) - G⁻¹(u))² du."""
     directions = np.random.RandomState(seed).normal(size=(draws.shape[1], PROJECTIONS))
     directions /= np.linalg.norm(directions, axis=0)
     mine, truth = np.sort(draws @ directions, axis=0), np.sort(reference @ directions, axis=0)
@@ -118,19 +72,7 @@ def sliced_wasserstein(draws: np.ndarray, reference: np.ndarray, seed: int = 0) 
 
 
 def mmd2(draws: np.ndarray, reference: np.ndarray) -> float:
-    """Unbiased squared maximum mean discrepancy after whitening.
-
-    Args:
-        draws: (S, D).
-        reference: (R, D), whose covariance whitens both and whose median distance is the kernel's width.
-
-    Returns:
-        MMD², about zero for equal distributions; it may be slightly negative. NaN of a single draw, and if most draws
-        of the reference are the same, so that their median distance is zero.
-
-    Example:
-        >>> mmd2(draws, reference)
-    """
+    """Unbiased MMD² after whitening by the reference; NaN of one draw, or where the median distance is zero."""
     whiten = _whitener(reference)
     x, r = whiten(thin(draws)), whiten(thin(reference))
     from scipy.spatial.distance import cdist  # takes half a second

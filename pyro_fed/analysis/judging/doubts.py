@@ -39,7 +39,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from pyro_fed.analysis.judging.ksd import FALSE_ALARMS, Discrepancy, whiten_draws
+from pyro_fed.analysis.judging.ksd import DENSITY_FALSE_ALARMS, Discrepancy, whiten_draws
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 
@@ -74,24 +74,11 @@ class PriorCount(NamedTuple):
     @property
     def differs_from_one(self) -> bool:
         """Whether the count differs from one by more than chance, and explains the draws."""
-        return self.explains and self.away > -float(special.stdtrit(BLOCKS - 2, FALSE_ALARMS / 2))
+        return self.explains and self.away > -float(special.stdtrit(BLOCKS - 2, DENSITY_FALSE_ALARMS / 2))
 
 
 def prior_count(draws: Tensor, prior_score: Tensor, likelihood_score: Tensor) -> PriorCount:
-    """Estimate how often the draws have counted the prior, see the module's header.
-
-    Args:
-        draws: (S, D), unconstrained, in the order in which they were drawn; they vary in every coordinate.
-        prior_score: (S, D), gradients of the log prior.
-        likelihood_score: (S, D), gradients of the log-likelihood.
-
-    Returns:
-        The count and its standard error; NaN if there are fewer than `2 * BLOCKS` draws.
-
-    Example:
-        >>> draws = unconstrained_draws(idata, fed.problem)
-        >>> prior_count(draws, *scores(fed.problem, draws)).is_wrong
-    """
+    """The prior's count and its error, from unconstrained draws (S, D) in order and both scores; NaN of few draws."""
     if len(draws) < 2 * BLOCKS:
         return PriorCount(math.nan, math.nan, math.nan, explains=False)
     scale = draws.double().std(0)
@@ -120,10 +107,7 @@ def _t_of_equal_slopes(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def _equations(z: Tensor, scores: Tensor, block: Tensor) -> Tensor:
-    """The two equations (2, 3) of a block of draws, with fields from all other draws.
-
-    For each field: the coefficient of a, the coefficient of b, and the right-hand side.
-    """
+    """The equations (2, 3) of a block by all other blocks' fields: factors of a and b, and the right-hand side."""
     others = torch.ones(len(z), dtype=torch.bool)
     others[block] = False
     mean = z[others].mean(0)
@@ -143,10 +127,7 @@ def _equations(z: Tensor, scores: Tensor, block: Tensor) -> Tensor:
 
 
 def _violation(z: Tensor, scores: Tensor, a: float, b: float) -> tuple[float, float]:
-    """The squared violation of the header's three identities for given a and b, and the part expected by chance.
-
-    Each violation is divided by the SD that one draw's term has for a Gaussian posterior.
-    """
+    """The squared violation of the header's identities for a and b, and its part by chance, in SDs of a Gaussian's."""
     u, prior, likelihood = whiten_draws(z, *scores)
     s = a * prior + b * likelihood
     identity = torch.eye(u.shape[1], dtype=u.dtype)
@@ -168,10 +149,7 @@ def spread_findings(draws: Tensor, sds: Tensor) -> list[Finding]:
 
 
 def density_findings(count: PriorCount, distance: Discrepancy, site: str) -> list[Finding]:
-    """Up to two findings, by the prior's count and by the kernelised Stein discrepancy.
-
-    `site` is the name of the coordinate whose mean score is farthest from zero.
-    """
+    """Up to two findings, by the prior's count and by KSD; `site` has the mean score farthest from zero."""
     found = list[Finding]()
     if count.is_wrong:
         found.append(sentences.prior_miscounted(count=count.value, error=count.error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,11 +46,11 @@ class Draws:
     kind: str
 
     @classmethod
-    def of(cls, idata: InferenceData, names: list[str]) -> Draws:
-        """The draws of the named variables of a result's group `posterior`."""
+    def of(cls, idata: InferenceData, names: Sequence[str] | None = None) -> Draws:
+        """The draws of the named variables of a result's group `posterior`, by default of all, by name."""
         posterior = idata["posterior"]
         blocks, labels = [], []
-        for name in names:
+        for name in sorted(map(str, posterior.data_vars)) if names is None else names:
             values = np.asarray(posterior[name].transpose("chain", "draw", ...).values, dtype=float)
             blocks.append(values.reshape(*values.shape[:2], math.prod(values.shape[2:])))
             labels += entries_of(name, posterior[name])

@@ -1,16 +1,28 @@
-"""The findings about a result, or about results that were compared, as a table."""
+"""Tables of the findings about results, and of the stages of a run of `Auto`."""
 
 from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from pyro_fed.conventions.calls import checked
+from pyro_fed.errors import SettingError
+from pyro_fed.results.inference_data import InferenceData
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 from typing import TYPE_CHECKING, Any
 
 from pyro_fed.analysis.judging.compare import findings_of
 from pyro_fed.conventions.calls import checked_but
-from pyro_fed.errors import SettingError, shown
-from pyro_fed.results.inference_data import recorded_findings
+from pyro_fed.errors import shown
+from pyro_fed.results.findings import recorded_findings
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 #: The columns of the table.
 COLUMNS = ("code", "topic", "severity", "where", "figures", "cures", "text")
@@ -56,3 +68,37 @@ def findings(results: Any) -> pd.DataFrame:
             f"findings takes a result of pf.run or pf.fit, or the table of pf.compare, received {shown(results)}"
         )
     return pd.DataFrame([one.to_plain() for one in recorded_findings(results)], columns=list(COLUMNS))
+
+
+@checked
+def steps(idata: InferenceData) -> pd.DataFrame:
+    """The stages of a run of `Auto`: the algorithm of each, its cost, and why the next stage was tried.
+
+    Args:
+        idata: result of `pyro_fed.fit`, or of `pyro_fed.run` with `Auto`.
+
+    Returns:
+        A table with a row for each stage. `algorithm`: its name. `rounds`: its rounds, with those of the algorithms
+        that it started from, unless an earlier stage counts them. `bytes`: received and sent by the clients in these
+        rounds. `seconds`: wall-clock time. `chosen`: whether its answer is the result. `doubts`: sentences that speak
+        against its answer, or why it has no answer.
+
+    Raises:
+        SettingError: the result is one of a single algorithm.
+
+    Example:
+        >>> idata = pf.fit(fed)
+        >>> pf.metrics.steps(idata)[["algorithm", "rounds", "chosen"]]
+    """
+    import pandas as pd  # takes half a second
+
+    if "steps" not in idata.attrs:
+        raise SettingError(
+            f"steps takes a result of pf.fit, or of pf.run with pf.Auto(), received a result of "
+            f"{idata.attrs.get('algorithm', 'something else')} alone, which has no stages"
+        )
+    rows = json.loads(idata.attrs["steps"])
+    columns = ["algorithm", "rounds", "bytes", "seconds", "chosen", "doubts"]
+    said = [row["end"] or "; ".join(row["doubts"] or []) for row in rows]
+    table = pd.DataFrame([{**row, "doubts": text} for row, text in zip(rows, said, strict=True)])
+    return table[columns]

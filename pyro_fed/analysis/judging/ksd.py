@@ -17,8 +17,8 @@ usable approximation may have.
   the second limit.
 - A usable approximation. Every approximation q differs from the posterior p, and many draws show it. By Stein's
   identity S = E (∇ log p - ∇ log q)(θ)' k(θ, θ') (∇ log p - ∇ log q)(θ'). For a whitened Gaussian whose mean is off
-  by δ this is |δ|² E k(θ, θ'). The limit is its value for a δ of `TOLERATED_WORST_ERROR` SDs in one coordinate and
-  `TOLERATED_OTHER_ERRORS` SDs in all others.
+  by δ this is |δ|² E k(θ, θ'). The limit is its value for a δ of `MATTERS` SDs in one coordinate and `NEGLIGIBLE` SDs
+  in all others.
 
 Sources: Liu, Lee & Jordan (2016), A kernelized Stein discrepancy for goodness-of-fit tests; Gorham & Mackey (2017),
 Measuring sample quality with kernels; Chwialkowski, Strathmann & Gretton (2016), A kernel test of goodness of fit.
@@ -34,6 +34,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from pyro_fed.analysis.judging.moments import FALSE_ALARMS
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.conventions.limits import MATTERS, NEGLIGIBLE
 from pyro_fed.density.compiling.compiler import threads
@@ -46,12 +47,10 @@ from pyro_fed.ops.kernels import IMQ
 from pyro_fed.ops.stein import ksd as stein_discrepancy
 from pyro_fed.results.to_arviz import unconstrained_draws
 
-#: SDs by which a mean is off in an answer that is just tolerated: in the worst coordinate, and in all others.
-TOLERATED_WORST_ERROR, TOLERATED_OTHER_ERRORS = MATTERS, NEGLIGIBLE
 #: Sets of random signs that give the distribution of the discrepancy by chance.
 RANDOM_SIGNS = 399
 #: Share of results with draws of the posterior itself for which the discrepancy, or the prior's count, exceeds chance.
-FALSE_ALARMS = 0.005
+DENSITY_FALSE_ALARMS = FALSE_ALARMS / 2
 
 
 class Discrepancy(NamedTuple):
@@ -90,7 +89,7 @@ def discrepancy(points: Tensor, scores: Tensor, blocks: np.ndarray | None) -> Di
     matrix = kernel.stein_matrix(z, s, s)
     similar = kernel.gram(z, z)
     alike = float((similar.sum() - similar.diagonal().sum()) / (count * (count - 1)))
-    tolerated = (TOLERATED_WORST_ERROR**2 + (dim - 1) * TOLERATED_OTHER_ERRORS**2) * alike
+    tolerated = (MATTERS**2 + (dim - 1) * NEGLIGIBLE**2) * alike
     farthest = int((points.double().std(0) * scores.double().mean(0)).abs().argmax())
     if blocks is None:
         origin = z[:1]
@@ -101,7 +100,7 @@ def discrepancy(points: Tensor, scores: Tensor, blocks: np.ndarray | None) -> Di
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (RANDOM_SIGNS, len(names)))
     w = torch.from_numpy(signs)[:, torch.from_numpy(index.reshape(-1))]
     by_chance = ((w @ apart) * w).sum(1) / (count * (count - 1))
-    limit = max(tolerated, float(by_chance.quantile(1 - FALSE_ALARMS)))
+    limit = max(tolerated, float(by_chance.quantile(1 - DENSITY_FALSE_ALARMS)))
     return Discrepancy(float(apart.sum()) / (count * (count - 1)), limit, farthest)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,10 +25,13 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.conventions.doors import public_dir
+from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.density.observations import observation
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DataError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.ops.arviz_versions import leave_out_weights
+from pyro_fed.ops.importance import LARGEST_PARETO_K
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import unconstrained_draws
 
@@ -54,10 +58,19 @@ class Predictions(NamedTuple):
     labels: Tensor | None = None
 
     @property
-    def lost(self) -> list[Finding]:
+    def nan_findings(self) -> list[Finding]:
         """A finding if the log density of some row is NaN at some draws, or none."""
         lost = int(self.log_prob.isnan().any(1).sum())
         return [sentences.test_density_not_finite(draws=lost, of_draws=len(self.log_prob))] if lost else []
+
+    def measures(self) -> dict[str, float]:
+        """The log predictive density, and accuracy, RMSE or the measures of `multilabel`, as the observation is."""
+        found = {"log_predictive_density": log_predictive_density(self.log_prob)}
+        if self.probs is not None:
+            found["accuracy"] = accuracy(self.probs, self.value)
+        if self.mean is not None:
+            found["rmse"] = rmse(self.mean, self.value)
+        return found | (multilabel(self.labels, self.value) if self.labels is not None else {})
 
 
 @checked
@@ -82,22 +95,12 @@ def test_metrics(idata: InferenceData, federation: Federation, test: tuple[Any, 
         >>> pf.metrics.test_metrics(pf.run(pf.FedEP(), fed), fed, (x_test, y_test))["log_predictive_density"]
     """
     predictions = predict_rows(federation.problem, unconstrained_draws(idata, federation.problem), test)
-    if lost := predictions.lost:
+    if lost := predictions.nan_findings:
         raise DataError(
             f"test_metrics: {lost[0].text}; look for draws far from all others in the result, or run the model in "
             "float64"
         )
-    metrics = {
-        "num_rows": float(predictions.log_prob.shape[1]),
-        "log_predictive_density": log_predictive_density(predictions.log_prob),
-    }
-    if predictions.probs is not None:
-        metrics["accuracy"] = accuracy(predictions.probs, predictions.value)
-    if predictions.mean is not None:
-        metrics["rmse"] = rmse(predictions.mean, predictions.value)
-    if predictions.labels is not None:
-        metrics |= multilabel(predictions.labels, predictions.value)
-    return metrics
+    return {"num_rows": float(predictions.log_prob.shape[1]), **predictions.measures()}
 
 
 test_metrics.__test__ = False  # type: ignore[attr-defined]  # pytest takes what a test file imports by such a name for a test
@@ -106,13 +109,7 @@ test_metrics.__test__ = False  # type: ignore[attr-defined]  # pytest takes what
 @checked
 @explained(DataError, "the test data do not fit the model")
 def predict_rows(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> Predictions:
-    """Predictions of the n rows of a model's arguments under unconstrained posterior draws (S, D).
-
-    `log_prob` is NaN if a log density is NaN at some of the draws only.
-
-    Raises:
-        DataError: there are no rows, an observed value is NaN, or a row's log density is NaN at every draw.
-    """
+    """Predictions of the rows of a model's arguments under unconstrained draws (S, D); DataError without rows."""
     chunks = [_evaluate(problem, chunk, args) for chunk in torch.split(draws, DRAWS_AT_ONCE)]
     value = chunks[0]["value"][0]
     if value.is_floating_point() and bool(value.isnan().any()):
@@ -267,3 +264,53 @@ def rmse(mean: Tensor, value: Tensor) -> float:
             f"{tuple(mean.shape)} and observations of shape {tuple(value.shape)}"
         )
     return (mean.double() - value.double()).square().mean().sqrt().item()
+
+
+#: With fewer draws PSIS has no tail of large weights to fit: it takes the largest fifth, and at least five of them.
+FEWEST_LOO_DRAWS = 25
+
+
+def loo(idata: InferenceData) -> tuple[dict[str, float], list[Finding]]:
+    """`elpd_loo`, `elpd_loo_se` and `bad_pareto_k`, the number of rows with a large Pareto k, by PSIS-LOO.
+
+    With a note on these rows, if there are any. There are no figures if the result has no group `log_likelihood`, has
+    too few draws, or is a single point.
+    """
+    if "log_likelihood" not in idata:
+        return {}, []
+    terms = [
+        value.values.reshape(-1, int(np.prod(value.shape[2:]))) for value in idata["log_likelihood"].data_vars.values()
+    ]
+    total = sum(terms[1:], terms[0]) if len({one.shape for one in terms}) == 1 else np.concatenate(terms, 1)
+    if len(total) < FEWEST_LOO_DRAWS:
+        return {}, []
+    lost = ~np.isfinite(total)
+    if lost.any():
+        return {}, [
+            sentences.loo_not_finite(
+                draws=int(lost.any(1).sum()),
+                of_draws=len(total),
+                rows=int(lost.any(0).sum()),
+                of_rows=total.shape[1],
+            )
+        ]
+    if np.ptp(total, axis=0).max() == 0:
+        return {}, []  # a single point, repeated: nothing can be left out
+    smoothed, k = leave_out_weights(total)
+    bad = k > LARGEST_PARETO_K
+    without = np.logaddexp.reduce(total + smoothed, 0)
+    costs = np.logaddexp.reduce(total, 0) - np.log(len(total)) - without
+    values = {
+        "elpd_loo": float(without.sum()),
+        "elpd_loo_se": float((len(without) * without.var()) ** 0.5),
+        "bad_pareto_k": int(bad.sum()),
+    }
+    if not bad.any():
+        return values, []
+    found, rows = int(bad.sum()), len(bad)
+    cost, error = float(costs[bad].sum()), values["elpd_loo_se"]
+    # What matters of a mean's error does of the sum's: a quarter, since unreliable weights show too small a loss.
+    if cost <= MATTERS * error:
+        share = cost / error if error else 0.0
+        return values, [sentences.loo_rows_beyond(rows=found, of_rows=rows, limit=LARGEST_PARETO_K, share=share)]
+    return values, [sentences.loo_not_reliable(rows=found, of_rows=rows, limit=LARGEST_PARETO_K)]

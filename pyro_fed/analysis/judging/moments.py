@@ -10,9 +10,11 @@ no Monte Carlo error. The reference has Monte Carlo errors of its own.
 
 A warning is given if both hold:
 
-1. A mean is more than `LARGEST_MEAN_ERROR` reference SDs off, or an SD is outside `SD_RANGE` times the reference's SD.
+1. A mean is more than `MATTERS` reference SDs off, or an SD is outside `SD_RANGE` times the reference's SD.
 2. The distance is more than chance allows, at the level `FALSE_ALARMS` for all parameters together (Bonferroni). The
    test is Student's, with the degrees of freedom of the result or reference with the smaller ESS.
+
+A reference is doubted if its chains disagree, if trajectories diverged, or if its draws are too few to tell 1.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from pyro_fed.analysis.judging.draws import Draws, effective_draws
+from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws, effective_draws
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.ops.arviz_versions import rhat
+from pyro_fed.results.inference_data import InferenceData
 
-#: A mean is wrong if it is further away than this, in reference SDs.
-LARGEST_MEAN_ERROR = MATTERS
 #: An SD is wrong if its ratio to the reference's is outside this range.
 SD_RANGE = (1 / SD_MATTERS, SD_MATTERS)
 #: Share of results with the reference's own distribution for which a warning is given.
@@ -99,15 +101,7 @@ def moments(draws: Draws) -> Moments:
 
 
 def gaps(draws: Draws, reference: Draws) -> Gaps:
-    """Distances of means and SDs from a reference's. Parameters that are constant in the reference are left out.
-
-    Args:
-        draws: finite draws of the result.
-        reference: finite draws of the reference, of the same parameters.
-
-    Example:
-        >>> gaps(Draws.of(idata, ["w"]), Draws.of(reference, ["w"])).ratio
-    """
+    """Distances of means and SDs from a reference's, without parameters that are constant in the reference."""
     varies = np.ptp(reference.flat, axis=0) > 0
     mine, truth = (Moments(*(part[varies] for part in moments(one))) for one in (draws, reference))
     kurtosis = np.maximum(mine.kurtosis, truth.kurtosis)
@@ -123,23 +117,14 @@ def gaps(draws: Draws, reference: Draws) -> Gaps:
 
 
 def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[Finding]:
-    """Findings on means and SDs that are wrong by more than chance.
-
-    Args:
-        found: from `gaps`.
-        spread: False for a result without uncertainty, whose SDs are not judged.
-        where: text on the scale, put at the end of each finding's text.
-
-    Returns:
-        Up to three findings: on the mean that is farthest off, on the smallest SD ratio, and on the largest.
-    """
+    """Up to three findings: the farthest mean, and, with `spread`, the smallest and largest SD ratio beyond chance."""
     chance = -special.stdtrit(found.freedom, FALSE_ALARMS / (4 * len(found.labels)))  # two sides, and means and SDs
     with np.errstate(divide="ignore"):
         log_ratio = np.log(found.ratio)
     sure = np.abs(log_ratio) > chance * found.log_ratio_error
     low, high = SD_RANGE
     wrong = {
-        "mean": (found.mean > np.maximum(LARGEST_MEAN_ERROR, chance * found.mean_error), found.mean),
+        "mean": (found.mean > np.maximum(MATTERS, chance * found.mean_error), found.mean),
         "small": ((found.ratio < low) & sure, -log_ratio),
         "large": ((found.ratio > high) & sure, log_ratio),
     }
@@ -156,3 +141,39 @@ def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[F
             differs = sentences.sd_too_small if what == "small" else sentences.sd_too_large
             said.append(differs(parameter=name, ratio=ratio, scale=where, more=more))
     return said
+
+
+#: R-hat of chains whose means scatter with an SD of `MATTERS` times the SD within chains.
+LARGEST_RHAT = (1 + MATTERS**2) ** 0.5
+
+
+def reference_doubts(idata: InferenceData, draws: Draws) -> list[Finding]:
+    """One finding against a result as the reference: disagreeing, diverged or too few draws; or none."""
+    if draws.fault or draws.spreadless:
+        return [sentences.no_reference()]
+    found = list[str]()
+    chains, each, dim = draws.values.shape
+    markov = draws.kind in ("chains", "")
+    if markov and chains > 1 and each >= FEWEST_OF_A_CHAIN:
+        varies = np.ptp(draws.flat, axis=0) > 0
+        worst = np.nan_to_num(rhat(draws.values[:, :, varies]), nan=np.inf)  # NaN: constant chains at different points
+        if worst.max() > LARGEST_RHAT:
+            where = np.array(draws.labels)[varies][int(worst.argmax())]
+            found.append(f"its {chains} chains disagree: R-hat is {worst.max():.3g} in '{where}'")
+    effective = effective_draws(draws.values, draws.kind)
+    least = int(effective.argmin())
+    needed = (special.ndtri(FALSE_ALARMS / (4 * dim)) / MATTERS) ** 2
+    if effective[least] < needed:
+        found.append(
+            f"its draws are worth only {effective[least]:.0f} independent ones in '{draws.labels[least]}', so that "
+            f"its own mean is known to {effective[least] ** -0.5:.2g} SDs (at least {needed:.0f} tell a mean that is "
+            f"{MATTERS} SDs off)"
+        )
+    diverged = int(idata["sample_stats"]["diverging"].sum()) if _has(idata, "sample_stats", "diverging") else 0
+    if diverged:
+        found.append(f"{diverged} of its {chains * each} trajectories diverged")
+    return [sentences.reference_doubtful(reasons=found)] if found else []
+
+
+def _has(idata: InferenceData, group: str, name: str) -> bool:
+    return group in idata and name in idata[group]

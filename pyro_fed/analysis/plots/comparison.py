@@ -1,30 +1,36 @@
-"""Marginal posterior densities of several results, drawn over a reference's."""
+"""Draws of several results over a reference's: marginal densities, two parameters, particles over exact contours."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.judging.distances import posterior_matrix
+from pyro_fed.analysis.judging.distances import thin
+from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.analysis.plots.style import (
+    COLORS,
     REFERENCE_LINE,
+    SHOWN_DRAWS,
     GivenAxes,
     by_name,
     check_labels,
     colors,
     legend,
+    new_axes,
     panels,
     shortened,
     tidy,
+    usual_reach,
 )
 from pyro_fed.conventions.calls import checked
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import SettingError, listed, shown
 from pyro_fed.ops.arviz_versions import kde
 from pyro_fed.results.inference_data import InferenceData
 
-#: Half-width of a panel, in SDs of the reference. A result whose mean lies outside is named at the edge.
+#: Half-width of a panel, in SDs of the reference. A mean that lies outside is named, or an arrow, at the edge.
 PANEL_SDS = 5.0
 #: Densities are cut at this many times the reference's height, so that lower ones stay visible. Those that are cut are
 #: named at the edge.
@@ -63,9 +69,8 @@ def plot_comparison(
         >>> (ax,) = pf.plots.plot_comparison({"NUTS": reference, "FedEP": idata}, "NUTS", labels=["w[0]"])
         >>> ax.figure.savefig("posteriors.png")
     """
-    results, reference = by_name(results), checked_reference(by_name(results), reference)
-    draws = {name: posterior_matrix(idata)[0] for name, idata in results.items()}
-    known = posterior_matrix(results[reference])[1]
+    results = by_name(results)
+    draws, reference, known = read_draws(results, reference)
     shown = most_different(draws, reference, known, labels, most)
     columns = min(3, len(shown))
     size = figsize or (3.4 * columns, 2.2 * -(-len(shown) // columns) + 0.6)
@@ -81,34 +86,25 @@ def plot_comparison(
     return axes
 
 
-def checked_reference(results: Mapping[str, InferenceData], reference: str | None) -> str:
-    """The name of the reference, by default the first result; SettingError for an unknown name."""
+def read_draws(
+    results: Mapping[str, InferenceData], reference: str | None
+) -> tuple[dict[str, np.ndarray], str, list[str]]:
+    """Draws (S, D) by result, the reference's name (by default the first result's), and the D parameters' names."""
     if not results:
         raise SettingError("expected at least one result to draw, received none")
     reference = next(iter(results)) if reference is None else reference
     if reference not in results:
         raise SettingError(f"reference {reference!r} is not among the results {list(results)}: name one of them")
-    return reference
+    read = {name: Draws.of(idata) for name, idata in results.items()}
+    return {name: draws.flat for name, draws in read.items()}, reference, read[reference].labels
 
 
 def most_different(
     draws: dict[str, np.ndarray], reference: str, known: list[str], labels: Sequence[str] | None, most: int
 ) -> list[str]:
-    """The parameters to show, in the order of the model: the user's `labels`, or those on which results differ most.
-
-    Args:
-        draws: draws (S, D) of each result, by name.
-        reference: name of the result whose SDs measure the distances of the means.
-        known: names of the D parameters.
-        labels: parameters that the user asks for; None for those on which results differ most.
-        most: largest number of parameters.
-
-    Raises:
-        SettingError: the user asks for an unknown parameter.
-    """
+    """The parameters to show, in the model's order: the user's `labels`, or those on which the results differ most."""
     if labels is not None:
         check_labels(labels, known)
-    if labels is not None:
         return list(labels)[:most]
     mean, sd = draws[reference].mean(0), draws[reference].std(0)
     safe = np.where(sd > 0, sd, np.inf)
@@ -161,3 +157,149 @@ def _name_at_edge(ax: Axes, text: str, color: str) -> None:
         0.98 if right else 0.02, 0.9 - 0.13 * place, text, transform=ax.transAxes, color=color, fontsize=8,
         ha="right" if right else "left", label=EDGE,
     )  # fmt: skip
+
+
+#: If less than this share of a result's draws is within its panel, the panel says where they are.
+LEAST_INSIDE = 0.1
+
+
+@checked
+def plot_pair(
+    results: Mapping[str, InferenceData] | InferenceData,
+    reference: str | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+    ax: GivenAxes = None,
+    figsize: tuple[float, float] | None = None,
+) -> np.ndarray:
+    """Draws of two parameters, with a panel for each result, over the draws of the reference.
+
+    Args:
+        results: InferenceData by name, or a single one.
+        reference: name of the result drawn in grey; by default the first result.
+        labels: two parameters; by default those on which results differ most.
+        ax: matplotlib axes, one for each result but the reference; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
+
+    Returns:
+        The axes, one a result; of a reference alone, one.
+
+    Raises:
+        SettingError: no results, an unknown reference or parameter, or not two of them.
+
+    Example:
+        >>> pf.plots.plot_pair({"NUTS": reference, "FedEP": idata}, "NUTS", labels=["w[0]", "xi"])
+    """
+    results = by_name(results)
+    draws, reference, known = read_draws(results, reference)
+    chosen = most_different(draws, reference, known, labels, 2)
+    asked = chosen if labels is None else list(labels)
+    if len(chosen) != 2 or len(asked) != 2:
+        raise SettingError(f"plot_pair: expected two parameters of {listed(known)}, received {asked}")
+    columns = [known.index(label) for label in chosen]
+    others = [name for name in results if name != reference] or [reference]
+    wide = min(3, len(others))
+    axes = panels(ax, len(others), wide, figsize or (3.2 * wide, 2.9 * -(-len(others) // wide)))
+    truth, palette = draws[reference][:, columns], colors(results)
+    for panel, name in zip(axes, others, strict=True):
+        values = None if name == reference else thin(draws[name][:, columns], SHOWN_DRAWS)
+        _scatter(panel, thin(truth, SHOWN_DRAWS), values, palette[name])
+        panel.set(xlabel=shortened(chosen[0]), ylabel=shortened(chosen[1]))
+        panel.set_title(name, fontsize=10)
+    return axes
+
+
+def _scatter(ax: Axes, truth: np.ndarray, values: np.ndarray | None, color: str) -> None:
+    ax.scatter(truth[:, 0], truth[:, 1], s=7, color=REFERENCE_LINE, alpha=0.5, linewidth=0)
+    if values is not None:
+        ax.scatter(values[:, 0], values[:, 1], s=9, color=color, alpha=0.8, linewidth=0)
+    low, high = truth.mean(0) - PANEL_SDS * truth.std(0), truth.mean(0) + PANEL_SDS * truth.std(0)
+    every = truth if values is None else np.concatenate([truth, values])
+    low = np.where(every.min(0) > 0, np.maximum(low, 0.0), low)  # all draws are positive: the axis begins at zero
+    ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+    if values is not None and np.mean(((values > low) & (values < high)).all(1)) < LEAST_INSIDE:
+        where = "its draws lie outside: means " + ", ".join(f"{one:.3g}" for one in values.mean(0))
+        ax.text(0.5, 0.96, where, transform=ax.transAxes, color=color, fontsize=8, ha="center", va="top")
+    tidy(ax, grid="both")
+
+
+#: The density is evaluated on a grid of this many points on each axis.
+GRID = 120
+#: The contours enclose these shares of the probability.
+SHARES = (0.9, 0.5, 0.1)
+#: Margin around the particles, as a share of their range.
+MARGIN = 0.35
+
+
+@checked
+def plot_particles(
+    idata: InferenceData, log_density: Callable[[torch.Tensor], torch.Tensor] | None = None, *,
+    labels: Sequence[str] | None = None, limits: tuple[float, float, float, float] | None = None,
+    ax: Axes | None = None, figsize: tuple[float, float] = (4.6, 4.4),
+) -> Axes:  # fmt: skip
+    """Scatter of two parameters, over contours of the exact posterior if its density is passed.
+
+    The contours enclose 10, 50 and 90 % of the exact posterior.
+
+    Args:
+        idata: a result.
+        log_density: unnormalised log posterior of points (n, 2) → (n,).
+        labels: two parameters, such as `["w[0]", "w[1]"]`; by default the first two.
+        limits: (left, right, bottom, top); by default around the particles.
+        ax: matplotlib axes to draw on; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
+
+    Returns:
+        The axes.
+
+    Raises:
+        SettingError: an unknown parameter, or fewer than two.
+
+    Example:
+        >>> pf.plots.plot_particles(pf.run(pf.DSVGD(), fed), labels=["w[0]", "w[1]"])
+    """
+    read = Draws.of(idata)
+    draws, known = read.flat, read.labels
+    chosen = known[:2] if labels is None else list(labels)
+    if len(chosen) != 2 or not set(chosen) <= set(known):
+        raise SettingError(f"plot_particles: expected two parameters of {listed(known)}, received {chosen}")
+    xy = draws[:, [known.index(label) for label in chosen]]
+    left, right, bottom, top = limits or _limits(xy)
+    ax = new_axes(ax, figsize)
+    if log_density is not None:
+        _contours(ax, log_density, np.linspace(left, right, GRID), np.linspace(bottom, top, GRID))
+    count = f"{len(xy)} {'particles' if idata.attrs.get('draws_are') == 'particles' else 'draws'}"
+    outside = int(((xy < (left, bottom)) | (xy > (right, top))).any(1).sum())
+    count += f", {outside} outside" if outside else ""
+    ax.scatter(xy[:, 0], xy[:, 1], s=14, color=COLORS[1], alpha=0.7, linewidth=0, label=count, zorder=3)
+    ax.set(xlim=(left, right), ylim=(bottom, top), xlabel=chosen[0], ylabel=chosen[1])
+    ax.legend(frameon=False, fontsize=9, loc="upper right")
+    tidy(ax, grid=None)
+    return ax
+
+
+def _limits(xy: np.ndarray) -> tuple[float, float, float, float]:
+    middle = np.median(xy, 0)
+    reach = np.array([usual_reach(part) for part in (xy - middle).T])
+    low, high = np.maximum(xy.min(0), middle - reach), np.minimum(xy.max(0), middle + reach)
+    room = MARGIN * np.maximum(high - low, 1e-12)
+    return low[0] - room[0], high[0] + room[0], low[1] - room[1], high[1] + room[1]
+
+
+def _contours(ax: Axes, log_density: Callable[[torch.Tensor], torch.Tensor], x: np.ndarray, y: np.ndarray) -> None:
+    grid = torch.as_tensor(np.stack(np.meshgrid(x, y), -1).reshape(-1, 2))
+    with torch.no_grad():
+        found = log_density(grid)
+    if not isinstance(found, torch.Tensor) or found.numel() != len(grid):
+        raise SettingError(
+            f"log_density must return a tensor of {len(grid)} numbers, one for each of the points ({len(grid)}, 2), "
+            f"received {shown(found)}"
+        )
+    log_p = found.double().numpy().reshape(len(y), len(x))
+    p = np.exp(log_p - log_p.max())
+    falling = np.sort(p.ravel())[::-1]
+    enclosed = np.cumsum(falling) / falling.sum()
+    levels = sorted({float(falling[np.searchsorted(enclosed, share)]) for share in SHARES})
+    ax.contourf(x, y, p, levels=[*levels, 1.0 + 1e-9], cmap="Blues", alpha=0.55)
+    ax.contour(x, y, p, levels=levels, colors=REFERENCE_LINE, linewidths=0.8)
+    ax.plot([], [], color=REFERENCE_LINE, linewidth=0.8, label="10, 50, 90 % of the exact posterior")

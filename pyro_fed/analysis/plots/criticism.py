@@ -1,4 +1,4 @@
-"""Figures of model criticism: the influence of each client, and posterior predictive checks of its rows."""
+"""Figures of model criticism: each client's influence, information, and posterior predictive checks of its rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from matplotlib.axes import Axes
 
 from pyro_fed.analysis.plots.style import (
     COLORS,
+    INNER_90,
     REFERENCE,
+    REFERENCE_LINE,
     GivenAxes,
+    check_dataset,
     legend_above,
     mark_outside,
     new_axes,
@@ -21,14 +24,12 @@ from pyro_fed.analysis.plots.style import (
     width_with,
 )
 from pyro_fed.conventions.calls import checked
-from pyro_fed.errors import SettingError, shown
+from pyro_fed.errors import SettingError
 
 #: The figure of influence shows this many parameters: those that a client moves most.
 MOST_PARAMETERS = 20
 #: Shifts of the mean, in SDs, at which the colours of that figure end.
 STRONGEST = 3.0
-#: The interval of replications that is drawn goes from the first to the second of these quantiles.
-REPLICATED = (0.05, 0.95)
 
 
 @checked
@@ -51,8 +52,7 @@ def plot_influence(
     Example:
         >>> pf.plots.plot_influence(pf.influence(idata))
     """
-    if not {"shift", "influence", "disagreement"} <= set(getattr(found, "data_vars", ())):
-        raise SettingError(f"plot_influence takes the dataset that pf.influence returns, received {shown(found)}")
+    check_dataset(found, {"shift", "influence", "disagreement"}, "plot_influence", "pf.influence")
     most = np.nan_to_num(np.abs(found["shift"].values)).max(0)
     chosen = np.sort(np.argsort(-most)[:MOST_PARAMETERS])
     names = found["client"].values
@@ -156,7 +156,7 @@ def plot_check_intervals(
     place = np.arange(one.sizes["client"])
     panel = new_axes(ax, figsize or (width_with(one["client"].values, 4.6), 1.2 + 0.28 * len(place)))
     known = np.isfinite(one["observed"].values)
-    low, high = np.quantile(one["replicated"].values[known], REPLICATED, axis=-1)
+    low, high = np.quantile(one["replicated"].values[known], INNER_90, axis=-1)
     observed, outside = one["observed"].values[known], np.zeros(int(known.sum()), dtype=bool)
     outside |= (observed < low) | (observed > high)
     panel.hlines(place[known], low, high, color=REFERENCE, linewidth=6, label="90 % of replications")
@@ -176,8 +176,7 @@ def plot_check_intervals(
 
 
 def _statistic(found: xr.Dataset, statistic: str | None) -> xr.Dataset:
-    if not {"p_value", "replicated"} <= set(getattr(found, "data_vars", ())):
-        raise SettingError(f"expected the dataset that pf.check_clients returns, received {shown(found)}")
+    check_dataset(found, {"p_value", "replicated"}, "a figure of checks", "pf.check_clients")
     known = [str(name) for name in found["statistic"].values]
     if statistic is not None and statistic not in known:
         raise SettingError(f"there is no statistic {statistic!r}; there are {known}: name one of them")
@@ -197,3 +196,39 @@ def _check(ax: Axes, one: xr.Dataset) -> None:
             ax.set_xlim(middle - 1.1 * reach, middle + 1.1 * reach)
             mark_outside(ax, np.array([observed]), np.array([0.9 * ax.get_ylim()[1]]), COLORS[1])
     tidy(ax, grid=None)
+
+
+@checked
+def plot_contributions(
+    found: xr.Dataset, *, ax: Axes | None = None, figsize: tuple[float, float] | None = None
+) -> Axes:
+    """Two bars for each client: its share of the information, averaged over parameters, and its share of the rows.
+
+    Args:
+        found: the dataset returned by `pyro_fed.contributions`.
+        ax: matplotlib axes to draw on; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
+
+    Returns:
+        The axes; the last bar is the prior's.
+
+    Raises:
+        SettingError: `found` is something else.
+
+    Example:
+        >>> pf.plots.plot_contributions(pf.contributions(idata, fed))
+    """
+    check_dataset(found, {"contribution", "prior_contribution"}, "plot_contributions", "pf.contributions")
+    names = [*(str(name) for name in found["client"].values), "the prior"]
+    values = np.append(found["contribution"].values, float(found["prior_contribution"]))
+    place = np.arange(len(names))
+    panel = new_axes(ax, figsize or (width_with(names, 4.6), 1.0 + 0.28 * len(names)))
+    panel.barh(place, 100 * values, 0.7, color=[*[COLORS[0]] * (len(names) - 1), REFERENCE_LINE], label="information")
+    if "rows" in found:
+        rows = found["rows"].values / max(1, found["rows"].values.sum())
+        panel.scatter(100 * rows, place[:-1], marker="|", s=130, linewidth=2, color=COLORS[1], zorder=3, label="rows")
+        legend_above(panel)
+    panel.set_yticks(place, short_names(names), fontsize=8)
+    panel.set(ylim=(len(names) - 0.5, -0.5), xlabel="share of all, %")
+    tidy(panel, grid="x")
+    return panel

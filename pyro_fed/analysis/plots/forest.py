@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,15 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon
 
-from pyro_fed.analysis.judging.distances import posterior_matrix
-from pyro_fed.analysis.plots.comparison import checked_reference, most_different
+from pyro_fed.analysis.plots.comparison import PANEL_SDS, most_different, read_draws
 from pyro_fed.analysis.plots.style import (
     COLORS,
+    INNER_90,
     REFERENCE,
     REFERENCE_LINE,
     GivenAxes,
     by_name,
+    check_dataset,
     check_labels,
     legend_above,
     line_colors,
@@ -31,17 +33,14 @@ from pyro_fed.analysis.plots.style import (
     width_with,
 )
 from pyro_fed.conventions.calls import checked
-from pyro_fed.errors import SettingError, shown
 from pyro_fed.results.inference_data import InferenceData
 
 #: Quantiles of the draws at the ends of the thin line (94 %, as in tables) and of the thick line (the middle half).
 OUTER, INNER = (0.03, 0.97), (0.25, 0.75)
-#: Largest half-width of a forest in SDs of the reference. A mean that lies outside is an arrow at the edge.
-WIDEST = 6.0
 #: Right ends of the written columns, in points from the axes.
 COLUMN_ENDS = (105, 155)
 #: SDs on either side of a client's mean that hold 90 % of a Gaussian.
-CLIENT_SDS = 1.645
+CLIENT_SDS = NormalDist().inv_cdf(INNER_90[1])
 
 
 @checked
@@ -78,9 +77,8 @@ def plot_forest(
     Example:
         >>> pf.plots.plot_forest({"NUTS": reference, "FedEP": idata}, "NUTS")
     """
-    results, reference = by_name(results), checked_reference(by_name(results), reference)
-    draws = {name: posterior_matrix(idata)[0] for name, idata in results.items()}
-    known = posterior_matrix(results[reference])[1]
+    results = by_name(results)
+    draws, reference, known = read_draws(results, reference)
     shown = most_different(draws, reference, known, labels, most)
     columns = [known.index(label) for label in shown]
     others = [name for name in results if name != reference]
@@ -100,7 +98,7 @@ def plot_forest(
     if standardise:  # as far as half of the results need
         reaches = sorted(float(np.abs(one).max()) for one in ends)
         inside = np.abs(np.quantile((truth - centre) / scale, OUTER, axis=0)).max()
-        widest = min(WIDEST, 1.15 * max(inside, reaches[(len(reaches) - 1) // 2]))
+        widest = min(PANEL_SDS, 1.15 * max(inside, reaches[(len(reaches) - 1) // 2]))
         panel.set_xlim(-widest, widest)
     else:
         panel.set_xlim(*_room(np.min(ends), np.max(ends)))
@@ -167,16 +165,10 @@ def plot_client_forest(
     Example:
         >>> pf.plots.plot_client_forest(pf.contributions(idata), labels=["w[0]"], annotate=True)
     """
-    if not {"share", "mean", "sd", "all_mean", "all_sd"} <= set(getattr(found, "data_vars", ())):
-        raise SettingError(
-            f"plot_client_forest takes the dataset that pf.contributions returns, received {shown(found)}"
-        )
+    check_dataset(found, {"share", "mean", "sd", "all_mean", "all_sd"}, "plot_client_forest", "pf.contributions")
     known = [str(name) for name in found["parameter"].values]
     check_labels(() if labels is None else labels, known)
-    if labels is None:
-        far = np.abs(found["mean"].values - found["all_mean"].values) / found["sd"].values
-        apart = np.nanmax(np.where(np.isfinite(far), far, 0.0), axis=0)
-        labels = [known[i] for i in sorted(np.argsort(-apart, kind="stable")[:most])]
+    labels = most_disputed(found, most) if labels is None else labels
     clients = [str(name) for name in found["client"].values]
     columns = min(1 if annotate else 3, len(labels))
     height = 0.8 + 0.24 * (max(len(clients), 3) + 2 * annotate)
@@ -190,6 +182,13 @@ def plot_client_forest(
         panel.set_title(shortened(label), fontsize=10, loc="left" if annotate else "center")
         panel.set_xlabel("unconstrained (log, if positive)", fontsize=8)
     return axes
+
+
+def most_disputed(found: xr.Dataset, most: int) -> list[str]:
+    """The parameters on which clients alone are farthest from all together, in their own SDs, in the model's order."""
+    far = np.abs(found["mean"].values - found["all_mean"].values) / found["sd"].values
+    order = np.argsort(-np.where(np.isfinite(far), far, 0.0).max(0), kind="stable")
+    return [str(found["parameter"].values[i]) for i in sorted(order[:most])]
 
 
 def _one_parameter(ax: Axes, one: xr.Dataset, clients: list[str]) -> None:

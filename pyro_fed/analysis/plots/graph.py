@@ -1,24 +1,24 @@
-"""Pictures of graphs of agents: the links, their mixing weights, and each agent's centrality."""
+"""Who takes part: the graph of agents with weights and centrality, and the rows of each client by label."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.plots.style import INK, name_dots, new_axes
+from pyro_fed.analysis.plots.style import COLORS, INK, MOST_MARKS, name_dots, new_axes, short_names, tidy, width_with
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
+from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 
 #: Area of a node of mean centrality, in points².
 NODE_AREA = 350.0
 #: Largest number of agents that can be told apart in a figure.
 MAX_AGENTS = 1000
-#: Nodes carry their numbers if there are at most this many agents.
-MAX_NUMBERED = 60
 #: The layout of at most this many agents minimises an energy; larger graphs use a faster spring simulation.
 MAX_SOLVED = 200
 
@@ -65,7 +65,7 @@ def plot_graph(
     nodes = nx.draw_networkx_nodes(
         links, place, node_size=area, node_color=v, cmap="viridis", ax=ax, vmin=0.0, edgecolors="white"
     )
-    if graph.num_agents <= MAX_NUMBERED:
+    if graph.num_agents <= MOST_MARKS:
         dark = v < 0.6 * v.max()
         for shade, color in ((dark, "white"), (~dark, "black")):
             some = {i: str(i) for i in links if shade[i] and i not in (names or {})}
@@ -108,3 +108,64 @@ def _draw_links(links: nx.DiGraph, place: dict[int, np.ndarray], area: np.ndarra
 
     nx.draw_networkx_edges(links, place, both, width=widths(both), arrows=False, edge_color="0.6", ax=ax)
     nx.draw_networkx_edges(links, place, single, width=widths(single), node_size=area, edge_color="0.4", ax=ax)
+
+
+#: Each client's name is written at its bar if there are at most this many clients.
+MAX_NAMED = 30
+#: A name of at most this many letters fits below a bar.
+LONGEST_BESIDE = 4
+
+
+@checked
+def plot_partition(
+    federation: Federation, *, ax: Axes | None = None, figsize: tuple[float, float] | None = None
+) -> Axes:
+    """A bar of each client's number of rows, split by label if the observations are a few classes.
+
+    The bars are horizontal if the clients' names would not fit below vertical bars.
+
+    Args:
+        federation: the clients.
+        ax: matplotlib axes to draw on; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> pf.plots.plot_partition(fed).figure.savefig("clients.png")
+    """
+    table = federation.summary()
+    labels = [name for name in table.columns if str(name).startswith("label ")]
+    labels = labels if len(labels) <= len(COLORS) else []  # too many values, as of counts: colours would repeat
+    names = short_names(table.index)
+    named = len(names) <= MAX_NAMED
+    lying = named and max(map(len, names)) > LONGEST_BESIDE
+    upright = (float(np.clip(0.45 * len(names), 4.0, 12.0)), 3.0)
+    ax = new_axes(ax, figsize or ((width_with(names, 4.6), 1.2 + 0.28 * len(names)) if lying else upright))
+    place, floor = np.arange(len(table)), np.zeros(len(table))
+    for i, name in enumerate(labels or ["rows"]):
+        size = table[name].to_numpy(dtype=float)
+        look: dict[str, Any] = {"color": COLORS[i % len(COLORS)], "label": str(name)}
+        if lying:
+            ax.barh(place, size, left=floor, height=0.85, **look)
+        else:
+            ax.bar(place, size, bottom=floor, width=0.85, **look)
+        floor += size
+    if lying:
+        ax.set_yticks(place, names, fontsize=8)
+        ax.invert_yaxis()
+        ax.set_xlabel("rows")
+    else:
+        if named:
+            ax.set_xticks(place, names)
+        ax.set_xlabel("client")
+        ax.set_ylabel("rows")
+    ax.set_title(
+        f"{int(table['rows'].sum()):,} rows over {len(table)} clients: {type(federation.partition).__name__}",
+        fontsize=10,
+    )
+    if labels:
+        ax.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    tidy(ax, grid="x" if lying else "y")
+    return ax

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator
 
-from pyro_fed.errors import SettingError, listed
+from pyro_fed.errors import SettingError, listed, shown
 from pyro_fed.results.inference_data import InferenceData
 
 #: Okabe and Ito's palette, darkened where a line had a contrast below 3:1 on white. Grey is kept for the reference.
@@ -40,6 +40,12 @@ WRITTEN_OUT = 1e6
 FEW_TICKS_FACTOR = 30.0
 #: An axis reaches to the largest of its values that is at most so many times the middle one; others stand at its edge.
 REACH = 6.0
+#: So many marks can be told apart: dots of rounds on a line, numbers in the nodes of a graph.
+MOST_MARKS = 60
+#: Draws of a path or of a scatter, evenly spaced: more would hide each other, and make a large file.
+SHOWN_DRAWS = 300
+#: The interval of 90 % goes from the first to the second of these quantiles.
+INNER_90 = (0.05, 0.95)
 #: Points from one line of small text to the next.
 LINE = 12
 #: Where the name of a dot may stand, in points from it, and its side that is turned there: the first that is free.
@@ -60,15 +66,15 @@ MAX_FIGURE_INCHES = 200.0
 GivenAxes = Axes | np.ndarray | Iterable[Axes] | None
 
 
-def colors(names: Iterable[str], reference: str | None = None) -> dict[str, str]:
+def colors(names: Iterable[str], reference: str | None = None, grey: str = REFERENCE) -> dict[str, str]:
     """A colour for each name. The reference is grey; the other colours do not depend on which name it is."""
     chosen = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
-    return chosen | ({reference: REFERENCE} if reference is not None else {})
+    return chosen | ({reference: grey} if reference is not None else {})
 
 
 def line_colors(names: Iterable[str], reference: str | None = None) -> dict[str, str]:
     """A colour for each name, for lines and dots: the reference has a darker grey than in `colors`."""
-    return colors(names) | ({reference: REFERENCE_LINE} if reference is not None else {})
+    return colors(names, reference, REFERENCE_LINE)
 
 
 def by_name(results: Mapping[str, InferenceData] | InferenceData) -> dict[str, InferenceData]:
@@ -81,6 +87,12 @@ def check_labels(labels: Sequence[str], known: Sequence[str]) -> None:
     unknown = [label for label in labels if label not in known]
     if unknown:
         raise SettingError(f"labels: there are no parameters {unknown}; take some of {listed(known)}")
+
+
+def check_dataset(found: Any, needed: set[str], plot: str, source: str) -> None:
+    """SettingError unless `plot` was called with the dataset that `source` returns, which has the needed variables."""
+    if not needed <= set(getattr(found, "data_vars", ())):
+        raise SettingError(f"{plot} takes the dataset that {source} returns, received {shown(found)}")
 
 
 def tidy(ax: Axes, *, grid: Literal["x", "y", "both"] | None = "y") -> None:
@@ -106,11 +118,7 @@ def inches(size: tuple[float, float]) -> tuple[float, float]:
 
 
 def panels(ax: GivenAxes, count: int, columns: int, size: tuple[float, float], **options: Any) -> np.ndarray:
-    """An array (count,) of axes, one a panel: the first of the user's, or those of a new figure with `columns` columns.
-
-    Raises:
-        SettingError: `count` is zero, or the user passed fewer axes, or something else than axes.
-    """
+    """Axes (count,), one a panel: the first of the user's, or those of a new figure with so many `columns`."""
     if count < 1:
         raise SettingError("expected at least one panel to draw, received none: name parameters, or raise most")
     if ax is not None:
@@ -159,25 +167,13 @@ def short_names(names: Iterable[object]) -> list[str]:
 
 
 def usual_reach(values: np.ndarray) -> float:
-    """How far an axis reaches, so that a few values far from zero do not flatten the others: see `REACH`.
-
-    Args:
-        values: numbers of either sign, those that are not finite left out; zero if there are none.
-    """
+    """How far an axis reaches, so that a few values far from zero do not flatten the others: see `REACH`."""
     sizes = np.sort(np.abs(values[np.isfinite(values)]))
     return float(sizes[sizes <= REACH * sizes[len(sizes) // 2]].max()) if len(sizes) else 0.0
 
 
 def mark_outside(ax: Axes, values: np.ndarray, place: np.ndarray, color: str, *, beyond: bool = False) -> None:
-    """Mark values outside a horizontal axis' limits by arrows and numbers: within its edge, or `beyond` the right one.
-
-    Args:
-        ax: axes whose limits are set.
-        values: numbers (n,); those within the limits, and those that are not finite, are left out.
-        place: their places (n,) on the vertical axis.
-        color: of arrows and numbers.
-        beyond: right of the axes, as bars that are cut need it.
-    """
+    """Mark values outside a horizontal axis by arrows and numbers: within its edge, or `beyond` the right one."""
     low, high = ax.get_xlim()
     for value, at in zip(values, place, strict=True):
         if low <= value <= high or not np.isfinite(value):

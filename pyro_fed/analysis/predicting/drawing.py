@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,58 +47,28 @@ def flat(value: np.ndarray, dtype: torch.dtype) -> Tensor:
 
 
 class PooledPlateSizes(NamedTuple):
-    """A client's rows, for a model whose plates have the sizes of all clients' rows together.
-
-    Args:
-        plate: name of the partitioned plate.
-        indices: (m,), the indices that the plate yields.
-        members: the rows of each nested plate.
-    """
+    """A client's rows, for a model whose plates have the sizes of all clients' rows together."""
 
     plate: str
     indices: Tensor
     members: Mapping[str, Members]
 
 
+@dataclass(eq=False)
 class ModelRun:
-    """The model on fixed arguments, as a function from latent values to predictions.
+    """The model on fixed arguments, as a function from latent values to predictions."""
 
-    Args:
-        model: the Pyro model.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        dtype: default type of floating-point numbers while the model runs.
-        hidden: names of the latents inside the partitioned plate. They are drawn if they have no value, and are not
-            part of the predictions.
-        constants: values that the model has kept by `pyro_fed.shared`.
-        split: names of the plates whose rows lie at clients; None if they are not known, so that any plate may be one.
-        here: the rows of one client; None for all rows of the arguments.
-        expected: whether observed sites take the means of their distributions in place of draws.
-
-    Attributes:
-        partly: for latents of which only some groups' values are known, the mask of these groups.
-    """
-
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        dtype: torch.dtype,
-        hidden: frozenset[str] = frozenset(),
-        constants: dict[str, Any] | None = None,
-        split: frozenset[str] | None = None,
-        here: PooledPlateSizes | None = None,
-        expected: bool = False,
-    ) -> None:
-        self.model, self.args, self.kwargs, self.dtype, self.hidden = model, args, kwargs, dtype, hidden
-        self.constants, self.split, self.here, self.expected = constants, split, here, expected
-        self.partly: dict[str, Tensor] = {}
-
-    def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRun:
-        """This model on other arguments, with all other settings the same."""
-        settings = self.dtype, self.hidden, self.constants, self.split, self.here, self.expected
-        return ModelRun(self.model, args, kwargs, *settings)
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dtype: torch.dtype  # default of floating-point numbers while the model runs
+    hidden: frozenset[str] = frozenset()  # latents inside the partitioned plate, drawn without a value, not predicted
+    constants: dict[str, Any] | None = None  # values that the model has kept by `pyro_fed.shared`
+    split: frozenset[str] | None = None  # plates whose rows lie at clients; None: any plate may be one
+    here: PooledPlateSizes | None = None  # the rows of one client; None for all rows of the arguments
+    expected: bool = False  # whether observed sites take the means of their distributions in place of draws
+    reported: tuple[str, ...] = ()  # sites that the model computes, which are predicted too
+    partly: dict[str, Tensor] = field(default_factory=dict)  # masks of known groups, of latents that lack some
 
     def trace(self, values: dict[str, Tensor]) -> tuple[Any, _Redraw]:
         """Run the model once with the latents at `values`; returns the trace and the handler that drew the sites."""
@@ -110,13 +81,7 @@ class ModelRun:
         return execution.trace, handler
 
     def first(self, values: dict[str, Tensor]) -> dict[str, Any]:
-        """Run the model once, and return Pyro's messages of the random sites, with the entries `redrawn` and `given`.
-
-        `redrawn` says whether the site is predicted; `given` is its observed value or None.
-
-        Raises:
-            DataError: the posterior lacks a latent site, or the model has no observed site.
-        """
+        """Pyro's messages of the random sites, with `redrawn` (predicted) and `given` (the observed value)."""
         with torch.random.fork_rng(devices=[]):
             trace, handler = self.trace(values)
         if not handler.drawn:
@@ -141,11 +106,7 @@ class ModelRun:
         }
 
     def keep(self, first: dict[str, Any], groups: Groups, posterior: xr.Dataset) -> dict[str, Tensor]:
-        """The fitted groups' values (S, ...) of the latents inside the plate. Sets `partly` if some groups are new.
-
-        Raises:
-            DataError: a latent has another shape in the posterior than in the run.
-        """
+        """The fitted groups' values (S, ...) of the latents inside the plate; sets `partly` if some groups are new."""
         found = {}
         for name in sorted(self.hidden & first.keys()):
             axis = row_axis(first[name], groups.plate.name)
@@ -165,7 +126,7 @@ class ModelRun:
 
     def __call__(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         trace, handler = self.trace(values)
-        return {name: trace.nodes[name]["value"] for name in handler.drawn}
+        return {name: trace.nodes[name]["value"] for name in (*handler.drawn, *self.reported)}
 
 
 class _Redraw(Messenger):
@@ -216,13 +177,7 @@ class _Redraw(Messenger):
 def draw(
     run: Callable[[dict[str, Tensor]], dict[str, Tensor]], values: dict[str, Tensor], generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Draw the sites to predict, (S, ...) by name, at each posterior draw; torch's global generator is unchanged.
-
-    Args:
-        run: predictions by name from one draw's values, such as a `ModelRun`.
-        values: posterior draws (S, ...) by site.
-        generator: of the seed.
-    """
+    """The sites to predict, (S, ...) by name, at each posterior draw; torch's global generator is unchanged."""
     batched: Callable[..., Any] = vmap(run, randomness="different")
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

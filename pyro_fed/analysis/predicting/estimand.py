@@ -136,19 +136,7 @@ def estimand(
 def estimand_by_rounds(
     idata: InferenceData, federation: Federation, asked: RowSums, do: Mapping[str, Any], executor: str | Executor
 ) -> InferenceData:
-    """The estimand by a round of messages, from clients that know it by name; as `estimand` has it.
-
-    Args:
-        idata: the result.
-        federation: the model and its clients.
-        asked: what the clients are asked.
-        do: its values in place of the rows' own.
-        executor: where the clients' work is done.
-
-    Raises:
-        DataError: no client has a group that is large enough.
-        QuorumError: a client did not answer.
-    """
+    """`estimand` by a round of messages, from clients that know it by name."""
     posterior, problem = group_of(idata, "posterior"), federation.problem
     known = {**problem.sites, **problem.layout.reported}
     shared = posterior[
@@ -184,17 +172,7 @@ def _sums_in(question: Question, name: str, answer: State) -> ClientSums:
 def combined(
     question: Question, found: Mapping[str, ClientSums], posterior: xr.Dataset, levels: Mapping[str, list[Any]]
 ) -> InferenceData:
-    """Averages over all clients' rows.
-
-    Args:
-        question: what was asked.
-        found: each client's sums, by name.
-        posterior: the draws, for their chains.
-        levels: the values of each column that was set.
-
-    Raises:
-        DataError: no client has a group that is large enough.
-    """
+    """Averages over all clients' rows; `levels` are the values of each column that was set."""
     whole = question.by in (None, CLIENT)
     withheld = [
         name if whole else f"{name} {question.by}={group}" for name, one in found.items() for group in one.withheld

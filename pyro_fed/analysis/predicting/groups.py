@@ -61,12 +61,7 @@ class Groups:
         return np.asarray(self.place >= 0)
 
     def of(self, values: xr.DataArray, axis: int) -> tuple[Tensor, Tensor]:
-        """A latent's values for the elements of the plate, whose axis in one draw's value is `axis` < 0.
-
-        Returns:
-            Values (chain, draw, ...), arbitrary for new groups; and a mask (size, 1, ...) of the fitted groups, which
-            broadcasts against one draw's value.
-        """
+        """A latent's values (chain, draw, ...) with the plate at `axis` < 0, and the mask of fitted groups."""
         rest = [dim for dim in values.dims if dim not in ("chain", "draw")]
         ordered = values.transpose("chain", "draw", *rest).isel({self.plate.name: np.maximum(self.place, 0)})
         mask = torch.from_numpy(self.is_fitted).reshape(-1, *(1,) * (-1 - axis))
@@ -74,19 +69,7 @@ class Groups:
 
 
 def match(given: str | Sequence[Any] | None, plate: Plate, fitted: xr.Dataset) -> Groups:
-    """Match the groups of new data with the fitted ones.
-
-    Args:
-        given: "known", "new", or a label for each element with None for a new group; None for the rules of the
-            module's header.
-        plate: the plate in the new data.
-        fitted: the posterior, in which the latents of the groups have the plate as a dimension.
-
-    Raises:
-        DataError: the number of elements differs from the number of labels, or with "known" from the number of fitted
-            groups; or a label was not fitted.
-        SettingError: `given` is another word.
-    """
+    """The fitted groups of new data: "known", "new", labels (None: a new group), or None for the header's rules."""
     labels = fitted.coords[plate.name].values.tolist()
     if given is None:
         return _groups_by_size(plate, labels)

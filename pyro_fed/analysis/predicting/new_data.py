@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pyro_fed.analysis.predicting.drawing import ModelRun
-from pyro_fed.analysis.predicting.finite import has_finite_predictions, not_finite
-from pyro_fed.density.checks.source import line_of
+from pyro_fed.density.checks.blame import line_of
 from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, with_held
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.rows.leaves import UnknownLabelError
+from pyro_fed.density.running.observed_values import mask_of
 from pyro_fed.errors import DataError, listed, shown
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.data_groups import columns_in, labels_in
@@ -22,11 +24,7 @@ from pyro_fed.results.inference_data import InferenceData
 
 
 def given_arguments(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments: the user's, or the federation's own if the user gave none.
-
-    Raises:
-        DataError: there are neither arguments nor a federation.
-    """
+    """Positional and keyword arguments: the user's, or the federation's own if the user gave none."""
     if args is not None or kwargs:
         args = () if args is None else args
         args = tuple(args) if isinstance(args, tuple | list) else (args,)
@@ -131,11 +129,7 @@ def _check_rows(arguments: Arguments, fitted: Arguments) -> None:
 
 
 def first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments) -> dict[str, Any]:
-    """Run the model at one draw, and return its random sites. Common errors get a message with their likely cause.
-
-    Raises:
-        DataError: the model cannot be run on these arguments.
-    """
+    """The random sites of a run at one draw. Common errors get a message with their likely cause."""
     named = list(zip(arguments.names, arguments.leaves, strict=True))
     try:
         return run.first(values)
@@ -166,11 +160,7 @@ def first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments) ->
 
 
 def check_shapes(model: Any, arguments: Arguments, cause: Exception) -> None:
-    """Find the argument whose rows have another shape than at the fit, after the model has failed with `cause`.
-
-    Raises:
-        DataError: names the argument and both shapes.
-    """
+    """DataError that names an argument whose rows have another shape than at the fit, after a failure `cause`."""
     if not isinstance(model, Federation):
         return
     fitted = model.problem.bound.arguments
@@ -187,17 +177,58 @@ def check_shapes(model: Any, arguments: Arguments, cause: Exception) -> None:
 
 
 def check_finite(run: ModelRun, values: dict[str, Tensor], arguments: Arguments, cause: Exception | None) -> None:
-    """Find the NaN or infinity that makes the model fail, or its predictions not finite if `cause` is None.
-
-    Raises:
-        DataError: an argument is not finite, and the model does not handle it; the error names argument and row.
-    """
+    """DataError that names the NaN or infinity by which the model fails, or predictions are not finite."""
 
     def works(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         try:
-            return has_finite_predictions(run.on(args, kwargs).first(values))
+            return has_finite_predictions(replace(run, args=args, kwargs=kwargs, partly={}).first(values))
         except (RuntimeError, ValueError):
             return False
 
-    if said := not_finite(arguments, works):
-        raise said from cause
+    # Not every NaN is an error: the argument for the observations is ignored, and the model may handle NaN in others.
+    # So it is run with each argument as it is, and zeros for the NaN and infinities of all others.
+    leaves = arguments.leaves
+    doubtful = [i for i, leaf in enumerate(leaves) if not _is_finite_leaf(leaf)]
+    for i in doubtful:
+        others = [_without_nan(leaf) if at in doubtful and at != i else leaf for at, leaf in enumerate(leaves)]
+        if not works(*replace(arguments, leaves=tuple(others)).call_arguments()):
+            raise _not_finite_error(arguments.names[i], leaves[i]) from cause
+
+
+def has_finite_predictions(first: dict[str, Any]) -> bool:
+    """Whether the predictions of a run are finite, apart from masked entries."""
+    for site in first.values():
+        value = site["value"]
+        if not site["redrawn"] or not isinstance(value, Tensor) or not value.is_floating_point():
+            continue
+        finite, mask = torch.isfinite(value), mask_of(site)
+        if not bool((finite if mask is None else finite | ~mask.bool()).all()):
+            return False
+    return True
+
+
+def _is_finite_leaf(leaf: Any) -> bool:
+    if isinstance(leaf, Tensor):
+        return not leaf.is_floating_point() or bool(torch.isfinite(leaf).all())
+    return not isinstance(leaf, float) or math.isfinite(leaf)
+
+
+def _without_nan(leaf: Any) -> Any:
+    """The argument with zeros for NaN and infinities."""
+    return leaf.nan_to_num(0.0, 0.0, 0.0) if isinstance(leaf, Tensor) else 0.0
+
+
+def _not_finite_error(name: str, leaf: Any) -> DataError:
+    value = torch.as_tensor(leaf)
+    bad = ~torch.isfinite(value)
+    position = bad.nonzero()[0].tolist()
+    kind = "NaN" if bool(value[tuple(position)].isnan()) else "infinite"
+    where = f"[{', '.join(map(str, position))}]" if position else ""
+    rows = (
+        f" ({int(bad.flatten(1).any(1).sum() if bad.dim() > 1 else bad.sum())} of {len(bad)} rows)" if position else ""
+    )
+    return DataError(
+        f"predict: argument '{name}'{where} is {kind}{rows}, and the model can predict nothing from it. Drop or impute "
+        f"these rows, or let the model handle them: `torch.where(torch.isfinite({name}), {name}, latent)` with a "
+        "latent in the plate"
+    )

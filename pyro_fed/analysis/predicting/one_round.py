@@ -63,19 +63,7 @@ class OneRound(Algorithm):
 def answers(
     question: OneRound, shared: State, federation: Federation, executor: str | Executor, seed: int, counted: str
 ) -> State:
-    """The server's state with the answers of all clients.
-
-    Args:
-        question: what is asked.
-        shared: what the clients need.
-        federation: the model and its clients.
-        executor: where the clients' work is done.
-        seed: seed of the clients' randomness.
-        counted: the name of an answer of every client.
-
-    Raises:
-        QuorumError: a client did not answer.
-    """
+    """The server's state with all clients' answers (each has `counted`); QuorumError if one is missing."""
     record = Record(federation.client_names)
     context = Context(federation, federation.problem, None, resolve(executor), seed, progress=False, record=record)
     context.start = Start(shared, {})

@@ -29,11 +29,7 @@ OwnRows = Callable[[torch.Generator], tuple[dict[str, Tensor], dict[str, Tensor]
 
 
 def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -> xr.Dataset:
-    """Add draws of the latents inside the plate, from the federation's rows, to a posterior that lacks them.
-
-    Raises:
-        DataError: the posterior lacks a site outside the plate.
-    """
+    """The posterior with draws of the latents inside the plate, from the federation's rows."""
     problem = federation.problem
     missing = [name for name in problem.sites if name not in posterior]
     if missing:
@@ -95,14 +91,7 @@ def own_rows(idata: InferenceData, federation: Federation) -> list[OwnRows | Non
 
 
 class ClientRun(NamedTuple):
-    """The model on the rows of one client, at posterior draws.
-
-    Args:
-        run: the model.
-        values: draws (S, ...) of the latents, by site.
-        places: numbers of the rows of the partitioned plate, and of those nested in it, by plate.
-        plate: the partitioned plate.
-    """
+    """The model on one client's rows, values (S, ...) by site, and numbers of its rows by plate."""
 
     run: ModelRun
     values: dict[str, Tensor]
@@ -118,16 +107,7 @@ def client_run(
     arguments: Arguments | None = None,
     expected: bool = False,
 ) -> ClientRun | None:
-    """The model on one client's rows; None if its groups have no rows in the nested plates.
-
-    Args:
-        posterior: draws of all latents (chain, draw, ...).
-        hidden: names of the latents inside the plate.
-        problem: the model's densities, which hold the rows.
-        groups: the client's numbers of elements of the partitioned plate.
-        arguments: the pooled arguments, if their values are to be others than the federation's own.
-        expected: whether observed sites take the means of their distributions in place of draws.
-    """
+    """The model on the rows of one client's `groups`; None without rows in the nested plates."""
     arguments = (arguments or problem.arguments).with_client_rows([groups])
     places = {problem.plate: groups} | {part: _packed_rows(arguments, part, groups) for part in arguments.nested_plates}
     if not sum(len(places[part]) for part in arguments.nested_plates or (problem.plate,)):

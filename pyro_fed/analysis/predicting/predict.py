@@ -8,11 +8,7 @@ Latents a inside the partitioned plate belong to groups, such as a hospital's ow
 that group's draws: y_s ~ p(y | x, a_s, θ_s). A new group's latents are drawn from the population p(a | θ_s), see
 `groups`.
 
-    new_data    the arguments of the new data, and errors where the model fails on them
-    groups      which groups of the new data were fitted
-    own_rows    a client's own rows, with its own latents
-    drawing     the model run at posterior draws
-    finite      new rows with NaN or infinities
+The same from the prior, z_s ~ p(z), before anything is fitted (`prior_predict`).
 """
 
 from __future__ import annotations
@@ -21,11 +17,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+import torch
 import xarray as xr
+from pyro.distributions import Unit
 from torch import Tensor
 
 from pyro_fed.analysis.predicting.drawing import ModelRun, draw, flat, split_plates
-from pyro_fed.analysis.predicting.finite import has_finite_predictions
 from pyro_fed.analysis.predicting.groups import NEW, Groups, Plate, match
 from pyro_fed.analysis.predicting.new_data import (
     check_finite,
@@ -33,6 +30,7 @@ from pyro_fed.analysis.predicting.new_data import (
     encode_arguments,
     first_run,
     given_arguments,
+    has_finite_predictions,
 )
 from pyro_fed.analysis.predicting.own_rows import with_own_latents
 from pyro_fed.conventions import seeding
@@ -205,13 +203,7 @@ def _predicted(
 
 
 def _groups_of_labels(labels: list[Any], federation: Federation, size: int) -> str | list[Any]:
-    """The label of each element of the plate, None for one that was not fitted or has no rows; "new" if all are new.
-
-    Args:
-        labels: of the groups, in the order of their numbers.
-        federation: whose plate has the labels of the fitted groups.
-        size: of the plate in the new data.
-    """
+    """The label of each element of the plate, None for one that was not fitted or has no rows; "new" if all are new."""
     arguments, fitted = federation.problem.arguments, federation.coords[federation.problem.plate]
     if arguments.row_names and labels[: len(fitted)] != list(fitted):
         warn_user(
@@ -229,13 +221,7 @@ def _plate_size(first: dict[str, Any], hidden: Collection[str], plate: str) -> i
 
 
 def _checked_first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments, model: Any) -> dict[str, Any]:
-    """Run the model at one draw, and return its random sites; an error that new rows cause names argument and row.
-
-    `model` is None if the arguments are the training data, which were checked before.
-
-    Raises:
-        DataError: the model cannot be run on the new rows, or its predictions are not finite.
-    """
+    """The random sites of a run at one draw; an error that new rows (`model` is not None) cause names the argument."""
     try:
         first = first_run(run, values, arguments)
         usable = model is None or has_finite_predictions(first)
@@ -262,12 +248,7 @@ def _fitted_groups(
     groups: str | Sequence[Any] | None,
     plate: str,
 ) -> Groups | None:
-    """The fitted groups that the new data belong to; None if no latent is inside the plate.
-
-    Raises:
-        DataError: `groups` names fitted groups, but the posterior lacks the latents inside the plate.
-        SettingError: `groups` names fitted groups, but the model has no latents inside the plate.
-    """
+    """The fitted groups that the new data belong to; None if no latent is inside the plate."""
     inside = {name: frame_of(first[name], plate) for name in sorted(hidden & first.keys())}
     frames = {name: frame for name, frame in inside.items() if frame is not None}
     asked = groups not in (None, NEW)
@@ -300,15 +281,7 @@ def _row_dims(first: dict[str, Any]) -> frozenset[str]:
 def datasets(
     model: Any, sites: dict[str, Any], drawn: dict[str, Tensor], rows: Collection[str], known: Mapping[str, list[Any]]
 ) -> dict[str, xr.Dataset]:
-    """The groups `posterior_predictive` and `observed_data` of the result, from draws (chain, draw, ...) by site.
-
-    Args:
-        model: as given to `predict`.
-        sites: sites of a run on the arguments.
-        drawn: the predictions by site, (chain, draw, ...).
-        rows: dimensions whose labels in the federation do not apply, since the rows are new.
-        known: labels of such dimensions whose elements are known to be fitted groups.
-    """
+    """The result's groups, from draws (chain, draw, ...); `rows` are new dimensions, `known` their fitted labels."""
     named, coords = (model.dims, model.coords) if isinstance(model, Federation) else ({}, {})
     coords = {dim: values for dim, values in coords.items() if dim not in rows} | dict(known)
     predicted, observed = {}, {}
@@ -328,3 +301,54 @@ def datasets(
     if observed:
         groups["observed_data"] = xr.Dataset(observed, coords=labels("chain", "draw"))
     return groups
+
+
+@checked
+@explained(DataError, "prior_predict: the model's prior cannot be drawn from")
+def prior_predict(federation: Federation, *, num_draws: int = 1000, seed: int = 0) -> InferenceData:
+    """Draw parameters and observations from the prior, at the rows of a federation.
+
+    Args:
+        federation: the model and its data.
+        num_draws: number of draws.
+        seed: seed of the draws.
+
+    Returns:
+        InferenceData with the groups `prior`, of the latents, and `prior_predictive`, of the observed sites, both of
+        draws (chain, draw, ...) with one chain, and `observed_data`. Names, dimensions and coordinates are those of
+        a result, so that `idata.extend(...)` adds them to it.
+
+    Raises:
+        DataError: a prior that cannot be drawn from, since it is improper or a `pyro.factor`; rows that are not here.
+        SettingError: fewer than one draw.
+
+    Example:
+        >>> prior = pf.prior_predict(fed)
+        >>> az.plot_ppc(prior, group="prior")                   # before the fit
+        >>> idata.extend(prior)                                    # prior and posterior side by side
+    """
+    if num_draws < 1:
+        raise SettingError(f"prior_predict: num_draws must be at least 1, received {num_draws}")
+    problem = federation.problem
+    if not federation.holds_data:
+        raise DataError("prior_predict: the rows are at the clients: draw there, from a federation of their own rows")
+    args, kwargs = problem.arguments.call_arguments()
+    constants, split = dict(problem.bound.constants), split_plates(problem)
+    reported = tuple(problem.layout.reported)
+    run = ModelRun(problem.model, args, kwargs, problem.dtype, frozenset(), constants, split, reported=reported)
+    with torch.random.fork_rng(devices=[]):
+        trace, handler = run.trace({})
+    factors = [name for name, site in trace.nodes.items() if isinstance(site.get("fn"), Unit)]
+    if factors:
+        raise DataError(
+            f"prior_predict: the sites {listed(factors)} are pyro.factor, numbers that nothing can be drawn from: "
+            "write them as distributions, pyro.sample(...)"
+        )
+    drawn = draw(run, {"": torch.arange(num_draws)}, seeding.torch_generator(seed, seeding.DRAWS))
+    sites = {name: {**trace.nodes[name], "given": handler.given.get(name)} for name in drawn}
+    groups = datasets(federation, sites, {name: value[None] for name, value in drawn.items()}, frozenset(), {})
+    whole = groups.pop("posterior_predictive")
+    observed = [name for name in drawn if name in handler.given]
+    groups["prior"] = whole[[name for name in drawn if name not in handler.given]]
+    groups["prior_predictive"] = whole[observed]
+    return make_inference_data(groups, {"plate": problem.plate, "seed": seed})

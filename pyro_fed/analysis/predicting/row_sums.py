@@ -89,11 +89,7 @@ class Question(NamedTuple):
         fewest: int = 1,
         replicated: bool = False,
     ) -> Question:
-        """The question of the arguments of `estimand`.
-
-        Raises:
-            SettingError: an argument, site or column that the model does not have.
-        """
+        """The question of the arguments of `estimand`; SettingError for names that the model does not have."""
         if fewest < 1:
             raise SettingError(f"estimand: fewest must be at least 1, received {fewest}")
         arguments, levels = problem.arguments, levels_of(do or {})
@@ -152,20 +148,7 @@ def row_values(
     name: str,
     seed: int = 0,
 ) -> RowValues | None:
-    """f of each row of a client; None if its groups have no rows in the nested plates.
-
-    Args:
-        question: what is summed.
-        posterior: draws of all latents (chain, draw, ...).
-        hidden: names of the latents inside the plate.
-        problem: the model's densities, which hold the rows.
-        rows: the client's numbers of elements of the partitioned plate.
-        name: the client's name.
-        seed: of the client's replications.
-
-    Raises:
-        DataError: f returns other than one finite number a row.
-    """
+    """f of each row of a client; None if its groups have no rows in the nested plates. DataError unless f is finite."""
     if question.replicated:
         return _replicated_values(question, posterior, hidden, problem, rows, name, seed)
     each: list[Tensor] = []
@@ -207,12 +190,7 @@ def client_sums(question: Question, found: RowValues | None) -> ClientSums:
 
 @dataclass(frozen=True, kw_only=True)
 class RowSums(OneRound):
-    """One round in which every client adds up an estimand over its rows, at draws that it receives.
-
-    Args:
-        name: the estimand's name in `ESTIMANDS` of the model's file.
-        question: what it says there.
-    """
+    """One round in which every client adds up the estimand `name` of its model's file, at draws that it receives."""
 
     answer_kind: ClassVar[str] = "estimate"
     name: str
@@ -260,11 +238,7 @@ class RowSums(OneRound):
     def values_of(
         self, problem: Problem, shared: State, data: ClientData, client: int, seed: int = 0
     ) -> RowValues | None:
-        """f of each of a client's rows at the draws that it received.
-
-        Raises:
-            DataError: the draws are not those of the model's shared parameters; f returns other than one number a row.
-        """
+        """f of each of a client's rows at the draws that it received, of the model's shared parameters."""
         draws = {name: value[client] for name, value in within(shared, DRAWS).items()}
         known = {**problem.sites, **problem.layout.reported}
         if not set(problem.sites) <= set(draws) <= set(known) or any(
@@ -299,16 +273,7 @@ def replication_seed(generator: torch.Generator) -> Tensor:
 
 
 def named_questions(module: Any, problem: Problem, fewest: int = 1) -> dict[str, RowSums]:
-    """The estimands that a model's file names, by name.
-
-    Args:
-        module: the model's module, whose `ESTIMANDS` maps names to arguments of `pyro_fed.estimand`.
-        problem: the model's densities.
-        fewest: the fewest rows of a group at the client.
-
-    Raises:
-        SettingError: an entry that cannot be asked of clients; names it.
-    """
+    """The estimands that a model's file names, by name; SettingError names an entry that cannot be asked of clients."""
     found = {}
     for name, given in getattr(module, ESTIMANDS, {}).items():
         where = f"{ESTIMANDS}[{name!r}] of the model's file"
@@ -372,11 +337,7 @@ def _observed(problem: Problem, site: str | None) -> str:
 
 
 def _with_values(arguments: Arguments, setting: Mapping[str, Any]) -> Arguments:
-    """The arguments with one value in all rows of some columns.
-
-    Raises:
-        SettingError: a column of text has no such label.
-    """
+    """The arguments with one value in all rows of some columns; SettingError for an unknown label."""
     leaves = list(arguments.leaves)
     for name, value in setting.items():
         at, labels = arguments.names.index(name), arguments.labels.get(name)
@@ -399,11 +360,7 @@ def _replicated_values(
     name: str,
     seed: int,
 ) -> RowValues | None:
-    """f (S, 2, n) of replicated observations and of a client's own, and which are one if all of these are 0 or 1.
-
-    Raises:
-        DataError: nothing is observed; groups may be withheld, and f is 0 or 1 and depends on the draw.
-    """
+    """f (S, 2, n) of replicated observations and of a client's own, and which are one if all of these are 0 or 1."""
     found, site, generator = client_run(posterior, hidden, problem, rows), question.site, torch.Generator()
     if found is None:
         return None
@@ -427,11 +384,7 @@ def _replicated_values(
 
 
 def _observations(question: Question, found: ClientRun) -> tuple[Tensor, Tensor | None]:
-    """What a client observes at the site, and which rows (n,) the model's mask does not leave out; None for all.
-
-    Raises:
-        DataError: nothing is observed; a mask leaves out parts of rows.
-    """
+    """What a client observes at the site, and which rows (n,) the model's mask does not leave out; None for all."""
     site = found.run.first({name: value[0] for name, value in found.values.items()})[question.site]
     given, mask = site["given"], mask_of(site)
     if not isinstance(given, Tensor):
@@ -503,11 +456,7 @@ def _named_rows(arguments: Arguments, found: ClientRun) -> dict[str, Any]:
 
 
 def _observed_ones(question: Question, found: ClientRun) -> tuple[Tensor, Tensor]:
-    """Which of a client's observed rows are one, and which rows (n,) are observed.
-
-    Raises:
-        DataError: the observed values are other than zeros and ones.
-    """
+    """Which of a client's observed rows are one, of zeros and ones, and which rows (n,) are observed."""
     given, kept = _observations(question, found)
     given = given if kept is None else given[kept]
     if given.dim() != 1 or not bool(((given == 0) | (given == 1)).all()):

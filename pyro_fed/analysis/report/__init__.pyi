@@ -1,3 +1,3 @@
 # Results for readers: blocks of text for the terminal, and the page.
+from . import overview as overview
 from . import page as page
-from . import terminal as terminal

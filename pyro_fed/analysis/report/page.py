@@ -1,8 +1,11 @@
-"""The comparison as one HTML page that needs no other file: verdict, tables, figures, settings."""
+"""The comparison as one HTML page that needs no other file: verdict, tables, figures, changed settings."""
 
 from __future__ import annotations
 
+import ast
+import datetime
 import importlib.util
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -11,12 +14,15 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from pyro_fed import infer
 from pyro_fed.analysis.judging.compare import TABLES, compare, findings_of
 from pyro_fed.analysis.plots.style import by_name
-from pyro_fed.analysis.report import answers, pictures, posterior, provenance, svg
+from pyro_fed.analysis.report import pictures, svg, tables
 from pyro_fed.codes.finding import Finding, texts
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.output import PAGE_ENDINGS, check_writable
+from pyro_fed.conventions.settings_repr import all_settings
+from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
@@ -26,15 +32,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 class Verdict(NamedTuple):
-    """The verdict on a result.
-
-    Args:
-        name: name of the result.
-        reference: whether it is the reference.
-        sentence: the verdict in a sentence.
-        doubts: sentences that speak against the result.
-        remarks: sentences that its user should know, and that do not speak against it.
-    """
+    """The verdict on a result in a sentence, with those that speak against it and those that do not."""
 
     name: str
     reference: bool
@@ -111,8 +109,8 @@ def write_report(
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     verdicts = [_verdict(name, one, table, reference) for name, one in said.items()]
     about = pictures.Compared(table, results, federation, reference, test)
-    tables = [*_tables(table), *posterior.tables(about), *answers.tables(results)]
-    sections = [*tables, *pictures.pictures(about)]
+    sections = [*_tables(table), *tables.posterior_tables(about), *tables.answer_tables(results)]
+    sections += pictures.pictures(about)
     page = environment.get_template("report.html").render(
         title=title,
         lead=lead
@@ -123,8 +121,8 @@ def write_report(
         sections=[{**one, "id": re.sub(r"\W+", "-", one["title"].lower()).strip("-")} for one in sections],
         light=svg.colours(dark=False),
         dark=svg.colours(dark=True),
-        settings=[row for name, one in results.items() for row in provenance.settings(name, one)],
-        colophon=provenance.colophon(results, command),
+        settings=[row for name, one in results.items() for row in settings(name, one)],
+        colophon=colophon(results, command),
     )
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(page, encoding="utf-8")
@@ -188,3 +186,74 @@ def _in_one_sentence(verdicts: list[Verdict]) -> str:
         f"Nothing speaks against {len(good)} of {len(verdicts)} results: {', '.join(good)}. "
         f"There are reasons to doubt {', '.join(doubted)}."
     )
+
+
+class Setting(NamedTuple):
+    """A row of the table of settings that differ from their defaults, as text.
+
+    For a result without such settings, `name` says why. `why` is "" for a setting that the user gave.
+    """
+
+    result: str
+    algorithm: str
+    name: str
+    value: str
+    default: str
+    why: str = ""
+
+
+def settings(name: str, idata: InferenceData) -> list[Setting]:
+    """The settings of a result that differ from their defaults; if there are none, one row that says why."""
+    if "algorithm" not in idata.attrs:
+        maker = idata.attrs.get("inference_library", "another library")
+        return [Setting(name, f"made by {maker}", "not known", "", "")]
+    algorithm, text = str(idata.attrs.get("plan", idata.attrs["algorithm"])), str(idata.attrs.get("settings", ""))
+    known: Any = getattr(infer, algorithm, None)
+    if "chosen" in idata.attrs:
+        algorithm = f"{algorithm}, which chose {idata.attrs['chosen']}"
+    try:
+        given, default = ast.literal_eval(text), all_settings(known())
+    except (ValueError, SyntaxError, TypeError):  # the user's own algorithm, or settings by another program
+        return [Setting(name, algorithm, "as written", text, "")]
+    rows, why = _changed_settings(given, default), _reasons(idata)
+    shown = rows or [("all at their defaults", "", "")]
+    return [Setting(name, algorithm, *row, why.get(row[0].partition(".")[0], "")) for row in shown]
+
+
+def _reasons(idata: InferenceData) -> dict[str, str]:
+    """Setting → why it was chosen, for the algorithm whose result it is."""
+    choices = json.loads(idata.attrs.get("choices", "[]"))
+    own = str(idata.attrs["algorithm"])
+    return {one["setting"]: one["reason"] for one in choices if one["algorithm"] == own and one["override"]}
+
+
+def _changed_settings(
+    given: Mapping[str, Any], default: Mapping[str, Any], within: str = ""
+) -> list[tuple[str, str, str]]:
+    """(name, value, default) of each setting that differs; settings within a setting are named like `client.steps`."""
+    rows = []
+    for name, value in given.items():
+        usual = default.get(name, "")
+        if value == usual:
+            continue
+        if isinstance(value, dict) and isinstance(usual, dict) and value.get("name") == usual.get("name"):
+            rows += _changed_settings(value, usual, f"{within}{name}.")
+        else:
+            rows.append((f"{within}{name}", _setting_text(value), _setting_text(usual)))
+    return rows
+
+
+def _setting_text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return str(value)
+    return f"{value:,}"
+
+
+def colophon(results: Mapping[str, InferenceData], command: str) -> list[str]:
+    """The lines at the end of the page: date, version, seeds, versions of libraries and the shell command, if any."""
+    seeds = sorted({str(one.attrs["seed"]) for one in results.values() if "seed" in one.attrs})
+    versions = dict.fromkeys(str(one.attrs["versions"]) for one in results.values() if "versions" in one.attrs)
+    day = datetime.datetime.now(datetime.UTC).date().isoformat()
+    seed = f"; seed {', '.join(seeds)}" if seeds else ""
+    lines = [f"Made on {day} by pyro_fed {VERSION}{seed}."]
+    return [*lines, *versions, *([command] if command else [])]

@@ -18,13 +18,13 @@ import pandas as pd
 
 from pyro_fed.analysis import plots
 from pyro_fed.analysis.criticism.checks import check_clients
-from pyro_fed.analysis.criticism.contributions import contributions
-from pyro_fed.analysis.criticism.influence import influence
+from pyro_fed.analysis.criticism.influence import contributions, influence
 from pyro_fed.analysis.judging.density import thin_posterior
 from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws
 from pyro_fed.analysis.judging.moments import Gaps, gaps
 from pyro_fed.analysis.plots.comparison import most_different
 from pyro_fed.analysis.plots.criticism import draw_influence
+from pyro_fed.analysis.plots.forest import most_disputed
 from pyro_fed.analysis.plots.style import REFERENCE, line_colors, shortened
 from pyro_fed.analysis.report import svg
 from pyro_fed.audit.influence import by_the_outcome
@@ -93,25 +93,17 @@ COST = "Mean error against all bytes sent and received: lower left is best. Belo
 
 
 class Panel(NamedTuple):
-    """A panel of a picture.
+    """A panel of a picture, with a text for readers who cannot see it."""
 
-    Args:
-        draw: draws it on matplotlib axes: on one, or on an array of `axes`.
-        size: width and height in inches.
-        alt: text for readers who cannot see the panel.
-        axes: number of axes, one below the other.
-    """
-
-    draw: Callable[[Any], object]
-    size: tuple[float, float]
+    draw: Callable[[Any], object]  # on matplotlib axes: on one, or on an array of `axes`, one below the other
+    size: tuple[float, float]  # in inches
     alt: str
     axes: int = 1
 
 
 class Picture(NamedTuple):
-    """A figure of the page: its title, its panels, a note on how to read it, and each result's colour."""
+    """A figure of the page: its panels, a note on how to read it, and each result's colour."""
 
-    title: str
     panels: list[Panel]
     note: str
     legend: Mapping[str, str]
@@ -137,9 +129,7 @@ class Compared:
     @cached_property
     def draws(self) -> dict[str, Draws]:
         """The draws of each result whose draws are all finite."""
-        found = {
-            name: Draws.of(one, sorted(map(str, one["posterior"].data_vars))) for name, one in self.results.items()
-        }
+        found = {name: Draws.of(one) for name, one in self.results.items()}
         return {name: draws for name, draws in found.items() if not draws.fault}
 
     @cached_property
@@ -209,22 +199,17 @@ class Compared:
 
 
 def pictures(about: Compared) -> list[dict[str, Any]]:
-    """The figures as the page's template takes them: title, note, legend, and each panel as an SVG element.
-
-    A figure that cannot be drawn for these results has no panels, and a note that says why.
-    """
+    """The figures as the page's template takes them; one that cannot be drawn has a note that says why."""
     shown = []
     for number, (title, make) in enumerate(MAKERS):
         try:
             picture = make(about)
             if picture is None:
                 continue
-            found = {
-                **picture._asdict(),
-                "panels": [_panel_svg(one, number, i) for i, one in enumerate(picture.panels)],
-            }
+            panels = [_panel_svg(one, number, i) for i, one in enumerate(picture.panels)]
+            found = {**picture._asdict(), "panels": panels}
         except PyroFedError as error:
-            found = {"title": title, "panels": [], "note": f"Cannot be drawn here: {error}", "legend": {}}
+            found = {"panels": [], "note": f"Cannot be drawn here: {error}", "legend": {}}
         shown.append({**found, "title": title})
     return shown
 
@@ -260,7 +245,7 @@ def _forest(about: Compared) -> Picture | None:
     rest = f" The {len(shown)} of {total} parameters on which results differ most." if len(shown) < total else ""
     note = (FOREST if len(about.drawable) > 1 else FOREST_OF_ONE) + rest + about.left_out
     alt = f"Intervals of {len(shown)} parameters for {', '.join(about.drawable)}; {farthest_mean_text(about)}"
-    return Picture("", [Panel(draw, size, alt)], note, about.legend if len(about.drawable) > 1 else {})
+    return Picture([Panel(draw, size, alt)], note, about.legend if len(about.drawable) > 1 else {})
 
 
 def farthest_mean_text(about: Compared) -> str:
@@ -288,7 +273,7 @@ def _posteriors(about: Compared) -> Picture | None:
         return Panel(draw, NARROW, about.moments(label))
 
     note = about.over_centre(POSTERIORS, POSTERIORS_OF_ONE)
-    return Picture("", [panel(one) for one in about.different(about.centre, MOST_PANELS)], note, about.legend)
+    return Picture([panel(one) for one in about.different(about.centre, MOST_PANELS)], note, about.legend)
 
 
 def _pair(about: Compared) -> Picture | None:
@@ -311,7 +296,7 @@ def _pair(about: Compared) -> Picture | None:
         return Panel(draw, (3.6, 3.2), alt)
 
     note = about.over_centre(PAIRS, PAIRS_OF_ONE)
-    return Picture("", [panel(name) for name in others or [centre]], note, about.legend)
+    return Picture([panel(name) for name in others or [centre]], note, about.legend)
 
 
 def _correlation(draws: Draws, labels: list[str]) -> float:
@@ -333,7 +318,7 @@ def _chains(about: Compared) -> Picture | None:
         alt = f"Paths and ranks of {len(draws.values)} chains of {name} in {worst}, R-hat {largest}"
         return Panel(draw, (3.6, 4.2), alt, axes=2)
 
-    return Picture("", [panel(*one) for one in about.chains.items()], CHAINS, {}) if about.chains else None
+    return Picture([panel(*one) for one in about.chains.items()], CHAINS, {}) if about.chains else None
 
 
 def written_rhat(value: float) -> str:
@@ -365,7 +350,7 @@ def _convergence(about: Compared) -> Picture | None:
         if np.isfinite(one.attrs.get("log_evidence_se", np.nan))
     ]
     alt = f"Lines that fall over rounds and over bytes: {ends}"
-    return Picture("", [Panel(draw, (4.4, 5.0), alt, axes=2)], CONVERGENCE + "".join(evidence), palette)
+    return Picture([Panel(draw, (4.4, 5.0), alt, axes=2)], CONVERGENCE + "".join(evidence), palette)
 
 
 def _predictive(about: Compared) -> Picture | None:
@@ -388,7 +373,7 @@ def _predictive(about: Compared) -> Picture | None:
 
         return Panel(draw, size, f"{name}: the observed means of {outside} of {len(p)} clients lie outside 90 %")
 
-    return Picture("", [panel(*one) for one in about.drawable.items()], PREDICTIVE + about.left_out, {})
+    return Picture([panel(*one) for one in about.drawable.items()], PREDICTIVE + about.left_out, {})
 
 
 def _strongest(order: np.ndarray) -> np.ndarray:
@@ -400,7 +385,7 @@ def _reliability(about: Compared) -> Picture | None:
     federation = about.federation
     if about.test is None or federation is None or "ece" not in about.table:
         return None
-    measured = {name: one for name, one in about.drawable.items() if _has_figure(about, "ece", name)}
+    measured = {name: one for name, one in about.drawable.items() if about.table["ece"].notna()[name]}
     if not measured:
         return None
     palette = line_colors(about.drawable)
@@ -414,11 +399,7 @@ def _reliability(about: Compared) -> Picture | None:
 
         return Panel(draw, (3.6, 3.3), f"{name}: confidence and accuracy are {about.table['ece'][name]:.3f} apart")
 
-    return Picture("", [panel(*one) for one in measured.items()], RELIABILITY + about.left_out, {})
-
-
-def _has_figure(about: Compared, column: str, name: str) -> bool:
-    return bool(about.table[column].notna()[name])
+    return Picture([panel(*one) for one in measured.items()], RELIABILITY + about.left_out, {})
 
 
 def _who(about: Compared) -> Picture | None:
@@ -430,7 +411,7 @@ def _who(about: Compared) -> Picture | None:
         f"Bars of the rows of {federation.num_clients} clients, by label where there are labels: "
         f"{int(counts.min()):,} to {int(counts.max()):,}"
     )
-    return Picture("", [Panel(lambda ax: plots.plot_partition(federation, ax=ax), WIDE, alt)], WHO, {})
+    return Picture([Panel(lambda ax: plots.plot_partition(federation, ax=ax), WIDE, alt)], WHO, {})
 
 
 def _influence(about: Compared) -> Picture | None:
@@ -460,7 +441,7 @@ def _influence(about: Compared) -> Picture | None:
     if not spread:
         return None
     panels = [panel(*one) for one in spread.items()]
-    return Picture("", panels, INFLUENCE + "".join(notes), {})
+    return Picture(panels, INFLUENCE + "".join(notes), {})
 
 
 def _contributions(about: Compared) -> Picture | None:
@@ -477,7 +458,7 @@ def _contributions(about: Compared) -> Picture | None:
     )
     size = (4.4, 1.0 + 0.26 * (len(kept) + 1))
     panel = Panel(lambda ax: plots.plot_contributions(found.isel(client=kept), ax=ax), size, alt)
-    return Picture("", [panel], f"{CONTRIBUTIONS} By {chosen}.", {})
+    return Picture([panel], f"{CONTRIBUTIONS} By {chosen}.", {})
 
 
 def _by_client(about: Compared) -> Picture | None:
@@ -486,14 +467,11 @@ def _by_client(about: Compared) -> Picture | None:
         return None
     found = contributions(about.results[chosen], about.federation)
     found = found.isel(client=_strongest(-found["contribution"].values))
-    labels = [str(name) for name in found["parameter"].values]
-    far = np.abs(found["mean"].values - found["all_mean"].values) / found["sd"].values
-    if not np.isfinite(far).any():
+    if not np.isfinite(found["mean"].values / found["sd"].values).any():
         return None
-    order = np.argsort(-np.where(np.isfinite(far), far, 0.0).max(0), kind="stable")[:MOST_BY_CLIENT]
 
     def panel(label: str) -> Panel:
-        one = found.isel(parameter=labels.index(label))
+        one = found.sel(parameter=label)
         alone, spread = one["mean"].values, np.isfinite(one["mean"].values)
         said = f"{alone[spread].min():.2g} to {alone[spread].max():.2g}" if spread.any() else "nothing"
         every = f"{float(one['all_mean']):.2g} ± {float(one['all_sd']):.2g}"
@@ -501,7 +479,7 @@ def _by_client(about: Compared) -> Picture | None:
         size = (3.6, 1.0 + 0.22 * max(len(alone), 3))
         return Panel(lambda ax: plots.plot_client_forest(found, labels=[label], ax=ax), size, alt)
 
-    return Picture("", [panel(labels[i]) for i in sorted(order)], f"{BY_CLIENT} By {chosen}.", {})
+    return Picture([panel(label) for label in most_disputed(found, MOST_BY_CLIENT)], f"{BY_CLIENT} By {chosen}.", {})
 
 
 def _best_result(about: Compared) -> str | None:
@@ -511,7 +489,7 @@ def _best_result(about: Compared) -> str | None:
     if not names or federation is None or not federation.holds_data or federation.num_clients < 2:
         return None
     for column in ("mean_error", "ksd"):
-        known = [name for name in names if column in about.table and _has_figure(about, column, name)]
+        known = [name for name in names if column in about.table and about.table[column].notna()[name]]
         if known:
             return min(known, key=lambda name: float(about.table[column][name]))
     return names[0]
@@ -525,7 +503,7 @@ def _cost(about: Compared) -> Picture | None:
         return None
     said = [f"{name}: error {row.mean_error:.2f} for {row.bytes_up / 1e6:,.3g} MB" for name, row in known.iterrows()]
     alt = "; ".join(said)
-    return Picture("", [Panel(lambda ax: plots.plot_cost(about.table, ax=ax), (4.4, 3.2), alt)], COST, {})
+    return Picture([Panel(lambda ax: plots.plot_cost(about.table, ax=ax), (4.4, 3.2), alt)], COST, {})
 
 
 #: The figures in the order of the page.

@@ -74,7 +74,7 @@ MOST_NUMBERS = 150_000_000
 MOST_INTEGRATED = MOST_NUMBERS // 8
 #: Of a network's rows so many times fewer: values and scores, which the steps are judged by, are at all points all the
 #: same. Of 60 to 90 parameters and 240 rows a run takes 3 to 6 s in place of 6 to 11, and log densities of test rows
-#: are within 0.02 of those with all points (`benchmarks/networks/small.py`).
+#: are within 0.02 of those with all points (`benchmarks/networks/kinds.py`).
 LAYERED_DIVISOR = 10
 
 

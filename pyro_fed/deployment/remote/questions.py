@@ -13,8 +13,7 @@ import torch
 import xarray as xr
 
 from pyro_fed.analysis.criticism.influence import checked_draws, influence, influence_by_weights
-from pyro_fed.analysis.criticism.loo import loo_and_waic
-from pyro_fed.analysis.criticism.pointwise import Pointwise, chosen_site, observed_plates
+from pyro_fed.analysis.criticism.loo import Pointwise, chosen_site, loo_and_waic, observed_plates
 from pyro_fed.analysis.judging.calibration import OF_DEPLOYMENT
 from pyro_fed.analysis.predicting.estimand import estimand_by_rounds
 from pyro_fed.analysis.predicting.row_sums import ESTIMANDS, named_questions

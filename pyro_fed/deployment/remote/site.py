@@ -20,7 +20,7 @@ from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.states import State, prefixed, within
-from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
+from pyro_fed.analysis.criticism.loo import Pointwise, observed_plates
 from pyro_fed.analysis.predicting.one_round import OneRound
 from pyro_fed.analysis.predicting.row_sums import RowSums, named_questions
 from pyro_fed.conventions.nested_settings import settings_line

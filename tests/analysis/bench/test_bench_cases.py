@@ -15,8 +15,14 @@ from torch.func import grad, hessian
 from pyro_fed.analysis.bench.bench import run_benchmark
 from pyro_fed.analysis.bench.cases import posteriordb
 from pyro_fed.analysis.bench.cases.case import NotApplicable, Split, classes
-from pyro_fed.analysis.bench.cases.gallery import gallery_cases, stored_reference
-from pyro_fed.analysis.bench.cases.library import QUICK, SPLITS, all_cases, missing_cases
+from pyro_fed.analysis.bench.cases.library import (
+    QUICK,
+    SPLITS,
+    all_cases,
+    gallery_cases,
+    missing_cases,
+    stored_reference,
+)
 from pyro_fed.analysis.bench.cases.posteriordb import find, has
 from pyro_fed.analysis.bench.cases.stan_models import NO_ROWS, POSTERIORS
 from pyro_fed.errors import DataError, SettingError

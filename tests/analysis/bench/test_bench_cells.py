@@ -24,11 +24,9 @@ from pyro_fed.analysis.bench.algorithms import AdapterError, Algorithm, find
 from pyro_fed.analysis.bench.bench import run_benchmark
 from pyro_fed.analysis.bench.cases.case import Split
 from pyro_fed.analysis.bench.cases.library import all_cases
-from pyro_fed.analysis.bench.cell import ASIDE, Cell, Outcome, code_files, code_version, run_cell
-from pyro_fed.analysis.bench.cell_process import Task
+from pyro_fed.analysis.bench.cell import ASIDE, Cell, Outcome, Store, Task, code_files, code_version, run_cell
 from pyro_fed.analysis.bench.clients import Clients
 from pyro_fed.analysis.bench.processes import Died, _cpu_seconds, _hung, run_in_processes
-from pyro_fed.analysis.bench.store import Store
 from pyro_fed.errors import DataError, SettingError
 
 CASES = all_cases()
@@ -135,7 +133,7 @@ def test_draws_of_a_guide_have_the_sites_shapes_beside_latents_of_rows(guide):
     clients = Clients(pf.Federation(model, (y,), plate="data", num_clients=2), (y,), 0, 7)
     pyro.clear_param_store()
     fitted = pyro_svi_normal.fit(guide(model), model, clients, 2)
-    posterior = pyro_svi_normal.drawn(fitted, clients, 2).posterior
+    posterior = pyro_svi_normal.guide_result(fitted, clients, 2).posterior
     assert {name: value.shape for name, value in posterior.items()} == {
         "level": (1, 7),
         "slopes": (1, 7, 3),

@@ -5,10 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from pyro_fed.analysis.bench.bench import Results
+from pyro_fed.analysis.bench.bench import Results, as_values, confusion, from_values, in_short, medians, summary
 from pyro_fed.analysis.bench.cell import Outcome
 from pyro_fed.analysis.bench.page import write_page
-from pyro_fed.analysis.bench.table import as_values, confusion, from_values, in_short, medians, summary
 
 
 def cell(algorithm, split, outcome, error=0.1, low=0.9, high=1.1, **more):

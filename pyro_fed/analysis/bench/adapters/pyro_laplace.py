@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pyro.infer.autoguide import AutoLaplaceApproximation
 from pyro.infer.autoguide.initialization import init_to_feasible
 
-from pyro_fed.analysis.bench.adapters.pyro_svi_normal import drawn, fit
+from pyro_fed.analysis.bench.adapters.pyro_svi_normal import fit, guide_result
 
 if TYPE_CHECKING:
     from pyro_fed.analysis.bench.clients import Clients
@@ -22,4 +22,4 @@ def run(model: Any, clients: Clients) -> Any:
     """Find the mode, take the curvature there and draw; the method has no diagnostics."""
     guide = AutoLaplaceApproximation(model, init_loc_fn=init_to_feasible)
     guide = fit(guide, model, clients, STEPS, FIRST, LAST)
-    return drawn(guide.laplace_approximation(*clients.pooled), clients, STEPS)
+    return guide_result(guide.laplace_approximation(*clients.pooled), clients, STEPS)

@@ -21,7 +21,7 @@ STEPS, FIRST, LAST = 2000, 0.03, 0.0003
 def run(model: Any, clients: Clients) -> Any:
     """Fit and draw; the method has no diagnostics."""
     guide = fit(AutoNormal(model, init_loc_fn=init_to_feasible), model, clients)
-    return drawn(guide, clients)
+    return guide_result(guide, clients)
 
 
 def fit(guide: Any, model: Any, clients: Clients, steps: int = STEPS, first: float = FIRST, last: float = LAST) -> Any:
@@ -33,7 +33,7 @@ def fit(guide: Any, model: Any, clients: Clients, steps: int = STEPS, first: flo
     return guide
 
 
-def drawn(guide: Any, clients: Clients, steps: int = STEPS) -> Any:
+def guide_result(guide: Any, clients: Clients, steps: int = STEPS) -> Any:
     """Draw from a fitted guide; `steps` is the number of steps taken, which the page shows."""
     found = Predictive(guide, num_samples=clients.num_draws)(*clients.pooled)
     # With plates in the model `Predictive` puts their axes, of length one, into sites outside them.

@@ -6,6 +6,7 @@ their means and covariances are those of the formula.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_fed.analysis.bench.cases.case import Case, Reference
+from pyro_fed.analysis.bench.cases.case import Case, Column, Reference
 from pyro_fed.recipes.library import load_model
 
 #: Sobol points of a reference: two to this power.
@@ -53,45 +54,29 @@ def in_double_precision(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
 
 
-# -- the gallery's conjugate models --------------------------------------------------------------------------
-def gaussian_mean() -> Case:
-    """One mean of known precisions."""
-    module: Any = load_model("gaussian_mean")
-
-    def reference(args: tuple[Any, ...]) -> Reference:
-        mean, sd = (float(value) for value in module.exact_posterior(args))
-        return exact(theta=gaussian(np.array([mean]), np.array([[sd**2]]))[:, 0])
-
+def model_case(
+    name: str,
+    kind: str,
+    about: str,
+    reference: Callable[[tuple[Any, ...]], Reference],
+    sort_by: Column,
+    labels: Column | None = None,
+    groups: Column | None = None,
+) -> Case:
+    """A case from a model of the gallery, split by the model's own plate; `labels` are by default what sorts it."""
+    module: Any = load_model(name)
     return Case(
-        "gaussian_mean",
-        "analytic",
-        "one mean, measurements of known precision",
+        name,
+        kind,
+        about,
         module.model,
         lambda: in_double_precision(module.load_data()[0]),
         reference,
-        sort_by=lambda args: args[1],
-        labels=lambda args: args[1],
-    )
-
-
-def linear_regression() -> Case:
-    """Eleven correlated coefficients of the diabetes data, known noise."""
-    module: Any = load_model("linear_regression")
-
-    def reference(args: tuple[Any, ...]) -> Reference:
-        mean, covariance = (value.numpy() for value in module.exact_posterior(args))
-        return exact(w=gaussian(mean, covariance))
-
-    return Case(
-        "linear_regression",
-        "analytic",
-        "11 coefficients, some strongly correlated (diabetes data), known noise",
-        module.model,
-        lambda: in_double_precision(module.load_data()[0]),
-        reference,
-        sort_by=lambda args: args[0][:, 2],
-        labels=lambda args: args[1],
-        groups=lambda args: quantile_groups(args[0][:, 0]),
+        sort_by=sort_by,
+        labels=labels or sort_by,
+        groups=groups,
+        plate=module.PLATE,
+        rows=getattr(module, "ROWS", None),
     )
 
 
@@ -100,6 +85,27 @@ def quantile_groups(column: Tensor, count: int = 12) -> np.ndarray:
     values = column.numpy()
     found: np.ndarray = np.argsort(np.argsort(values, kind="stable"), kind="stable") * count // len(values)
     return found
+
+
+# -- the gallery's conjugate models, and its target of two modes ---------------------------------------------
+def _mean_reference(args: tuple[Any, ...]) -> Reference:
+    module: Any = load_model("gaussian_mean")
+    mean, sd = (float(value) for value in module.exact_posterior(args))
+    return exact(theta=gaussian(np.array([mean]), np.array([[sd**2]]))[:, 0])
+
+
+def _regression_reference(args: tuple[Any, ...]) -> Reference:
+    module: Any = load_model("linear_regression")
+    mean, covariance = (value.numpy() for value in module.exact_posterior(args))
+    return exact(w=gaussian(mean, covariance))
+
+
+def _mixture_reference(_: tuple[Any, ...]) -> Reference:
+    module: Any = load_model("gaussian_mixture_1d")
+    grid = torch.linspace(-module.BOUND, module.BOUND, GRID, dtype=torch.float64)
+    density = module.log_density(grid).exp().numpy()
+    mass = np.cumsum(density) / density.sum()
+    return exact(theta=np.interp(uniforms(1)[:, 0], mass, grid.numpy()))
 
 
 # -- a Gaussian of known covariance --------------------------------------------------------------------------
@@ -192,33 +198,17 @@ def _normal_gamma_reference(args: tuple[Any, ...]) -> Reference:
     return exact(mu=mu, tau=tau)
 
 
-# -- two modes -----------------------------------------------------------------------------------------------
-def gaussian_mixture_1d() -> Case:
-    """The one-dimensional target of DSVGD: two modes, two clients."""
-    module: Any = load_model("gaussian_mixture_1d")
-
-    def reference(args: tuple[Any, ...]) -> Reference:
-        grid = torch.linspace(-module.BOUND, module.BOUND, GRID, dtype=torch.float64)
-        density = module.log_density(grid).exp().numpy()
-        mass = np.cumsum(density) / density.sum()
-        return exact(theta=np.interp(uniforms(1)[:, 0], mass, grid.numpy()))
-
-    return Case(
-        "gaussian_mixture_1d",
-        "analytic",
-        "two modes in one dimension; two rows, so two clients at most",
-        module.model,
-        lambda: in_double_precision(module.load_data()[0]),
-        reference,
-        sort_by=lambda args: args[0],
-        labels=lambda args: args[0],
-    )
-
-
+# -- all of them ---------------------------------------------------------------------------------------------
 def analytic_cases() -> list[Case]:
     """All cases in closed form."""
     return [
-        gaussian_mean(),
+        model_case(
+            "gaussian_mean",
+            "analytic",
+            "one mean, measurements of known precision",
+            _mean_reference,
+            lambda args: args[1],
+        ),
         Case(
             "gaussian_covariance",
             "analytic",
@@ -229,7 +219,15 @@ def analytic_cases() -> list[Case]:
             sort_by=lambda args: args[0][:, 0],
             labels=lambda args: args[0][:, 0],
         ),
-        linear_regression(),
+        model_case(
+            "linear_regression",
+            "analytic",
+            "11 coefficients, some strongly correlated (diabetes data), known noise",
+            _regression_reference,
+            lambda args: args[0][:, 2],
+            lambda args: args[1],
+            lambda args: quantile_groups(args[0][:, 0]),
+        ),
         Case(
             "beta_bernoulli",
             "analytic",
@@ -250,5 +248,11 @@ def analytic_cases() -> list[Case]:
             sort_by=lambda args: args[0],
             labels=lambda args: args[0],
         ),
-        gaussian_mixture_1d(),
+        model_case(
+            "gaussian_mixture_1d",
+            "analytic",
+            "two modes in one dimension; two rows, so two clients at most",
+            _mixture_reference,
+            lambda args: args[0],
+        ),
     ]

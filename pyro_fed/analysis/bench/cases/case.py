@@ -72,12 +72,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Split:
-    """A way to split rows over clients.
-
-    Args:
-        how: "iid", "sorted", "group" or "dirichlet:ALPHA".
-        clients: number of clients.
-    """
+    """A way to split rows over clients: "iid", "sorted", "group" or "dirichlet:ALPHA", and the number of clients."""
 
     how: str
     clients: int
@@ -99,11 +94,7 @@ class Split:
         return f"{self.how}/{self.clients}"
 
     def partition(self, case: Case, args: tuple[Any, ...]) -> partitions.Partition:
-        """The partition of a case's rows.
-
-        Raises:
-            NotApplicable: the case has too few rows, or no groups.
-        """
+        """The partition of a case's rows; NotApplicable if it has too few rows, or no groups."""
         column = as_values(case.sort_by(args), f"the column that '{case.name}' is sorted by")
         if len(column) < self.clients:
             raise NotApplicable(f"{case.name} has {len(column)} rows, too few for {self.clients} clients")
@@ -123,11 +114,7 @@ class Split:
         return partitions.ByGroup(by=groups)
 
     def federation(self, case: Case, seed: int) -> Federation:
-        """A federation with the case's rows split over clients.
-
-        Raises:
-            NotApplicable: the case has too few rows, or no groups.
-        """
+        """A federation with the case's rows split over clients; NotApplicable as for `partition`."""
         args = case.data()
         how = self.partition(case, args)
         return Federation(

@@ -162,11 +162,7 @@ def _draws_by_chain(path: Path) -> dict[str, np.ndarray]:
 
 
 def sites_of(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Join entries named as Stan names them into sites: `beta[1]` and `beta[2]` become `beta` (chain, draw, 2).
-
-    Raises:
-        DataError: a name is not in Stan's form, or a site has more than one dimension.
-    """
+    """Entries named as Stan names them joined into sites: `beta[1]` and `beta[2]` become `beta` (chain, draw, 2)."""
     elements: dict[str, dict[int, np.ndarray]] = {}
     for key, value in draws.items():
         found = re.fullmatch(r"(\w+?)(?:\[(\d+)\])?", key)

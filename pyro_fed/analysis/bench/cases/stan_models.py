@@ -133,13 +133,7 @@ def autoregression(lags: Tensor, y: Tensor) -> None:
 
 
 def arma(before: Tensor, first: Tensor, y: Tensor) -> None:
-    """ARMA(1, 1): e_t = Σ_j (-θ)^j d_t-j with d_s = y_s - μ - φ y_s-1, from y_0 = μ and e_0 = 0 on.
-
-    Args:
-        before: the values before each row, the latest first, zero before the series began, (N, T).
-        first: the number of values before each row, (N,).
-        y: the row's own, (N,).
-    """
+    """ARMA(1, 1): e_t = Σ_j (-θ)^j d_t-j with d_s = y_s - μ - φ y_s-1, from y_0 = μ and e_0 = 0 on; `lagged` rows."""
     mu = pyro.sample("mu", dist.Normal(y.new_tensor(0.0), 10.0))
     phi, theta = (pyro.sample(name, dist.Normal(y.new_tensor(0.0), 2.0)) for name in ("phi", "theta"))
     sigma = half_cauchy("sigma", y)
@@ -154,14 +148,7 @@ def arma(before: Tensor, first: Tensor, y: Tensor) -> None:
 
 
 def garch(start: float, before: Tensor, first: Tensor, y: Tensor) -> None:
-    """GARCH(1, 1): σ_t² = Σ_j β^j (α_0 + α_1 (y_t-1-j - μ)²) + β^t σ_0²; (α_1, β, 1 - α_1 - β) is flat on a simplex.
-
-    Args:
-        start: σ_0, of the first value.
-        before: the values before each row, the latest first, (N, T).
-        first: the number of values before each row, (N,).
-        y: the row's own, (N,).
-    """
+    """GARCH(1, 1): σ_t² = Σ_j β^j (α_0 + α_1 (y_t-1-j - μ)²) + β^t σ_0²; (α_1, β, 1 - α_1 - β) is flat on a simplex."""
     mu = pyro.sample("mu", dist.ImproperUniform(constraints.real, (), ()))
     alpha0 = flat_scale("alpha0", y)
     shares = pyro.sample("shares", dist.Dirichlet(y.new_ones(3)))
@@ -174,13 +161,7 @@ def garch(start: float, before: Tensor, first: Tensor, y: Tensor) -> None:
 
 
 def runge_kutta(slope: Callable[[Any, Tensor], Tensor], state: Tensor, times: list[float]) -> Tensor:
-    """The solution of an ordinary differential equation at N times, (N, *shape), by steps of fourth order.
-
-    Args:
-        slope: takes time and state, and returns the state's derivative.
-        state: at time zero.
-        times: ascending, positive.
-    """
+    """The solution of y' = slope(time, y) at ascending positive times, (N, *shape), by steps of fourth order."""
     found, now = [], 0.0
     for time in times:
         step = (time - now) / STEPS_BETWEEN
