@@ -24,9 +24,8 @@ import numpy as np
 from pyro_fed.codebook import sentences
 from pyro_fed.codebook.at_site import SiteFinding
 from pyro_fed.codebook.codebook import Column
-from pyro_fed.codebook.dates import SHIFTS
 from pyro_fed.codebook.summary import HALVES, NumberSummary, SiteSummary
-from pyro_fed.codebook.units import Confusion, confusions
+from pyro_fed.codebook.units import SHIFTS, Confusion, confusions
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.client_names import OVERALL

@@ -1,4 +1,4 @@
-"""A federation whose other clients' rows are elsewhere: how many rows each says it has, and what follows from that."""
+"""What a process knows of a federation whose other rows are elsewhere, and which models can run so."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.running.shared import PREFIX, is_shared
+from pyro_fed.errors import ModelError
 from pyro_fed.federation.federation import Federation
 
 #: Rows that a client's own are padded to, at most: what others claim to have makes no work here.
@@ -40,3 +43,22 @@ def padded_index(rows: Tensor, longest: int) -> Tensor:
     index = torch.zeros(1, width, dtype=torch.int64)
     index[0, : len(rows)] = rows
     return index
+
+
+def check_runs_at_clients(problem: Problem, how: str) -> None:
+    """Refuse models that need more than rows at a client and a prior that all know.
+
+    `how` says in errors how the clients work, such as "over Flower".
+    """
+    constants = problem.bound.constants
+    pooled = sorted(name.removeprefix(PREFIX) for name in constants if is_shared(name))
+    if pooled:
+        raise ModelError(
+            f"the values {pooled} of pf.shared(...) are computed from all rows, and a client {how} has its own "
+            "alone: agree on them beforehand, and write them into the model"
+        )
+    if constants:
+        raise ModelError(
+            f"pyro.param statements {sorted(constants)} may differ between clients' processes: write "
+            "their values into the model"
+        )

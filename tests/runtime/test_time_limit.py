@@ -17,7 +17,7 @@ from algorithms import unequal_lines
 from short_runs import quiet, values
 
 import pyro_fed as pf
-from pyro_fed.cli.termination import terminated_as_interrupted
+from pyro_fed.cli.process import terminated_as_interrupted
 from pyro_fed.conventions import time_limit
 from pyro_fed.conventions.time_limit import TimeIsUp, ending_at, tick
 from pyro_fed.runtime import budget, fused
@@ -246,7 +246,7 @@ def test_sigterm_is_taken_for_ctrl_c_once(sigterm_by_default):
 
 WAITS_FOR_THE_END = """
 import sys, time
-from pyro_fed.cli.termination import terminated_as_interrupted
+from pyro_fed.cli.process import terminated_as_interrupted
 with terminated_as_interrupted():
     try:
         print("waiting", flush=True)

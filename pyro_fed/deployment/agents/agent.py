@@ -41,18 +41,16 @@ from pyro_fed.density.latents.several_modes import MOST_STARTS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.containers import Table
-from pyro_fed.deployment.agents.agent_federation import AgentFederation
-from pyro_fed.deployment.agents.audit import AskedAgents, AuditedAgent
+from pyro_fed.deployment.agents.agent_federation import AgentFederation, AskedAgents, AuditedAgent
 from pyro_fed.deployment.agents.certificates import Identity
-from pyro_fed.deployment.agents.farewell import DifferError, Farewell
-from pyro_fed.deployment.agents.neighbours import END, Links, neighbours_of
-from pyro_fed.deployment.agents.outbox import At, NoMessage
-from pyro_fed.deployment.agents.peers import Peers
-from pyro_fed.deployment.agents.settings import LinkSettings
+from pyro_fed.deployment.agents.links import END, Links
+from pyro_fed.deployment.agents.neighbours import neighbours_of
+from pyro_fed.deployment.agents.outbox import At, DifferError, Farewell, NoMessage
+from pyro_fed.deployment.agents.peers import LinkSettings, Peers
 from pyro_fed.deployment.agents.wire import Unwelcome, Wire, with_step
-from pyro_fed.deployment.client_model_checks import check_runs_at_clients
+from pyro_fed.deployment.claimed_federation import check_runs_at_clients
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
-from pyro_fed.deployment.policy.shares import level_counts, rows_share
+from pyro_fed.deployment.policy.rules import level_counts, rows_share
 from pyro_fed.deployment.remote.questions import LOO, check_questions, with_answer
 from pyro_fed.errors import (
     DivergenceError,

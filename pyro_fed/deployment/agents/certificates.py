@@ -23,7 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from pyro_fed.conventions.output import create_file
-from pyro_fed.deployment.agents.names import AUTHORITY, check_names
+from pyro_fed.deployment.agents.peers import AUTHORITY, check_names
 from pyro_fed.errors import SettingError
 
 #: Days for which agents' certificates are valid; and the least days for an authority, which has to outlive them.

@@ -32,10 +32,8 @@ from cryptography import x509
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.deployment.agents.certificates import Identity, dns_names
-from pyro_fed.deployment.agents.farewell import Farewell
-from pyro_fed.deployment.agents.outbox import At, NoMessage, Why
-from pyro_fed.deployment.agents.peers import Peers
-from pyro_fed.deployment.agents.settings import LinkSettings
+from pyro_fed.deployment.agents.outbox import At, Farewell, NoMessage, Why
+from pyro_fed.deployment.agents.peers import LinkSettings, Peers
 from pyro_fed.deployment.agents.statements import Statements
 from pyro_fed.errors import ProtocolError, PyroFedError, SettingError, listed
 from pyro_fed.runtime.messages import Header, Message, Spec, answer, decode, encode, spec_of, token

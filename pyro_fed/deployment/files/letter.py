@@ -24,9 +24,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.output import replaced_file
 from pyro_fed.deployment.remote.order import MAX_BYTES
 from pyro_fed.deployment.signing_keys import public_key
-from pyro_fed.errors import ProtocolError
+from pyro_fed.errors import CheckpointError, ProtocolError
 from pyro_fed.runtime.messages import Message, encode
 from pyro_fed.runtime.messages.header import PREFIX
 
@@ -185,3 +186,25 @@ def request_name(site: str, exchange: int) -> str:
 def answer_name(site: str, exchange: int) -> str:
     """The name of an answer's file."""
     return f"answer-{site}-{exchange:03d}{ENDING}"
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        CheckpointError: it could not be written.
+    """
+    try:
+        with replaced_file(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written: {error}; make room, and give the command again") from error
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a value as JSON, whole or not at all.
+
+    Raises:
+        CheckpointError: it could not be written.
+    """
+    write_whole(path, json.dumps(content, indent=1).encode() + b"\n")

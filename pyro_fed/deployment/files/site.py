@@ -35,12 +35,12 @@ from pyro_fed.deployment.files.letter import (
     digest_of,
     read_letter,
     text_in,
+    write_json,
+    write_whole,
 )
 from pyro_fed.deployment.files.words import description_words, order_words, reply_words, request_words
-from pyro_fed.deployment.files.writing import write_json, write_whole
 from pyro_fed.deployment.policy.gate import POLICY, Gate, site_folder
-from pyro_fed.deployment.remote.order import MAX_BYTES
-from pyro_fed.deployment.remote.refusal import Refusal
+from pyro_fed.deployment.remote.order import MAX_BYTES, Refusal
 from pyro_fed.deployment.remote.site import Done, KeptState, Site
 from pyro_fed.deployment.rows import load_rows
 from pyro_fed.deployment.signing_keys import fingerprint_of, load_signing_key, public_text, write_signing_key

@@ -47,8 +47,9 @@ from pyro_fed.deployment.files.letter import (
     read_letter,
     request_name,
     text_in,
+    write_json,
+    write_whole,
 )
-from pyro_fed.deployment.files.writing import write_json, write_whole
 from pyro_fed.deployment.signing_keys import fingerprint_of, load_signing_key, public_text, write_signing_key
 from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
 from pyro_fed.recipes.library import find_model, find_recipe

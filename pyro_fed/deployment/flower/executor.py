@@ -13,8 +13,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State, write
 from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.deployment.flower.joining import Roll, description_in, question
-from pyro_fed.deployment.flower.post import ANEW, GONE, LOOK_EVERY, Post
+from pyro_fed.deployment.flower.joining import ANEW, GONE, LOOK_EVERY, Post, Roll, description_in, question
 from pyro_fed.deployment.flower.secure import MIN_SUMMED_CLIENTS, SecAgg, SecureRound, Summed, check_secure, stand_ins
 from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack
 from pyro_fed.deployment.remote.clients import RemoteClients

@@ -30,6 +30,7 @@ from pyro_fed.errors import SettingError
 if TYPE_CHECKING:
     from flwr.server.workflow import SecAggPlusWorkflow
 
+
 #: Flower's generator of masks, and its arguments.
 GENERATOR, ARGUMENTS = "pseudo_rand_gen", ["seed", "num_range", "dimensions_list"]
 #: The function of Flower's in which a client's numbers are masked.
@@ -129,3 +130,25 @@ def _other_flower(function: Any, name: str) -> SettingError:
         f"secure aggregation: {function.__module__}.{function.__qualname__} of Flower {__version__} does not use "
         f"{name}, in whose place stronger masks are put, and its own may have a seed of 32 bits: install Flower 1.41"
     )
+
+
+#: Name of the record by which Flower marks messages of its secure aggregation.
+PROTOCOL = "secaggplus_configs"
+#: Flower's name for the masked numbers in such a message.
+MASKED = "masked_params"
+
+
+def handed_on(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """Handle messages of secure aggregation by Flower's own mod with strong masks, and pass others on to the app.
+
+    Raises:
+        SettingError: this Flower makes its masks in an unknown way.
+    """
+    if not asks_for_a_sum(message):
+        return call_next(message, context)
+    return client_mod()(message, context, call_next)
+
+
+def asks_for_a_sum(message: Message) -> bool:
+    """Whether a message belongs to secure aggregation."""
+    return message.has_content() and PROTOCOL in message.content

@@ -44,9 +44,8 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.setting_checks import check_between, check_positive
-from pyro_fed.deployment.flower.masks import server_workflow
-from pyro_fed.deployment.flower.mod import PROTOCOL
-from pyro_fed.deployment.flower.post import Post
+from pyro_fed.deployment.flower.joining import Post
+from pyro_fed.deployment.flower.masks import PROTOCOL, server_workflow
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.runtime.messages import Spec
 

@@ -13,13 +13,11 @@ import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 from torch import Tensor
 
-from pyro_fed.deployment.flower.failure import client_name
-from pyro_fed.deployment.flower.mod import KEPT, POLICY_KEY, PROTOCOL
+from pyro_fed.deployment.flower.masks import PROTOCOL
 from pyro_fed.deployment.flower.secure import flat, maskable_numbers
-from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack, record_of
+from pyro_fed.deployment.flower.wire import KEPT, LOST, POLICY_KEY, SETTINGS, bytes_of, client_name, pack, record_of
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
-from pyro_fed.deployment.remote.order import MAX_BYTES, Order
-from pyro_fed.deployment.remote.refusal import Refusal, as_refusals
+from pyro_fed.deployment.remote.order import MAX_BYTES, Order, Refusal, as_refusals
 from pyro_fed.deployment.remote.site import Done, KeptState
 from pyro_fed.deployment.remote.site import Site as RemoteSite
 from pyro_fed.runtime.executors.base import Reply

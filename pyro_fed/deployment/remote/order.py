@@ -9,19 +9,33 @@ is the size: a message is as long as the model's dimension lets it be, see `most
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 
 from pyro_fed.density.compiling.compiler import LEVELS
-from pyro_fed.deployment.remote.description import MAX_ROWS
-from pyro_fed.deployment.remote.refusal import Refusal
-from pyro_fed.errors import listed
+from pyro_fed.deployment.remote.remote_federation import MAX_ROWS
+from pyro_fed.errors import ProtocolError, listed
 from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 from pyro_fed.runtime.messages import Header
 from pyro_fed.runtime.messages.header import Entry
+
+
+class Refusal(ProtocolError):
+    """An order of the server that a client does not follow; the text consists of the order and settings only."""
+
+
+@contextmanager
+def as_refusals() -> Iterator[None]:
+    """A context that reads the server's order, and nothing of the client's: its `ProtocolError` becomes a `Refusal`."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise Refusal(str(error)) from None
+
 
 #: The jobs of every algorithm; any other job is an indicator that a schedule asks for, or `LOG_LIK`.
 WORK, STATES = "work", "states"

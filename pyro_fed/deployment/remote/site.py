@@ -28,14 +28,12 @@ from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.deployment.claimed_federation import padded_index
-from pyro_fed.deployment.client_model_checks import check_runs_at_clients
+from pyro_fed.deployment.claimed_federation import check_runs_at_clients, padded_index
 from pyro_fed.deployment.policy import approval
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
-from pyro_fed.deployment.policy.shares import answer_share, level_counts, rows_share
-from pyro_fed.deployment.remote.description import Description
-from pyro_fed.deployment.remote.order import MAX_BYTES, STATES, WORK, Order, require
-from pyro_fed.deployment.remote.refusal import Refusal, as_refusals
+from pyro_fed.deployment.policy.rules import answer_share, level_counts, rows_share
+from pyro_fed.deployment.remote.order import MAX_BYTES, STATES, WORK, Order, Refusal, as_refusals, require
+from pyro_fed.deployment.remote.remote_federation import Description
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.federation.federation import Federation
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of

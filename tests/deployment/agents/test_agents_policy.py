@@ -14,10 +14,9 @@ from forks import together
 import pyro_fed as pf
 from pyro_fed.deployment.agents import agent as agents
 from pyro_fed.deployment.agents.certificates import Identity
-from pyro_fed.deployment.agents.neighbours import Links
+from pyro_fed.deployment.agents.links import Links
 from pyro_fed.deployment.agents.outbox import At, NoMessage
-from pyro_fed.deployment.agents.peers import load_peers
-from pyro_fed.deployment.agents.settings import LinkSettings
+from pyro_fed.deployment.agents.peers import LinkSettings, load_peers
 from pyro_fed.deployment.agents.wire import Wire, with_step
 from pyro_fed.deployment.policy import verify
 from pyro_fed.deployment.policy.rules import Policy

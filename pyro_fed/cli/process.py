@@ -1,0 +1,146 @@
+"""The process of a command: the words it was typed with, signals that end it, and a run in a second process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+if TYPE_CHECKING:
+    from pyro_fed.results.inference_data import InferenceData
+
+
+import os
+import shlex
+import signal
+import stat
+import threading
+from types import FrameType
+
+
+def typed_command() -> str:
+    """The command as it was typed, with paths relative to the working directory."""
+    return shlex.join(["pyro-fed", *map(_from_here, sys.argv[1:])])
+
+
+def _from_here(word: str) -> str:
+    """A word of the command, whose path (or the path after its `=`) is made relative to the working directory."""
+    option, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
+    if not Path(value).is_absolute():
+        return word
+    try:
+        return f"{option}{equals}{Path(value).resolve().relative_to(Path.cwd())}"
+    except ValueError:  # outside of the working directory: only the file's name is shown
+        return f"{option}{equals}{Path(value).name}"
+
+
+#: What a terminal sends that closes; Windows has no such signal.
+HANGUP: int | None = getattr(signal, "SIGHUP", None)
+#: Standard input, output and errors.
+STREAMS = (0, 1, 2)
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Treat the first SIGTERM, and the first SIGHUP, like Ctrl-C.
+
+    The next SIGTERM ends the process, as usual. Further SIGHUPs are ignored, also after the block: of one terminal that
+    closes there may be several, from the system and from the shell. What would be printed in that terminal is dropped,
+    since writing there has become an error.
+
+    An existing handler is left unchanged, as is a SIGHUP that is ignored (`nohup`). In threads other than the
+    main one this does nothing.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    taken = [number for number in (signal.SIGTERM, HANGUP) if number is not None and main and _has_no_handler(number)]
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if number == HANGUP:
+            signal.signal(number, signal.SIG_IGN)
+            _without_terminal()
+        else:
+            signal.signal(number, signal.SIG_DFL)
+        own = signal.getsignal(signal.SIGINT)
+        if not callable(own):  # ignored, as in a shell's background job
+            raise KeyboardInterrupt
+        own(signal.SIGINT, frame)
+
+    for number in taken:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in taken:
+            if signal.getsignal(number) is interrupt:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _has_no_handler(number: int) -> bool:
+    """Whether a signal has no handler, and is not ignored."""
+    return signal.getsignal(number) is signal.SIG_DFL
+
+
+def _without_terminal() -> None:
+    """Point standard streams to nowhere, except those to a file or a pipe. A closed terminal does not count."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in STREAMS:
+        try:
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(nowhere, stream)
+        except OSError:  # not open
+            continue
+    os.close(nowhere)
+
+
+#: The program of the second process.
+PROGRAM = "from pyro_fed.cli.main import main; main()"
+#: Seconds that the process has to end after SIGTERM.
+GRACE = 10
+
+
+class Result(Protocol):
+    """A function that waits for the run's result."""
+
+    def __call__(self) -> InferenceData:
+        """The run's InferenceData, loaded into memory.
+
+        Raises:
+            click.ClickException: the run has failed; its messages are on the standard error.
+        """
+
+
+@contextmanager
+def run_apart(arguments: Sequence[str]) -> Iterator[Result]:
+    """Start `pyro-fed run` with arguments, except `--out`, in a second process, which ends with the block."""
+    import arviz as az
+
+    with tempfile.TemporaryDirectory(prefix="pyro_fed-") as folder:
+        out = Path(folder) / "result.nc"
+        command = [sys.executable, "-c", PROGRAM, "run", *arguments, "--out", str(out), "--json"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+        def result() -> InferenceData:
+            status = process.wait()
+            if status:
+                raise click.ClickException(
+                    f"the reference's process ended with status {status}; its messages are above"
+                )
+            loaded: InferenceData = az.from_netcdf(str(out)).load()
+            return loaded
+
+        try:
+            yield result
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(GRACE)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
