@@ -1,4 +1,4 @@
-"""The commands ``pyro-fed compare``, several recipes on one federation, and ``bench``, posteriors with known answers."""
+"""The commands ``pyro-fed compare``, of recipes on one federation, and ``bench``, on posteriors with known answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site's table: its texts as they are in the file, its columns in the codebook's types, and pandera's schema of these."""
+"""A site's table: its texts as in the file, its columns in the codebook's types, and pandera's schema of these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent's side of its links: its answers to neighbours, statements that it spreads, and what has passed over each link.
+"""An agent's side of its links: answers to neighbours, statements that are spread, and what has passed over each link.
 
 An exchange may happen on one side only: i has received j's message of a step, but j has not received i's. No protocol
 can exclude that. So each end adds up what it has received over the link,

@@ -6,7 +6,7 @@ round with the same messages, to the same bits. The last message is part of an a
 ended a round has its neighbours' last messages, but they may not have fetched its own yet.
 
 A link is down from the step in which it failed until a round on which both ends agree. Meanwhile a neighbour's requests
-are refused. So both ends skip the same steps, except for the one in which the link failed, which `links.Flows` corrects.
+are refused. So both ends skip the same steps, except for the one in which the link failed, which `Flows` corrects.
 
 A farewell has only words of this protocol, since an error of the model's code may have rows in its text.
 """

@@ -1,4 +1,4 @@
-"""The coordinator's side of a study by files: `init_study` begins it, `combine` goes on, `ask_sites` asks about the result.
+"""The coordinator's side of a study by files: its beginning, each `combine`, and questions about the result.
 
 The round loop is the one of every run. It is begun anew by each `combine`, and does the same again, since a run follows
 from its seed: exchanges that were answered are answered from the study's folder. At the first exchange whose answers

@@ -1,4 +1,4 @@
-"""What a recipe will send from a site, in words; and a page for a data-protection officer on what left, from the ledger.
+"""What a recipe will send from a site, in words; and a page for a data-protection officer on what has left it.
 
 Before anything is sent, the recipe is rehearsed at the site on its own rows, dealt to three clients: every phase with
 the messages that its clients make. Their shapes follow from the model and the settings; how many rounds there will be

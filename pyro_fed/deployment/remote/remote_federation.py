@@ -1,4 +1,4 @@
-"""A client's description of its data, without values; and the server's federation made from these, with a made-up row."""
+"""A client's description of its data, without values; and the server's federation, made from these with one row."""
 
 from __future__ import annotations
 
