@@ -167,11 +167,7 @@ def _write_results(folder: Path, results: dict[str, InferenceData], comparison: 
 
 
 def _algorithms(chosen: dict[str, Recipe], assignments: tuple[str, ...]) -> dict[str, Algorithm]:
-    """The algorithms, with the settings of `--set`.
-
-    Raises:
-        SettingError: a setting of a recipe that is not among those compared.
-    """
+    """The algorithms, with the settings of `--set`."""
     from pyro_fed.recipes.values import parse_assignment
 
     overrides: dict[str, dict[str, Any]] = {name: {} for name in chosen}

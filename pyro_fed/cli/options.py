@@ -88,11 +88,7 @@ class ResultsFolder(click.Path):
 
 
 def result_file(out: Path | None, name: str) -> Path | None:
-    """The file of the result with a name, from `--out`: in the folder, or that file.
-
-    Raises:
-        SettingError: nothing can be written there.
-    """
+    """The file of the result with a name, from `--out`: in the folder, or that file; checked to be writable."""
     if out is None:
         return None
     return check_writable(out if out.suffix.lower() in RESULT_ENDINGS else out / f"{name}.nc", "--out")
@@ -106,11 +102,7 @@ def _format_cure(path: Path) -> str:
 
 
 def known_recipes(_: click.Context, __: click.Parameter, given: Any) -> Any:
-    """Recipes by name or path as they were given, once their files are found: before torch is imported.
-
-    Raises:
-        SettingError: there is no such file; the message names the closest recipes.
-    """
+    """Recipes by name or path as they were given, once their files are found: before torch is imported."""
     from pyro_fed.recipes.library import find_recipe
 
     for name in given if isinstance(given, tuple) else (given,):
@@ -336,11 +328,7 @@ def federation(command: Command) -> Command:
 
 
 def parse_executor(text: str) -> str | Executor:
-    """The executor of `--executor`: "vectorised", "sequential", or "ray:2" for two processes.
-
-    Raises:
-        SettingError: another word, or not a number of processes.
-    """
+    """The executor of `--executor`: "vectorised", "sequential", or "ray:2" for two processes."""
     name, _, count = text.partition(":")
     if name == "ray" and count.isdecimal() and int(count):
         from pyro_fed.runtime.executors import Ray
@@ -354,11 +342,7 @@ def parse_executor(text: str) -> str | Executor:
 
 
 def parse_graph(text: str, num_clients: int) -> Graph:
-    """The graph of `--graph`, a builder of `pyro_fed.graph` and its arguments, such as "small_world:4,0.1".
-
-    Raises:
-        SettingError: an unknown builder, or arguments that it does not take.
-    """
+    """The graph of `--graph`, a builder of `pyro_fed.graph` and its arguments, such as "small_world:4,0.1"."""
     from pyro_fed.recipes.components import resolve_component
 
     name, _, rest = text.partition(":")

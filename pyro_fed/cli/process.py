@@ -48,14 +48,10 @@ STREAMS = (0, 1, 2)
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Treat the first SIGTERM, and the first SIGHUP, like Ctrl-C.
+    """Treat the first SIGTERM, and the first SIGHUP, like Ctrl-C, in the main thread; handlers that exist stay.
 
-    The next SIGTERM ends the process, as usual. Further SIGHUPs are ignored, also after the block: of one terminal that
-    closes there may be several, from the system and from the shell. What would be printed in that terminal is dropped,
-    since writing there has become an error.
-
-    An existing handler is left unchanged, as is a SIGHUP that is ignored (`nohup`). In threads other than the
-    main one this does nothing.
+    The next SIGTERM ends the process. Further SIGHUPs are ignored, also after the block: of one terminal that closes
+    there may be several. What would be printed there is dropped, since writing has become an error.
     """
     main = threading.current_thread() is threading.main_thread()
     taken = [number for number in (signal.SIGTERM, HANGUP) if number is not None and main and _has_no_handler(number)]

@@ -96,18 +96,7 @@ Found = tuple[Finding, Any, str]
 
 @dataclass(frozen=True, eq=False)
 class _Column:
-    """A column of a site's table, with what is known of it.
-
-    Attributes:
-        name: in the codebook.
-        column: what it must be.
-        values: in the codebook's type, (n,).
-        texts: as they are in the file, (n,).
-        unreadable: positions of texts that are no such value.
-        failed: positions of the rows that fail each check of pandera, by the check's name.
-        frame: the other columns.
-        book: the codebook.
-    """
+    """A column in the codebook's type and as texts, rows that are unreadable or fail a check, and the other columns."""
 
     name: str
     column: Column

@@ -47,11 +47,7 @@ def check_installed() -> None:
 
 
 def from_table(kind: type[T], table: Any, where: str) -> T:
-    """A dataclass from the tables of a TOML file.
-
-    Raises:
-        SettingError: entries that are unknown, missing or of another type; the message names the file and each entry.
-    """
+    """A dataclass from the tables of a TOML file; SettingError names the entries at fault."""
     check_installed()
     from pydantic import TypeAdapter, ValidationError
 
@@ -62,11 +58,7 @@ def from_table(kind: type[T], table: Any, where: str) -> T:
 
 
 def from_json(kind: type[T], path: Path) -> T:
-    """A dataclass from a JSON file.
-
-    Raises:
-        DataError: the file cannot be read, or is another kind of file; the message names each entry at fault.
-    """
+    """A dataclass from a JSON file; DataError names the entries at fault."""
     check_installed()
     from pydantic import TypeAdapter, ValidationError
 
@@ -259,11 +251,7 @@ def read_codebook(path: str | Path) -> Codebook:
 
 
 def checked_codebook(book: Codebook, where: str) -> Codebook:
-    """The codebook, if its entries agree with each other.
-
-    Raises:
-        SettingError: they do not; the message has all places.
-    """
+    """The codebook, if its entries agree with each other; SettingError has all places where they do not."""
     faults = [] if book.columns else ["it has no columns: write a table [columns.NAME] for each"]
     if book.fewest < 2:
         faults.append(f"fewest must be at least 2, received {book.fewest}: the figures of one row are its values")

@@ -48,11 +48,7 @@ class Table:
 
 
 def read_table(source: Any) -> Table:
-    """The table of a CSV file or a frame.
-
-    Raises:
-        DataError: the file cannot be read or has no header, or two columns have one name.
-    """
+    """The table of a CSV file or a frame."""
     return _of_frame(source) if isinstance(source, pd.DataFrame) else _of_file(Path(source))
 
 
@@ -106,13 +102,7 @@ def _check_header(names: Iterable[Any], where: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Typed:
-    """A table in the codebook's types.
-
-    Attributes:
-        frame: the codebook's columns that the table has: floats, dates, texts and levels; a text that is none of a
-            category's levels is kept. Missing and unreadable values are missing.
-        unreadable: by column, rows whose text is no such value, (n,).
-    """
+    """A table's columns in the codebook's types (unknown levels are kept), and the rows with unreadable texts by column."""
 
     frame: pd.DataFrame
     unreadable: dict[str, np.ndarray]

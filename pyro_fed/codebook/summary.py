@@ -54,7 +54,7 @@ class OutcomeSummary:
 
 
 def summarise_outcome(frame: pd.DataFrame, outcome: Outcome, book: Codebook) -> OutcomeSummary:
-    """Counts of a site's events and censored rows by bins of time, of the rows with both; none where it lacks one.
+    """Counts of events and censored rows by bins of time, of the rows with both; none where a site lacks one.
 
     The rows of each level are known. So events after the last end are counted apart from the other rows of the last
     bin, and the rows without time, level or both are withheld like those of a bin.

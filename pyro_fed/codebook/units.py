@@ -58,14 +58,7 @@ PREFIXES = (10.0, 100.0, 1e3, 1e6)
 
 
 class Confusion(NamedTuple):
-    """A site's values are `offset` + `factor` times those in the codebook's unit.
-
-    Attributes:
-        factor: greater than zero.
-        name: what happened, in words, such as "months for years".
-        offset: other than zero for temperatures only.
-        is_named: whether the codebook's unit says which unit it is; else it is a power of ten.
-    """
+    """A site's values are `offset` + `factor` times those in the codebook's unit: a named unit, or a power of ten."""
 
     factor: float
     name: str

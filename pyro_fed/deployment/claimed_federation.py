@@ -46,10 +46,7 @@ def padded_index(rows: Tensor, longest: int) -> Tensor:
 
 
 def check_runs_at_clients(problem: Problem, how: str) -> None:
-    """Refuse models that need more than rows at a client and a prior that all know.
-
-    `how` says in errors how the clients work, such as "over Flower".
-    """
+    """Refuse models that need more than rows at a client and a prior that all know; `how` they work, for errors."""
     constants = problem.bound.constants
     pooled = sorted(name.removeprefix(PREFIX) for name in constants if is_shared(name))
     if pooled:

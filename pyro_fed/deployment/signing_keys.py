@@ -24,11 +24,7 @@ NOT_OWNER_BITS = 0o077
 
 
 def load_signing_key(path: Path) -> Ed25519PrivateKey:
-    """A private key from a file that only its owner can read.
-
-    Raises:
-        SettingError: there is no such key, it is of another kind, or others can read its file.
-    """
+    """A private key from a file that only its owner can read."""
     try:
         mode, data = path.stat().st_mode, path.read_bytes()
     except OSError as error:
@@ -61,11 +57,7 @@ def public_text(key: Ed25519PrivateKey) -> str:
 
 
 def public_key(text: str, where: str) -> Ed25519PublicKey:
-    """The key in a line of text; `where` says in errors where the line is from.
-
-    Raises:
-        ProtocolError: the line has no Ed25519 key.
-    """
+    """The Ed25519 key in a line of text; `where` says in errors where the line is from."""
     try:
         key = load_ssh_public_key(text.encode())
     except Exception as error:  # of a stranger's text, of any kind
@@ -76,11 +68,7 @@ def public_key(text: str, where: str) -> Ed25519PublicKey:
 
 
 def fingerprint_of(text: str) -> str:
-    """The fingerprint of a public key's line, as `ssh-keygen -l` prints it: "SHA256:...".
-
-    Raises:
-        ProtocolError: the line has no key.
-    """
+    """The fingerprint of a public key's line, as `ssh-keygen -l` prints it: "SHA256:..."."""
     try:
         data = base64.b64decode(text.split()[1], validate=True)
     except (ValueError, IndexError) as error:

@@ -321,12 +321,7 @@ def _shared_argument_digests(problem: Problem) -> dict[str, str]:
 
 
 def _agree(links: Links) -> None:
-    """Require that all neighbours, and so all agents, run the same.
-
-    Raises:
-        DifferError: names what differs.
-        QuorumError: a neighbour does not answer, or has left.
-    """
+    """Require that all neighbours, and so all agents, run the same: a DifferError names what differs."""
     mine = links.said
     for j in links.wire.neighbours:
         name = links.names[j]
@@ -349,13 +344,10 @@ def _agree(links: Links) -> None:
 
 
 def _agent_federation(own: Federation, links: Links) -> AgentFederation:
-    """The federation of all agents, after each has stated its number of rows and the quadrature that they need.
+    """The federation of all agents, after each has stated, signed, its number of rows and the quadrature that they need.
 
-    It is each agent's first statement, with its certificate, see `statements`.
-
-    Each agent fits a quadrature rule to its own rows. All then use the largest number of nodes and of steps; nodes are
-    placed by tails if one agent needs that, and modes are looked for from every place that some agent needs. A
-    simulation, which has all rows, finds the same rule.
+    All then use the largest number of nodes and of steps; nodes are placed by tails if one agent needs that, and
+    modes are looked for from every place that some agent needs. A simulation, which has all rows, finds the same rule.
     """
     rule, places = own.problem.quadrature, torch.zeros(MOST_STARTS, max(1, own.problem.local_dim), dtype=torch.float64)
     for i, place in enumerate(rule.starts or ()):

@@ -33,13 +33,7 @@ MAX_ROWS = 10**12
 
 
 class AgentFederation(ClaimedFederation):
-    """The federation of all agents, with the rows of one, `own`, whose number is `me`.
-
-    `counts` (A,) are the numbers of rows that the agents claim to have.
-
-    Raises:
-        ProtocolError: a number of rows below 1 or above `MAX_ROWS`.
-    """
+    """The federation of all agents, which claim `counts` (A,) rows, with the rows of one, `own`, whose number is `me`."""
 
     def __init__(self, own: Federation, names: Sequence[str], me: int, counts: Tensor) -> None:
         if bool((counts < 1).any()) or bool((counts > MAX_ROWS).any()):
@@ -64,11 +58,7 @@ class AgentFederation(ClaimedFederation):
         return ClientData(self.problem.rows, index[chosen], self.claimed[chosen])
 
     def pooled_data(self) -> ClientData:
-        """Refuse to pool rows, which an agent cannot.
-
-        Raises:
-            ProtocolError: always.
-        """
+        """Raise ProtocolError: an agent cannot pool rows."""
         raise ProtocolError(
             "an agent has only its own rows, and cannot run an algorithm on pooled data: take one for agents, P2PVI, "
             "P2PEP or P2PFedAvg"
@@ -76,25 +66,14 @@ class AgentFederation(ClaimedFederation):
 
 
 class AuditedAgent(Sequential):
-    """An agent's own work, and its question to all agents about its draws.
-
-    Args:
-        links: the agent's side of its links.
-
-    Example:
-        >>> context = Context(federation, problem, graph, AuditedAgent(links), seed, progress, record)
-    """
+    """An agent's own work, and its question to all agents about its draws."""
 
     def __init__(self, links: Links) -> None:
         super().__init__()
         self.links = links
 
     def ask(self, kind: str, work: Work) -> State:
-        """All agents' log-likelihoods (A, S) at this agent's draws; an indicator of its own rows alone.
-
-        Raises:
-            StoppedError: an agent is away, or does not answer by its rules.
-        """
+        """All agents' log-likelihoods (A, S) at this agent's draws; an indicator of its own rows alone."""
         if kind != LOG_LIK:
             return super().ask(kind, work)
         links, draws = self.links, work.shared["draws"][:1].clone()
@@ -111,15 +90,7 @@ class AuditedAgent(Sequential):
 
 
 class AskedAgents(Sequential):
-    """All agents' answers to this agent's question about its result, while every agent asks the same about its own.
-
-    Args:
-        links: the agent's side of its links.
-        number: the question's number, the same at all agents.
-
-    Example:
-        >>> with_estimand(result, federation, AskedAgents(links, 0), module, "risk")
-    """
+    """All agents' answers to this agent's question, while every agent asks the same about its own result."""
 
     def __init__(self, links: Links, number: int) -> None:
         super().__init__()

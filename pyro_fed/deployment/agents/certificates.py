@@ -94,11 +94,7 @@ class Identity:
 
 
 def load_private_key(pem: bytes, where: str) -> PrivateKey:
-    """An agent's private key from PEM; `where` says in errors where it is from.
-
-    Raises:
-        SettingError: no key, one with a password, or of a kind that no certificate here may have.
-    """
+    """An agent's private key from PEM; `where` says in errors where it is from."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError) as error:
@@ -111,16 +107,7 @@ def load_private_key(pem: bytes, where: str) -> PrivateKey:
 
 
 def verified_key(pem: bytes, name: str, authority: bytes) -> PublicKey:
-    """The public key of an agent's certificate, once the certificate is verified.
-
-    Args:
-        pem: the certificate, followed by intermediate ones, if there are any.
-        name: the agent's name, which must be among its DNS names.
-        authority: the certificates that are trusted, PEM.
-
-    Raises:
-        ValueError: no certificate, another name, not signed by the authority, or not valid now.
-    """
+    """The public key of an agent's certificate (with intermediate ones), once it is verified; else ValueError."""
     chain, roots = x509.load_pem_x509_certificates(pem), x509.load_pem_x509_certificates(authority)
     if name not in dns_names(chain[0]):
         raise ValueError(f"the certificate is for {dns_names(chain[0])}, expected {name!r}")
@@ -135,11 +122,7 @@ def verified_key(pem: bytes, name: str, authority: bytes) -> PublicKey:
 
 
 def dns_names(certificate: x509.Certificate) -> list[str]:
-    """The DNS names of a certificate, which alone name agents; not its e-mail addresses, URIs and common name.
-
-    Raises:
-        ValueError: a certificate without alternative names.
-    """
+    """The DNS names of a certificate, which alone name agents; ValueError without alternative names."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound as error:

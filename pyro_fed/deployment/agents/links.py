@@ -63,10 +63,7 @@ class Flows:
         self.last[neighbour] = at
 
     def adopt(self, neighbour: int, at: At, theirs: State, ratio: float) -> State:
-        """Take over F_ji (1, ...), the other end's sum until step `at`; return the correction (1, ...) to the belief.
-
-        `ratio` is v_j / v_i.
-        """
+        """The correction (1, ...) to the belief from taking over F_ji, the other end's sum until `at`; `ratio` is v_j / v_i."""
         before = self.sums[neighbour]
         self.sums[neighbour] = {name: -ratio * theirs[name] for name in before}
         self.last[neighbour] = at
@@ -98,12 +95,6 @@ class Links(Answers):
         said: what all agents must have in common, name → text.
         gate: the agent's gate, which every message passes; None for an agent without a policy.
         share: computes the largest share of one of the agent's rows in its messages.
-
-    Attributes:
-        wire: the gRPC server and channels; set after construction.
-        outbox: the agent's messages, and which links are down.
-        flows: the sums of what has passed over the links.
-        at: the step in which the agent is.
         joining: neighbours that have asked to use a link again, with the last step in their sums.
     """
 
@@ -132,14 +123,7 @@ class Links(Answers):
         share: Callable[[], float | None] | None = None,
         cells: Mapping[str, int] | None = None,
     ) -> None:
-        """Let the gate judge a message before neighbours can fetch it.
-
-        `share` computes the largest share of one row in it, if that is not the links' own; `cells` are the numbers of
-        rows in the table that it has.
-
-        Raises:
-            PolicyError: a rule of the agent does not permit it.
-        """
+        """Let the gate judge a message before neighbours can fetch it; `share` and `cells` are as for `Outgoing`."""
         if self.gate is not None:
             asked = f"run {self.wire.run}, phase {at.phase}, round {at.round}"
             data = save({name: value.contiguous() for name, value in tensors.items()})
@@ -190,13 +174,7 @@ class Links(Answers):
     def fetch(
         self, at: At, neighbours: list[int], expected: Spec, seconds: float, whole: bool = False
     ) -> dict[int, State | NoMessage]:
-        """The messages of neighbours in a step, or the reason why there is none.
-
-        `whole` says that the messages are useless if one is missing, see `Wire.ask`.
-
-        Raises:
-            PhaseEnded: the other agents have converged, and ended the phase.
-        """
+        """The messages of neighbours in a step, or why there is none; PhaseEnded once the others have ended it."""
         found = self.wire.ask({j: with_step("Take", at, expected) for j in neighbours}, seconds, whole=whole)
         for answer in found.values():
             if isinstance(answer, NoMessage) and answer.why is Why.ENDED:
@@ -222,25 +200,10 @@ class Links(Answers):
         share: Callable[[], float | None] | None = None,
         cells: Mapping[str, int] | None = None,
     ) -> tuple[State, Tensor]:
-        """Spread every agent's entry over the graph, in as many steps as the graph's diameter, from the step `at` on.
+        """Every agent's entry (A, ...) and which are known (A,), after as many steps as the graph's diameter.
 
-        Args:
-            at: the first of these steps.
-            own: this agent's entry (1, ...).
-            seconds: how long to wait in each step.
-            whole: whether every agent's entry is needed.
-            kind: the kind of message, for the agent's rules.
-            share: as for `release`.
-            cells: as for `release`.
-
-        Returns:
-            The entries of all agents (A, ...), and a mask of those that are known (A,). Each is signed by the agent
-            that it is about, see `statements`.
-
-        Raises:
-            QuorumError: an entry is missing, and every one is needed.
-            ProtocolError: a neighbour has passed on an entry that the agent it is about has not signed, or has none of
-                its own.
+        Each entry is signed by the agent that it is about. `whole` says that every one is needed: QuorumError if one is
+        missing. `kind`, `share` and `cells` are as for `release`.
         """
         self.release(kind, at, {name: value for name, value in own.items() if name not in PROOFS}, share, cells)
         own = self.wire.statements.signed(at, own)
@@ -298,12 +261,7 @@ class Links(Answers):
         return QuorumError(f"{text}. Start it again, then this one with resume", round=round)
 
     def failed(self, neighbour: int, at: At, refused: NoMessage, needed: bool) -> None:
-        """Take down the link to a neighbour whose message is missing for the reason `refused`.
-
-        Raises:
-            QuorumError: the message is needed.
-            DifferError: the message is needed, and the neighbour has left because agents do not run the same.
-        """
+        """Take down the link to a neighbour whose message is missing; raise the error that says why if it is needed."""
         if needed:
             left = self.without(neighbour, max(at.round, 0))
             if left is not None:

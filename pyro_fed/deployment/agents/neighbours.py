@@ -49,14 +49,7 @@ from pyro_fed.runtime.network import Network, Traffic
 
 
 class Neighbours(Network):
-    """The round loop's network at one agent.
-
-    Args:
-        links: the links to its neighbours.
-        consensus: the consensus steps of a round.
-        symmetric: names of message entries that are symmetric matrices, of which a triangle is sent.
-        coarse: names of message entries whose changes are sent in single precision.
-    """
+    """The round loop's network at one agent; of `symmetric` entries triangles are sent, of `coarse` ones changes."""
 
     def __init__(
         self,
@@ -92,11 +85,7 @@ class Neighbours(Network):
             self._compare(phase, {**shared, **(local if phase == 0 else {})})
 
     def _compare(self, phase: int, state: State) -> None:
-        """Require that all agents' first states, which are drawn from the seed, are the same.
-
-        Raises:
-            ProtocolError: names the agents whose states differ.
-        """
+        """Require that all agents' first states, which are drawn from the seed, are the same."""
         digest = int(hash_tensors([state[name] for name in sorted(state)])[:15], 16)
         wait = self.settings.patience_all if phase == 0 else self.settings.patience
         found, known = self.links.spread(At(phase, -1, 0), {"digest": torch.tensor([digest])}, wait, whole=phase == 0)
@@ -115,11 +104,7 @@ class Neighbours(Network):
 
     # -- the round -------------------------------------------------------------------------------------------
     def between(self, round: int, shared: State) -> State:
-        """Bring links up again, and add to the belief what was missed over them; waits while no neighbour answers.
-
-        Raises:
-            QuorumError: no neighbour has answered within `patience_all`, or all have left.
-        """
+        """The state with what was missed over links that are up again; waits up to `patience_all` while no neighbour answers."""
         self._round = round
         with self.links.outbox.lock:
             self.links.at = At(self.phase, round, 0)
@@ -336,10 +321,6 @@ class Neighbours(Network):
 
 
 def neighbours_of(links: Links, algorithm: OnGraph, everyone: bool = False) -> Neighbours:
-    """The network of one phase; `everyone` says that a round means nothing if an agent is missing.
-
-    Raises:
-        GraphError: on this graph the algorithm is not exact if an agent is missing.
-    """
+    """The network of one phase; `everyone` says that a round means nothing if an agent is missing."""
     consensus = algorithm.consensus(links.peers.graph, sleepers=not everyone)
     return Neighbours(links, consensus, algorithm.symmetric, algorithm.coarse)

@@ -31,13 +31,7 @@ NUM_KEPT_ROUNDS = 2
 
 
 class At(NamedTuple):
-    """A step of a run. All agents go through the steps in the same order.
-
-    Attributes:
-        phase: the phase's number; -1 before the first.
-        round: the round's number, counted over all phases; -1 before the phase's first round.
-        step: the step's number in the round: consensus steps first, then steps that spread figures.
-    """
+    """A step of a run: its phase (-1 before the first), round over all phases, and number in the round; ordered."""
 
     phase: int
     round: int
@@ -68,12 +62,7 @@ class Why(Enum):
 
 
 class NoMessage(Exception):
-    """A message that is not available.
-
-    Attributes:
-        why: the reason.
-        round: the last round of a phase that has ended.
-    """
+    """A message that is not available, why, and the last `round` of a phase that has ended."""
 
     def __init__(self, why: Why, round: int = 0) -> None:
         super().__init__(why.value)
@@ -116,11 +105,7 @@ class Outbox:
             self.put(At.of(kept["at"]), within(kept, "message"))
 
     def get(self, at: At, neighbour: int, seconds: float) -> State:
-        """The message of a step for a neighbour, as soon as there is one.
-
-        Raises:
-            Refused: the neighbour cannot have it.
-        """
+        """The message of a step for a neighbour, as soon as there is one; NoMessage says why not."""
         end = time.monotonic() + seconds
         with self.lock:
             while True:
@@ -191,11 +176,7 @@ class Outbox:
 
 
 def at_of(tensors: State, name: str = "at") -> At:
-    """The step in a neighbour's message, from the tensor `name`.
-
-    Raises:
-        ProtocolError: numbers that are not a step of any run.
-    """
+    """The step in a neighbour's message, from the tensor `name`; ProtocolError if no run has such a step."""
     at = At.of(tensors[name])
     if not (-2 <= at.phase <= NEVER.phase and -1 <= at.round < 10**10 and 0 <= at.step < 10**10):
         raise ProtocolError(
@@ -210,14 +191,7 @@ MAX_WHY = 500
 
 @dataclass(frozen=True)
 class Farewell:
-    """An agent's message that it leaves.
-
-    Attributes:
-        run: the id of its run, a digest of all that agents must have in common.
-        why: the reason in words.
-        done: whether its rounds are over; otherwise it has stopped before their end.
-        differs: whether it leaves because agents do not run the same.
-    """
+    """An agent's message that it leaves its run: its rounds are over (`done`), or why; `differs` if runs are unlike."""
 
     run: str
     why: str

@@ -84,11 +84,7 @@ class Answers(ABC):
 
     @abstractmethod
     def answer(self, method: str, neighbour: int, request: State, seconds: float) -> State:
-        """The answer to a request; `method` is "Take", "Rejoin" or "Flow", and `request` has the tensors of `REQUESTS`.
-
-        Raises:
-            Refused: there is no answer, for the reason that it has.
-        """
+        """The answer to "Take", "Rejoin" or "Flow" with the tensors of `REQUESTS`; NoMessage says why there is none."""
 
 
 @dataclass(frozen=True)
@@ -109,17 +105,6 @@ class Wire:
         said: the last reason why there was no answer, by neighbour.
         left: the farewells of neighbours that have left and have not come back.
         agreed: neighbours that are known to run the same.
-
-    Args:
-        me: the agent's number.
-        peers: all agents.
-        identity: the agent's key and certificate.
-        settings: waiting times and sizes.
-        answers: the agent's answers to requests.
-        listen: address at which to listen; by default the one in the peers file.
-
-    Raises:
-        SettingError: the address cannot be used.
     """
 
     def __init__(
@@ -268,13 +253,7 @@ class Wire:
 
     # -- the channels ----------------------------------------------------------------------------------------
     def hello(self, neighbour: int, seconds: float) -> dict[str, str]:
-        """A neighbour's version of the facts that all agents must have in common, name → text, within `seconds`.
-
-        Raises:
-            Unwelcome: one of the two agents does not have the certificate that it should have.
-            Refused: the neighbour does not answer in time, or one of the neighbours has left.
-            ProtocolError: its answer is not a table of texts.
-        """
+        """A neighbour's version of what all agents must have in common, name → text; NoMessage if it does not come in time."""
         call = self._channels[neighbour].unary_unary(f"/{SERVICE}/Hello")
         data = self._until(lambda left: call(b"", timeout=left), neighbour, seconds)
         try:
@@ -310,13 +289,9 @@ class Wire:
     def ask(
         self, asks: Mapping[int, Ask], seconds: float, again: bool = True, whole: bool = False
     ) -> dict[int, State | NoMessage]:
-        """Ask neighbours, all at once, and each again until it answers or the time is over.
+        """Each neighbour's answer, or why there is none; all are asked at once, and again until the time is over.
 
-        `whole` says that the answers are useless if one is missing; then waiting ends once a neighbour has left. The
-        value is each neighbour's answer, or the reason why there is none.
-
-        Raises:
-            Unwelcome: a neighbour does not have the certificate that it should have, or does not accept this agent's.
+        `whole` says that the answers are useless if one is missing: waiting then ends once a neighbour has left.
         """
         end = time.monotonic() + seconds
         found: dict[int, State | NoMessage] = {}
@@ -383,11 +358,7 @@ class Wire:
         return message.tensors
 
     def _judge(self, error: Any, neighbour: int) -> Why | None:
-        """The reason why there is no answer; None if the neighbour cannot be reached.
-
-        Raises:
-            Unwelcome: asking again would not help.
-        """
+        """Why there is no answer, None if the neighbour is not reached; Unwelcome if asking again would not help."""
         code, name = error.code(), self.peers.names[neighbour]
         self.said[neighbour] = f"{code.name.lower()}: {error.details()!s:.300}"
         hopeless = (

@@ -44,13 +44,7 @@ MISSING = "had not answered when the study went on without it"
 
 
 class AnswersPending(BaseException):
-    """The round loop needs answers that have not come. It is no `Exception`: no stage of a run counts it as a failure.
-
-    Attributes:
-        exchange: the number of the exchange.
-        letters: the requests, by site.
-        waiting: the sites that have not answered.
-    """
+    """The round loop needs answers that have not come. No `Exception`: no stage of a run counts it as a failure."""
 
     def __init__(self, exchange: int, letters: Mapping[str, Letter], waiting: list[str]) -> None:
         super().__init__(f"exchange {exchange} waits for {', '.join(waiting)}")
@@ -89,12 +83,7 @@ class Files(RemoteClients):
             raise ProtocolError(f"it answers another request: round {header.round} of client {header.client}")
 
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
-        """The sites' answers to an exchange, from the study's folder.
-
-        Raises:
-            AnswersPending: some have not come, and the study does not go on without them.
-            SettingError: it was to go on without them, and the algorithm needs every site.
-        """
+        """The sites' answers to an exchange, from the study's folder; AnswersPending if some have not come."""
         number, self._next = self._next, self._next + 1
         headers = {client: self._header(client, number, request) for client, request in requests.items()}
         letters = {
@@ -296,11 +285,7 @@ def ask_sites(folder: Path, name: str) -> Combined:
 
 
 def _ask(study: Study, said: list[str], refused: list[str], go_on: bool) -> Combined:
-    """Take the present question about the result as far as its answers reach.
-
-    Raises:
-        SettingError: it has no answer; says why.
-    """
+    """Take the present question about the result as far as its answers reach."""
     import arviz
 
     if study.open_question is None:
@@ -363,12 +348,7 @@ class _Run:
         self.needs = self._needs()
 
     def __call__(self) -> tuple[InferenceData, list[str]]:
-        """The result and the warnings about it.
-
-        Raises:
-            AnswersPending: an answer is missing.
-            StoppedError: the run has ended without one; what it had found is in the folder, if anything.
-        """
+        """The result and the warnings about it. What a run had found that ends without one is written to the folder."""
         executor = Files(self.study, FIRST_EXCHANGE, self._copied(), self.go_on, self.study.id)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -47,16 +47,7 @@ STUDY_ID = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class Letter:
-    """The content of a file.
-
-    Args:
-        kind: `REQUEST` or `ANSWER`.
-        study: the study's id, 16 hexadecimal digits.
-        site: the site's name.
-        exchange: the exchange's number, from 0.
-        more: the rest of the header, as JSON can hold it.
-        body: an encoded message, or nothing.
-    """
+    """The content of a file: kind, study, site, exchange's number, the rest of the header, and an encoded message."""
 
     kind: str
     study: str
@@ -110,11 +101,7 @@ def digest_of(data: bytes) -> str:
 
 
 def read_letter(path: Path, kind: str) -> Received:
-    """Read a file; its signature is to be verified by the caller, who knows the key.
-
-    Raises:
-        ProtocolError: it is no file of this kind; says what is wrong.
-    """
+    """A file of a kind; its signature is to be verified by the caller, who knows the key."""
     if not path.is_file():
         raise ProtocolError(f"{path}: there is no such file; expected the {kind} of a study")
     if path.stat().st_size > MAX_HEADER + MAX_BYTES:
@@ -123,11 +110,7 @@ def read_letter(path: Path, kind: str) -> Received:
 
 
 def parse_letter(data: bytes, name: str, kind: str) -> Received:
-    """The letter in a file's bytes; `name` is the file's, for errors.
-
-    Raises:
-        ProtocolError: as of `read_letter`.
-    """
+    """The letter in a file's bytes; `name` is the file's, for errors."""
     if not data.startswith(FIRST):
         raise ProtocolError(f"{name}: not a file of a study, or of another version: expected {FIRST.decode()!r} first")
     lengths = LENGTHS.match(data, len(FIRST))
@@ -189,11 +172,7 @@ def answer_name(site: str, exchange: int) -> str:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        CheckpointError: it could not be written.
-    """
+    """Write a file whole or not at all; CheckpointError if it could not be written."""
     try:
         with replaced_file(path) as file:
             file.write(data)
@@ -202,9 +181,5 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write a value as JSON, whole or not at all.
-
-    Raises:
-        CheckpointError: it could not be written.
-    """
+    """Write a value as JSON, whole or not at all."""
     write_whole(path, json.dumps(content, indent=1).encode() + b"\n")

@@ -72,11 +72,7 @@ class SiteFolder:
 
     @classmethod
     def of(cls, folder: Path) -> SiteFolder | None:
-        """The folder of a site that has begun; None if there is none.
-
-        Raises:
-            CheckpointError: its `site.json` cannot be read.
-        """
+        """The folder of a site that has begun; None if there is none."""
         if not (folder / SITE).exists():
             return None
         try:
@@ -243,11 +239,7 @@ def _check_study(mine: SiteFolder, found: Received) -> None:
 
 
 def _answer(mine: SiteFolder, found: Received, data: Path | None, confirm: Confirm | None) -> bytes | None:
-    """The bytes of the answer, which the person and the site's gate have let leave; None if the person has not.
-
-    Raises:
-        PolicyError: a rule of the site's policy does not permit it; names the rule.
-    """
+    """The bytes of the answer, which the person and the site's gate have let leave; None if the person has not."""
     letter, key = found.letter, load_signing_key(mine.folder / KEY)
     name, rows = letter.site, data or Path(mine.content["data"])
 
@@ -283,21 +275,13 @@ def _answer(mine: SiteFolder, found: Received, data: Path | None, confirm: Confi
 
 
 def _gate(mine: SiteFolder, site: Site, name: str) -> Gate:
-    """The gate through which every answer leaves: with the site's policy, or without rules; with a ledger in any case.
-
-    Raises:
-        PolicyError: the model or the recipe is not what the site has approved.
-    """
+    """The gate through which every answer leaves: with the site's policy or without rules, and in any case a ledger."""
     policy = mine.content.get("policy") or mine.folder / POLICY
     return site.gate_of(name, policy) if Path(policy).exists() else Gate(name, folder=mine.folder)
 
 
 def _done(mine: SiteFolder, site: Site, found: Received, before: KeptState | None) -> Done:
-    """The work that a request asks for.
-
-    Raises:
-        Refusal: the order is none that this site follows.
-    """
+    """The work that a request asks for."""
     letter = found.letter
     done = site.follow(letter.site, {"name": letter.site}, letter.more.get("order", {}), letter.body, before)
     if done is None:

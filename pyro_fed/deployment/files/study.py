@@ -76,7 +76,6 @@ class Study:
     """A study's folder, opened by `Study.opened`.
 
     Attributes:
-        folder: the folder.
         content: what `study.json` says.
         refusals: sentences on answers that were refused since the folder was opened.
         closing: exchanges that the present run has closed, and the hashes of their answers; `commit` writes them.
@@ -90,12 +89,7 @@ class Study:
     @classmethod
     @contextmanager
     def opened(cls, folder: Path) -> Iterator[Study]:
-        """A study's folder, which no other command may change meanwhile.
-
-        Raises:
-            SettingError: there is no study, or it was made with other versions.
-            CheckpointError: another command works there, or a file of it cannot be read.
-        """
+        """A study's folder, of the present versions, which no other command may change meanwhile."""
         study = cls(folder, _json_in(folder / STUDY))
         if (made := study.content["versions"]) != versions():
             raise SettingError(
@@ -239,11 +233,7 @@ class Study:
         return dict(_json_in(path)) if path.exists() else {}
 
     def check_again(self, number: int, letters: Mapping[str, Letter]) -> None:
-        """Require that requests that are made again are those that the sites have answered.
-
-        Raises:
-            CheckpointError: they differ.
-        """
+        """Require that requests that are made again are those that the sites have answered; else CheckpointError."""
         before = self.request_hashes(number)
         if not before:
             return
@@ -259,11 +249,7 @@ class Study:
 
     # -- answers --------------------------------------------------------------------------------------------
     def take(self, path: Path) -> str:
-        """Accept an answer to the present exchange, and return a sentence on it.
-
-        Raises:
-            ProtocolError: it is no answer that can be used; says why, with the site and the exchange.
-        """
+        """A sentence on an accepted answer to the present exchange; ProtocolError says why it cannot be used."""
         found = read_letter(path, ANSWER)
         letter, where = found.letter, found.name
         if letter.study != self.id:
@@ -309,11 +295,7 @@ class Study:
         return text_in(found.letter.more, "key", found.name)
 
     def answer_to(self, number: int, site: str) -> Received | None:
-        """A site's accepted answer to an exchange; None if there is none, or it was closed without.
-
-        Raises:
-            CheckpointError: the answer was changed or removed since the exchange was closed with it.
-        """
+        """A site's accepted answer to an exchange; None if there is none, or it was closed without."""
         path = self.folder / ANSWERS / answer_name(site, number)
         closed = self._closed(number)
         if closed is None:
@@ -365,11 +347,7 @@ def make_study(
     template: Path | None,
     needs: str,
 ) -> Study:
-    """Make a study's folder with a new key, all at once.
-
-    Raises:
-        SettingError: the folder exists, or sites' names that are not plain and different.
-    """
+    """Make a study's folder with a new key, all at once."""
     if folder.exists():
         raise SettingError(f"{folder} is there already: choose another folder, or remove it")
     if len(sites) < 1 or len(set(sites)) < len(sites):
@@ -412,12 +390,7 @@ def _named(found: Mapping[str, str]) -> str:
 
 
 def _json_in(path: Path) -> dict[str, Any]:
-    """The table in a file of this folder.
-
-    Raises:
-        SettingError: there is no such file.
-        CheckpointError: it cannot be read.
-    """
+    """The table in a file of this folder."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -166,25 +166,7 @@ app = server_app(HERE / "model.py", HERE / "recipe.toml")
 
 
 def write_app(folder: Path, model: str, chosen: str, clients: int) -> Path:
-    """Write an app.
-
-    Args:
-        folder: the folder; it must not exist, or be empty. The app gets its name.
-        model: the model's file, or its name in the library.
-        chosen: the recipe's file, or its name in the library.
-        clients: number of clients that the server waits for by default.
-
-    Returns:
-        The folder.
-
-    Raises:
-        SettingError: the folder is not empty, its name cannot be an app's, or the recipe cannot be read or needs
-            all rows in one place.
-        ModelError: there is no such model.
-
-    Example:
-        >>> write_app(Path("my-app"), "logistic_regression", "fedep", clients=2)
-    """
+    """Write an app, named like its new `folder`, of a model and a recipe, whose server waits for so many clients."""
     model_file = library.find_model(model)
     library.load_model(model_file, with_data=False)  # which may import the recipe's algorithm
     checked = recipe.load(chosen)
@@ -216,11 +198,7 @@ def write_app(folder: Path, model: str, chosen: str, clients: int) -> Path:
 
 
 def _package(folder: Path) -> str:
-    """The name of the app's package, which is the folder's.
-
-    Raises:
-        SettingError: a package cannot have that name, or another package has it already.
-    """
+    """The name of the app's package, which is the folder's."""
     package = folder.resolve().name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", package):
         raise SettingError(f"the app is named like its folder: small letters, digits, '-'; received {folder.name!r}")
@@ -252,23 +230,7 @@ QUESTION, MAX_QUESTION = "/hub/fetch-fab", 10_000
 
 
 def sign_app(fab: Path, key: Path, signer: str) -> Path:
-    """Sign an app, after its code was read.
-
-    Args:
-        fab: the app, a file of `flwr build`. It is a zip archive, whose code `unzip` shows.
-        key: the signer's private key, in OpenSSH's format: `ssh-keygen -t ed25519 -N "" -f reviewer`.
-        signer: the signer's name in the nodes' file of trusted entities.
-
-    Returns:
-        The signature's file, beside the app's.
-
-    Raises:
-        SettingError: the app or the key cannot be read, the key is of another kind, or others can read its file.
-        ProtocolError: the signer's name is not plain.
-
-    Example:
-        >>> sign_app(Path("trial.fab"), Path("reviewer"), "north")
-    """
+    """The file of an app's signature, beside it, by a private key in OpenSSH's format; nodes know the name `signer`."""
     check_client_id(signer)
     content, private = fab.read_bytes(), load_signing_key(key)
     _app_and_version(fab)
@@ -281,21 +243,7 @@ def sign_app(fab: Path, key: Path, signer: str) -> Path:
 
 
 def serve_apps(folder: Path, port: int) -> ThreadingHTTPServer:
-    """A server of the apps in a folder with their signatures, for a SuperLink on the same machine.
-
-    Args:
-        folder: .fab files, and .signature files beside them; read anew for each question.
-        port: of the address 127.0.0.1; 0 takes a free one.
-
-    Returns:
-        The server, which `serve_forever` starts.
-
-    Raises:
-        SettingError: there is no such folder, or a .fab file in it is not an app.
-
-    Example:
-        >>> serve_apps(Path("apps"), port=9096).serve_forever()
-    """
+    """A server of the apps in a folder with their signatures, read anew for each question; port 0 takes a free one."""
     if not folder.is_dir():
         raise SettingError(f"{folder}: expected a folder of .fab files with their signatures")
     _apps(folder)

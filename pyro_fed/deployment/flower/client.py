@@ -38,11 +38,7 @@ if TYPE_CHECKING:
 
 
 class Leaving:
-    """The outermost mod of a client's app.
-
-    Args:
-        site: gives the process's site, which is made with the first message that needs it.
-    """
+    """The outermost mod of a client's app; `site` gives the process's site once a message needs it."""
 
     def __init__(self, site: Callable[[], Site]) -> None:
         self.site = site

@@ -101,11 +101,7 @@ class Configuration:
     estimands: tuple[str, ...] = ()
 
     def run_options(self, chosen: Recipe, num_clients: int) -> tuple[Any, dict[str, Any]]:
-        """The recipe's algorithm, and the arguments of `run` with a graph over the clients.
-
-        Raises:
-            SettingError: an unknown name of an object, or arguments that it does not take.
-        """
+        """The recipe's algorithm, and the arguments of `run` with a graph over the clients."""
         options = chosen.run_options(num_clients) | self.options
         for key, spec in self.specs.items():
             arguments = (num_clients,) if key == "graph" else ()
@@ -117,11 +113,7 @@ class Configuration:
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the arguments of `run` that `server_app` is given.
-
-    Raises:
-        SettingError: `run` has no such argument, or a deployment sets it itself.
-    """
+    """The arguments of `run` that `server_app` is given, if a deployment takes all of them."""
     known = [name for name in inspect.signature(run).parameters if name not in NOT_TAKEN]
     for name in options:
         if name in NOT_TAKEN:
@@ -134,16 +126,7 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def read_configuration(
     config: Mapping[str, Any], options: Mapping[str, Any] | None = None, secure: SecAgg | None = None
 ) -> Configuration:
-    """Check a run's configuration, and return its settings.
-
-    Args:
-        config: Flower's `run_config`; keys of nested tables are joined by ".".
-        options: arguments of `run` that the app sets; values of the configuration replace them.
-        secure: secure aggregation as the app sets it; a value of the configuration replaces it.
-
-    Raises:
-        SettingError: an unknown key, with the nearest name; a value of another type; a file that cannot be written.
-    """
+    """The settings of a run: Flower's `run_config` before the app's own `options` and secure aggregation."""
     given = {key: _converted_value(key, value) for key, value in _nest_tables(config).items() if not _unset(value)}
     if "num-clients" not in given:
         raise SettingError(f"{WHERE} lacks num-clients, the number of clients to wait for, such as num-clients = 3")

@@ -46,10 +46,7 @@ class Post:
         return {node.node_id: str(getattr(node, "last_activated_at", "")) for node in self.grid.get_nodes()}
 
     def exchange(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
-        """Send a message to each of some nodes, and wait for the replies, at most `timeout` seconds.
-
-        The replies have the messages' keys; in place of a missing one is a clause that says why.
-        """
+        """The reply to each message within `timeout` seconds, by its key; a clause says why one is missing."""
         if not messages:
             return {}
         before = self.online()
@@ -105,13 +102,7 @@ CLIENTS, MAX_BYTES = "clients.json", 10**8
 
 @dataclass
 class Roll:
-    """The clients of a run, and their nodes.
-
-    Args:
-        clients: their descriptions, in the order of their numbers.
-        nodes: the node of each client; None while it has not joined.
-        strangers: nodes that were asked for a description, and belong to no client.
-    """
+    """A run's clients in the order of their numbers, their nodes (None: not here), and nodes that belong to none."""
 
     clients: list[Description]
     nodes: list[int | None]
@@ -130,11 +121,7 @@ class Roll:
 
     @classmethod
     def from_checkpoint(cls, folder: Path) -> Roll | None:
-        """The clients of the run whose checkpoint is in a folder; None if the folder has no list of them.
-
-        Raises:
-            CheckpointError: the list cannot be read.
-        """
+        """The clients of the run whose checkpoint is in a folder; None if the folder has no list of them."""
         path = folder / CLIENTS
         try:
             if not path.exists() or path.stat().st_size > MAX_BYTES:
@@ -166,11 +153,7 @@ class Roll:
         return [node for node in online if node not in self.nodes and node not in self.strangers]
 
     def place(self, node: int, found: Description | str, online: Collection[int]) -> int | None:
-        """Give a node the place of the client whose name it has, and return the client's number.
-
-        The number is None if the node cannot be taken in, for a reason that is logged. `found` is the
-        node's description, or a sentence that says why there is none.
-        """
+        """The number of the client whose place a node takes; None if it cannot, for a reason that is logged."""
         objection = found if isinstance(found, str) else self._objection(found, online)
         if isinstance(found, str) or objection:
             self.strangers.add(node)
@@ -197,19 +180,9 @@ class Roll:
 def wait_for_clients(
     grid: Grid, num_clients: int, min_clients: int | None, wait: float, timeout: float, known: Roll | None = None
 ) -> Roll:
-    """Wait for clients, and return them in the order of their names; for a resumed run in their former order.
+    """The clients in the order of their names; of a resumed run (`known`) in their former order.
 
-    Args:
-        grid: Flower's.
-        num_clients: number of clients to wait for.
-        min_clients: a resumed run goes on without the others if at least so many are there when the wait ends.
-        wait: seconds to wait at most.
-        timeout: seconds that a client has to describe itself.
-        known: the clients of the run that is resumed; None for a new run.
-
-    Raises:
-        QuorumError: too few clients have joined in time, or one has not described itself.
-        SettingError: the run that is resumed has another number of clients.
+    A resumed run goes on without the others if at least `min_clients` are there when the wait ends.
     """
     post = Post(grid)
     if known is None:

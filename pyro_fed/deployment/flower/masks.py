@@ -42,19 +42,7 @@ KEY, WORD = 32, 4
 
 
 def masks(seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]]) -> list[NDArray[np.int64]]:
-    """Whole numbers below `num_range`, each as likely as any other, which follow from a seed and say nothing of it.
-
-    Args:
-        seed: 256 bits or more, of which all count.
-        num_range: a power of two, at most 2³².
-        dimensions_list: shapes of the arrays.
-
-    Raises:
-        SettingError: the seed is too short, or `num_range` something else.
-
-    Example:
-        >>> masks(os.urandom(32), 2**32, [(3, 2), ()])
-    """
+    """Whole numbers below a power of two `num_range`, as arrays, that follow from a seed of 256 bits or more."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -73,11 +61,7 @@ def masks(seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]]) -
 
 
 def client_mod() -> Callable[[Message, Context, Callable[[Message, Context], Message]], Message]:
-    """Flower's mod of secure aggregation with `masks`.
-
-    Raises:
-        SettingError: this Flower makes its masks otherwise.
-    """
+    """Flower's mod of secure aggregation with `masks`."""
     from flwr.client.mod import secaggplus_mod
 
     collect = secaggplus_mod.__globals__.get(COLLECT)
@@ -87,22 +71,14 @@ def client_mod() -> Callable[[Message, Context, Callable[[Message, Context], Mes
 
 
 def server_workflow() -> type[SecAggPlusWorkflow]:
-    """Flower's workflow of secure aggregation with `masks`.
-
-    Raises:
-        SettingError: this Flower makes its masks otherwise.
-    """
+    """Flower's workflow of secure aggregation with `masks`."""
     from flwr.server.workflow import SecAggPlusWorkflow
 
     return type("MaskedWorkflow", (SecAggPlusWorkflow,), {"unmask_stage": with_masks(SecAggPlusWorkflow.unmask_stage)})
 
 
 def with_masks(function: Any) -> FunctionType:
-    """A copy of a function of Flower that generates masks, with `masks` in the place of Flower's `pseudo_rand_gen`.
-
-    Raises:
-        SettingError: it does not use that generator, or this one has other arguments than expected.
-    """
+    """A copy of a function of Flower that generates masks, with `masks` in the place of Flower's `pseudo_rand_gen`."""
     generator = function.__globals__.get(GENERATOR)
     if generator is None or list(inspect.signature(generator).parameters) != ARGUMENTS:
         raise _other_flower(function, f"{GENERATOR}({', '.join(ARGUMENTS)})")
@@ -110,11 +86,7 @@ def with_masks(function: Any) -> FunctionType:
 
 
 def with_globals(function: Any, **others: Any) -> FunctionType:
-    """A copy of a plain function that finds other objects under some global names.
-
-    Raises:
-        SettingError: it does not use one of the names.
-    """
+    """A copy of a plain function that finds other objects under some global names."""
     if missing := others.keys() - set(function.__code__.co_names):
         raise _other_flower(function, ", ".join(sorted(missing)))
     found = FunctionType(function.__code__, function.__globals__ | others, function.__name__, function.__defaults__)
@@ -139,11 +111,7 @@ MASKED = "masked_params"
 
 
 def handed_on(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-    """Handle messages of secure aggregation by Flower's own mod with strong masks, and pass others on to the app.
-
-    Raises:
-        SettingError: this Flower makes its masks in an unknown way.
-    """
+    """Handle messages of secure aggregation by Flower's own mod with strong masks, and pass others on to the app."""
     if not asks_for_a_sum(message):
         return call_next(message, context)
     return client_mod()(message, context, call_next)

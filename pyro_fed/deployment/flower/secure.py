@@ -119,15 +119,10 @@ class SecureRound:
     """One sum, by Flower's workflow of four exchanges.
 
     Args:
-        settings: settings of the protocol.
-        post: Flower's Grid.
-        nodes: the nodes of the clients that are asked.
         contents: each client's order, which is sent with the request for masked numbers.
-        number: the round's number.
         timeout: seconds that a client has for each of the exchanges.
         failures: why clients have dropped out, by client.
-        down: bytes that each client has received in all exchanges.
-        up: bytes that each client has sent in all exchanges.
+        down: bytes that each client has received in all exchanges; `up`: that it has sent.
     """
 
     settings: SecAgg
@@ -262,23 +257,13 @@ def _bytes(value: Any) -> int:
 
 
 def flat(messages: State, share: float | None = None) -> Tensor:
-    """A client's numbers (P,) in float64 from messages (1, ...) of one visit; (2 P,) with their multiples by a share.
-
-    The share is n_k / n_max.
-    """
+    """A visit's numbers (P,) in float64 from messages (1, ...), with n_k / n_max as `share` also their multiples."""
     own = torch.cat([messages[name].double().reshape(-1) for name in sorted(messages)])
     return own if share is None else torch.cat([own, share * own])
 
 
 def stand_ins(total: Tensor, spec: Spec, rows: Tensor, widest: int) -> list[State]:
-    """A stand-in m'_k for each client's message (1, ...), see the module's header.
-
-    Args:
-        total: the sum over clients of `flat` with n_k / n_max as the share (2 P,).
-        spec: shapes and dtypes of one message.
-        rows: n_k of the clients in the sum (C,).
-        widest: n_max.
-    """
+    """A stand-in m'_k (1, ...) for each client's message from the sum (2 P,) of `flat`; rows n_k (C,), widest n_max."""
     plain, weighted = total.chunk(2)
     mean, shares = plain / len(rows), rows.double() / rows.sum()
     apart = shares - shares.mean()
@@ -303,11 +288,7 @@ def _unflat(numbers: Tensor, mean: Tensor, spec: Spec, clients: int) -> State:
 
 
 def maskable_numbers(numbers: Tensor, context: Context) -> RecordDict:
-    """A client's numbers (P,), float64, in the form in which Flower's mod masks them.
-
-    Raises:
-        ProtocolError: a number is too large, or the server's settings hide too little.
-    """
+    """A client's numbers (P,) as Flower's mod masks them; ProtocolError if one is too large or too little is hidden."""
     import flwr.compat.common.recorddict_compat as compat
     from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 

@@ -87,23 +87,7 @@ def server_app(
 
 
 def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configuration, template: Any = None) -> Any:
-    """Wait for clients, then run a recipe with them.
-
-    Args:
-        grid: Flower's Grid.
-        model: the model's file, or its name in the library.
-        recipe: the recipe's file, or its name in the library.
-        settings: the run's settings.
-        template: the model's positional arguments with one made-up row, if a row of ones does not suit the model.
-
-    Returns:
-        InferenceData, without the groups that need rows (pointwise log-likelihoods and data), and with the groups
-        `loo`, `influence` and `estimand_NAME` if these were requested.
-
-    Raises:
-        QuorumError: too few clients have joined in time, or replied to a round.
-        SettingError: a setting out of its range.
-    """
+    """The result of a recipe run with the clients that join, without the groups that need rows; and the answers."""
     module, chosen = load_model(model, with_data=False), recipes.load(recipe)
     settings.run_options(chosen, settings.num_clients)  # its errors are raised before the wait
     options, checkpoint = settings.options, settings.options.get("checkpoint")
@@ -154,11 +138,7 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
 
 
 def _check_sums_of_single_clients(settings: Configuration, combination: Any) -> None:
-    """Refuse before the run questions to which clients answer with their own sums, where these are not to be seen.
-
-    Raises:
-        SettingError: the run has secure aggregation or differential privacy.
-    """
+    """Refuse questions to which clients answer with their own sums, where secure aggregation or privacy hides these."""
     asked = {"loo": settings.loo is not None, "influence": settings.influence, "estimands": bool(settings.estimands)}
     names = [name for name, wanted in asked.items() if wanted]
     if names and (settings.secure is not None or isinstance(combination, Private)):
@@ -174,12 +154,7 @@ def _check_sums_of_single_clients(settings: Configuration, combination: Any) -> 
 
 
 def _check_before_the_wait(settings: Configuration) -> None:
-    """Refuse before the wait what `run` would refuse once all clients have joined.
-
-    Raises:
-        SettingError: a number out of its range; a checkpoint's folder that holds a state, or none to resume from.
-        CheckpointError: the folder of `start` holds no state that can be read.
-    """
+    """Refuse before the wait what `run` would refuse once all clients have joined."""
     options, checkpoint = settings.options, settings.options.get("checkpoint")
     rounds, draws = (options.get(name) for name in ("num_rounds", "num_draws"))
     check_numbers(

@@ -328,11 +328,7 @@ def _where(message: Outgoing) -> str:
 
 
 def site_folder(policy: str | Path) -> Path:
-    """The site's folder, which holds its policy's file.
-
-    Raises:
-        SettingError: there is no such file, or it has another name.
-    """
+    """The site's folder, which holds its policy's file."""
     path = Path(policy).expanduser()
     if path.name != POLICY or not path.is_file():
         raise SettingError(f"policy {str(policy)!r}: expected the path of a file {POLICY}, in the site's own folder")

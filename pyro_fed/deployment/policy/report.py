@@ -42,7 +42,7 @@ LOO_NUMBERS = 11
 
 
 class Sent(NamedTuple):
-    """Messages of one kind: the algorithm that asks for them, the most rounds, and the shapes of their numbers."""
+    """Messages of one kind: the algorithm that asks, the most rounds, and the shapes of their numbers."""
 
     kind: str
     algorithm: str
@@ -71,15 +71,7 @@ class _Watching(Sequential):
 def preview(
     model: Callable[..., Any], rows: tuple[Any, ...], plate: str, nested: Any, chosen: Recipe
 ) -> Iterator[Sent]:
-    """What a recipe's messages will be, from a rehearsal on a site's own rows.
-
-    Args:
-        model: the Pyro model.
-        rows: its arguments with the site's rows.
-        plate: the plate over rows.
-        nested: plates within it, `ROWS` of the model's file; None for none.
-        chosen: the recipe.
-    """
+    """What a recipe's messages will be, from a rehearsal on a site's own rows."""
     federation = Federation(model, rows, plate=plate, rows=nested, num_clients=CLIENTS)
     problem, named = federation.problem, chosen.build()
     graph = ring(CLIENTS) if isinstance(named, OnGraph) and "graph" not in chosen.run else None

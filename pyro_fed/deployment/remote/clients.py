@@ -28,11 +28,7 @@ from pyro_fed.runtime.messages.header import Entry
 
 
 class RemoteClients(Remote):
-    """Clients that answer orders, each a worker of its own.
-
-    Args:
-        copies: whether clients send their new states with their replies.
-    """
+    """Clients that answer orders, each a worker of its own; with `copies` replies bring their new states."""
 
     def __init__(self, copies: bool = False) -> None:
         self.copies = copies
@@ -47,11 +43,7 @@ class RemoteClients(Remote):
         """Take a reply with this header; ProtocolError if it answers no open request."""
 
     def prepare(self) -> None:
-        """Begin a phase.
-
-        Raises:
-            SettingError: the algorithm needs pooled data.
-        """
+        """Begin a phase; SettingError if the algorithm needs pooled data."""
         if self.algorithm.pooled:
             name = type(self.algorithm).__name__
             raise SettingError(
@@ -124,11 +116,7 @@ class RemoteClients(Remote):
         return self.copies and bool(self.local) and request.work is not None and request.indicator is None
 
     def decoded(self, client: int, request: Request, data: bytes) -> Reply | State:
-        """The answer in a client's reply, whose shapes must be those that the server's own model asks for.
-
-        Raises:
-            ProtocolError: the bytes are another message than the reply to this request.
-        """
+        """The answer in a client's reply, whose shapes must be those that the server's own model asks for."""
         # Numbers that are not finite are the round loop's to judge.
         message = decode(data, self._spec(client, request), finite=False)
         self.accept(message.header)

@@ -107,11 +107,7 @@ class Order:
 
     @classmethod
     def from_record(cls, record: Any) -> Order:
-        """The order in a record made by `to_record`, with settings in their ranges that fit one another.
-
-        Raises:
-            Refusal: names, types or values that are not those of an order.
-        """
+        """The order in a record made by `to_record`, if its settings are in their ranges and fit one another."""
         kinds = {"str": str, "int": int, "bool": bool}
         wanted = {field.name: kinds[str(field.type)] for field in fields(cls)}
         found = {name: type(value) for name, value in record.items()}
@@ -152,21 +148,13 @@ class Order:
         require(least <= self.num_rows <= most, "num_rows", f"{least} to {most}, as width says", self.num_rows)
 
     def check_rows(self, own: int) -> None:
-        """Refuse numbers of rows that leave no place for this client's own number of rows.
-
-        Raises:
-            Refusal: names the setting, what is expected and what was received.
-        """
+        """Refuse numbers of rows that leave no place for this client's own number of rows."""
         require(self.width >= own, "width", f"at least {own}, this client's own rows", self.width)
         least = own + self.num_clients - 1
         require(self.num_rows >= least, "num_rows", f"at least {least}, with this client's own rows", self.num_rows)
 
     def check_header(self, header: Header, name: str, run: str | None) -> None:
-        """Refuse the header of another message; `run` is the run of the client's state, None without one.
-
-        Raises:
-            Refusal: names the field, what is expected and what was received.
-        """
+        """Refuse the header of another message; `run` is the run of the client's state, None without one."""
         require(header.client == name, "the header's client", name, header.client)
         kind = "work" if self.job == WORK else "ask"
         require(header.kind == kind, "the header's kind", f"{kind!r} for the job {self.job!r:.100}", header.kind)
@@ -176,11 +164,7 @@ class Order:
             require(header.run == run, "the header's run", f"{run}, whose state this client has", header.run)
 
     def check_tensors(self, tensors: Mapping[str, Entry], dim: int) -> None:
-        """Refuse tensors that are no part of such an order, or larger than a model of `dim` parameters allows.
-
-        Raises:
-            Refusal: names the tensor, its size, what is expected, and the cure.
-        """
+        """Refuse tensors that are no part of such an order, or larger than a model of `dim` parameters allows."""
         size = sum(entry.num_bytes for entry in tensors.values())
         parts = {"shared": len(self.places)} if self.slots else {}
         parts |= {"local": 1} if self.begins else {}
@@ -225,11 +209,7 @@ def most_bytes(dim: int, parts: int) -> int:
 
 
 def require(holds: object, what: str, expected: str, received: object) -> None:
-    """Refuse an order unless a condition holds.
-
-    Raises:
-        Refusal: it does not hold; says what it is about, expected, received, and the cure.
-    """
+    """Refuse an order unless a condition holds; the text says what it is about, expected, received, and the cure."""
     if not holds:
         raise Refusal(f"the server's order has {what}: expected {expected}, received {received!s:.200}: {CURE}")
 

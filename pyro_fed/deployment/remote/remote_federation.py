@@ -140,19 +140,10 @@ def _numbers(federation: Federation) -> list[str]:
 
 
 class RemoteFederation(ClaimedFederation):
-    """A federation whose rows are at the clients. The server has one made-up row, with which it runs the model's prior.
+    """A federation whose rows are at the clients. The server runs the model's prior with one made-up row.
 
-    Args:
-        model: the Pyro model.
-        plate: name of the partitioned plate.
-        clients: the clients' descriptions, which must agree.
-        template: the model's positional arguments with one made-up row; for groups with rows of their own, one group
-            with one row in each nested plate. By default the row consists of ones, which are in the support of nearly
-            every likelihood.
-
-    Raises:
-        DataError: descriptions that differ, or the same name twice.
-        ModelError: arguments that are not split by rows and no template; a server's model with other sites.
+    By default the row consists of ones, which are in the support of nearly every likelihood. A `template` has the
+    model's positional arguments with another one; for groups, one group with one row in each nested plate.
     """
 
     def __init__(

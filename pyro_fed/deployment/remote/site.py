@@ -54,15 +54,7 @@ LoadRows = Callable[[ModuleType, Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class KeptState:
-    """A client's state between two orders.
-
-    Attributes:
-        run: the run's id.
-        phase: the phase's number.
-        waiting: the round whose new states wait for the server's verdict; -1 for none.
-        parts: the number of these.
-        data: the states' bytes, of safetensors.
-    """
+    """A client's state between two orders; `parts` new states of the round `waiting` wait for a verdict (-1: none)."""
 
     run: str
     phase: int
@@ -274,12 +266,7 @@ class Site:
         return self.problems[key]
 
     def _algorithm(self, order: Order, problem: Problem, name: str) -> Algorithm:
-        """The algorithm that the server names, made from this client's own recipes; or a question of leave-one-out.
-
-        Raises:
-            Refusal: the algorithm is in none of the recipes, is a question that this client does not answer, or has no
-                such job.
-        """
+        """The algorithm that the server names, made from this client's own recipes; or a question that it answers."""
         if (asked := self._question(order, problem, name)) is not None:
             self._check_questions(f"{order.algorithm:.100}")
             return asked
