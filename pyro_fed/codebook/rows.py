@@ -102,7 +102,7 @@ def _check_header(names: Iterable[Any], where: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Typed:
-    """A table's columns in the codebook's types (unknown levels are kept), and the rows with unreadable texts by column."""
+    """A table's columns in the codebook's types (unknown levels stay), and rows with unreadable texts by column."""
 
     frame: pd.DataFrame
     unreadable: dict[str, np.ndarray]

@@ -33,7 +33,7 @@ MAX_ROWS = 10**12
 
 
 class AgentFederation(ClaimedFederation):
-    """The federation of all agents, which claim `counts` (A,) rows, with the rows of one, `own`, whose number is `me`."""
+    """The federation of all agents, which claim `counts` (A,) rows, with the rows of one, `own`, number `me`."""
 
     def __init__(self, own: Federation, names: Sequence[str], me: int, counts: Tensor) -> None:
         if bool((counts < 1).any()) or bool((counts > MAX_ROWS).any()):

@@ -63,7 +63,7 @@ class Flows:
         self.last[neighbour] = at
 
     def adopt(self, neighbour: int, at: At, theirs: State, ratio: float) -> State:
-        """The correction (1, ...) to the belief from taking over F_ji, the other end's sum until `at`; `ratio` is v_j / v_i."""
+        """The correction (1, ...) to the belief from taking over the other end's sum F_ji; `ratio` is v_j / v_i."""
         before = self.sums[neighbour]
         self.sums[neighbour] = {name: -ratio * theirs[name] for name in before}
         self.last[neighbour] = at

@@ -49,7 +49,7 @@ from pyro_fed.runtime.network import Network, Traffic
 
 
 class Neighbours(Network):
-    """The round loop's network at one agent; of `symmetric` entries triangles are sent, of `coarse` ones changes."""
+    """The round loop's network at one agent; triangles of `symmetric` and changes of `coarse` entries are sent."""
 
     def __init__(
         self,

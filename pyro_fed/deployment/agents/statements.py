@@ -87,7 +87,7 @@ class Statements:
         return {**own, "signature": _bytes(padded)}
 
     def check(self, agent: int, at: At, statement: State, passed_on_by: int) -> None:
-        """Require that a statement (1, ...) from a neighbour is signed by the agent that it is of, for this run and step."""
+        """Require that a statement (1, ...) from a neighbour is signed by the agent it is of, for this run and step."""
         own = {name: value for name, value in statement.items() if name != "signature"}
         try:
             if "certificate" in own:
