@@ -12,7 +12,7 @@ import click
 
 from pyro_fed.cli import options
 from pyro_fed.cli.options import parse_executor
-from pyro_fed.cli.process import run_apart, typed_command
+from pyro_fed.cli.process import run_apart, typed_command, write_result
 from pyro_fed.conventions.output import check_writable, kept_elsewhere, replaced_file
 from pyro_fed.errors import PyroFedError, SettingError, StoppedError
 
@@ -158,10 +158,8 @@ def _results(
 
 def _write_results(folder: Path, results: dict[str, InferenceData], comparison: str) -> None:
     """Write each result into a file of its own, and the comparison's values into comparison.json."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, idata in results.items():
-        with kept_elsewhere(folder / f"{name}.nc") as place:
-            idata.to_netcdf(str(place))
+        write_result(idata, folder / f"{name}.nc")
     with replaced_file(folder / "comparison.json") as file:
         file.write(f"{comparison}\n".encode())
 
@@ -225,11 +223,12 @@ def _parts(text: str | None) -> list[str]:
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
     help="Also run a method of your own: a file with run(model, clients). May be repeated.",
 )
-@click.option(
+@options.path_option(
     "--posteriordb",
     metavar="DIR",
-    type=click.Path(file_okay=False, exists=True, path_type=Path),
-    help="A clone of posteriordb; default: $PYRO_FED_DATA/posteriordb.",
+    file_okay=False,
+    exists=True,
+    text="A clone of posteriordb; default: $PYRO_FED_DATA/posteriordb.",
 )
 @click.option(
     "--out",

@@ -24,7 +24,7 @@ from pyro_fed.cli.compare import bench, compare
 from pyro_fed.cli.network import agent, certificates, flower
 from pyro_fed.cli.node import node
 from pyro_fed.cli.options import parse_executor, parse_graph
-from pyro_fed.cli.process import terminated_as_interrupted, typed_command
+from pyro_fed.cli.process import terminated_as_interrupted, typed_command, write_result
 from pyro_fed.cli.study import study
 from pyro_fed.conventions.output import kept_elsewhere
 from pyro_fed.conventions.version import VERSION
@@ -257,9 +257,7 @@ def run(
     with terminated_as_interrupted():
         idata = pf.run(algorithm, fed, seed=seed, progress=not quiet, **settings)
     if out is not None:
-        with kept_elsewhere(out) as place:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            idata.to_netcdf(str(place))
+        write_result(idata, out)
     if report is not None:
         title = f"{Path(str(module.__file__)).stem}: {chosen.name}"
         lead = f"{page.clients_line(fed)} ({partition_text}), seed {seed}"

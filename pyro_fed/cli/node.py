@@ -36,12 +36,11 @@ def node() -> None:
     show_default=True,
     help="The site's rules, in its own folder, into which the approval is written.",
 )
-@click.option(
+@options.path_option(
     "--rows",
     "rows_path",
     metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The site's rows, as for `pyro-fed agent`, for the numbers that will leave; default: the model's load_data().",
+    text="The site's rows, as for `pyro-fed agent`, for the numbers that will leave; default: the model's load_data().",
 )
 @click.option("--yes", is_flag=True, help="Approve without a question.")
 def approve(model: str, recipes: tuple[str, ...], policy_path: Path, rows_path: Path | None, yes: bool) -> None:
@@ -157,16 +156,13 @@ def report(ledger: Path, out: Path, head: str | None) -> None:
 
 @node.command(context_settings={"ignore_unknown_options": True})
 @click.option("--name", required=True, help="This client's name.")
-@click.option(
-    "--policy", "policy_path", metavar="FILE", required=True, type=click.Path(path_type=Path), help="policy.toml."
-)
-@click.option(
+@options.path_option("--policy", "policy_path", metavar="FILE", required=True, text="policy.toml.")
+@options.path_option(
     "--rows",
     "rows_path",
     metavar="FILE",
     required=True,
-    type=click.Path(path_type=Path),
-    help="This site's own Python file with load_rows(model, node_config).",
+    text="This site's own Python file with load_rows(model, node_config).",
 )
 @click.argument("given", metavar="[ARGUMENTS OF flower-supernode]...", nargs=-1, type=click.UNPROCESSED)
 def flower(name: str, policy_path: Path, rows_path: Path, given: tuple[str, ...]) -> None:
@@ -175,9 +171,7 @@ def flower(name: str, policy_path: Path, rows_path: Path, given: tuple[str, ...]
     import sys
     import tempfile
 
-    from pyro_fed.cli.network import extra
-
-    with extra():
+    with options.needs_extra("flower"):
         from pyro_fed.deployment.flower.own_code import node_command
     with tempfile.TemporaryDirectory(prefix="pyro_fed-") as folder:
         command, environment = node_command(Path(folder), name, policy_path, rows_path, given)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
-
-import click
-
-if TYPE_CHECKING:
-    from pyro_fed.results.inference_data import InferenceData
-
-
 import os
 import shlex
 import signal
 import stat
+import subprocess
+import sys
+import tempfile
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from pyro_fed.conventions.output import kept_elsewhere
+
+if TYPE_CHECKING:
+    from pyro_fed.results.inference_data import InferenceData
 
 
 def typed_command() -> str:
@@ -40,10 +40,15 @@ def _from_here(word: str) -> str:
         return f"{option}{equals}{Path(value).name}"
 
 
+def write_result(idata: InferenceData, out: Path) -> None:
+    """Write a result as NetCDF; if that fails, it is kept elsewhere."""
+    with kept_elsewhere(out) as place:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        idata.to_netcdf(str(place))
+
+
 #: What a terminal sends that closes; Windows has no such signal.
 HANGUP: int | None = getattr(signal, "SIGHUP", None)
-#: Standard input, output and errors.
-STREAMS = (0, 1, 2)
 
 
 @contextmanager
@@ -85,7 +90,7 @@ def _has_no_handler(number: int) -> bool:
 def _without_terminal() -> None:
     """Point standard streams to nowhere, except those to a file or a pipe. A closed terminal does not count."""
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in STREAMS:
+    for stream in (0, 1, 2):  # standard input, output and errors
         try:
             if stat.S_ISCHR(os.fstat(stream).st_mode):
                 os.dup2(nowhere, stream)
@@ -100,20 +105,9 @@ PROGRAM = "from pyro_fed.cli.main import main; main()"
 GRACE = 10
 
 
-class Result(Protocol):
-    """A function that waits for the run's result."""
-
-    def __call__(self) -> InferenceData:
-        """The run's InferenceData, loaded into memory.
-
-        Raises:
-            click.ClickException: the run has failed; its messages are on the standard error.
-        """
-
-
 @contextmanager
-def run_apart(arguments: Sequence[str]) -> Iterator[Result]:
-    """Start `pyro-fed run` with arguments, except `--out`, in a second process, which ends with the block."""
+def run_apart(arguments: Sequence[str]) -> Iterator[Callable[[], InferenceData]]:
+    """Start `pyro-fed run` with arguments in a second process, which ends with the block; gives what waits for it."""
     import arviz as az
 
     with tempfile.TemporaryDirectory(prefix="pyro_fed-") as folder:

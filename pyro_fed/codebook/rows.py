@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import pandas as pd
-
-from pyro_fed.codebook.codebook import Codebook, Column, check_installed
-from pyro_fed.conventions.calls import checked
-
-if TYPE_CHECKING:
-    from pandera.pandas import DataFrameSchema
-
-
 import csv
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
-from pyro_fed.codebook.codebook import reason
+from pyro_fed.codebook.codebook import Codebook, Column, check_installed, reason
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import DataError, listed
+
+if TYPE_CHECKING:
+    from pandera.pandas import DataFrameSchema
+
 
 #: What separates the fields of a line.
 SEPARATORS = ",;\t|"

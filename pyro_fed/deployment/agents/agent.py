@@ -347,7 +347,7 @@ def _agent_federation(own: Federation, links: Links) -> AgentFederation:
     """The federation of all agents, after each has stated, signed, its number of rows and the quadrature it needs.
 
     All then use the largest number of nodes and of steps; nodes are placed by tails if one agent needs that, and
-    modes are looked for from every place that some agent needs. A simulation, with all rows, finds the same rule.
+    modes are looked for from every place that an agent needs. A simulation, with all rows, finds the same rule.
     """
     rule, places = own.problem.quadrature, torch.zeros(MOST_STARTS, max(1, own.problem.local_dim), dtype=torch.float64)
     for i, place in enumerate(rule.starts or ()):

@@ -49,7 +49,7 @@ from pyro_fed.runtime.network import Network, Traffic
 
 
 class Neighbours(Network):
-    """The round loop's network at one agent; triangles of `symmetric` and changes of `coarse` entries are sent."""
+    """The round loop's network at one agent; of `symmetric` entries triangles are sent, of `coarse` changes."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Neighbours(Network):
 
     # -- the round -------------------------------------------------------------------------------------------
     def between(self, round: int, shared: State) -> State:
-        """The state with what was missed over links that are up again; waits up to `patience_all` while no neighbour answers."""
+        """The state with what was missed over links that are up again; waits while no neighbour answers."""
         self._round = round
         with self.links.outbox.lock:
             self.links.at = At(self.phase, round, 0)

@@ -253,7 +253,7 @@ class Wire:
 
     # -- the channels ----------------------------------------------------------------------------------------
     def hello(self, neighbour: int, seconds: float) -> dict[str, str]:
-        """A neighbour's version of what all agents must have in common, name → text; NoMessage if it does not come in time."""
+        """A neighbour's version of what all agents must have in common, name → text; or NoMessage."""
         call = self._channels[neighbour].unary_unary(f"/{SERVICE}/Hello")
         data = self._until(lambda left: call(b"", timeout=left), neighbour, seconds)
         try:
@@ -289,7 +289,7 @@ class Wire:
     def ask(
         self, asks: Mapping[int, Ask], seconds: float, again: bool = True, whole: bool = False
     ) -> dict[int, State | NoMessage]:
-        """Each neighbour's answer, or why there is none; all are asked at once, again until the time is over.
+        """Each neighbour's answer, or why there is none; all are asked at once, and again for a time.
 
         `whole` says that the answers are useless if one is missing: waiting then ends once a neighbour has left.
         """

@@ -8,13 +8,15 @@ the bytes that leave. The approval is checked before the app's model is imported
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
-from pyro_fed.deployment.flower.masks import MASKED, PROTOCOL, asks_for_a_sum
+from pyro_fed.deployment.flower.masks import MASKED, PROTOCOL, asks_for_a_sum, handed_on
 from pyro_fed.deployment.flower.wire import KEPT, LOG, POLICY_KEY, client_name, reason_of
 from pyro_fed.errors import ProtocolError
 
@@ -22,15 +24,6 @@ if TYPE_CHECKING:
     from pyro_fed.deployment.flower.site import Site
     from pyro_fed.deployment.policy.gate import Gate, Outgoing
 
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from flwr.app import RecordDict
-from flwr.clientapp import ClientApp
-
-from pyro_fed.deployment.flower.masks import handed_on
 
 if TYPE_CHECKING:
     from pyro_fed.deployment.flower.site import Site
