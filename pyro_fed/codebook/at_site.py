@@ -22,6 +22,7 @@ from pyro_fed.codebook.codebook import Codebook, Column, check_installed
 from pyro_fed.codebook.rows import Table, Typed, failures, plain, read_table, typed
 from pyro_fed.codebook.summary import SiteSummary, summarise
 from pyro_fed.codebook.units import (
+    UNEXPLAINED,
     Confusion,
     confusions,
     date_shift,
@@ -38,33 +39,11 @@ from pyro_fed.errors import DataError, SettingError, listed
 
 #: What is usually written for a missing number.
 MISSING_CODES = (
-    -1,
-    -7,
-    -8,
-    -9,
-    -77,
-    -88,
-    -99,
-    -999,
-    -9999,
-    9,
-    77,
-    88,
-    97,
-    98,
-    99,
-    777,
-    888,
-    998,
-    999,
-    8888,
-    9999,
-    99999,
+    *(-1, -7, -8, -9, -77, -88, -99, -999, -9999),
+    *(9, 77, 88, 97, 98, 99, 777, 888, 998, 999, 8888, 9999, 99999),
 )
 #: The most rows that spreadsheets, statistics programs and database clients export.
 EXPORT_LIMITS = (1000, 5000, 10000, 16384, 32767, 32768, 50000, 65535, 65536, 100000, 1048575, 1048576)
-#: A cause explains a failure if it leaves at most this share of the rows unexplained.
-UNEXPLAINED = 0.05
 #: Chance of a false alarm of each check that is a test.
 FALSE_ALARM = 1e-4
 #: Factor by which dependent columns make equal rows more frequent than independent ones would be.
@@ -358,6 +337,10 @@ class SiteCheck:
     summary: SiteSummary
 
 
+def _file_stem(rows: str | Path | pd.DataFrame) -> str:
+    return "" if isinstance(rows, pd.DataFrame) else Path(rows).stem
+
+
 @checked
 def check(codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "", fewest: int | None = None) -> SiteCheck:
     """Check a site's table against the codebook, and summarise what may leave the site.
@@ -383,7 +366,7 @@ def check(codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "", f
         >>> path = checked.summary.write("albany.json")
     """
     check_installed()
-    site = site or (Path(rows).stem if not isinstance(rows, pd.DataFrame) else "")
+    site = site or _file_stem(rows)
     check_shown_name(site)
     if fewest is not None:
         if fewest < codebook.fewest:
@@ -416,7 +399,7 @@ def read_rows(codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "
         ['male', 'female']
     """
     check_installed()
-    site = site or (Path(rows).stem if not isinstance(rows, pd.DataFrame) else "")
+    site = site or _file_stem(rows)
     findings, data = findings_of(read_table(rows), codebook, site)
     doubts = [one.finding for one in findings if one.finding.is_doubt]
     if doubts:

@@ -26,21 +26,13 @@ SEPARATORS = ",;\t|"
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table as texts.
+    """A table as texts."""
 
-    Attributes:
-        texts: a column for each of the header, without outer spaces.
-        numbers: of the rows for a message: the lines of a file, or 1, 2, ... of a frame, (n,).
-        ragged: lines with another number of fields than the header; they are not among the texts.
-        is_cut_off: whether the file ends within its last row, which is not among the texts either.
-        called: what a row's number counts, "line" or "row".
-    """
-
-    texts: pd.DataFrame
-    numbers: np.ndarray
-    ragged: tuple[int, ...] = ()
-    is_cut_off: bool = False
-    called: str = "row"
+    texts: pd.DataFrame  # a column for each of the header, without outer spaces
+    numbers: np.ndarray  # of the rows for a message: the lines of a file, or 1, 2, ... of a frame, (n,)
+    ragged: tuple[int, ...] = ()  # lines with another number of fields than the header, not among the texts
+    is_cut_off: bool = False  # the file ends within its last row, which is not among the texts either
+    called: str = "row"  # what a row's number counts, "line" or "row"
 
 
 def read_table(source: Any) -> Table:

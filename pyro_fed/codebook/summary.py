@@ -294,10 +294,8 @@ def _check_columns(summary: SiteSummary, where: str) -> None:
         if (
             relation.category not in summary.categories
             or relation.column not in known
-            or (
-                relation.n.keys() != relation.means.keys()
-                or bool(relation.level) != (relation.column in summary.categories)
-            )
+            or relation.n.keys() != relation.means.keys()
+            or bool(relation.level) != (relation.column in summary.categories)
         ):
             raise DataError(f"{where}: relations.{number} is not one of its columns")
     for name, outcome in summary.outcomes.items():

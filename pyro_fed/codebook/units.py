@@ -10,16 +10,15 @@ import pandas as pd
 
 from pyro_fed.codebook.codebook import Column
 
+#: A cause explains a failure if it leaves at most this share of the rows unexplained.
+UNEXPLAINED = 0.05
+#: Days of a year, on average.
+YEAR = 365.25
 #: Units of one kind, by what one of them is in the kind's own unit (second, gram, metre, joule, pascal, one).
 KINDS: tuple[dict[str, float], ...] = (
     {
-        "seconds": 1.0,
-        "minutes": 60.0,
-        "hours": 3600.0,
-        "days": 86400.0,
-        "weeks": 604800.0,
-        "months": 86400 * 365.25 / 12,
-        "years": 86400 * 365.25,
+        **{"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0, "weeks": 604800.0},
+        **{"months": 86400 * YEAR / 12, "years": 86400 * YEAR},
     },
     {"mg": 1e-3, "g": 1.0, "ounces": 28.349523125, "pounds": 453.59237, "kg": 1e3, "stone": 6350.29318},
     {"mm": 1e-3, "cm": 1e-2, "inches": 0.0254, "feet": 0.3048, "m": 1.0, "km": 1e3, "miles": 1609.344},
@@ -31,25 +30,14 @@ KINDS: tuple[dict[str, float], ...] = (
 NAMES = {
     **{"s": "seconds", "sec": "seconds", "min": "minutes", "h": "hours", "d": "days", "wk": "weeks"},
     **{"year": "years", "yr": "years", "month": "months", "week": "weeks", "day": "days", "hour": "hours"},
-    **{
-        "lb": "pounds",
-        "lbs": "pounds",
-        "pound": "pounds",
-        "oz": "ounces",
-        "kilograms": "kg",
-        "grams": "g",
-        "st": "stone",
-    },
+    **{"lb": "pounds", "lbs": "pounds", "pound": "pounds", "oz": "ounces", "st": "stone"},
+    **{"kilograms": "kg", "grams": "g"},
     **{"in": "inches", "inch": "inches", "ft": "feet", "metres": "m", "meters": "m", "mm Hg": "mmHg", "%": "percent"},
 }
 #: Names in a sentence of units that are written as symbols.
 IN_WORDS = {
-    "kg": "kilograms",
-    "g": "grams",
-    "mg": "milligrams",
-    "cm": "centimetres",
-    "m": "metres",
-    "mm": "millimetres",
+    **{"kg": "kilograms", "g": "grams", "mg": "milligrams"},
+    **{"cm": "centimetres", "m": "metres", "mm": "millimetres"},
 }
 #: Chance of a coincidence that explains what needs an explanation in any case.
 EXPLAINED_BY_CHANCE = 0.01
@@ -110,6 +98,8 @@ def unit_of_whole_numbers(values: np.ndarray, column: Column) -> str:
     return ""
 
 
+# -- Dates --------------------------------------------------------------------------------------------------------
+
 #: How dates are usually written.
 FORMATS = (
     *("%Y-%m-%d", "%Y-%d-%m", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d"),
@@ -118,14 +108,16 @@ FORMATS = (
 )
 #: Parts of a format in words.
 WORDS = {"%Y": "year", "%y": "year of two digits", "%m": "month", "%d": "day", "%b": "month's name"}
-#: Days of a year, on average; days between the two epochs of spreadsheets (1900 and 1904).
-YEAR, EPOCHS = 365.25, 1462
-#: Shifts of whole columns, in days, the most usual first, and their names.
-SHIFTS = (
-    (100 * YEAR, "100 years"),
-    (EPOCHS, "4 years (as between the 1900 and 1904 dates of spreadsheets)"),
-    *((years * YEAR, f"{years} year{'s' * (years > 1)}") for years in (1, 10, 2, 3, 5, 20, 50)),
-)
+#: Shifts of whole columns of dates, in days, the most usual first.
+SHIFTS = [
+    Confusion(1.0, f"{name} too {'late' if sign > 0 else 'early'}", sign * size)
+    for size, name in (
+        (100 * YEAR, "100 years"),
+        (1462, "4 years (as between the 1900 and 1904 dates of spreadsheets)"),
+        *((years * YEAR, f"{years} year{'s' * (years > 1)}") for years in (1, 10, 2, 3, 5, 20, 50)),
+    )
+    for sign in (1, -1)
+]
 
 
 def format_of(texts: pd.Series, expected: str) -> str:
@@ -160,11 +152,10 @@ def date_shift(dates: pd.Series, column: Column) -> str:
         return ""
     days = days_of(dates)
     low, high = days_of(pd.Series([pd.Timestamp(end) for end in column.range]))
-    for size, name in SHIFTS:
-        for sign, where in ((1, "late"), (-1, "early")):
-            meant = days - sign * size
-            if ((meant < low - 1) | (meant > high + 1)).mean() <= 0.05:
-                return f"{name} too {where}"
+    for shift in SHIFTS:
+        meant = days - shift.offset
+        if ((meant < low - 1) | (meant > high + 1)).mean() <= UNEXPLAINED:
+            return shift.name
     return ""
 
 
