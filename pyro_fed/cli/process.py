@@ -101,8 +101,6 @@ def _without_terminal() -> None:
 
 #: The program of the second process.
 PROGRAM = "from pyro_fed.cli.main import main; main()"
-#: Seconds that the process has to end after SIGTERM.
-GRACE = 10
 
 
 @contextmanager
@@ -130,7 +128,7 @@ def run_apart(arguments: Sequence[str]) -> Iterator[Callable[[], InferenceData]]
             if process.poll() is None:
                 process.terminate()
                 try:
-                    process.wait(GRACE)
+                    process.wait(timeout=10)  # seconds
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()

@@ -12,9 +12,6 @@ from pyro_fed.cli import options
 if TYPE_CHECKING:
     from pyro_fed.deployment.files import Combined
 
-#: Exit code of `combine` if an answer was refused.
-REFUSED = 2
-
 
 @click.group()
 def study() -> None:
@@ -120,7 +117,7 @@ def combine(folder: Path, answers: tuple[Path, ...], go_on: bool) -> None:
     found = combine_answers(folder, answers, go_on=go_on)
     _tell(found)
     if found.refused:
-        raise SystemExit(REFUSED)
+        raise SystemExit(2)  # as for other wrong input
 
 
 @study.command()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
+import stat
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -19,18 +21,24 @@ from cryptography.hazmat.primitives.serialization import (
 from pyro_fed.conventions.output import replaced_file
 from pyro_fed.errors import ProtocolError, SettingError
 
-#: Bits of a file's mode that let others than its owner read or change it.
-NOT_OWNER_BITS = 0o077
+
+def check_owner_only(path: Path) -> None:
+    """Refuse a private key that others than its owner may read or write, as ssh does."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise SettingError(
+            f"{path} has mode {mode:04o}: others than its owner can use the private key, expected mode 0600. Run chmod "
+            f"600 {path}, and make a new key if others may have read it"
+        )
 
 
 def load_signing_key(path: Path) -> Ed25519PrivateKey:
     """A private key from a file that only its owner can read."""
     try:
-        mode, data = path.stat().st_mode, path.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
         raise SettingError(f"{path}: expected a private key: {error}") from error
-    if mode & NOT_OWNER_BITS:
-        raise SettingError(f"{path}: a private key that others than its owner can read; expected mode 0600: chmod 600")
+    check_owner_only(path)
     try:
         key = load_ssh_private_key(data, password=None)
     except (ValueError, TypeError) as error:

@@ -21,15 +21,12 @@ from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.agents.links import AUDIT, Links
 from pyro_fed.deployment.agents.outbox import At
-from pyro_fed.deployment.claimed_federation import ClaimedFederation, padded_index
+from pyro_fed.deployment.claimed_federation import MAX_ROWS, ClaimedFederation, padded_index
 from pyro_fed.deployment.policy.rules import answer_share
 from pyro_fed.errors import PolicyError, ProtocolError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.local import Sequential
-
-#: The most rows that an agent may claim to have.
-MAX_ROWS = 10**12
 
 
 class AgentFederation(ClaimedFederation):

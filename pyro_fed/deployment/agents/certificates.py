@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +23,13 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 
 from pyro_fed.conventions.output import create_file
 from pyro_fed.deployment.agents.peers import AUTHORITY, check_names
+from pyro_fed.deployment.signing_keys import check_owner_only
 from pyro_fed.errors import SettingError
 
-#: Days for which agents' certificates are valid; and the least days for an authority, which has to outlive them.
-DAYS, AUTHORITY_DAYS = 30, 3650
+#: The least days for which an authority is valid, which has to outlive its certificates.
+AUTHORITY_DAYS = 3650
 #: Minutes by which the clocks of two machines may differ.
 CLOCKS = 10
-#: What others may do with a key's file; a key that they can read is not secret.
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
 #: The hash of signatures, and the padding of those by RSA keys.
 HASH = hashes.SHA256()
 RSA_PADDING = padding.PSS(padding.MGF1(HASH), padding.PSS.DIGEST_LENGTH)
@@ -77,7 +75,7 @@ class Identity:
             raise SettingError(
                 f"--certificates {folder}: expected {name}.key, {name}.crt and {AUTHORITY}.crt: {error}"
             ) from error
-        _check_mode(folder / f"{name}.key")
+        check_owner_only(folder / f"{name}.key")
         _check(parts[1], name, folder)
         _check_authority(parts[2], folder)
         public = load_private_key(parts[0], f"--certificates {folder}: {name}.key").public_key()
@@ -130,16 +128,6 @@ def dns_names(certificate: x509.Certificate) -> list[str]:
     return names.get_values_for_type(x509.DNSName)
 
 
-def _check_mode(path: Path) -> None:
-    """Refuse a key that others than its owner may read or write, as ssh does."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if os.name == "posix" and mode & OTHERS:
-        raise SettingError(
-            f"{path} has mode {mode:04o}: others than its owner can use the private key. Run chmod 600 {path}, and "
-            "make a new key if others may have read it"
-        )
-
-
 def _check(pem: bytes, name: str, folder: Path) -> None:
     """Refuse an agent's certificate that its neighbours would not accept."""
     where = f"--certificates {folder}: {name}.crt"
@@ -178,7 +166,7 @@ def _check_dates(certificate: x509.Certificate, where: str) -> None:
         )
 
 
-def write_certificates(folder: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
+def write_certificates(folder: Path, names: Sequence[str], days: int = 30) -> list[Path]:
     """Make an authority, and a certificate for each agent.
 
     The authority's key is written too, so that agents can be added. Keep it away from the agents' machines.

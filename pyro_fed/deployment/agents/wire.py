@@ -46,8 +46,6 @@ SERVICE = "pyro_fed.Agent"
 MAX_REQUEST, MAX_AGREEMENT = 4096, 1_000_000
 #: How many requests of one neighbour may wait at a time: its present one, and earlier ones that it has given up.
 WAITING = 3
-#: Threads beyond those of waiting requests, which tell further callers that too many are waiting.
-REFUSING = 1
 #: Longest time that a request waits, in seconds, so that one whose caller is gone ends.
 LONGEST_WAIT = 30.0
 #: The gRPC status for each reason why there is no message.
@@ -129,7 +127,7 @@ class Wire:
         self._channels = {j: self._channel(identity, j) for j in self.neighbours}
 
     def _serve(self, identity: Identity, address: str) -> Any:
-        at_a_time = WAITING * len(self.neighbours) + REFUSING
+        at_a_time = WAITING * len(self.neighbours) + 1  # the last tells further callers that too many are waiting
         server = grpc.server(
             futures.ThreadPoolExecutor(at_a_time, thread_name_prefix="agent"),
             maximum_concurrent_rpcs=at_a_time,

@@ -126,10 +126,6 @@ class Files(RemoteClients):
         return Letter(REQUEST, self.study.id, self.names[client], number, {"order": order}, body)
 
 
-#: The first exchange of a run: exchange 0 has the descriptions.
-FIRST_EXCHANGE = 1
-
-
 @dataclass(frozen=True)
 class Combined:
     """What a `combine` has come to.
@@ -349,7 +345,8 @@ class _Run:
 
     def __call__(self) -> tuple[InferenceData, list[str]]:
         """The result and the warnings about it. What a run had found that ends without one is written to the folder."""
-        executor = Files(self.study, FIRST_EXCHANGE, self._copied(), self.go_on, self.study.id)
+        first = 1  # exchange 0 has the descriptions
+        executor = Files(self.study, first, self._copied(), self.go_on, self.study.id)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.conventions.output import replaced_file
-from pyro_fed.deployment.remote.order import MAX_BYTES
+from pyro_fed.deployment.remote.order import MAX_BYTES, MAX_NUMBERED
 from pyro_fed.deployment.signing_keys import public_key
 from pyro_fed.errors import CheckpointError, ProtocolError
 from pyro_fed.runtime.messages import Message, encode
@@ -37,8 +37,6 @@ FIRST, ENDING = b"pyro_fed study file 1\n", ".study"
 REQUEST, ANSWER = "request", "answer"
 #: The longest header in bytes: it may have a model's file in it.
 MAX_HEADER = 10**7
-#: The most exchanges of a study.
-MAX_EXCHANGES = 10**6
 LENGTHS = re.compile(rb"header ([0-9]{1,8}) body ([0-9]{1,10})\n")
 SIGNATURE = re.compile(rb"\nsignature ([A-Za-z0-9+/]{86}==)\n")
 SIGNATURE_BYTES = len(b"\nsignature \n") + 88
@@ -141,7 +139,7 @@ def _check(first: dict[str, Any], name: str, kind: str) -> None:
     if not isinstance(first["site"], str):
         raise ProtocolError(f"{name}: expected a site's name, received {first['site']!r:.80}")
     check_client_id(first["site"])
-    if type(first["exchange"]) is not int or not 0 <= first["exchange"] < MAX_EXCHANGES:
+    if type(first["exchange"]) is not int or not 0 <= first["exchange"] < MAX_NUMBERED:
         raise ProtocolError(f"{name}: expected an exchange's number from 0, received {first['exchange']!r:.80}")
 
 

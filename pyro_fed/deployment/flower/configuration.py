@@ -68,35 +68,20 @@ NOT_TAKEN: Mapping[str, str] = {
     "log_likelihood": "it needs the rows, which stay at the clients",
     "collect_local": "it needs the rows, which stay at the clients",
 }
-#: Default of the seconds for a round, for a description, and for the wait for clients.
-TIMEOUT = 600.0
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A deployment's settings.
+    """A deployment's settings."""
 
-    Attributes:
-        num_clients: number of clients to wait for.
-        timeout: seconds that a client has for a round, and to describe itself.
-        wait: seconds that the server waits for clients.
-        out: the file for the result.
-        options: arguments of `run`, without those that depend on the clients.
-        specs: schedule, graph and combination by name, from which `run_options` makes the objects.
-        secure: settings of secure aggregation; None for none.
-        loo: the observed site of leave-one-out after the run, "" for the only one; None for no leave-one-out.
-        influence: whether each client's influence is computed after the run.
-        estimands: names of estimands of the model's file that are computed after the run.
-    """
-
-    num_clients: int
-    timeout: float = TIMEOUT
-    wait: float = TIMEOUT
+    num_clients: int  # to wait for
+    timeout: float = 600.0  # seconds that a client has for a round, and to describe itself
+    wait: float = 600.0  # seconds that the server waits for clients
     out: str = "posterior.nc"
-    options: dict[str, Any] = field(default_factory=dict)
-    specs: dict[str, str | dict[str, Any]] = field(default_factory=dict)
-    secure: SecAgg | None = None
-    loo: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # arguments of `run` that do not depend on the clients
+    specs: dict[str, str | dict[str, Any]] = field(default_factory=dict)  # schedule, graph and combination by name
+    secure: SecAgg | None = None  # settings of secure aggregation
+    loo: str | None = None  # the observed site of leave-one-out, "" for the only one; None for no leave-one-out
     influence: bool = False
     estimands: tuple[str, ...] = ()
 
@@ -132,14 +117,14 @@ def read_configuration(
         raise SettingError(f"{WHERE} lacks num-clients, the number of clients to wait for, such as num-clients = 3")
     if given.get("rounds") == 0:
         del given["rounds"]
-    timeout = given.pop("timeout", TIMEOUT)
+    timeout = given.pop("timeout", Configuration.timeout)
     wait = given.pop("wait", timeout)
     for name, seconds in (("timeout", timeout), ("wait", wait)):
         if not seconds > 0:
             raise SettingError(f"{WHERE}: {name} must be positive, received {seconds}")
     if given["num-clients"] < 1:
         raise SettingError(f"{WHERE}: num-clients must be at least 1, received {given['num-clients']}")
-    out = str(check_writable(given.pop("out", "posterior.nc"), "out"))
+    out = str(check_writable(given.pop("out", Configuration.out), "out"))
     specs = {key: given.pop(key) for key in OBJECTS if key in given}
     secure, left_out = given.pop(SECURE, secure), given.pop(LOO, None)
     num_clients, influence = given.pop("num-clients"), given.pop("influence", False)

@@ -23,8 +23,6 @@ from pyro_fed.runtime.executors.host import Request, WorkerPhase
 from pyro_fed.runtime.messages import Header, Mailbox
 from pyro_fed.runtime.messages.expected import expected_reply
 
-#: The most characters of a client's error that the record keeps.
-MAX_REASON = 300
 #: Why a client whose state is lost takes no part.
 NOWHERE = (
     "has lost its state, since its node was started anew, and the server has no copy: it takes part again in the next "
@@ -250,11 +248,11 @@ class Flower(RemoteClients):
                 return self._without_state(client, "has lost its state")
             return self.decoded(client, request, bytes_of(reply.content))
         except ProtocolError as error:
-            return f"sent something that is not a reply: {error!s:.{MAX_REASON}}"
+            return f"sent something that is not a reply: {error!s:.300}"
 
     def _failed(self, reply: Message) -> str:
         """A clause on a reply that is an error of Flower or of the client."""
-        return f"failed: {reply.error.reason!s:.{MAX_REASON}} (Flower's code {reply.error.code})"
+        return f"failed: {reply.error.reason!s:.300} (Flower's code {reply.error.code})"
 
     def _without_state(self, client: int, reason: str) -> str:
         """A clause on a client without its state, which is asked again if the server has a copy of that."""

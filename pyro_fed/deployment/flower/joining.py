@@ -96,8 +96,8 @@ ANEW = "was started anew while it worked"
 
 
 LOG = logging.getLogger("flwr")
-#: Name of the file with the clients in a checkpoint's folder, and its largest size in bytes.
-CLIENTS, MAX_BYTES = "clients.json", 10**8
+#: Name of the file with the clients in a checkpoint's folder.
+CLIENTS = "clients.json"
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Roll:
         """The clients of the run whose checkpoint is in a folder; None if the folder has no list of them."""
         path = folder / CLIENTS
         try:
-            if not path.exists() or path.stat().st_size > MAX_BYTES:
+            if not path.exists():
                 return None
             plain = json.loads(path.read_text(encoding="utf-8"))
             clients = [

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from pyro_fed.density.compiling.compiler import LEVELS
-from pyro_fed.deployment.remote.remote_federation import MAX_ROWS
+from pyro_fed.deployment.claimed_federation import MAX_ROWS
+from pyro_fed.deployment.remote.remote_federation import MAX_TEXT
 from pyro_fed.errors import ProtocolError, listed
 from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 from pyro_fed.runtime.messages import Header
@@ -39,17 +40,17 @@ def as_refusals() -> Iterator[None]:
 
 #: The jobs of every algorithm; any other job is an indicator that a schedule asks for, or `LOG_LIK`.
 WORK, STATES = "work", "states"
-#: The most clients of a run, and phases; the longest texts.
-MAX_CLIENTS, MAX_PHASES, MAX_TEXT = 10**6, 10**6, 100_000
+#: The most clients, phases, or exchanges of a run.
+MAX_NUMBERED = 10**6
 #: The most rounds of a run: a header has ten digits for them.
 MAX_ROUNDS = 10**10
 #: The smallest and largest value of each whole number of an order.
 RANGES = {
-    "num_clients": (1, MAX_CLIENTS),
-    "num_rows": (1, MAX_ROWS * MAX_CLIENTS),
+    "num_clients": (1, MAX_NUMBERED),
+    "num_rows": (1, MAX_ROWS * MAX_NUMBERED),
     "width": (1, MAX_ROWS),
-    "client": (0, MAX_CLIENTS - 1),
-    "phase": (0, MAX_PHASES),
+    "client": (0, MAX_NUMBERED - 1),
+    "phase": (0, MAX_NUMBERED),
     "verdict": (-1, MAX_ROUNDS - 1),
     "round": (-1, MAX_ROUNDS - 1),
     "seed": (0, 2**63 - 1),
@@ -67,39 +68,22 @@ CURE = "give server and clients the same model, recipe and version of pyro_fed"
 
 @dataclass(frozen=True)
 class Order:
-    """An order of the server to a client, without its tensors.
+    """An order of the server to a client, without its tensors."""
 
-    Attributes:
-        job: `WORK`, `STATES`, or a question (an indicator, or `LOG_LIK`).
-        algorithm: the algorithm with all its settings, as text; the client makes it from its own recipe.
-        num_clients: number of clients of the run.
-        num_rows: number of rows of all clients.
-        width: number of rows of the client with the most.
-        client: this client's number.
-        slots: its positions in the round, as text; there may be several.
-        phase: the phase's number.
-        begins: whether the message brings the states with which the phase begins.
-        verdict: the round whose used messages the order names; -1 for none.
-        round: the round's number; -1 if no work is asked for.
-        seed: the run's seed.
-        level: level of the compiler.
-        copies: whether the reply has to bring the client's new state.
-    """
-
-    job: str
-    algorithm: str
+    job: str  # `WORK`, `STATES`, or a question (an indicator, or `LOG_LIK`)
+    algorithm: str  # with all its settings, as text; the client makes it from its own recipe
     num_clients: int
-    num_rows: int
-    width: int
-    client: int
-    slots: str
+    num_rows: int  # of all clients
+    width: int  # number of rows of the client with the most
+    client: int  # this client's number
+    slots: str  # its positions in the round, as text; there may be several
     phase: int
-    begins: bool
-    verdict: int
-    round: int
+    begins: bool  # whether the message brings the states with which the phase begins
+    verdict: int  # the round whose used messages the order names; -1 for none
+    round: int  # -1 if no work is asked for
     seed: int
-    level: str
-    copies: bool
+    level: str  # of the compiler
+    copies: bool  # whether the reply has to bring the client's new state
 
     def to_record(self) -> dict[str, Any]:
         """The order as numbers and texts by name."""
@@ -137,9 +121,8 @@ class Order:
         require(SLOTS.fullmatch(self.slots), "slots", "positions in a round, such as '0 3'", self.slots)
         ascend = all(one < other for one, other in zip(self.places, self.places[1:], strict=False))
         require(ascend, "slots", "ascending positions", self.slots)
-        require(
-            self.client < self.num_clients, "client", f"a number below {self.num_clients}, num_clients", self.client
-        )
+        below = f"a number below {self.num_clients}, num_clients"
+        require(self.client < self.num_clients, "client", below, self.client)
         works = self.job != STATES
         require(works == bool(self.slots), "slots", "positions, where there is work, and else none", self.slots)
         require(works == (self.round >= 0), "round", "a round, where there is work, and else -1", self.round)
@@ -180,12 +163,8 @@ class Order:
             expected = f"{listed(f'{one}.*' for one in parts) or 'no tensors'} for this order"
             require("." in name and part in parts, f"tensor {name!r:.100}", expected, _entry_text(entry))
             first = parts[part]
-            require(
-                entry.shape[:1] == (first,),
-                f"tensor {name!r:.100}",
-                f"{first} along the first axis",
-                _entry_text(entry),
-            )
+            good = entry.shape[:1] == (first,)
+            require(good, f"tensor {name!r:.100}", f"{first} along the first axis", _entry_text(entry))
         most = most_bytes(dim, 1 + sum(parts.values()))
         largest = max(tensors, key=lambda name: tensors[name].num_bytes, default="")
         shown = f"{size} bytes, most in {largest!r:.100}, {_entry_text(tensors.get(largest))}"

@@ -17,7 +17,7 @@ from pyro_fed.density.fingerprint import COLUMNS_CURE, LABELS_CURE, label_digest
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.rows.containers import Table
-from pyro_fed.deployment.claimed_federation import ClaimedFederation
+from pyro_fed.deployment.claimed_federation import MAX_ROWS, ClaimedFederation
 from pyro_fed.errors import DataError, ModelError, ProtocolError, listed
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.groups.naming import groups_alone
@@ -25,39 +25,25 @@ from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.partition import Explicit
 from pyro_fed.federation.split_arguments import choose_shards
 
-#: Longest description that is read, in characters; and the most rows that a client may claim to have.
-MAX_TEXT, MAX_ROWS = 100_000, 10**12
+#: The longest text of a description or an order that is read, in characters.
+MAX_TEXT = 100_000
 #: The most numbers in one row, over all arguments: the server makes up such a row.
 MAX_ROW_NUMBERS = 10**7
 
 
 @dataclass(frozen=True)
 class Description:
-    """A client's description of itself.
-
-    Attributes:
-        name: the client's name.
-        num_rows: its number of rows; for a plate over groups, of groups.
-        rows: the arguments that are split by rows: name → (shape of a row, dtype).
-        nested: for a plate over groups, the arguments of each nested plate: plate → name → (shape of a row, dtype). The
-            first one says to which group a row belongs.
-        order: names of all of the model's arguments, if they are those in `rows` and `nested` and the number of groups;
-            else empty.
-        sites: the model's latent sites: name → shape.
-        columns: data frames: name → its columns, in their order.
-        labels: arguments of text or categories: name → hash of the labels for which their codes stand.
-        version: version of pyro_fed.
-    """
+    """A client's description of itself."""
 
     name: str
-    num_rows: int
-    rows: dict[str, tuple[list[int], str]]
-    nested: dict[str, dict[str, tuple[list[int], str]]]
-    order: list[str]
-    sites: dict[str, list[int]]
-    columns: dict[str, list[str]]
-    labels: dict[str, str]
-    version: str
+    num_rows: int  # for a plate over groups, of groups
+    rows: dict[str, tuple[list[int], str]]  # arguments that are split by rows: name → (shape of a row, dtype)
+    nested: dict[str, dict[str, tuple[list[int], str]]]  # the same of each nested plate; the first says a row's group
+    order: list[str]  # names of all arguments, if they are in `rows`, in `nested` and the number of groups; else empty
+    sites: dict[str, list[int]]  # latent sites: name → shape
+    columns: dict[str, list[str]]  # data frames: name → columns in their order
+    labels: dict[str, str]  # arguments of text or categories: name → hash of the labels
+    version: str  # of pyro_fed
 
     @classmethod
     def of(cls, name: str, federation: Federation) -> Description:
