@@ -196,7 +196,7 @@ def run_agent(agent: Agent) -> InferenceData:
             )
         share = cache(partial(rows_share, own.problem, own.client_data()))
         links = Links(me, agent.peers, agent.settings, said, agent.gate, share)
-        links.wire = Wire(me, agent.peers, agent.identity, agent.settings, links, agent.listen)
+        links.wire = Wire(me, agent.peers, agent.identity, agent.settings, said, links.answer, agent.listen)
         try:
             _agree(links)
             federation = _agent_federation(own, links)

@@ -28,7 +28,7 @@ from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.deployment.agents.outbox import At, DifferError, NoMessage, Outbox, Why, at_of
 from pyro_fed.deployment.agents.peers import LinkSettings, Peers
 from pyro_fed.deployment.agents.statements import PROOFS
-from pyro_fed.deployment.agents.wire import Answers, Wire, with_step
+from pyro_fed.deployment.agents.wire import Wire, with_step
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
 from pyro_fed.errors import ProtocolError, PyroFedError, QuorumError, listed
 from pyro_fed.runtime.messages import Spec, spec_of
@@ -85,7 +85,7 @@ class Flows:
 
 
 @dataclass
-class Links(Answers):
+class Links:
     """An agent's side of its links, shared by its own thread and the gRPC server's threads.
 
     Args:
@@ -142,12 +142,8 @@ class Links(Answers):
             self.gate.release(message)
 
     # -- in the server's threads -----------------------------------------------------------------------------
-    def agreement(self) -> dict[str, str]:
-        """The facts that all agents must have in common, name → text."""
-        return self.said
-
     def answer(self, method: str, neighbour: int, request: State, seconds: float) -> State:
-        """The answer to a neighbour's request: a message, or the sum of a link that is down; see `Answers`."""
+        """The answer to a neighbour's request: a message, or the sum of a link that is down."""
         at = at_of(request)
         if method == "Take":
             return self.outbox.get(at, neighbour, seconds)

@@ -19,7 +19,6 @@ import json
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from dataclasses import dataclass
@@ -73,18 +72,6 @@ class Unwelcome(PyroFedError):
     """
 
 
-class Answers(ABC):
-    """An agent's answers to its neighbours; called in the gRPC server's threads."""
-
-    @abstractmethod
-    def agreement(self) -> dict[str, str]:
-        """The facts that all agents must have in common, name → text."""
-
-    @abstractmethod
-    def answer(self, method: str, neighbour: int, request: State, seconds: float) -> State:
-        """The answer to "Take", "Rejoin" or "Flow" with the tensors of `REQUESTS`; NoMessage says why there is none."""
-
-
 @dataclass(frozen=True)
 class Ask:
     """One request to a neighbour: the method, the request's tensors, and the shapes and dtypes of the answer."""
@@ -97,12 +84,12 @@ class Ask:
 class Wire:
     """An agent's gRPC server, and its channels to its neighbours.
 
-    Attributes:
-        run: the run's id, a digest of all that agents must have in common; messages of another run are refused.
-        statements: signatures of what agents say of themselves.
-        said: the last reason why there was no answer, by neighbour.
-        left: the farewells of neighbours that have left and have not come back.
-        agreed: neighbours that are known to run the same.
+    Args:
+        me: the agent's number.
+        said: what all agents must have in common, name → text; the run's id, `run`, is its digest.
+        answer: the answer to "Take", "Rejoin" or "Flow" of a neighbour with the tensors of `REQUESTS`, within seconds;
+            NoMessage says why there is none. It is called in the server's threads.
+        listen: address at which to listen; by default the one in the peers file.
     """
 
     def __init__(
@@ -111,16 +98,18 @@ class Wire:
         peers: Peers,
         identity: Identity,
         settings: LinkSettings,
-        answers: Answers,
+        said: Mapping[str, str],
+        answer: Callable[[str, int, State, float], State],
         listen: str | None = None,
     ) -> None:
-        self.me, self.peers, self.settings, self.answers = me, peers, settings, answers
+        self.me, self.peers, self.settings, self._answer = me, peers, settings, answer
+        self._agreement = json.dumps(said)
         self.neighbours = sorted(peers.links(me))
-        self.run = hash_tensors([], json.dumps(answers.agreement()))[:16]
+        self.run = hash_tensors([], self._agreement)[:16]
         self.statements = Statements(identity, peers.names, self.run)
-        self.said: dict[int, str] = {}
-        self.left: dict[int, Farewell] = {}
-        self.agreed: set[int] = set()
+        self.said: dict[int, str] = {}  # the last reason why there was no answer, by neighbour
+        self.left: dict[int, Farewell] = {}  # farewells of neighbours that have left and have not come back
+        self.agreed: set[int] = set()  # neighbours that are known to run the same
         self._numbers = {peers.names[j]: j for j in self.neighbours}
         self._places = {j: threading.Semaphore(WAITING) for j in self.neighbours}
         self._server = self._serve(identity, listen or peers.addresses[me])
@@ -183,7 +172,7 @@ class Wire:
     # -- the server ------------------------------------------------------------------------------------------
     def _hello(self, data: bytes, context: Any) -> bytes:
         self._caller(context)
-        return json.dumps(self.answers.agreement()).encode()
+        return self._agreement.encode()
 
     def _on_farewell(self, data: bytes, context: Any) -> bytes:
         caller = self._caller(context)
@@ -208,7 +197,7 @@ class Wire:
                 self._check(asked.header, self.peers.names[caller])
                 self.left.pop(caller, None)
                 wait = min(LONGEST_WAIT, context.time_remaining() or 0.0)
-                found = self.answers.answer(method, caller, asked.tensors, wait)
+                found = self._answer(method, caller, asked.tensors, wait)
             except NoMessage as refused:
                 context.abort(CODES[refused.why], str(refused.round))
             except ProtocolError as error:

@@ -23,7 +23,7 @@ from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.deployment.files.letter import REQUEST, Letter, body_of, write_json
 from pyro_fed.deployment.files.study import REVIEW, STOPPED, Study, make_study
 from pyro_fed.deployment.files.words import needs_words, needs_words_of
-from pyro_fed.deployment.remote.clients import RemoteClients
+from pyro_fed.deployment.remote.clients import RemoteClients, algorithm_and_options, run_at_clients
 from pyro_fed.deployment.remote.questions import ESTIMAND, LOO, check_questions, with_answer
 from pyro_fed.deployment.remote.remote_federation import Description, RemoteFederation
 from pyro_fed.deployment.rows import load_rows
@@ -36,7 +36,6 @@ from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.saving import check_savable
 from pyro_fed.runtime.executors.host import Request
 from pyro_fed.runtime.messages import Header, Message, answer
-from pyro_fed.runtime.run import run
 from pyro_fed.runtime.run_checks import check_numbers
 
 #: Why a site has no part in an exchange.
@@ -240,14 +239,11 @@ def combine(folder: Path, answers: Sequence[Path] = (), *, go_on: bool = False) 
             return Combined(said, refused, 0, silent, study.ask(0, study.first_letters()))
         study.close(0, study.sites)
         try:
-            made = _Run(study, go_on)
-            found, notes = made()
+            made = _Run(study)
+            found, notes = made.result(go_on)
         except AnswersPending as pending:
             study.commit()
-            requests = study.ask(pending.exchange, pending.letters)
-            waiting = [path for site, path in zip(pending.letters, requests, strict=True) if site in pending.waiting]
-            refused += study.refusals
-            return Combined(said, refused, pending.exchange, pending.waiting, waiting, made.needs)
+            return _waits(study, pending, said, refused, made.needs)
         _finish(study, found)
         return Combined(said, refused + study.refusals, needs=made.needs, result=study.result, findings=notes)
 
@@ -297,15 +293,20 @@ def _ask(study: Study, said: list[str], refused: list[str], go_on: bool) -> Comb
         try:
             found = with_answer(before, federation, executor, module, name)
         except AnswersPending as pending:
-            requests = study.ask(number, pending.letters)
-            waiting = [path for site, path in zip(pending.letters, requests, strict=True) if site in pending.waiting]
-            return Combined(said, refused + study.refusals, number, pending.waiting, waiting)
+            return _waits(study, pending, said, refused)
     why = [str(found.attrs[f"no_{group}"]) for group in (name, f"{ESTIMAND}{name}") if f"no_{group}" in found.attrs]
     if why:
         raise SettingError(f"{name!r} has no answer: {why[0]}")
     _finish(study, found)
     notes = [str(one.message) for one in caught]
     return Combined(said, refused + study.refusals, result=study.result, findings=notes)
+
+
+def _waits(study: Study, pending: AnswersPending, said: list[str], refused: list[str], needs: str = "") -> Combined:
+    """What a `combine` has come to that waits for answers, once their requests are written."""
+    requests = study.ask(pending.exchange, pending.letters)
+    waiting = [path for site, path in zip(pending.letters, requests, strict=True) if site in pending.waiting]
+    return Combined(said, refused + study.refusals, pending.exchange, pending.waiting, waiting, needs)
 
 
 def _take_answers(study: Study, answers: Sequence[Path]) -> tuple[list[str], list[str]]:
@@ -336,62 +337,40 @@ def _federation_of(study: Study) -> tuple[RemoteFederation, ModuleType]:
 class _Run:
     """The study's run, repeated from its seed, until an answer is missing or there is a result."""
 
-    def __init__(self, study: Study, go_on: bool) -> None:
-        self.study, self.go_on = study, go_on
+    def __init__(self, study: Study) -> None:
+        self.study = study
         self.federation, _ = _federation_of(study)
         check_savable(self.federation.problem)
-        self.algorithm, self.options = self._chosen()
-        self.needs = self._needs()
+        chosen, self.num_sites = recipes.load(study.recipe), self.federation.num_clients
+        self.algorithm, self.options = algorithm_and_options(
+            chosen, study.content["options"], self.num_sites, "--rounds"
+        )
+        self.graph, rounds = self.options.get("graph"), self.options.get("num_rounds")
+        audit = bool(self.options.get("audit", True))
+        self.needs = needs_words_of(self.algorithm, rounds, self.num_sites, audit, self.federation.problem, self.graph)
 
-    def __call__(self) -> tuple[InferenceData, list[str]]:
+    def result(self, go_on: bool) -> tuple[InferenceData, list[str]]:
         """The result and the warnings about it. What a run had found that ends without one is written to the folder."""
         first = 1  # exchange 0 has the descriptions
-        executor = Files(self.study, first, self._copied(), self.go_on, self.study.id)
+        executor = Files(self.study, first, self._copied(), go_on, self.study.id)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                found = run(
-                    self.algorithm,
-                    self.federation,
-                    **{"progress": False, **self.options},
-                    executor=executor,
-                    log_likelihood=False,
-                    collect_local=False,
-                )
+                found = run_at_clients(self.algorithm, self.federation, executor, {"progress": False, **self.options})
             except StoppedError as error:
                 if error.result is not None:
                     _save(error.result, self.study.folder / STOPPED)
                 raise
         return found, [str(one.message) for one in caught]
 
-    def _chosen(self) -> tuple[Algorithm | Plan, dict[str, Any]]:
-        """The algorithm, and the arguments of `run`."""
-        chosen = recipes.load(self.study.recipe)
-        options = chosen.run_options(self.federation.num_clients) | self.study.options
-        if not issubclass(chosen.algorithm, Plan):
-            return chosen.build(), options
-        rounds = options.pop("num_rounds", None)
-        return chosen.build({} if rounds is None else {"max_rounds": rounds}, where="--rounds"), options
-
     def _copied(self) -> frozenset[str] | None:
         """The algorithms from whose sites' states another starts, as `settings_line`; None is all."""
         if isinstance(self.algorithm, Plan):
             return None
-        problem, graph = self.federation.problem, self.options.get("graph")
-        (stage,) = stages_of(self.algorithm, problem, graph)
-        first = resolve_for_run(stage.algorithm, problem, Setup(graph)).algorithm
+        problem = self.federation.problem
+        (stage,) = stages_of(self.algorithm, problem, self.graph)
+        first = resolve_for_run(stage.algorithm, problem, Setup(self.graph)).algorithm
         return frozenset(settings_line(part) for part in chain_of(first, problem)[:-1])
-
-    def _needs(self) -> str:
-        options = self.options
-        return needs_words_of(
-            self.algorithm,
-            options.get("num_rounds"),
-            self.federation.num_clients,
-            bool(options.get("audit", True)),
-            self.federation.problem,
-            options.get("graph"),
-        )
 
 
 def _finish(study: Study, result: InferenceData) -> None:

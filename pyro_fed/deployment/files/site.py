@@ -265,7 +265,7 @@ def _answer(mine: SiteFolder, found: Received, data: Path | None, confirm: Confi
             asked = decode(letter.body, None, cap=MAX_BYTES, finite=False)
             kept = "" if before is None else digest_of(before.data)
             outgoing = site.outgoing_reply(name, done.order, asked, done.tensors, signed, found.data, kept)
-        gate.rows = site.federations[name].num_rows
+        gate.rows = site.clients[name].federation.num_rows
         if confirm is not None and not confirm(f"{gate.in_words()}\n{shown}", f"May this leave {name}?"):
             return None
         leaving = gate.release(outgoing)

@@ -57,12 +57,7 @@ from pyro_fed.runtime.checkpoint.lock import Lock
 
 #: Names of the files in a study's folder.
 STUDY, MODEL, RECIPE, KEY, PUBLIC = "study.json", "model.py", "recipe.toml", "coordinator.key", "coordinator.pub"
-RESULT, STOPPED, QUESTIONS, REVIEW = (
-    "result.nc",
-    "result.stopped.nc",
-    "questions.json",
-    "review.json",
-)
+RESULT, STOPPED, QUESTIONS, REVIEW = "result.nc", "result.stopped.nc", "questions.json", "review.json"
 OUTBOX, ANSWERS, EXCHANGES, KEYS, REFUSED = "outbox", "answers", "exchanges", "keys", "refused"
 
 
@@ -91,10 +86,14 @@ class Study:
     def opened(cls, folder: Path) -> Iterator[Study]:
         """A study's folder, of the present versions, which no other command may change meanwhile."""
         study = cls(folder, _json_in(folder / STUDY))
-        if (made := study.content["versions"]) != versions():
+        if study.content["versions"] != versions():
+            begun, here = (
+                ", ".join(f"{name} {version}" for name, version in found.items())
+                for found in (study.content["versions"], versions())
+            )
             raise SettingError(
-                f"{folder} was begun with {_named(made)}, and here is {_named(versions())}: the run is repeated to the "
-                "last bit. Install the versions of the study"
+                f"{folder} was begun with {begun}, and here is {here}: the run is repeated to the last bit. Install "
+                "the versions of the study"
             )
         lock = Lock(folder)
         try:
@@ -108,19 +107,9 @@ class Study:
         return str(self.content["id"])
 
     @property
-    def name(self) -> str:
-        """The study's name."""
-        return str(self.content["name"])
-
-    @property
     def sites(self) -> list[str]:
         """The sites' names, in the order of their numbers."""
         return list(self.content["sites"])
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Arguments of `run`."""
-        return dict(self.content["options"])
 
     @property
     def model(self) -> Path:
@@ -156,8 +145,7 @@ class Study:
     @property
     def questions(self) -> dict[str, int]:
         """What was asked about the result, and the number of its exchange."""
-        path = self.folder / QUESTIONS
-        return dict(_json_in(path)) if path.exists() else {}
+        return _json_in(self.folder / QUESTIONS, {})
 
     @property
     def open_question(self) -> tuple[str, int] | None:
@@ -201,11 +189,7 @@ class Study:
     def first_letters(self) -> dict[str, Letter]:
         """The requests of exchange 0, which have the model and the recipe, by site."""
         more = {
-            "name": self.name,
-            "sites": self.sites,
-            "options": self.options,
-            "versions": self.content["versions"],
-            "needs": self.content["needs"],
+            **{name: self.content[name] for name in ("name", "sites", "options", "versions", "needs")},
             "key": public_text(load_signing_key(self.folder / KEY)),
             "recipe": self.recipe.read_text(encoding="utf-8"),
             "model": self.model.read_text(encoding="utf-8"),
@@ -229,8 +213,7 @@ class Study:
 
     def request_hashes(self, number: int) -> dict[str, str]:
         """The hashes of an exchange's requests, by site; empty before it was asked."""
-        path = self.folder / EXCHANGES / f"{number:03d}.asked.json"
-        return dict(_json_in(path)) if path.exists() else {}
+        return _json_in(self.folder / EXCHANGES / f"{number:03d}.asked.json", {})
 
     def check_again(self, number: int, letters: Mapping[str, Letter]) -> None:
         """Require that requests that are made again are those that the sites have answered; else CheckpointError."""
@@ -253,7 +236,7 @@ class Study:
         found = read_letter(path, ANSWER)
         letter, where = found.letter, found.name
         if letter.study != self.id:
-            raise ProtocolError(f"{where}: it is of study {letter.study}, this is {self.name}, {self.id}")
+            raise ProtocolError(f"{where}: it is of study {letter.study}, this is {self.content['name']}, {self.id}")
         if letter.site not in self.sites:
             raise ProtocolError(f"{where}: {letter.site} is no site of this study, which are {', '.join(self.sites)}")
         key = self._key_for(found)
@@ -333,7 +316,7 @@ class Study:
 
     def _closed(self, number: int) -> dict[str, str] | None:
         path = self.folder / EXCHANGES / f"{number:03d}.closed.json"
-        return dict(_json_in(path)) if path.exists() else None
+        return _json_in(path) if path.exists() else None
 
 
 def make_study(
@@ -385,12 +368,10 @@ def make_study(
     return Study(folder, content)
 
 
-def _named(found: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in found.items())
-
-
-def _json_in(path: Path) -> dict[str, Any]:
-    """The table in a file of this folder."""
+def _json_in(path: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The table in a file of this folder, or `absent` if it is not there."""
+    if absent is not None and not path.exists():
+        return absent
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

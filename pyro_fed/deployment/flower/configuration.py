@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyro_fed.algorithm.plan import Plan
 from pyro_fed.conventions.output import check_writable
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.deployment.flower.secure import SecAgg
+from pyro_fed.deployment.remote.clients import algorithm_and_options
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes.components import import_or_explain, public_callables, resolve_component
 from pyro_fed.recipes.recipe import Recipe
@@ -87,14 +87,13 @@ class Configuration:
 
     def run_options(self, chosen: Recipe, num_clients: int) -> tuple[Any, dict[str, Any]]:
         """The recipe's algorithm, and the arguments of `run` with a graph over the clients."""
-        options = chosen.run_options(num_clients) | self.options
-        for key, spec in self.specs.items():
-            arguments = (num_clients,) if key == "graph" else ()
-            options[key] = resolve_component(_module_of(key, spec), spec, Path(WHERE), *arguments)
-        if not issubclass(chosen.algorithm, Plan):
-            return chosen.build(), options
-        rounds = options.pop("num_rounds", None)
-        return chosen.build({} if rounds is None else {"max_rounds": rounds}, where=WHERE), options
+        made = {
+            key: resolve_component(
+                _module_of(key, spec), spec, Path(WHERE), *((num_clients,) if key == "graph" else ())
+            )
+            for key, spec in self.specs.items()
+        }
+        return algorithm_and_options(chosen, {**self.options, **made}, num_clients, WHERE)
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,10 +152,10 @@ class SecureRound:
             modulus_range=2**MODULUS_BITS,
             timeout=self.timeout,
         )
-        taken = _MeanStrategy([_Proxy(node) for node in self.nodes.values()])
+        taken = _MeanStrategy([SimpleNamespace(node_id=node) for node in self.nodes.values()])
         state = RecordDict({MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: self.number})})
         state[MAIN_PARAMS_RECORD] = ArrayRecord()
-        counted, letters = _ClientCount(clients), _Letters(self, say)
+        counted, letters = SimpleNamespace(num_available=lambda: clients), _Letters(self, say)
         # In place of Flower's strategy, clients and grid there are objects with the methods that the workflow calls.
         context = LegacyContext(Context(0, 0, {}, state, {}), strategy=taken, client_manager=counted)  # type: ignore[arg-type]
         workflow(letters, context)  # type: ignore[arg-type]
@@ -199,31 +200,16 @@ class _Letters:
 
 
 @dataclass
-class _Proxy:
-    """The part of a client that the workflow needs: its node."""
-
-    node_id: int
-
-
-@dataclass
-class _ClientCount:
-    """The part of a client manager that the workflow needs: the number of clients."""
-
-    clients: int
-
-    def num_available(self) -> int:
-        return self.clients
-
-
-@dataclass
 class _MeanStrategy:
     """The strategy of the workflow: it chooses the round's clients, and keeps their mean."""
 
-    proxies: list[_Proxy]
+    proxies: list[SimpleNamespace]
     total: Tensor | None = None
     nodes: set[int] = field(default_factory=set)
 
-    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> list[tuple[_Proxy, Any]]:
+    def configure_fit(
+        self, server_round: int, parameters: Any, client_manager: Any
+    ) -> list[tuple[SimpleNamespace, Any]]:
         from flwr.common import FitIns, Parameters
 
         return [(proxy, FitIns(Parameters([], "numpy.ndarray"), {})) for proxy in self.proxies]

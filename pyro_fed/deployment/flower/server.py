@@ -17,6 +17,7 @@ from pyro_fed.deployment.flower.configuration import Configuration, check_option
 from pyro_fed.deployment.flower.executor import Flower
 from pyro_fed.deployment.flower.joining import Roll, wait_for_clients
 from pyro_fed.deployment.flower.secure import SecAgg, check_secure
+from pyro_fed.deployment.remote.clients import run_at_clients
 from pyro_fed.deployment.remote.questions import check_questions, with_estimand, with_influence, with_loo
 from pyro_fed.deployment.remote.remote_federation import RemoteFederation
 from pyro_fed.errors import SettingError, StoppedError
@@ -25,7 +26,6 @@ from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.results.saving import check_savable
 from pyro_fed.runtime.checkpoint import Checkpoint, latest
-from pyro_fed.runtime.run import run
 from pyro_fed.runtime.run_checks import check_folders, check_numbers, check_seconds
 
 #: The log that Flower shows the operator, and streams to the user who has started the run.
@@ -117,14 +117,7 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     if checkpoint:
         roll.keep(Path(checkpoint))
         LOG.info("The state after every round is kept in %s", Path(checkpoint).absolute())
-    result = run(
-        algorithm,
-        federation,
-        **{"compile": "trace", "progress": say, **options},
-        executor=executor,
-        log_likelihood=False,
-        collect_local=False,
-    )
+    result = run_at_clients(algorithm, federation, executor, {"compile": "trace", "progress": say, **options})
     before = set(result.attrs)
     if settings.loo is not None:
         result = with_loo(result, federation, Flower(grid, roll, settings.timeout), settings.loo)

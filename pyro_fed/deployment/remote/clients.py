@@ -1,23 +1,30 @@
-"""The executor of clients elsewhere: it makes the order for each client, and reads the answer.
+"""The server's side of clients elsewhere: its run, and the executor that makes each order and reads its answer.
 
-A subclass carries the orders and answers (`exchange`).
+A subclass of the executor carries the orders and answers (`exchange`).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Indicators
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.plan import Plan
 from pyro_fed.algorithm.states import State, prefixed, select, within
 from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.remote.order import STATES, WORK, Order
+from pyro_fed.deployment.remote.remote_federation import RemoteFederation
 from pyro_fed.errors import SettingError
+from pyro_fed.recipes.recipe import Recipe
+from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.runtime.executors import Executor
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.host import Request
 from pyro_fed.runtime.executors.local import NewStates, keep
@@ -25,6 +32,25 @@ from pyro_fed.runtime.executors.remote import Remote
 from pyro_fed.runtime.messages import Header, Spec, decode, spec_of
 from pyro_fed.runtime.messages.expected import expected_reply
 from pyro_fed.runtime.messages.header import Entry
+from pyro_fed.runtime.run import run
+
+
+def algorithm_and_options(
+    chosen: Recipe, options: Mapping[str, Any], num_clients: int, where: str
+) -> tuple[Algorithm | Plan, dict[str, Any]]:
+    """A recipe's algorithm, and the arguments of `run`; of a plan `num_rounds` is the setting `max_rounds`."""
+    found = chosen.run_options(num_clients) | dict(options)
+    if not issubclass(chosen.algorithm, Plan):
+        return chosen.build(), found
+    rounds = found.pop("num_rounds", None)
+    return chosen.build({} if rounds is None else {"max_rounds": rounds}, where=where), found
+
+
+def run_at_clients(
+    algorithm: Algorithm | Plan, federation: RemoteFederation, executor: Executor, options: Mapping[str, Any]
+) -> InferenceData:
+    """The result of `pyro_fed.run`, without what needs rows."""
+    return run(algorithm, federation, executor=executor, log_likelihood=False, collect_local=False, **options)
 
 
 class RemoteClients(Remote):

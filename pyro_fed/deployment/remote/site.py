@@ -75,6 +75,14 @@ class Done(NamedTuple):
     algorithm: Algorithm
 
 
+class _Client(NamedTuple):
+    """A client of a process: its model's module, its rows, and its densities in the runs that it takes part in."""
+
+    module: ModuleType
+    federation: Federation
+    problems: dict[tuple[int, int, str], Problem]
+
+
 @dataclass
 class Site:
     """The clients of a process.
@@ -86,11 +94,8 @@ class Site:
         questions: whether clients answer questions besides the recipe: for the audit, leave-one-out, influence, and
             the estimands of the model's file.
         how: how the clients work, in errors.
-        federations: each client's model and rows, by name, once they are loaded.
-        problems: each client's densities, by name, number of rows and of clients of the run, and compiler level.
-        approved: folders of the clients whose own approved copies are run in place of the given files, by name.
-        modules: the model's module of each client, by name, once it is imported.
-        fewest: the fewest rows in a group of an estimand, by name of clients that have such a rule.
+        clients: by name, once they are loaded.
+        gates: the last gate of each client with a policy, by name.
     """
 
     model: str | Path
@@ -98,30 +103,28 @@ class Site:
     load_rows: LoadRows
     questions: bool = True
     how: str = "elsewhere"
-    federations: dict[str, Federation] = field(default_factory=dict)
-    problems: dict[tuple[str, int, int, str], Problem] = field(default_factory=dict)
-    approved: dict[str, Path] = field(default_factory=dict)
-    modules: dict[str, ModuleType] = field(default_factory=dict)
-    fewest: dict[str, int] = field(default_factory=dict)
+    clients: dict[str, _Client] = field(default_factory=dict)
+    gates: dict[str, Gate] = field(default_factory=dict)
 
     def gate_of(self, name: str, policy: str | Path) -> Gate:
         """The gate of a client with a policy's file, after the given model and recipes were compared with its approval.
 
         Raises:
             PolicyError: they are not what the site has approved; names what differs.
-            SettingError: the policy cannot be read.
         """
-        gate = approval.approved_gate(
+        self.gates[name] = approval.approved_gate(
             policy, name, self.model, lambda: [approval.recipe_facts(recipes.load(one)) for one in self.given]
         )
-        self.fewest[name] = gate.policy.min_cell
-        if gate.approval and gate.folder is not None:
-            self.approved[name] = gate.folder
-        return gate
+        return self.gates[name]
+
+    def _approved(self, name: str) -> Path | None:
+        """The folder of a client whose own approved copies are run in place of the given files; None without any."""
+        gate = self.gates.get(name)
+        return gate.folder if gate is not None and gate.approval else None
 
     def outgoing_description(self, name: str, data: bytes, asked: bytes) -> Outgoing:
         """A description as the gate judges it; `data` are the bytes that leave, `asked` those of the question."""
-        levels = level_counts(self.federations[name].problem)
+        levels = level_counts(self.clients[name].federation.problem)
         return Outgoing(kind="description", data=data, asked=asked, levels=levels)
 
     def outgoing_reply(
@@ -137,17 +140,10 @@ class Site:
     ) -> Outgoing:
         """A reply as the gate judges it: its kind, numbers and shares of rows, and what it was computed from.
 
-        Args:
-            name: the client's name.
-            order: what was asked.
-            message: the order's message.
-            tensors: what the reply tells; of a masked one, the numbers before they were masked.
-            data: the bytes that leave.
-            asked: the order's bytes.
-            before: hash of the client's state before the order.
-            masked: whether the reply is masked.
+        `message` is the order's, `tensors` are what the reply tells (before they are masked), `data` the bytes that
+        leave, `asked` the order's, and `before` is the hash of the client's state before the order.
         """
-        federation = self.federations[name]
+        federation = self.clients[name].federation
         question = self._question(order, federation.problem, name)
         copied = any(part.startswith("new.") for part in tensors)
         kind = _kind(order, masked, question, copied)
@@ -168,33 +164,21 @@ class Site:
             asked=asked,
             cells=cells,
             share=share,
-            replay={
-                "run": message.header.run,
-                "seed": order.seed,
-                "phase": order.phase,
-                "algorithm": order.algorithm,
-                "state": before,
-            },
+            replay={"run": message.header.run, "state": before}
+            | {part: getattr(order, part) for part in ("seed", "phase", "algorithm")},
         )
 
     def description(self, name: str, config: Mapping[str, Any]) -> Description:
         """The client's description, for the server."""
-        return Description.of(name, self._federation(name, config))
+        return Description.of(name, self._client(name, config).federation)
 
     def follow(
         self, name: str, config: Mapping[str, Any], record: Any, encoded: bytes, kept: KeptState | None
     ) -> Done | None:
         """Follow an order of the server; None if the client's state is lost, and the order does not bring one.
 
-        Args:
-            name: the client's name.
-            config: the node's configuration, for `load_rows`.
-            record: the order, as `Order.to_record` makes it.
-            encoded: its tensors, of `messages.encode`.
-            kept: the state after the last order; None before the first.
-
-        Raises:
-            Refusal: this is not an order that this client follows, and why.
+        `record` is the order, as `Order.to_record` makes it, `encoded` its tensors, and `kept` the state after the
+        last order (None before the first). A Refusal says why a client does not follow it.
         """
         with as_refusals():
             order = Order.from_record(record)
@@ -202,10 +186,10 @@ class Site:
         order.check_header(header.message, name, None if kept is None else kept.run)
         if order.job == LOG_LIK:
             self._check_questions("its log-likelihood at draws")
-        data = self._federation(name, config).client_data()
+        data = self._client(name, config).federation.client_data()
         own = int(data.num_rows.sum())
         order.check_rows(own)
-        problem = self._problem(order, name, config)
+        problem = self._problem(order, name)
         algorithm = self._algorithm(order, problem, name)
         order.check_tensors(header.tensors, problem.dim)
         if isinstance(algorithm, OneRound):
@@ -236,15 +220,15 @@ class Site:
         known: Iterator[OneRound] = (Pointwise(site=site) for site in ("", *observed_plates(problem)))
         found = next((one for one in known if settings_line(one) == order.algorithm), None)
         if found is None and order.algorithm.startswith(f"{RowSums.__name__}("):
-            estimands = named_questions(self.modules[name], problem, self.fewest.get(name, 1))
+            fewest = self.gates[name].policy.min_cell if name in self.gates else 1
+            estimands = named_questions(self.clients[name].module, problem, fewest)
             found = next((one for one in estimands.values() if settings_line(one) == order.algorithm), None)
         return found
 
-    def _federation(self, name: str, config: Mapping[str, Any]) -> Federation:
-        if name not in self.federations:
-            own = self.approved.get(name)
+    def _client(self, name: str, config: Mapping[str, Any]) -> _Client:
+        if name not in self.clients:
+            own = self._approved(name)
             module = load_model(self.model if own is None else approval.copied_model(own), with_data=False)
-            self.modules[name] = module
             rows = self.load_rows(module, config)
             dtype = flatten(module.model, rows, None).floating_dtype()  # the same at every client, whatever its columns
             nested = getattr(module, "ROWS", None)
@@ -252,18 +236,20 @@ class Site:
                 module.model, {name: rows}, plate=module.PLATE, rows=nested, dtype=dtype
             )
             check_runs_at_clients(federation.problem, self.how)
-            self.federations[name] = federation
-        return self.federations[name]
+            self.clients[name] = _Client(module, federation, {})
+        return self.clients[name]
 
-    def _problem(self, order: Order, name: str, config: Mapping[str, Any]) -> Problem:
+    def _problem(self, order: Order, name: str) -> Problem:
         """The client's densities for a run, with the run's numbers of rows and clients; traced steps are kept."""
-        key = name, order.num_rows, order.num_clients, order.level
-        if key not in self.problems:
-            problem = self._federation(name, config).problem
-            self.problems[key] = replace(
-                problem, num_rows=order.num_rows, num_clients=order.num_clients, compiler=Compiler(order.level)
+        client, key = self.clients[name], (order.num_rows, order.num_clients, order.level)
+        if key not in client.problems:
+            client.problems[key] = replace(
+                client.federation.problem,
+                num_rows=order.num_rows,
+                num_clients=order.num_clients,
+                compiler=Compiler(order.level),
             )
-        return self.problems[key]
+        return client.problems[key]
 
     def _algorithm(self, order: Order, problem: Problem, name: str) -> Algorithm:
         """The algorithm that the server names, made from this client's own recipes; or a question that it answers."""
@@ -271,7 +257,7 @@ class Site:
             self._check_questions(f"{order.algorithm:.100}")
             return asked
         known: list[str] = []
-        own = self.approved.get(name)
+        own = self._approved(name)
         for chosen in map(recipes.load, self.given) if own is None else approval.copied_recipes(own):
             graph = chosen.run_options(order.num_clients).get("graph")
             stages = stages_of(chosen.build(), problem, graph)

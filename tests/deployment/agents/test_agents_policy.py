@@ -124,7 +124,7 @@ def test_a_neighbour_is_told_the_class_of_what_fails_in_an_answer(pair, monkeypa
     ends = []
     for number in (0, 1):
         links = Links(number, peers, LinkSettings(retry_every=0.02), {"seed": "0"})
-        links.wire = Wire(number, peers, Identity.load(folder, NAMES[number]), links.settings, links)
+        links.wire = Wire(number, peers, Identity.load(folder, NAMES[number]), links.settings, links.said, links.answer)
         ends.append(links)
 
     def failing(*_):
