@@ -76,18 +76,18 @@ class Identity:
                 f"--certificates {folder}: expected {name}.key, {name}.crt and {AUTHORITY}.crt: {error}"
             ) from error
         check_owner_only(folder / f"{name}.key")
-        _check(parts[1], name, folder)
-        _check_authority(parts[2], folder)
-        public = load_private_key(parts[0], f"--certificates {folder}: {name}.key").public_key()
+        where = f"--certificates {folder}"
+        _check_dates(_certificates(parts[1], f"{where}: {name}.crt")[:1], f"{where}: {name}.crt")
+        _check_dates(_certificates(parts[2], f"{where}: {AUTHORITY}.crt"), f"{where}: {AUTHORITY}.crt")
+        public = load_private_key(parts[0], f"{where}: {name}.key").public_key()
         try:
             certified = verified_key(parts[1], name, parts[2])
         except ValueError as error:
             raise SettingError(
-                f"--certificates {folder}: {name}.crt does not hold against {AUTHORITY}.crt: {error}. Ask its issuer "
-                "for one that does"
+                f"{where}: {name}.crt does not hold against {AUTHORITY}.crt: {error}. Ask its issuer for one that does"
             ) from error
         if certified != public:
-            raise SettingError(f"--certificates {folder}: {name}.crt is of another key than {name}.key")
+            raise SettingError(f"{where}: {name}.crt is of another key than {name}.key")
         return cls(name, *parts)
 
 
@@ -128,41 +128,20 @@ def dns_names(certificate: x509.Certificate) -> list[str]:
     return names.get_values_for_type(x509.DNSName)
 
 
-def _check(pem: bytes, name: str, folder: Path) -> None:
-    """Refuse an agent's certificate that its neighbours would not accept."""
-    where = f"--certificates {folder}: {name}.crt"
+def _certificates(pem: bytes, where: str) -> list[x509.Certificate]:
     try:
-        found = x509.load_pem_x509_certificate(pem)
-        names = dns_names(found)
-    except ValueError as error:
-        raise SettingError(f"{where} is no certificate with a DNS name: {error}") from error
-    if name not in names:
-        raise SettingError(f"{where} is for {names}, expected {name!r}")
-    _check_dates(found, where)
-
-
-def _check_authority(pem: bytes, folder: Path) -> None:
-    """Refuse an authority's file without a certificate that is valid now: no agent's certificate would be accepted."""
-    where = f"--certificates {folder}: {AUTHORITY}.crt"
-    try:
-        found = x509.load_pem_x509_certificates(pem)
+        return x509.load_pem_x509_certificates(pem)
     except ValueError as error:
         raise SettingError(f"{where} is no certificate: {error}") from error
-    if not any(_is_valid_now(one) for one in found):
-        _check_dates(found[0], where)
 
 
-def _is_valid_now(certificate: x509.Certificate) -> bool:
-    now = datetime.datetime.now(datetime.UTC)
-    return certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
-
-
-def _check_dates(certificate: x509.Certificate, where: str) -> None:
-    if not _is_valid_now(certificate):
+def _check_dates(certificates: Sequence[x509.Certificate], where: str) -> None:
+    """Refuse certificates of which none is valid now."""
+    now, first = datetime.datetime.now(datetime.UTC), certificates[0]
+    if not any(one.not_valid_before_utc <= now <= one.not_valid_after_utc for one in certificates):
         raise SettingError(
-            f"{where} is valid from {certificate.not_valid_before_utc} until {certificate.not_valid_after_utc}, and "
-            f"now it is {datetime.datetime.now(datetime.UTC)}: ask its issuer for a new one. A new authority has to "
-            "sign new certificates for all agents"
+            f"{where} is valid from {first.not_valid_before_utc} until {first.not_valid_after_utc}, and now it is "
+            f"{now}: ask its issuer for a new one. A new authority has to sign new certificates for all agents"
         )
 
 
@@ -227,7 +206,7 @@ def _authority(folder: Path, days: int) -> tuple[ec.EllipticCurvePrivateKey, x50
                 f"{folder / AUTHORITY}.key must be a key on an elliptic curve, as pyro_fed writes it, received "
                 f"{type(key).__name__}: take another folder"
             )
-        _check_dates(own, f"{folder / AUTHORITY}.crt")
+        _check_dates([own], f"{folder / AUTHORITY}.crt")
         return key, own, []
     key = ec.generate_private_key(ec.SECP256R1())
     name = _subject("pyro_fed agents' authority")

@@ -86,29 +86,19 @@ class Flows:
 
 @dataclass
 class Links:
-    """An agent's side of its links, shared by its own thread and the gRPC server's threads.
-
-    Args:
-        me: the agent's number.
-        peers: all agents.
-        settings: waiting times and sizes.
-        said: what all agents must have in common, name → text.
-        gate: the agent's gate, which every message passes; None for an agent without a policy.
-        share: computes the largest share of one of the agent's rows in its messages.
-        joining: neighbours that have asked to use a link again, with the last step in their sums.
-    """
+    """An agent's side of its links, shared by its own thread and the gRPC server's threads."""
 
     me: int
     peers: Peers
     settings: LinkSettings
-    said: dict[str, str]
-    gate: Gate | None = None
-    share: Callable[[], float | None] | None = None
-    wire: Wire = field(init=False)
+    said: dict[str, str]  # what all agents must have in common, name → text
+    gate: Gate | None = None  # which every message passes; None for an agent without a policy
+    share: Callable[[], float | None] | None = None  # computes the largest share of one of its rows in its messages
+    wire: Wire = field(init=False)  # set after construction
     outbox: Outbox = field(default_factory=Outbox)
     flows: Flows = field(default_factory=Flows)
-    at: At = BEFORE
-    joining: dict[int, At | None] = field(default_factory=dict)
+    at: At = BEFORE  # the step in which the agent is
+    joining: dict[int, At | None] = field(default_factory=dict)  # neighbours that ask for a link, with their last step
 
     @property
     def names(self) -> tuple[str, ...]:

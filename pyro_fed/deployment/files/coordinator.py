@@ -53,13 +53,8 @@ class AnswersPending(BaseException):
 class Files(RemoteClients):
     """Sites that get their orders and give their answers as files.
 
-    Args:
-        study: the study's folder, which has the answers so far.
-        first: the number of the run's first exchange.
-        copied: algorithms, as `settings_line`, whose sites send their new states with their answers: those from which
-            another algorithm starts. None is all.
-        go_on: whether the present exchange is closed without the sites that have not answered.
-        run: the run's id, of 16 hexadecimal digits, by which sites know whether their states are of this run.
+    `first` is the number of the run's first exchange. `copied` are the algorithms (as `settings_line`; None is all)
+    from which another starts, whose sites send their new states. By the id `run` sites know their states.
     """
 
     def __init__(self, study: Study, first: int, copied: frozenset[str] | None, go_on: bool, run: str) -> None:

@@ -77,11 +77,7 @@ class Received:
         return digest_of(self.data)
 
     def verify(self, key: str, signer: str) -> None:
-        """Require the signature of a public key, given as text; `signer` says whose it is.
-
-        Raises:
-            ProtocolError: another has signed it, or it was changed after it was signed.
-        """
+        """Require the signature of a public key, given as text; `signer` says in errors whose it is."""
         found = SIGNATURE.fullmatch(self.data[-SIGNATURE_BYTES:])
         signature = base64.b64decode(found[1]) if found else b""
         try:

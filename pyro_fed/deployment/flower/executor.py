@@ -62,11 +62,7 @@ class Flower(RemoteClients):
         self.mailbox, self.secure = Mailbox(), secure
 
     def prepare(self) -> None:
-        """Begin a phase.
-
-        Raises:
-            SettingError: the algorithm needs pooled data, or more than sums although there is secure aggregation.
-        """
+        """Begin a phase; with secure aggregation only of an algorithm that needs sums alone."""
         super().prepare()
         if self.secure is not None:
             check_secure([self.algorithm])
@@ -224,11 +220,7 @@ class Flower(RemoteClients):
         return self.mailbox.request(self.kind(request), self.number(request), self.roll.names[client])
 
     def accept(self, header: Header) -> None:
-        """Take a reply to an open request.
-
-        Raises:
-            ProtocolError: it answers none.
-        """
+        """Take a reply to an open request; ProtocolError if it answers none."""
         if not self.mailbox.take(header):
             raise ProtocolError(self.mailbox.dropped[-1][1])
 

@@ -117,14 +117,7 @@ class Summed(NamedTuple):
 
 @dataclass
 class SecureRound:
-    """One sum, by Flower's workflow of four exchanges.
-
-    Args:
-        contents: each client's order, which is sent with the request for masked numbers.
-        timeout: seconds that a client has for each of the exchanges.
-        failures: why clients have dropped out, by client.
-        down: bytes that each client has received in all exchanges; `up`: that it has sent.
-    """
+    """One sum, by Flower's workflow of four exchanges; `contents` are the orders sent with the request for numbers."""
 
     settings: SecAgg
     post: Post

@@ -100,18 +100,9 @@ def _parsed(text: bytes, path: Path, which: str) -> dict[str, Any]:
 
 
 def verify(path: Path, head: str | None = None) -> list[dict[str, Any]]:
-    """The lines of a ledger, after each was checked against the one before it.
+    """The lines of a ledger, after each was checked against the one before it, and the hash `head` was found.
 
-    Args:
-        path: the ledger.
-        head: the hash of a line that was kept elsewhere, the last one at that time. Without it lines that were removed
-            from the end cannot be noticed.
-
-    Raises:
-        ProtocolError: a line that was changed, removed, moved or cut off, and which; or `head` is the hash of no line.
-
-    Example:
-        >>> lines = verify(Path("what_left.jsonl"), head="5f2c...")
+    Without `head`, kept elsewhere, lines that were removed from the end cannot be noticed.
     """
     try:
         data = path.read_bytes()
@@ -146,65 +137,35 @@ POLICY, ORDERS = "policy.toml", "orders"
 
 @dataclass(frozen=True, kw_only=True)
 class Outgoing:
-    """A message that is about to leave.
+    """A message that is about to leave."""
 
-    Args:
-        kind: its kind, of `KINDS`.
-        data: the bytes that leave, exactly.
-        tensors: the named tensors in it, whose numbers are counted.
-        round: the round's number; -1 outside rounds.
-        to: who gets it: "server", or a neighbour's name.
-        asked: what it answers: the bytes of the order, or a text that names it (an agent's phase and round).
-        share: computes the largest share of one row in its numbers (`largest_share`); returns None where the numbers
-            are no sums over rows, or the rows' parts are not known.
-        cells: numbers of rows by cell of a table.
-        levels: numbers of rows by label of text columns.
-        replay: what else is needed to compute the same bytes again, by name, such as the seed.
-    """
-
-    kind: str
-    data: bytes
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    round: int = -1
-    to: str = "server"
-    asked: bytes = b""
+    kind: str  # of `KINDS`
+    data: bytes  # the bytes that leave, exactly
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # whose numbers are counted
+    round: int = -1  # -1 outside rounds
+    to: str = "server"  # or a neighbour's name
+    asked: bytes = b""  # what it answers: the order, or a text that names it (an agent's phase and round)
+    # Computes the largest share of one row; None where the numbers are no sums over rows, or their parts not known.
     share: Callable[[], float | None] | None = None
-    cells: Mapping[str, int] = field(default_factory=dict)
-    levels: Mapping[str, int] = field(default_factory=dict)
-    replay: Mapping[str, object] = field(default_factory=dict)
+    cells: Mapping[str, int] = field(default_factory=dict)  # numbers of rows by cell of a table
+    levels: Mapping[str, int] = field(default_factory=dict)  # numbers of rows by label of text columns
+    replay: Mapping[str, object] = field(default_factory=dict)  # what else gives the same bytes again, such as the seed
 
 
 @dataclass
 class Gate:
-    """The place through which every message of a site leaves.
-
-    Args:
-        site: the site's name.
-        policy: its rules.
-        rows: its number of rows; for a plate over groups, of groups.
-        folder: its own folder, with the ledger; None for no ledger.
-        approval: hash of what was approved, see `approval`; "" for nothing.
-
-    Example:
-        >>> gate = Gate.open(Path("/etc/trial"), site="north", rows=212)
-        >>> answer = Outgoing(kind="update", data=data, tensors={"eta": eta}, round=0, asked=order)
-        >>> send(gate.release(answer))      # PolicyError in place of a message that breaks a rule
-    """
+    """The place through which every message of a site leaves."""
 
     site: str
     policy: Policy = field(default_factory=Policy)
-    rows: int = 0
-    folder: Path | None = None
-    approval: str = ""
+    rows: int = 0  # for a plate over groups, of groups
+    folder: Path | None = None  # the site's own, with the ledger; None for no ledger
+    approval: str = ""  # hash of what was approved
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
     def open(cls, folder: Path | None, site: str, rows: int = 0, approval: str = "") -> Gate:
-        """The gate of a site with the policy in its folder; without a file everything may leave.
-
-        Raises:
-            SettingError: the file cannot be read as a policy.
-        """
+        """The gate of a site with the policy in its folder; without a file everything may leave."""
         if folder is None or not (folder / POLICY).exists():
             return cls(site, rows=rows, folder=folder, approval=approval)
         return cls(site, Policy.read(folder / POLICY), rows, folder, approval)
@@ -215,12 +176,7 @@ class Gate:
         return f"Site {self.site}: {self.policy.in_words()}{kept}"
 
     def release(self, message: Outgoing) -> bytes:
-        """The bytes that may leave, once the ledger has a line on them.
-
-        Raises:
-            PolicyError: a rule does not permit the message; names the rule, and the ledger has a line on that.
-            ProtocolError: the ledger is not whole.
-        """
+        """The bytes that may leave, once the ledger has a line on them; PolicyError names the rule that forbids it."""
         if message.kind not in KINDS:
             raise ValueError(f"a message must be of a kind in {list(KINDS)}, received {message.kind!r}")
         asked = hashlib.sha256(message.asked).hexdigest() if message.asked else ""

@@ -152,21 +152,7 @@ Line = dict[str, Any]
 
 
 def write_report(path: Path, ledger: Path, head: str | None = None) -> None:
-    """Write an HTML page on what left a site, from its ledger, after each line was checked against the one before.
-
-    Args:
-        path: the HTML file to write.
-        ledger: the site's `what_left.jsonl`.
-        head: the hash of a line that was kept elsewhere; without it the page says that a missing end is not noticed.
-
-    Raises:
-        ProtocolError: the ledger is not whole.
-        DataError: it has no lines.
-        SettingError: jinja2 is not installed, or the file cannot be written.
-
-    Example:
-        >>> write_report(Path("what_left.html"), Path("/etc/trial/what_left.jsonl"))
-    """
+    """Write an HTML page on what left a site, from its ledger, after that was verified (`head` as for `verify`)."""
     page.check_report(path)
     import jinja2
 

@@ -74,13 +74,6 @@ class Policy(SettingsRepr):
         approval: whether a run needs the approval of this folder, see `pyro-fed node approve`.
         error_text: whether the text of an exception, which may have values of rows in it, may leave.
         keep_orders: whether the orders are kept beside the ledger, so that each message can be computed again.
-
-    Raises:
-        SettingError: a value out of its range, or a kind that does not exist.
-
-    Example:
-        >>> Policy(min_rows=20, max_numbers_per_row=0.2, kinds=("description", "update")).permits("loo")
-        False
     """
 
     min_rows: int = 0
@@ -105,14 +98,7 @@ class Policy(SettingsRepr):
 
     @classmethod
     def read(cls, path: Path) -> Policy:
-        """The policy in a TOML file.
-
-        Raises:
-            SettingError: the file cannot be read, has an unknown key (names the nearest), or a value out of its range.
-
-        Example:
-            >>> policy = Policy.read(Path("/etc/trial/policy.toml"))
-        """
+        """The policy in a TOML file; SettingError for what cannot be read, an unknown key or a wrong value."""
         try:
             table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except (OSError, ValueError, RecursionError) as error:
@@ -146,18 +132,7 @@ MAX_DRAWS = 64
 
 
 def largest_share(contributions: Tensor) -> float | None:
-    """The largest share of one row in any of P sums over n rows.
-
-    Args:
-        contributions: each row's part of each sum, (n, P).
-
-    Returns:
-        The share, from 1/n to 1; None if a part is not finite, or all are zero.
-
-    Example:
-        >>> largest_share(torch.tensor([[1.0, 0.0], [1.0, 5.0], [2.0, 5.0]]))
-        0.5
-    """
+    """The largest share of one row (1/n to 1) in P sums of parts (n, P); None if one is not finite, or all are zero."""
     parts = contributions.double().abs()
     total = parts.sum(0)
     if not bool(total.isfinite().all()) or not bool((total > 0).any()):

@@ -85,33 +85,18 @@ class _Client(NamedTuple):
 
 @dataclass
 class Site:
-    """The clients of a process.
-
-    Args:
-        model: the model's file, or its name in the library.
-        given: files or names of the recipes that the clients take part in.
-        load_rows: loads a client's rows.
-        questions: whether clients answer questions besides the recipe: for the audit, leave-one-out, influence, and
-            the estimands of the model's file.
-        how: how the clients work, in errors.
-        clients: by name, once they are loaded.
-        gates: the last gate of each client with a policy, by name.
-    """
+    """The clients of a process, which take part in the `given` recipes; `questions` are those besides these."""
 
     model: str | Path
     given: list[str | Path]
     load_rows: LoadRows
     questions: bool = True
-    how: str = "elsewhere"
-    clients: dict[str, _Client] = field(default_factory=dict)
-    gates: dict[str, Gate] = field(default_factory=dict)
+    how: str = "elsewhere"  # how the clients work, in errors
+    clients: dict[str, _Client] = field(default_factory=dict)  # by name, once they are loaded
+    gates: dict[str, Gate] = field(default_factory=dict)  # of clients with a policy, by name
 
     def gate_of(self, name: str, policy: str | Path) -> Gate:
-        """The gate of a client with a policy's file, after the given model and recipes were compared with its approval.
-
-        Raises:
-            PolicyError: they are not what the site has approved; names what differs.
-        """
+        """A client's gate by a policy's file; PolicyError if model and recipes are not what it has approved."""
         self.gates[name] = approval.approved_gate(
             policy, name, self.model, lambda: [approval.recipe_facts(recipes.load(one)) for one in self.given]
         )
