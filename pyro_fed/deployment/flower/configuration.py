@@ -27,8 +27,8 @@ from pyro_fed.recipes.recipe import Recipe
 from pyro_fed.recipes.values import NONE_WORD, Mismatch, convert, describe
 from pyro_fed.runtime.run import run
 
-#: Texts that mean "not set", like None: Flower has no null, and an empty text is no value of any key.
-UNSET = (NONE_WORD, "")
+#: Values that mean "not set": Flower has no null, and an empty text is no value of any key.
+UNSET = (None, NONE_WORD, "")
 #: What error messages call the configuration.
 WHERE = "the run's configuration"
 #: Keys for texts, numbers and flags, with their types.
@@ -87,13 +87,11 @@ class Configuration:
 
     def run_options(self, chosen: Recipe, num_clients: int) -> tuple[Any, dict[str, Any]]:
         """The recipe's algorithm, and the arguments of `run` with a graph over the clients."""
-        made = {
-            key: resolve_component(
-                _module_of(key, spec), spec, Path(WHERE), *((num_clients,) if key == "graph" else ())
-            )
-            for key, spec in self.specs.items()
-        }
-        return algorithm_and_options(chosen, {**self.options, **made}, num_clients, WHERE)
+        options = dict(self.options)
+        for key, spec in self.specs.items():
+            arguments = (num_clients,) if key == "graph" else ()
+            options[key] = resolve_component(_module_of(key, spec), spec, Path(WHERE), *arguments)
+        return algorithm_and_options(chosen, options, num_clients, WHERE)
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +109,8 @@ def read_configuration(
     config: Mapping[str, Any], options: Mapping[str, Any] | None = None, secure: SecAgg | None = None
 ) -> Configuration:
     """The settings of a run: Flower's `run_config` before the app's own `options` and secure aggregation."""
-    given = {key: _converted_value(key, value) for key, value in _nest_tables(config).items() if not _unset(value)}
+    nested = {key: value for key, value in _nest_tables(config).items() if value not in UNSET}
+    given = {key: _converted_value(key, value) for key, value in nested.items()}
     if "num-clients" not in given:
         raise SettingError(f"{WHERE} lacks num-clients, the number of clients to wait for, such as num-clients = 3")
     if given.get("rounds") == 0:
@@ -156,10 +155,6 @@ def _nest_tables(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _unset(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and value in UNSET)
-
-
 def _converted_value(key: str, value: Any) -> Any:
     """A value, converted to its key's type."""
     if key in OBJECTS:
@@ -173,9 +168,11 @@ def _converted_value(key: str, value: Any) -> Any:
     try:
         return convert(value, PLAIN[key])
     except Mismatch:
-        raise SettingError(
-            f"{WHERE}: {key!r} expects {describe(PLAIN[key])}, received {value!r} ({type(value).__name__})"
-        ) from None
+        raise _wrong_type(key, describe(PLAIN[key]), value) from None
+
+
+def _wrong_type(key: str, expected: str, value: Any) -> SettingError:
+    return SettingError(f"{WHERE}: {key!r} expects {expected}, received {value!r} ({type(value).__name__})")
 
 
 def _secure(value: Any) -> SecAgg | None:
@@ -184,9 +181,7 @@ def _secure(value: Any) -> SecAgg | None:
         return SecAgg() if value else None
     table = _spec(SECURE, value)
     if isinstance(table, str):
-        raise SettingError(
-            f"{WHERE}: {SECURE!r} expects true, false or a table such as {{largest = 1e6}}, received {value!r}"
-        )
+        raise _wrong_type(SECURE, "true, false or a table such as {largest = 1e6}", value)
     return SecAgg(**table)
 
 
@@ -195,10 +190,7 @@ def _left_out(value: Any) -> str | None:
     if isinstance(value, bool):
         return "" if value else None
     if not isinstance(value, str):
-        raise SettingError(
-            f"{WHERE}: {LOO!r} expects true, false or the name of an observed site, received {value!r} "
-            f"({type(value).__name__})"
-        )
+        raise _wrong_type(LOO, "true, false or the name of an observed site", value)
     return value
 
 
@@ -210,5 +202,5 @@ def _spec(key: str, value: Any) -> str | dict[str, Any]:
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise SettingError(f"{WHERE}: {key} = {value!r:.200} is no table of TOML: {error}") from error
     if not isinstance(value, str | dict):
-        raise SettingError(f"{WHERE}: {key!r} expects a name or a table, received {value!r} ({type(value).__name__})")
+        raise _wrong_type(key, "a name or a table", value)
     return value

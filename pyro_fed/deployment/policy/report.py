@@ -35,6 +35,25 @@ from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS, Reply
 from pyro_fed.runtime.executors.local import Sequential
 from pyro_fed.runtime.run import run
 
+TEMPLATES = Path(__file__).parent / "templates"
+#: The latest messages that the page lists.
+MAX_LISTED = 1000
+#: What each rule says, in words; `{}` is its value.
+RULES = {
+    "approval": "A run leaves only if this site has approved its model, settings, package version and rules: {}",
+    "kinds": "Kinds of messages that may leave: {}",
+    "min_rows": "Nothing leaves if the site has fewer rows than {}",
+    "min_cell": "A table leaves only if each cell that is not empty has at least so many rows: {}",
+    "min_level": "A hash of a text column's labels leaves only if each label has at least so many rows: {}",
+    "max_numbers_per_row": "The most numbers in one message for each row of the site: {}",
+    "max_share": "The largest share that one row may have in a number that leaves (dominance): {}",
+    "max_rounds": "The most orders that are answered with numbers computed from the rows: {}",
+    "error_text": "The text of an error, which may have values of rows in it, may leave: {}",
+    "keep_orders": "The orders are kept at the site, so that each message can be computed again: {}",
+}
+
+#: A line of the ledger.
+Line = dict[str, Any]
 #: Clients of the rehearsal.
 CLIENTS = 3
 #: Numbers that a site sends for leave-one-out.
@@ -130,25 +149,7 @@ def in_words(sent: Sent, gate: Gate, share: Callable[[], float | None]) -> str:
     return f"{sent.kind}, {sent.algorithm}, {times}: {KINDS[sent.kind]}; {each}; {verdict}"
 
 
-TEMPLATES = Path(__file__).parent / "templates"
-#: The latest messages that the page lists.
-MAX_LISTED = 1000
-#: What each rule says, in words; `{}` is its value.
-RULES = {
-    "approval": "A run leaves only if this site has approved its model, settings, package version and rules: {}",
-    "kinds": "Kinds of messages that may leave: {}",
-    "min_rows": "Nothing leaves if the site has fewer rows than {}",
-    "min_cell": "A table leaves only if each cell that is not empty has at least so many rows: {}",
-    "min_level": "A hash of a text column's labels leaves only if each label has at least so many rows: {}",
-    "max_numbers_per_row": "The most numbers in one message for each row of the site: {}",
-    "max_share": "The largest share that one row may have in a number that leaves (dominance): {}",
-    "max_rounds": "The most orders that are answered with numbers computed from the rows: {}",
-    "error_text": "The text of an error, which may have values of rows in it, may leave: {}",
-    "keep_orders": "The orders are kept at the site, so that each message can be computed again: {}",
-}
-
-#: A line of the ledger.
-Line = dict[str, Any]
+# -- The officer's page ------------------------------------------------------------------------------------------
 
 
 def write_report(path: Path, ledger: Path, head: str | None = None) -> None:
@@ -170,12 +171,9 @@ def write_report(path: Path, ledger: Path, head: str | None = None) -> None:
         summary=_summary(sites, left, refused),
         checked=head is not None,
         chain=_chain(lines, head),
-        tables=[
-            {"id": f"part-{number}", **one}
-            for number, one in enumerate(
-                [_by_kind(left), _refused(refused), _rules(lines), *_law(lines, left, refused), _unseen(), _list(lines)]
-            )
-        ],
+        facts=_facts(lines, left, refused),
+        tables=[_by_kind(left), _refused(refused), _rules(lines)],
+        messages=_list(lines),
         colophon=f"Made by pyro-fed node report, pyro_fed {VERSION}, from a ledger with the SHA-256 "
         f"{hashlib.sha256(ledger.read_bytes()).hexdigest()}.",
     )
@@ -252,58 +250,24 @@ def _value_in_words(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _law(lines: list[Line], left: list[Line], refused: list[Line]) -> list[dict[str, Any]]:
-    """Words of GDPR and HIPAA beside the facts of the ledger that bear on them."""
+def _facts(lines: list[Line], left: list[Line], refused: list[Line]) -> dict[str, str]:
+    """The facts of the ledger that the template has beside the words of GDPR and HIPAA."""
     computed = [one for one in left if one["kind"] in COMPUTED]
     most = max((one["numbers"] / max(1, one["rows"]) for one in computed), default=0.0)
-    kinds = ", ".join(sorted({str(one["kind"]) for one in left}))
-    rules = any(one["policy"] != Policy().digest for one in lines)
-    judged = "by the rules above" if rules else "by no rule: the site had none"
     fewest = min((int(one["rows"]) for one in computed), default=0)
     aggregate = (
         f"messages are functions of all of the site's rows together ({fewest:,} or more), with at most {most:.3g} "
         "numbers for each row. They are no rows, and they are not anonymous by that alone: SECURITY.md of pyro_fed "
         "says how much an attack reconstructs from such messages"
     )
-    if not computed:
-        aggregate = "no message that was computed from the rows has left"
-    chained = f"{len(lines):,} hash-chained lines, one for each message, written before it was sent"
-    judging = f"each message was judged before it was sent, {judged}; refused: {len(refused):,}"
-    gdpr = [
-        ["Personal data, identifiability (Article 4(1), Recital 26)", aggregate],
-        ["Data minimisation (Article 5(1)(c))", f"kinds of messages that left: {kinds}; {judging}"],
-        ["Accountability, records of processing (Articles 5(2), 30)", chained],
-        ["Data protection by design and by default (Article 25)", judging],
-        ["Security of processing (Article 32)", "integrity by the chain; encryption is that of the transport, which "
-         "this page does not see"],
-        ["Impact assessment (Article 35)", "this page has figures for it, and does not replace it"],
-        ["Erasure (Article 17)", "what has left cannot be called back; a later run can leave a patient's row out"],
-    ]  # fmt: skip
-    hipaa = [
-        ["Minimum necessary (45 CFR 164.502(b))", judging],
-        ["De-identification (45 CFR 164.514(a), (b))", "no message has a row, or one of the listed identifiers as a "
-         f"value; names of columns leave in descriptions; {aggregate}. An expert's determination remains to be made"],
-        ["Audit controls, integrity (45 CFR 164.312(b), (c))", chained],
-        ["Transmission security (45 CFR 164.312(e))", "that of the transport, which this page does not see"],
-        ["Accounting of disclosures (45 CFR 164.528)", "the list of messages below, with date, recipient and content"],
-    ]  # fmt: skip
-    note = "Facts of this ledger beside the words of the law. Whether they suffice is for the officer to say."
-    return [
-        _table("GDPR", note, ["the law's words", "facts here"], gdpr),
-        _table("HIPAA", note, ["the law's words", "facts here"], hipaa),
-    ]
-
-
-def _unseen() -> dict[str, Any]:
-    rows = [
-        ["other ways out", "what code at the site sends beside pyro_fed. Over Flower the app is code from whoever "
-         "starts a run: only --trusted-entities limits it. Agents and files run the site's own code"],
-        ["requests", "an agent asks its neighbours by the number of a round and step, without a line here"],
-        ["times", "when a message is sent, and how long its computation took"],
-        ["receipt", "whether a message has arrived: a line is written before the message is sent"],
-        ["a ledger written anew", "whoever can write the file can write another one; a hash kept elsewhere shows that"],
-    ]  # fmt: skip
-    return _table("What this page cannot see", "", ["", "why"], rows)
+    rules = any(one["policy"] != Policy().digest for one in lines)
+    judged = "by the rules above" if rules else "by no rule: the site had none"
+    return {
+        "kinds": ", ".join(sorted({str(one["kind"]) for one in left})),
+        "aggregate": aggregate if computed else "no message that was computed from the rows has left",
+        "chained": f"{len(lines):,} hash-chained lines, one for each message, written before it was sent",
+        "judging": f"each message was judged before it was sent, {judged}; refused: {len(refused):,}",
+    }
 
 
 def _list(lines: list[Line]) -> dict[str, Any]:
