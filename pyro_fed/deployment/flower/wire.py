@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from pyro_fed.errors import OURS, PolicyError, ProtocolError
 
@@ -40,9 +40,10 @@ KEPT = "pyro_fed"
 
 def pack(settings: ConfigRecord, header: Header, tensors: State) -> RecordDict:
     """Settings and tensors as Flower's records."""
-    from pyro_fed.runtime.messages import Message, encode
+    from pyro_fed.runtime import messages
 
-    return RecordDict({SETTINGS: settings, MESSAGE: ConfigRecord({"data": encode(Message(header, tensors))})})
+    data = messages.encode(messages.Message(header, tensors))
+    return RecordDict({SETTINGS: settings, MESSAGE: ConfigRecord({"data": data})})
 
 
 def record_of(content: Any, name: str) -> Any:
@@ -58,6 +59,11 @@ def bytes_of(content: Any) -> bytes:
     if not isinstance(data, bytes):
         raise ProtocolError(f"expected an encoded message, received {type(data).__name__}")
     return data
+
+
+def failure_clause(reply: Message) -> str:
+    """A clause on a reply that is an error of Flower or of the client."""
+    return f"failed: {reply.error.reason!s:.300} (Flower's code {reply.error.code})"
 
 
 # -- A client's own failures --------------------------------------------------------------------------------------

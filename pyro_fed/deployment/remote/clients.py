@@ -156,6 +156,12 @@ class RemoteClients(Remote):
             self._made.setdefault(client, []).append(NewStates(slots, at, within(message.tensors, "new")))
         return Reply(within(message.tensors, "messages"), within(message.tensors, "info"))
 
+    def expected(self, work: Work) -> tuple[Spec, Spec, Spec]:
+        """Shapes and dtypes of a visit's messages, figures and new state; of the phase's first work."""
+        if self._expected is None:
+            self._expected = expected_reply(self.algorithm, self.problem, self.data, self.local, work)
+        return self._expected
+
     def _spec(self, client: int, request: Request) -> Spec:
         """The shapes and dtypes that this client's reply must have."""
         at = self.at([client])
@@ -166,13 +172,11 @@ class RemoteClients(Remote):
             return known | {name: entry for name, entry in new.items() if name in known}
         if request.indicator is not None:
             return spec_of(prefixed("report", self.report(request)))
-        if self._expected is None:
-            self._expected = expected_reply(self.algorithm, self.problem, self.data, self.local, request.work)
         visits = len(request.work.clients)
         kinds = ("messages", "info", "new") if self._copied(request) else ("messages", "info")
         return {
             f"{kind}.{name}": Entry((visits, *entry.shape), entry.dtype)
-            for kind, spec in zip(kinds, self._expected, strict=False)
+            for kind, spec in zip(kinds, self.expected(request.work), strict=False)
             for name, entry in spec.items()
         }
 
