@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -77,7 +78,7 @@ def agent(
         model = str(approval.copied_model(gate.folder))
     module = library.load_model(model, with_data=False)  # which may import the recipe's algorithm
     chosen = recipe.load(recipe_name)
-    waits = {"patience": patience, "patience_all": patience_all}
+    waits: dict[str, Any] = {"patience": patience, "patience_all": patience_all}
     settings = replace(LinkSettings(), **{name: wait for name, wait in waits.items() if wait is not None})
     idata = run_agent(
         Agent(

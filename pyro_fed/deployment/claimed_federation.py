@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.running.shared import PREFIX, is_shared
 from pyro_fed.errors import ModelError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.federation.groups.naming import groups_alone
 
 #: Rows that a client's own are padded to, at most: what others claim to have makes no work here.
 MAX_PADDED_INDEX = 10_000
@@ -61,3 +67,22 @@ def check_runs_at_clients(problem: Problem, how: str) -> None:
             f"pyro.param statements {sorted(constants)} may differ between clients' processes: write "
             "their values into the model"
         )
+
+
+def own_federation(
+    model: Callable[..., Any], name: str, rows: tuple[Any, ...], plate: str, nested: Any, how: str
+) -> Federation:
+    """The rows of a client that works by itself, in a dtype that does not depend on their values; `how` as above."""
+    dtype = flatten(model, rows, None).floating_dtype()
+    own = Federation.from_clients(model, {name: rows}, plate=plate, rows=nested, dtype=dtype)
+    check_runs_at_clients(own.problem, how)
+    return own
+
+
+def one_group_numbers(problem: Problem) -> dict[str, int]:
+    """The whole numbers among the arguments of one group alone, by name: the number of groups is 1 there."""
+    arguments, group = problem.arguments, torch.zeros(1, dtype=torch.int64)
+    if not arguments.nested_plates:
+        return {}
+    alone = pytree.tree_leaves(groups_alone(problem.model, problem.plate, arguments, group))
+    return {name: leaf for name, leaf in zip(arguments.names, alone, strict=True) if type(leaf) is int}

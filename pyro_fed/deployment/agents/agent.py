@@ -39,7 +39,6 @@ from pyro_fed.density.fingerprint import (
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.latents.several_modes import MOST_STARTS
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.containers import Table
 from pyro_fed.deployment.agents.agent_federation import AgentFederation, AskedAgents, AuditedAgent
 from pyro_fed.deployment.agents.certificates import Identity
@@ -48,7 +47,7 @@ from pyro_fed.deployment.agents.neighbours import neighbours_of
 from pyro_fed.deployment.agents.outbox import At, DifferError, Farewell, NoMessage
 from pyro_fed.deployment.agents.peers import LinkSettings, Peers
 from pyro_fed.deployment.agents.wire import Unwelcome, Wire, with_step
-from pyro_fed.deployment.claimed_federation import check_runs_at_clients
+from pyro_fed.deployment.claimed_federation import one_group_numbers, own_federation
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
 from pyro_fed.deployment.policy.rules import level_counts, rows_share
 from pyro_fed.deployment.remote.questions import LOO, check_questions, with_answer
@@ -62,7 +61,6 @@ from pyro_fed.errors import (
     listed,
 )
 from pyro_fed.federation.federation import Federation
-from pyro_fed.federation.groups.naming import groups_alone
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy import Setup, resolve_for_run
 from pyro_fed.results.inference_data import InferenceData
@@ -177,7 +175,7 @@ def run_agent(agent: Agent) -> InferenceData:
     name = agent.identity.name
     me = agent.peers.number(name)
     with threads(1), torch.no_grad():
-        own = _own_federation(agent)
+        own = own_federation(agent.model, name, agent.rows, agent.plate, agent.nested, "by agents")
         algorithm = _algorithm(agent, own)
         rounds = algorithm.default_rounds(len(agent.peers.names)) if agent.num_rounds is None else agent.num_rounds
         check_numbers(rounds, agent.num_draws, agent.seed, None, len(agent.peers.names), None)
@@ -242,16 +240,6 @@ def _farewell(links: Links, error: Exception) -> Farewell:
     return Farewell(wire.run, why, differs=differs)
 
 
-def _own_federation(agent: Agent) -> Federation:
-    """The agent's rows as a federation with one client, in a dtype that does not depend on the rows' values."""
-    dtype = flatten(agent.model, agent.rows, None).floating_dtype()
-    own = Federation.from_clients(
-        agent.model, {agent.identity.name: agent.rows}, plate=agent.plate, rows=agent.nested, dtype=dtype
-    )
-    check_runs_at_clients(own.problem, "by agents")
-    return own
-
-
 def _algorithm(agent: Agent, own: Federation) -> Algorithm:
     """The algorithm that is run on the agents' graph; SettingError for one that is not for agents."""
     if isinstance(agent.algorithm, Plan):
@@ -311,13 +299,8 @@ def _row_operations(problem: Problem) -> str:
 
 def _shared_argument_digests(problem: Problem) -> dict[str, str]:
     """Hashes of the arguments that all agents share. The number of groups, which is each agent's own, is set to one."""
-    shared, arguments = shared_arguments(problem), problem.arguments
-    ones = {}
-    if arguments.nested_plates:
-        group = torch.zeros(1, dtype=torch.int64)
-        alone = pytree.tree_leaves(groups_alone(problem.model, problem.plate, arguments, group))
-        ones = {name: repr(leaf) for name, leaf in zip(arguments.names, alone, strict=True) if type(leaf) is int}
-    return {name: hash_tensors([], ones.get(name, text)) for name, text in shared.items()}
+    ones = {name: repr(number) for name, number in one_group_numbers(problem).items()}
+    return {name: hash_tensors([], ones.get(name, text)) for name, text in shared_arguments(problem).items()}
 
 
 def _agree(links: Links) -> None:

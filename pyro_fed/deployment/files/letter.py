@@ -177,3 +177,14 @@ def write_whole(path: Path, data: bytes) -> None:
 def write_json(path: Path, content: object) -> None:
     """Write a value as JSON, whole or not at all."""
     write_whole(path, json.dumps(content, indent=1).encode() + b"\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The table in a file of a study's folders; CheckpointError if it cannot be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is no table")
+    return found

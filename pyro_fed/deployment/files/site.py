@@ -13,7 +13,6 @@ An answer is made once: the same request gets the same file again. A command tha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from pyro_fed.deployment.files.letter import (
     answer_name,
     body_of,
     digest_of,
+    read_json,
     read_letter,
     text_in,
     write_json,
@@ -44,21 +44,14 @@ from pyro_fed.deployment.remote.order import MAX_BYTES, Refusal
 from pyro_fed.deployment.remote.site import Done, KeptState, Site
 from pyro_fed.deployment.rows import load_rows
 from pyro_fed.deployment.signing_keys import fingerprint_of, load_signing_key, public_text, write_signing_key
-from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
+from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.runtime.checkpoint.lock import Lock
 from pyro_fed.runtime.messages import Message, decode
 from pyro_fed.runtime.messages.header import read_header
 
 #: Names in a site's folder.
-SITE, MODEL, RECIPE, KEY, PUBLIC, STATES, ANSWERS = (
-    "site.json",
-    "model.py",
-    "recipe.toml",
-    "site.key",
-    "site.pub",
-    "states",
-    "answers",
-)
+SITE, MODEL, RECIPE, KEY, PUBLIC = "site.json", "model.py", "recipe.toml", "site.key", "site.pub"
+STATES, ANSWERS = "states", "answers"
 #: Asks the person at the site whether to go on; gets the text to be shown and the question.
 Confirm = Callable[[str, str], bool]
 
@@ -73,12 +66,7 @@ class SiteFolder:
     @classmethod
     def of(cls, folder: Path) -> SiteFolder | None:
         """The folder of a site that has begun; None if there is none."""
-        if not (folder / SITE).exists():
-            return None
-        try:
-            return cls(folder, dict(json.loads((folder / SITE).read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(f"{folder / SITE} cannot be read: {error}") from error
+        return cls(folder, read_json(folder / SITE)) if (folder / SITE).exists() else None
 
     @property
     def answered(self) -> int:

@@ -18,7 +18,6 @@ given again. All else follows from the journal, since the run is repeated from i
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import secrets
@@ -44,6 +43,7 @@ from pyro_fed.deployment.files.letter import (
     Received,
     answer_name,
     digest_of,
+    read_json,
     read_letter,
     request_name,
     text_in,
@@ -85,7 +85,9 @@ class Study:
     @contextmanager
     def opened(cls, folder: Path) -> Iterator[Study]:
         """A study's folder, of the present versions, which no other command may change meanwhile."""
-        study = cls(folder, _json_in(folder / STUDY))
+        if not (folder / STUDY).exists():
+            raise SettingError(f"{folder / STUDY}: there is no study here; pyro-fed study init makes one")
+        study = cls(folder, read_json(folder / STUDY))
         if study.content["versions"] != versions():
             begun, here = (
                 ", ".join(f"{name} {version}" for name, version in found.items())
@@ -145,7 +147,8 @@ class Study:
     @property
     def questions(self) -> dict[str, int]:
         """What was asked about the result, and the number of its exchange."""
-        return _json_in(self.folder / QUESTIONS, {})
+        path = self.folder / QUESTIONS
+        return read_json(path) if path.exists() else {}
 
     @property
     def open_question(self) -> tuple[str, int] | None:
@@ -213,7 +216,8 @@ class Study:
 
     def request_hashes(self, number: int) -> dict[str, str]:
         """The hashes of an exchange's requests, by site; empty before it was asked."""
-        return _json_in(self.folder / EXCHANGES / f"{number:03d}.asked.json", {})
+        path = self.folder / EXCHANGES / f"{number:03d}.asked.json"
+        return read_json(path) if path.exists() else {}
 
     def check_again(self, number: int, letters: Mapping[str, Letter]) -> None:
         """Require that requests that are made again are those that the sites have answered; else CheckpointError."""
@@ -316,7 +320,7 @@ class Study:
 
     def _closed(self, number: int) -> dict[str, str] | None:
         path = self.folder / EXCHANGES / f"{number:03d}.closed.json"
-        return _json_in(path) if path.exists() else None
+        return read_json(path) if path.exists() else None
 
 
 def make_study(
@@ -366,18 +370,3 @@ def make_study(
     study.ask(0, study.first_letters())
     os.replace(making, folder)
     return Study(folder, content)
-
-
-def _json_in(path: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The table in a file of this folder, or `absent` if it is not there."""
-    if absent is not None and not path.exists():
-        return absent
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise SettingError(f"{path}: there is no study here; pyro-fed study init makes one") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is no table")
-    return found

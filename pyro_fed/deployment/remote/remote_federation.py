@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.conventions.version import VERSION
@@ -17,10 +16,9 @@ from pyro_fed.density.fingerprint import COLUMNS_CURE, LABELS_CURE, label_digest
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.rows.containers import Table
-from pyro_fed.deployment.claimed_federation import MAX_ROWS, ClaimedFederation
+from pyro_fed.deployment.claimed_federation import MAX_ROWS, ClaimedFederation, one_group_numbers
 from pyro_fed.errors import DataError, ModelError, ProtocolError, listed
 from pyro_fed.federation.federation import Federation
-from pyro_fed.federation.groups.naming import groups_alone
 from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.partition import Explicit
 from pyro_fed.federation.split_arguments import choose_shards
@@ -58,7 +56,9 @@ class Description:
         rows = {label: shapes[label] for label in arguments.row_names}
         parts = arguments.nested_by_name
         nested = {part: {label: shapes[label] for label in labels} for part, labels in parts.items()}
-        known = {*rows, *(label for labels in parts.values() for label in labels), *_numbers(federation)}
+        counts = one_group_numbers(problem) if federation.num_rows else {}
+        known = {*rows, *(label for labels in parts.values() for label in labels)}
+        known |= {label for label, number in counts.items() if number == 1}  # the number of groups
         told = known == set(arguments.names) and all(label.isidentifier() for label in known)
         order = list(arguments.names) if told else []
         sites = {label: list(site.shape) for label, site in problem.sites.items()}
@@ -113,16 +113,6 @@ class Description:
             raise ProtocolError(
                 f"client {self.name}: a row has {numbers:.3g} numbers, expected at most {MAX_ROW_NUMBERS:.0e}"
             )
-
-
-def _numbers(federation: Federation) -> list[str]:
-    """Names of the arguments that are the number of groups: they are 1 for one group alone."""
-    problem = federation.problem
-    arguments = problem.arguments
-    if not arguments.nested_plates or not federation.num_rows:
-        return []
-    alone = pytree.tree_leaves(groups_alone(problem.model, problem.plate, arguments, torch.zeros(1, dtype=torch.int64)))
-    return [name for name, leaf in zip(arguments.names, alone, strict=True) if type(leaf) is int and leaf == 1]
 
 
 class RemoteFederation(ClaimedFederation):

@@ -26,9 +26,8 @@ from pyro_fed.analysis.predicting.row_sums import RowSums, named_questions
 from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.deployment.claimed_federation import check_runs_at_clients, padded_index
+from pyro_fed.deployment.claimed_federation import own_federation, padded_index
 from pyro_fed.deployment.policy import approval
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
 from pyro_fed.deployment.policy.rules import answer_share, level_counts, rows_share
@@ -215,12 +214,8 @@ class Site:
             own = self._approved(name)
             module = load_model(self.model if own is None else approval.copied_model(own), with_data=False)
             rows = self.load_rows(module, config)
-            dtype = flatten(module.model, rows, None).floating_dtype()  # the same at every client, whatever its columns
             nested = getattr(module, "ROWS", None)
-            federation = Federation.from_clients(
-                module.model, {name: rows}, plate=module.PLATE, rows=nested, dtype=dtype
-            )
-            check_runs_at_clients(federation.problem, self.how)
+            federation = own_federation(module.model, name, rows, module.PLATE, nested, self.how)
             self.clients[name] = _Client(module, federation, {})
         return self.clients[name]
 
