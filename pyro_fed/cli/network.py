@@ -74,8 +74,8 @@ def agent(
         return [approval.recipe_facts(chosen, chosen.build(assigned, where="--set"), run)]
 
     gate = None if policy_path is None else approval.approved_gate(policy_path, name, model, facts_of_order)
-    if gate is not None and gate.approval and gate.folder is not None:
-        model = str(approval.copied_model(gate.folder))
+    if gate is not None and gate.approved_folder is not None:
+        model = str(approval.copied_model(gate.approved_folder))
     module = library.load_model(model, with_data=False)  # which may import the recipe's algorithm
     chosen = recipe.load(recipe_name)
     waits: dict[str, Any] = {"patience": patience, "patience_all": patience_all}

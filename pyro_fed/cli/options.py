@@ -158,20 +158,13 @@ reference = click.option(
     "--reference", metavar="RECIPE", help="The recipe by whose result the others are measured, e.g. nuts.", **_RECIPE
 )
 study_recipe = click.option(
-    "--recipe",
-    "recipe_name",
-    default="files",
-    show_default=True,
-    help="A recipe's name or .toml file.",
-    **_RECIPE,
+    "--recipe", "recipe_name", default="files", show_default=True, help="A recipe's name or .toml file.", **_RECIPE
 )
 apart = click.option(
     "--apart", is_flag=True, help="Run the reference in a second process beside the others: faster on two cores."
 )
 explained_model = click.option(
-    "--model",
-    help="A model's name or file: print what would be run on it, and why.",
-    shell_complete=complete_model,
+    "--model", help="A model's name or file: print what would be run on it, and why.", shell_complete=complete_model
 )
 
 

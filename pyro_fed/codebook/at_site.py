@@ -19,7 +19,7 @@ from scipy import stats
 
 from pyro_fed.codebook import sentences
 from pyro_fed.codebook.codebook import Codebook, Column, check_installed
-from pyro_fed.codebook.rows import Table, Typed, failures, plain, read_table, typed
+from pyro_fed.codebook.rows import Table, TypedTable, failures, read_table, typed_table, whole_number_text
 from pyro_fed.codebook.summary import SiteSummary, summarise
 from pyro_fed.codebook.units import (
     UNEXPLAINED,
@@ -95,11 +95,11 @@ class _Column:
         return sentences.share(len(rows), len(self.values), self.book.fewest)
 
 
-def findings_of(table: Table, book: Codebook, site: str) -> tuple[list[SiteFinding], Typed]:
+def findings_of(table: Table, book: Codebook, site: str) -> tuple[list[SiteFinding], TypedTable]:
     """The findings of a table, and the table in the codebook's types."""
-    data = typed(table, book)
+    data = typed_table(table, book)
     failed = failures(data.frame, book, site)
-    found = [*_file_findings(table, book, site), *_absent(table, failed, book)]
+    found = [*_file_findings(table, book, site), *_absent_columns(table, failed, book)]
     for name in data.frame if len(data.frame) else []:
         checks = {check: np.array(rows, int) for (check, of), rows in failed.items() if of == name}
         unreadable = data.unreadable[name].nonzero()[0]
@@ -107,7 +107,7 @@ def findings_of(table: Table, book: Codebook, site: str) -> tuple[list[SiteFindi
         found += _column_findings(
             _Column(name, book.columns[name], values, texts, unreadable, checks, data.frame, book)
         )
-    found += _twice(data, table, book)
+    found += _repeated_rows(data, table, book)
     return [
         SiteFinding(site, one, tuple(table.numbers[np.asarray(rows, int)].tolist()), own, table.called)
         for one, rows, own in found
@@ -127,7 +127,7 @@ def _file_findings(table: Table, book: Codebook, site: str) -> Iterator[Found]:
         yield sentences.at_export_limit(limit=number), [], ""
 
 
-def _absent(table: Table, failed: dict[tuple[str, str], list[int]], book: Codebook) -> Iterator[Found]:
+def _absent_columns(table: Table, failed: dict[tuple[str, str], list[int]], book: Codebook) -> Iterator[Found]:
     others = [name for name in table.texts if name not in book.columns]
     for check, name in failed:
         if check == "absent":
@@ -234,7 +234,7 @@ def _unknown_levels(values: pd.Series, column: Column, fewest: int) -> tuple[str
         how = "they differ from its levels by capitals, spaces or signs only"
     elif all(sum(_letters(level).startswith(_letters(text)) for level in levels) == 1 for text in texts):
         how = "they abbreviate its levels"
-    elif all(re.fullmatch(r"-?\d+", plain(text)) for text in texts):
+    elif all(re.fullmatch(r"-?\d+", whole_number_text(text)) for text in texts):
         how = "they are numbers, such as 1 and 2 for its levels, or a code for a missing value"
     else:
         how = ""
@@ -305,7 +305,7 @@ def _in_range(values: pd.Series, column: Column) -> pd.Series:
 # -- Rows ---------------------------------------------------------------------------------------------------------
 
 
-def _twice(data: Typed, table: Table, book: Codebook) -> list[Found]:
+def _repeated_rows(data: TypedTable, table: Table, book: Codebook) -> list[Found]:
     """Rows that are equal in all columns but identifiers, if chance does not explain them."""
     columns = [name for name in data.frame if book.columns[name].type != "identifier"]
     number = len(data.frame)

@@ -89,14 +89,14 @@ def _check_header(names: Iterable[Any], where: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Typed:
+class TypedTable:
     """A table's columns in the codebook's types (unknown levels stay), and rows with unreadable texts by column."""
 
     frame: pd.DataFrame
     unreadable: dict[str, np.ndarray]
 
 
-def typed(table: Table, book: Codebook) -> Typed:
+def typed_table(table: Table, book: Codebook) -> TypedTable:
     """The codebook's columns of a table in their types."""
     columns, unreadable = {}, {}
     for name, column in book.columns.items():
@@ -105,16 +105,16 @@ def typed(table: Table, book: Codebook) -> Typed:
             there = ~is_missing(texts, column, book)
             columns[name] = values = _converted(texts.where(there, None), column)
             unreadable[name] = (there & values.isna()).to_numpy(bool)
-    return Typed(pd.DataFrame(columns, index=table.texts.index), unreadable)
+    return TypedTable(pd.DataFrame(columns, index=table.texts.index), unreadable)
 
 
 def is_missing(texts: pd.Series, column: Column, book: Codebook) -> pd.Series:
     """Which texts stand for missing values, (n,)."""
-    codes = {plain(str(code)).casefold() for code in (*book.missing, *column.missing)}
-    return texts.map(lambda text: plain(text).casefold() in codes).astype(bool)
+    codes = {whole_number_text(str(code)).casefold() for code in (*book.missing, *column.missing)}
+    return texts.map(lambda text: whole_number_text(text).casefold() in codes).astype(bool)
 
 
-def plain(text: str) -> str:
+def whole_number_text(text: str) -> str:
     """A text, whole numbers without decimals: "1.0" as "1"."""
     try:
         return str(int(float(text))) if float(text).is_integer() else text
@@ -129,8 +129,10 @@ def _converted(texts: pd.Series, column: Column) -> pd.Series:
     if column.type == "date":
         return pd.to_datetime(texts, format=column.format, errors="coerce").astype("datetime64[s]")
     if column.type == "category":
-        known = {plain(text): level for text, level in column.texts.items()} | column.texts
-        return texts.map(lambda text: known.get(text, known.get(plain(text), text)), na_action="ignore").astype(object)
+        known = {whole_number_text(text): level for text, level in column.texts.items()} | column.texts
+        return texts.map(
+            lambda text: known.get(text, known.get(whole_number_text(text), text)), na_action="ignore"
+        ).astype(object)
     return texts.astype(object)
 
 

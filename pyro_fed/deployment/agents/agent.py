@@ -51,15 +51,7 @@ from pyro_fed.deployment.claimed_federation import one_group_numbers, own_federa
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
 from pyro_fed.deployment.policy.rules import level_counts, rows_share
 from pyro_fed.deployment.remote.questions import LOO, check_questions, with_answer
-from pyro_fed.errors import (
-    DivergenceError,
-    PolicyError,
-    ProtocolError,
-    QuorumError,
-    SettingError,
-    StoppedError,
-    listed,
-)
+from pyro_fed.errors import DivergenceError, PolicyError, ProtocolError, QuorumError, SettingError, StoppedError, listed
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy import Setup, resolve_for_run

@@ -77,8 +77,19 @@ class Identity:
             ) from error
         check_owner_only(folder / f"{name}.key")
         where = f"--certificates {folder}"
-        _check_dates(_certificates(parts[1], f"{where}: {name}.crt")[:1], f"{where}: {name}.crt")
-        _check_dates(_certificates(parts[2], f"{where}: {AUTHORITY}.crt"), f"{where}: {AUTHORITY}.crt")
+        try:
+            own = x509.load_pem_x509_certificate(parts[1])
+            names = dns_names(own)
+        except ValueError as error:
+            raise SettingError(f"{where}: {name}.crt is no certificate with a DNS name: {error}") from error
+        if name not in names:
+            raise SettingError(f"{where}: {name}.crt is for {names}, expected {name!r}")
+        _check_dates([own], f"{where}: {name}.crt")
+        try:
+            authorities = x509.load_pem_x509_certificates(parts[2])
+        except ValueError as error:
+            raise SettingError(f"{where}: {AUTHORITY}.crt is no certificate: {error}") from error
+        _check_dates(authorities, f"{where}: {AUTHORITY}.crt")
         public = load_private_key(parts[0], f"{where}: {name}.key").public_key()
         try:
             certified = verified_key(parts[1], name, parts[2])
@@ -126,13 +137,6 @@ def dns_names(certificate: x509.Certificate) -> list[str]:
     except x509.ExtensionNotFound as error:
         raise ValueError(f"it has no alternative names: {error}") from error
     return names.get_values_for_type(x509.DNSName)
-
-
-def _certificates(pem: bytes, where: str) -> list[x509.Certificate]:
-    try:
-        return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
-        raise SettingError(f"{where} is no certificate: {error}") from error
 
 
 def _check_dates(certificates: Sequence[x509.Certificate], where: str) -> None:

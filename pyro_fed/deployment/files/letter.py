@@ -128,15 +128,18 @@ def parse_letter(data: bytes, name: str, kind: str) -> Received:
 
 def _check(first: dict[str, Any], name: str, kind: str) -> None:
     """Refuse a header whose first fields have other types or values; ProtocolError."""
-    if first["kind"] != kind:
-        raise ProtocolError(f"{name}: expected {kind!r}, received {first['kind']!r:.80}")
-    if not isinstance(first["study"], str) or not STUDY_ID.fullmatch(first["study"]):
-        raise ProtocolError(f"{name}: expected a study's id of 16 hexadecimal digits, received {first['study']!r:.80}")
-    if not isinstance(first["site"], str):
-        raise ProtocolError(f"{name}: expected a site's name, received {first['site']!r:.80}")
-    check_client_id(first["site"])
-    if type(first["exchange"]) is not int or not 0 <= first["exchange"] < MAX_NUMBERED:
-        raise ProtocolError(f"{name}: expected an exchange's number from 0, received {first['exchange']!r:.80}")
+    study, site, exchange = first["study"], first["site"], first["exchange"]
+    is_id = isinstance(study, str) and STUDY_ID.fullmatch(study)
+    is_number = type(exchange) is int and 0 <= exchange < MAX_NUMBERED
+    for holds, expected, received in (
+        (first["kind"] == kind, repr(kind), first["kind"]),
+        (is_id, "a study's id of 16 hexadecimal digits", study),
+        (isinstance(site, str), "a site's name", site),
+        (is_number, "an exchange's number from 0", exchange),
+    ):
+        if not holds:
+            raise ProtocolError(f"{name}: expected {expected}, received {received!r:.80}")
+    check_client_id(site)
 
 
 def body_of(message: Message) -> bytes:

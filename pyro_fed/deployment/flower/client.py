@@ -16,7 +16,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
-from pyro_fed.deployment.flower.masks import MASKED, PROTOCOL, asks_for_a_sum, handed_on
+from pyro_fed.deployment.flower.masks import MASKED, PROTOCOL, asks_for_a_sum, sums_mod
 from pyro_fed.deployment.flower.wire import KEPT, LOG, POLICY_KEY, client_name, reason_of
 from pyro_fed.errors import ProtocolError
 
@@ -143,7 +143,7 @@ def client_app(
             made.append(Site(model, given, load_rows, questions, secure=secure))
         return made[0]
 
-    app = ClientApp(mods=[Leaving(site), handed_on])
+    app = ClientApp(mods=[Leaving(site), sums_mod])
 
     @app.query()
     def describe(message: Message, context: Context) -> Message:

@@ -110,7 +110,7 @@ PROTOCOL = "secaggplus_configs"
 MASKED = "masked_params"
 
 
-def handed_on(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+def sums_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """Handle messages of secure aggregation by Flower's own mod with strong masks, and pass others on to the app."""
     if not asks_for_a_sum(message):
         return call_next(message, context)

@@ -170,6 +170,11 @@ class Gate:
             return cls(site, rows=rows, folder=folder, approval=approval)
         return cls(site, Policy.read(folder / POLICY), rows, folder, approval)
 
+    @property
+    def approved_folder(self) -> Path | None:
+        """The folder with the approved model and recipes, which are run; None if nothing was approved."""
+        return self.folder if self.approval else None
+
     def in_words(self) -> str:
         """A sentence on the rules in force, for the site's own log."""
         kept = "" if self.folder is None else f"; {self.folder / LEDGER} has a line for each message"

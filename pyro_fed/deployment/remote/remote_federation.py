@@ -86,33 +86,29 @@ class Description:
 
     def _check(self) -> None:
         check_client_id(self.name)
-        if type(self.num_rows) is not int or not 0 < self.num_rows <= MAX_ROWS:
-            raise ProtocolError(
-                f"client {self.name}: num_rows must be a whole number from 1 to {MAX_ROWS}, received "
-                f"{self.num_rows!r:.80}"
-            )
+        good = type(self.num_rows) is int and 0 < self.num_rows <= MAX_ROWS
+        self._require(good, f"num_rows must be a whole number from 1 to {MAX_ROWS}", self.num_rows)
         numbers = 0
         for shape, dtype in [each for part in (self.rows, *self.nested.values()) for each in part.values()]:
-            if not all(type(size) is int and 0 <= size < MAX_TEXT for size in shape) or len(shape) > 8:
-                raise ProtocolError(
-                    f"client {self.name}: the shape of a row must be at most 8 whole numbers below {MAX_TEXT}, "
-                    f"received {shape!r:.80}"
-                )
-            if not isinstance(getattr(torch, dtype, None), torch.dtype):
-                raise ProtocolError(
-                    f"client {self.name}: a dtype must be one of torch's, such as 'float64', received {dtype!r:.80}"
-                )
+            good = all(type(size) is int and 0 <= size < MAX_TEXT for size in shape) and len(shape) <= 8
+            self._require(good, f"the shape of a row must be at most 8 whole numbers below {MAX_TEXT}", shape)
+            good = isinstance(getattr(torch, dtype, None), torch.dtype)
+            self._require(good, "a dtype must be one of torch's, such as 'float64'", dtype)
             numbers += math.prod(shape)
-        if not all(isinstance(label, str) for label in self.order):
-            raise ProtocolError(f"client {self.name}: order must be names of arguments, received {self.order!r:.80}")
-        if not all(isinstance(name, str) for each in self.columns.values() for name in each):
-            raise ProtocolError(f"client {self.name}: columns must be names by name, received {self.columns!r:.80}")
-        if not all(isinstance(part, str) for each in self.labels.items() for part in each):
-            raise ProtocolError(f"client {self.name}: labels must be hashes by name, received {self.labels!r:.80}")
+        good = all(isinstance(label, str) for label in self.order)
+        self._require(good, "order must be names of arguments", self.order)
+        good = all(isinstance(name, str) for each in self.columns.values() for name in each)
+        self._require(good, "columns must be names by name", self.columns)
+        good = all(isinstance(part, str) for each in self.labels.items() for part in each)
+        self._require(good, "labels must be hashes by name", self.labels)
         if numbers > MAX_ROW_NUMBERS:
             raise ProtocolError(
                 f"client {self.name}: a row has {numbers:.3g} numbers, expected at most {MAX_ROW_NUMBERS:.0e}"
             )
+
+    def _require(self, holds: bool, expected: str, received: object) -> None:
+        if not holds:
+            raise ProtocolError(f"client {self.name}: {expected}, received {received!r:.80}")
 
 
 class RemoteFederation(ClaimedFederation):

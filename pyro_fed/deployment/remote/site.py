@@ -103,8 +103,7 @@ class Site:
 
     def _approved(self, name: str) -> Path | None:
         """The folder of a client whose own approved copies are run in place of the given files; None without any."""
-        gate = self.gates.get(name)
-        return gate.folder if gate is not None and gate.approval else None
+        return self.gates[name].approved_folder if name in self.gates else None
 
     def outgoing_description(self, name: str, data: bytes, asked: bytes) -> Outgoing:
         """A description as the gate judges it; `data` are the bytes that leave, `asked` those of the question."""
