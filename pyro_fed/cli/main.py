@@ -118,10 +118,6 @@ def _extras() -> dict[str, str]:
     }
 
 
-#: Default number of parameters in the posterior's table.
-MAX_PARAMETERS = 20
-
-
 class _InputError(click.ClickException):
     """An error of the user's input: one line without a traceback, and exit code 2."""
 
@@ -195,7 +191,7 @@ def main() -> None:
     "--parameters",
     "max_parameters",
     type=click.IntRange(min=1),
-    default=MAX_PARAMETERS,
+    default=options.MAX_PARAMETERS,
     show_default=True,
     help="Parameters in the posterior's table.",
 )

@@ -104,7 +104,7 @@ def agent(
     )
     if out is not None:
         write_result(idata, out)
-    click.echo(terminal.posterior_table(idata, 20))
+    click.echo(terminal.posterior_table(idata, options.MAX_PARAMETERS))
     click.echo(terminal.doubts_block(idata))
     if out is not None:
         click.echo(f"\nWritten to {out}; read it by arviz.from_netcdf({str(out)!r}).")

@@ -34,11 +34,11 @@ from pyro_fed.errors import ProtocolError, PyroFedError, QuorumError, listed
 from pyro_fed.runtime.messages import Spec, spec_of
 from pyro_fed.runtime.network import PhaseEnded
 
-#: Number of the first step that spreads figures; consensus steps have far smaller numbers.
-SPREAD = 10**6
-#: Number of the phase after the last, and that of the audit before it.
+#: Beyond the number of any phase and of any consensus step: the phase after the last, and that of the audit before it.
 END = 10**6
 AUDIT = END - 1
+#: Number of the first step that spreads figures.
+SPREAD = END
 #: The step of an agent before the first phase.
 BEFORE = At(-1, -1, 0)
 

@@ -37,8 +37,8 @@ GENERATOR, ARGUMENTS = "pseudo_rand_gen", ["seed", "num_range", "dimensions_list
 COLLECT = "_collect_masked_vectors"
 #: What the key is for (RFC 5869), so that no other use of the same seed has the same key.
 PURPOSE = b"pyro_fed: mask of secure aggregation"
-#: Bytes of a key, and of a number of a mask.
-KEY, WORD = 32, 4
+#: Bytes of a key.
+KEY = 32
 
 
 def masks(seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]]) -> list[NDArray[np.int64]]:
@@ -49,13 +49,13 @@ def masks(seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]]) -
 
     if len(seed) < KEY:
         raise SettingError(f"secure aggregation: a mask's seed has {8 * len(seed)} bits; expected at least {8 * KEY}")
-    if num_range not in {2**bits for bits in range(8 * WORD + 1)}:
+    if num_range not in {2**bits for bits in range(33)}:
         raise SettingError(f"secure aggregation: num_range must be a power of two up to 2³², received {num_range}")
     key = HKDF(algorithm=SHA256(), length=KEY, salt=None, info=PURPOSE).derive(seed)
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     found = []
     for shape in dimensions_list:
-        words = np.frombuffer(stream.update(bytes(WORD * math.prod(shape))), dtype="<u4")
+        words = np.frombuffer(stream.update(bytes(4 * math.prod(shape))), dtype="<u4")
         found.append((words & np.uint32(num_range - 1)).astype(np.int64).reshape(shape))
     return found
 

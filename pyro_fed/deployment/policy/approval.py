@@ -30,8 +30,6 @@ from pyro_fed.recipes.values import to_toml
 
 #: The folder and the file of an approval in a site's folder, and the model's copy.
 FOLDER, FILE, MODEL = "approved", "approval.json", "model.py"
-#: Texts about a value that are compared, shown up to so many characters.
-SHOWN = 60
 
 #: Facts by name.
 Facts = dict[str, str]
@@ -167,7 +165,7 @@ def _changed(reason: object) -> PolicyError:
 
 def _refuse(different: Sequence[tuple[str, str, str]]) -> None:
     if different:
-        texts = [f"{name} (approved {_shown(was)}, asked {_shown(now)})" for name, was, now in different]
+        texts = [f"{name} (approved {was:.60}, asked {now:.60})" for name, was, now in different]
         raise PolicyError(
             f"the site has not approved this run, which differs in {listed(texts)}: run what it has approved, or ask "
             "it to approve this by pyro-fed node approve",
@@ -188,7 +186,3 @@ def copied_recipes(folder: Path) -> list[Recipe]:
 def recipe_files(folder: Path) -> list[Path]:
     """The files of the site's copies of the approved recipes."""
     return sorted((folder / FOLDER).glob("recipe-*.toml"))
-
-
-def _shown(value: str) -> str:
-    return value if len(value) <= SHOWN else f"{value[:10]}..."
