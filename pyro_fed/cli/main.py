@@ -66,7 +66,8 @@ def doctor(as_json: bool) -> None:
     machine = _machine()  # first, since it measures how long the import of torch takes
     from pyro_fed.analysis.report import json_figures, terminal
 
-    found = {"versions": _versions(), "machine": machine, "extras": _extras()}
+    versions = {"pyro_fed": VERSION, "python": platform.python_version()} | {name: _version(name) for name in NEEDED}
+    found = {"versions": versions, "machine": machine, "extras": _extras()}
     missing = [name for name, text in found["versions"].items() if text == MISSING]
     if as_json:
         click.echo(json_figures.as_json(found))
@@ -81,10 +82,6 @@ def doctor(as_json: bool) -> None:
 
 #: Of a package that is not there.
 MISSING = "not installed"
-
-
-def _versions() -> dict[str, str]:
-    return {"pyro_fed": VERSION, "python": platform.python_version()} | {name: _version(name) for name in NEEDED}
 
 
 def _version(name: str) -> str:

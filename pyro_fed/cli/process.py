@@ -59,7 +59,8 @@ def terminated_as_interrupted() -> Iterator[None]:
     there may be several. What would be printed there is dropped, since writing has become an error.
     """
     main = threading.current_thread() is threading.main_thread()
-    taken = [number for number in (signal.SIGTERM, HANGUP) if number is not None and main and _has_no_handler(number)]
+    signals = [number for number in (signal.SIGTERM, HANGUP) if number is not None and main]
+    taken = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if number == HANGUP:
@@ -80,11 +81,6 @@ def terminated_as_interrupted() -> Iterator[None]:
         for number in taken:
             if signal.getsignal(number) is interrupt:
                 signal.signal(number, signal.SIG_DFL)
-
-
-def _has_no_handler(number: int) -> bool:
-    """Whether a signal has no handler, and is not ignored."""
-    return signal.getsignal(number) is signal.SIG_DFL
 
 
 def _without_terminal() -> None:

@@ -319,12 +319,9 @@ def _column_faults(name: str, column: Column, book: Codebook) -> list[str]:
     if column.after and (column.after == name or column.after not in book.of_type("date")):
         faults.append(f"after = {column.after!r} is not another date column")
     if is_category:
-        texts = [text for levels in [column.levels] for level in levels for text in (level, *_synonyms(levels, level))]
+        others = column.levels.values() if isinstance(column.levels, Mapping) else ()
+        texts = [*column.levels, *(text for each in others for text in each)]
         twice = sorted({text for text in texts if texts.count(text) > 1})
         if twice:
             faults.append(f"levels: {listed(map(repr, twice))} is there twice")
     return faults
-
-
-def _synonyms(levels: tuple[str, ...] | dict[str, tuple[str, ...]], level: str) -> tuple[str, ...]:
-    return levels[level] if isinstance(levels, Mapping) else ()

@@ -157,7 +157,7 @@ def schema(codebook: Codebook, site: str = "") -> DataFrameSchema:
     lacks = codebook.expected_at(site).lacks
     columns = {
         name: pa.Column(
-            _dtype(column),
+            "datetime64[s]" if column.type == "date" else float if column.has_moments else object,
             _checks(column),
             nullable=not column.complete,
             unique=column.is_unique,
@@ -167,10 +167,6 @@ def schema(codebook: Codebook, site: str = "") -> DataFrameSchema:
     }
     orders = [_in_order(name, column.after) for name, column in codebook.columns.items() if column.after]
     return pa.DataFrameSchema(columns, checks=orders)
-
-
-def _dtype(column: Column) -> Any:
-    return "datetime64[s]" if column.type == "date" else float if column.has_moments else object
 
 
 def _checks(column: Column) -> list[Any]:

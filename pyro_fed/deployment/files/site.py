@@ -235,7 +235,9 @@ def _answer(mine: SiteFolder, found: Received, data: Path | None, confirm: Confi
         return load_rows(rows, module.model, module, config, option="--data")
 
     site = Site(mine.folder / MODEL, [mine.folder / RECIPE], loaded, how="of a study by files")
-    gate = _gate(mine, site, name)  # compares the model with the site's approval, before it is imported
+    policy = mine.content.get("policy") or mine.folder / POLICY
+    # A policy's approval is compared with the model before it is imported; without a policy there is a ledger.
+    gate = site.gate_of(name, policy) if Path(policy).exists() else Gate(name, folder=mine.folder)
     more: dict[str, Any] = {"request": found.digest, "policy": gate.policy.digest, "approval": gate.approval}
     with threads(1), torch.no_grad():
         if letter.exchange == 0:
@@ -260,12 +262,6 @@ def _answer(mine: SiteFolder, found: Received, data: Path | None, confirm: Confi
     if state is not None:
         mine.keep(letter.exchange, state)
     return leaving
-
-
-def _gate(mine: SiteFolder, site: Site, name: str) -> Gate:
-    """The gate through which every answer leaves: with the site's policy or without rules, and in any case a ledger."""
-    policy = mine.content.get("policy") or mine.folder / POLICY
-    return site.gate_of(name, policy) if Path(policy).exists() else Gate(name, folder=mine.folder)
 
 
 def _done(mine: SiteFolder, site: Site, found: Received, before: KeptState | None) -> Done:

@@ -272,7 +272,9 @@ def serve_apps(folder: Path, port: int) -> ThreadingHTTPServer:
                 return
             listening = cast_checked(self.server, ThreadingHTTPServer).server_port
             address = f"http://{HERE}:{listening}/{fab.name}"
-            self._send(200, {"fab_url": address, "verifications": _signatures(fab)})
+            signatures = sorted(folder.glob(f"{fab.name}.*.signature"))
+            signed = [json.loads(path.read_text(encoding="utf-8")) for path in signatures]
+            self._send(200, {"fab_url": address, "verifications": signed})
 
         def do_GET(self) -> None:
             """Answer with an app's bytes."""
@@ -311,9 +313,3 @@ def _app_and_version(fab: Path) -> tuple[str, str]:
 
 def _version_key(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)]
-
-
-def _signatures(fab: Path) -> list[dict[str, Any]]:
-    """The signatures beside an app."""
-    found = sorted(fab.parent.glob(f"{fab.name}.*.signature"))
-    return [json.loads(path.read_text(encoding="utf-8")) for path in found]

@@ -113,7 +113,9 @@ class Flower(RemoteClients):
 
         If a client is away, unknown nodes are asked for their descriptions first.
         """
-        nodes = self._nodes(requests)
+        online = self._present(requests)
+        known = {client: self.roll.nodes[client] for client in requests}
+        nodes = {client: node for client, node in known.items() if node is not None and node in online}
         if self.secure is not None:
             return self._summed(requests, nodes, self.secure)
         messages = {
@@ -136,12 +138,6 @@ class Flower(RemoteClients):
         if self.secure is not None:
             self._begun.discard(client)
         return super()._beginning(client)
-
-    def _nodes(self, requests: Mapping[int, Request]) -> dict[int, int]:
-        """The nodes of the clients that are connected, by client."""
-        online = self._present(requests)
-        nodes = {client: self.roll.nodes[client] for client in requests}
-        return {client: node for client, node in nodes.items() if node is not None and node in online}
 
     def _summed(self, requests: Mapping[int, Request], nodes: Mapping[int, int], secure: SecAgg) -> dict[int, Any]:
         """Stand-ins for the clients' answers, whose sum was found by secure aggregation."""

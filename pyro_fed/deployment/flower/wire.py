@@ -109,7 +109,8 @@ def place_of(error: BaseException) -> str:
         frames = ((file, line, module) for file, line, module in _frames(one) if file.endswith(".py"))
         places = [(file, f"{Path(file).name}:{line}", module) for file, line, module in frames]
         innermost = innermost or (places[-1][1] if places else "")
-        theirs = [place for file, place, module in places if _is_users(file, module)]
+        users = ((file, place) for file, place, module in places if module.partition(".")[0] != OURS)
+        theirs = [place for file, place in users if not any(Path(file).is_relative_to(path) for path in INSTALLED)]
         if theirs:
             return theirs[-1]
     return innermost or "an unknown line"
@@ -118,8 +119,3 @@ def place_of(error: BaseException) -> str:
 def _frames(error: BaseException) -> Iterator[tuple[str, int, str]]:
     for frame, line in traceback.walk_tb(error.__traceback__):
         yield frame.f_code.co_filename, line, str(frame.f_globals.get("__name__", ""))
-
-
-def _is_users(file: str, module: str) -> bool:
-    ours = module.partition(".")[0] == OURS
-    return not ours and not any(Path(file).is_relative_to(path) for path in INSTALLED)

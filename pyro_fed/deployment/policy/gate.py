@@ -201,7 +201,8 @@ class Gate:
                 self._keep(asked, message.asked)
         if broken is not None:
             rule, text = broken
-            raise PolicyError(f"site {self.site}: {_where(message)} does not leave: {text} ({rule} of {POLICY})", rule)
+            what = f"round {message.round}, {message.kind}" if message.round >= 0 else f"its {message.kind}"
+            raise PolicyError(f"site {self.site}: {what} does not leave: {text} ({rule} of {POLICY})", rule)
         return message.data
 
     def _answered(self, last: Mapping[str, Any]) -> tuple[int, str]:
@@ -282,10 +283,6 @@ def numbers_hash(tensors: Mapping[str, Tensor]) -> str:
     """A hash of a message's numbers, with their names: equal for equal numbers, however a message encodes them."""
     names = sorted(tensors)
     return hash_tensors([tensors[name] for name in names], repr(names)) if names else ""
-
-
-def _where(message: Outgoing) -> str:
-    return f"round {message.round}, {message.kind}" if message.round >= 0 else f"its {message.kind}"
 
 
 def site_folder(policy: str | Path) -> Path:

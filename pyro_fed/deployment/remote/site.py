@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from safetensors.torch import load, save
-from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.contract import Algorithm
@@ -180,7 +179,8 @@ class Site:
             require(draws <= MOST_DRAWS, "a question", f"at most {MOST_DRAWS} draws", draws)
         with as_refusals():
             message = decode(encoded, None, cap=MAX_BYTES, finite=False)
-        host = _host(order, problem, data)
+        index = padded_index(data.row_index[0], order.width)  # as in a simulation
+        host = Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
         if not _restore_state(host, order, algorithm, kept, message.header.run):
             return None
         found = host.answer(_request(order, algorithm, message.tensors))
@@ -276,12 +276,6 @@ def _forms(algorithm: Algorithm) -> Iterator[Algorithm]:
             yield private
 
 
-def _host(order: Order, problem: Problem, data: ClientData) -> Host:
-    """A host with this client, whose rows are padded to the number of the longest client, as in a simulation."""
-    index = padded_index(data.row_index[0], order.width)
-    return Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
-
-
 def _request(order: Order, algorithm: Algorithm, tensors: State) -> Request:
     phase = WorkerPhase(order.phase, algorithm, within(tensors, "local")) if order.begins else None
     verdict = Verdict(order.verdict, tensors["taken"], within(tensors, "told")) if order.verdict >= 0 else None
@@ -299,7 +293,8 @@ def _restore_state(host: Host, order: Order, algorithm: Algorithm, kept: KeptSta
     tensors = load(kept.data)
     host.answer(Request(WorkerPhase(order.phase, algorithm, within(tensors, "local")), None))
     host.executor.waiting = kept.waiting
-    host.executor.new = [_new_states(within(tensors, f"new{i}")) for i in range(kept.parts)]
+    made = [within(tensors, f"new{i}") for i in range(kept.parts)]
+    host.executor.new = [NewStates(one["slots"], one["at"], within(one, "state")) for one in made]
     return True
 
 
@@ -311,10 +306,6 @@ def _state_to_keep(host: Host, run: str) -> KeptState:
         tensors |= prefixed(f"new{i}", {"slots": made.slots, "at": made.at} | prefixed("state", made.states))
     data = save({name: value.clone().contiguous() for name, value in tensors.items()})
     return KeptState(run, host.phase, executor.waiting, len(executor.new), data)
-
-
-def _new_states(tensors: dict[str, Tensor]) -> NewStates:
-    return NewStates(tensors["slots"], tensors["at"], within(tensors, "state"))
 
 
 def reply_tensors(reply: Reply, new: State) -> State:
