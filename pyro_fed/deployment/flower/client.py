@@ -3,12 +3,19 @@
 Its work is done by `site`, which is imported with the first message: torch takes seconds. Where the node's
 configuration has `policy`, the path of the site's own `policy.toml`, each reply passes the site's gate: it is judged by
 the bytes that leave. The approval is checked before the app's model is imported. Without a policy all replies leave.
+
+An exception's text may have values of rows in it, whoever wrote it. So the server gets the client's name, the class,
+and file and line of the user's code; the text goes to the client's own log. Refusals of an order and by the site's
+rules say nothing of rows, and are sent whole.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import logging
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +24,60 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
 from pyro_fed.deployment.flower.masks import MASKED, PROTOCOL, asks_for_a_sum, sums_mod
-from pyro_fed.deployment.flower.wire import KEPT, LOG, POLICY_KEY, client_name, reason_of
-from pyro_fed.errors import ProtocolError
+from pyro_fed.deployment.flower.wire import KEPT, POLICY_KEY, client_name
+from pyro_fed.errors import OURS, PolicyError, ProtocolError
 
 if TYPE_CHECKING:
     from pyro_fed.deployment.flower.site import Site
     from pyro_fed.deployment.policy.gate import Gate, Outgoing
-
-
-if TYPE_CHECKING:
-    from pyro_fed.deployment.flower.site import Site
     from pyro_fed.deployment.remote.site import LoadRows
+
+LOG = logging.getLogger("flwr")
+#: Where installed packages are, whose lines are not the user's.
+INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+#: The packages whose refusals are sent whole.
+ROOM = f"{OURS}.deployment."
+
+
+def reason_of(error: BaseException, name: str, error_text: bool = False) -> str:
+    """What the server is told of an exception; its text too if the site's rules let `error_text` out."""
+    where = place_of(error)
+    LOG.error("Client %s failed at %s; the server is not told the following text", name, where, exc_info=error)
+    if is_own_refusal(error):
+        return f"client {name}: {error}"
+    text = "; the text is in the client's own log"
+    if error_text:  # of an exception whose own text fails too
+        text = f": {''.join(traceback.format_exception_only(error)).strip()}"
+    return f"client {name}: {type(error).__name__} at {where}{text}"
+
+
+def is_own_refusal(error: BaseException) -> bool:
+    """Whether an error is a refusal of this package, and was raised by it: user code may raise the same class."""
+    from pyro_fed.deployment.remote.order import Refusal  # here, since it imports torch
+
+    modules = [module for _, _, module in _frames(error)]
+    return type(error) in (Refusal, PolicyError) and bool(modules) and modules[-1].startswith(ROOM)
+
+
+def place_of(error: BaseException) -> str:
+    """File and line of the user's code in which an exception was raised, else those of the innermost call."""
+    chain, innermost = [error], ""
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
+    for one in chain:
+        frames = ((file, line, module) for file, line, module in _frames(one) if file.endswith(".py"))
+        places = [(file, f"{Path(file).name}:{line}", module) for file, line, module in frames]
+        innermost = innermost or (places[-1][1] if places else "")
+        users = ((file, place) for file, place, module in places if module.partition(".")[0] != OURS)
+        theirs = [place for file, place in users if not any(Path(file).is_relative_to(path) for path in INSTALLED)]
+        if theirs:
+            return theirs[-1]
+    return innermost or "an unknown line"
+
+
+def _frames(error: BaseException) -> Iterator[tuple[str, int, str]]:
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        yield frame.f_code.co_filename, line, str(frame.f_globals.get("__name__", ""))
 
 
 class Leaving:

@@ -16,7 +16,7 @@ from pyro_fed.errors import PyroFedError, QuorumError
 NUMBER, WORD = 777123.25, "Zaphod-Marker"
 #: A value of rows in a run that succeeds; it is exact in both precisions.
 VALUE = 0.7771232128143311
-OWN_LOG = ("failure.py", "leaving.py")
+OWN_LOG = ("client.py",)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
