@@ -68,7 +68,7 @@ ROOMS = {
         door
     """,
     "pyro_fed.deployment": """
-        claimed_federation client_model_checks rows signing_keys
+        claimed_federation rows signing_keys
         policy
         remote
         agents flower files
@@ -201,7 +201,7 @@ def test_the_core_does_not_import_what_a_deployment_needs(imports):
     paths = {"pyro_fed.flower", *PATHS}
     users = {found.source for found in imports if _room(found.target, "pyro_fed") in ("deployment", "flower")}
     users = {source for source in users if not source.startswith("pyro_fed.deployment")}
-    commands = {f"pyro_fed.cli.{name}" for name in ("agent", "check", "flower", "node", "study")}
+    commands = {f"pyro_fed.cli.{name}" for name in ("check", "network", "node", "study")}
     assert users == commands | paths
 
 

@@ -22,7 +22,7 @@ import torch
 from benchmarks.privacy import leakage
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.policy import Gate, Outgoing, Policy
-from pyro_fed.deployment.policy.shares import rows_share
+from pyro_fed.deployment.policy.rules import rows_share
 from pyro_fed.errors import PolicyError
 
 RULES = Policy(min_rows=50, min_cell=5, min_level=5, max_numbers_per_row=0.1, max_share=0.2)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 #: Rows that a finding lists.
 LISTED_ROWS = 12
-#: Exit code where something is found.
-EXIT_IF_FOUND = 1
 
 
 @click.command()
@@ -27,24 +25,22 @@ EXIT_IF_FOUND = 1
 @click.option(
     "--fewest", type=click.IntRange(min=2), help="Withhold counts below this number.  [default: the codebook's]"
 )
-@click.option(
-    "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="The summary.  [default: SITE.json]"
-)
+@options.path_option("--out", metavar="FILE", dir_okay=False, text="The summary.  [default: SITE.json]")
 @options.policy
 @click.option("--compare", "compares", is_flag=True, help="Compare the summaries of several sites.")
-@click.option(
+@options.path_option(
     "--constants",
     "constants_path",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="With --compare: write pooled means and SDs of the columns of numbers (JSON).",
+    dir_okay=False,
+    text="With --compare: write pooled means and SDs of the columns of numbers (JSON).",
 )
-@click.option(
+@options.path_option(
     "--table",
     "table_path",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="With --compare: write Table 1: .md, .html, .csv, or text.",
+    dir_okay=False,
+    text="With --compare: write Table 1: .md, .html, .csv, or text.",
 )
 @options.as_json
 def check(
@@ -107,7 +103,8 @@ def _check(
             f"\nWritten to {click.format_filename(written)}: what may leave this site, no figure of fewer than "
             f"{summary.codebook.fewest} rows. The lines above are for this site alone."
         )
-    _exit(bool(checked.findings))
+    if checked.findings:
+        raise click.exceptions.Exit(1)
 
 
 def _as_message(summary: SiteSummary) -> Outgoing:
@@ -138,24 +135,25 @@ def _compare(files: tuple[Path, ...], constants_path: Path | None, table_path: P
         _write_table(pf.codebook.table_one(summaries), table_path)
     if as_json:
         plain = [one.finding.to_plain() | {"site": one.site} for one in findings]
-        click.echo(overview.as_json({"findings": plain, "sites": [one.site for one in summaries]}))
-        _exit(bool(findings))
-    sizes = [f"{one.site} ({one.rows if one.rows is not None else 'few'} rows)" for one in summaries]
-    click.echo(overview.heading(f"Compared: {', '.join(sizes)}"))
-    for one in findings:
-        click.echo(overview.field(f"{one.site}, {_label(one)}", one.finding.text))
-    if not findings:
-        click.echo("  no differences but those that sites usually have")
-    if constants_path is not None:
-        click.echo(overview.heading("Pooled means and SDs"))
-        for name, moments in constants.columns.items():
-            click.echo(overview.field(name, f"{moments.mean:.6g} ({moments.sd:.6g}), {moments.n} values"))
-        for name, reason in constants.left_out.items():
-            click.echo(overview.field(name, f"left out: {reason}"))
-        click.echo(f"\nWritten to {click.format_filename(constants_path)}; pf.codebook.read_constants reads it.")
-    if table_path is not None:
-        click.echo(f"\nWritten to {click.format_filename(table_path)}: Table 1.")
-    _exit(bool(findings))
+        click.echo(json_figures.as_json({"findings": plain, "sites": [one.site for one in summaries]}))
+    else:
+        sizes = [f"{one.site} ({one.rows if one.rows is not None else 'few'} rows)" for one in summaries]
+        click.echo(terminal.heading(f"Compared: {', '.join(sizes)}"))
+        for one in findings:
+            click.echo(terminal.field(f"{one.site}, {_label(one)}", one.finding.text))
+        if not findings:
+            click.echo("  no differences but those that sites usually have")
+        if constants_path is not None:
+            click.echo(terminal.heading("Pooled means and SDs"))
+            for name, moments in constants.columns.items():
+                click.echo(terminal.field(name, f"{moments.mean:.6g} ({moments.sd:.6g}), {moments.n} values"))
+            for name, reason in constants.left_out.items():
+                click.echo(terminal.field(name, f"left out: {reason}"))
+            click.echo(f"\nWritten to {click.format_filename(constants_path)}; pf.codebook.read_constants reads it.")
+        if table_path is not None:
+            click.echo(f"\nWritten to {click.format_filename(table_path)}: Table 1.")
+    if findings:
+        raise click.exceptions.Exit(1)
 
 
 def _label(one: SiteFinding) -> str:
@@ -174,8 +172,3 @@ def _write_table(table: TableOne, path: Path) -> None:
     forms = {".md": table.to_markdown, ".html": table.to_html, ".htm": table.to_html, ".csv": table.frame.to_csv}
     text = str(forms.get(path.suffix.lower(), table.to_text)())
     write_file(path, text.encode(), "--table")
-
-
-def _exit(found: bool) -> None:
-    if found:
-        raise click.exceptions.Exit(EXIT_IF_FOUND)

@@ -1,7 +1,8 @@
-"""The command ``pyro-fed compare``: several recipes on one federation, one table, one page."""
+"""The commands ``pyro-fed compare``, of recipes on one federation, and ``bench``, on posteriors with known answers."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from pyro_fed.cli import options
-from pyro_fed.cli.output import typed_command
-from pyro_fed.cli.parse import parse_executor
-from pyro_fed.cli.subprocess_run import run_apart
+from pyro_fed.cli.options import parse_executor
+from pyro_fed.cli.process import run_apart, typed_command, write_result
 from pyro_fed.conventions.output import check_writable, kept_elsewhere, replaced_file
 from pyro_fed.errors import PyroFedError, SettingError, StoppedError
 
@@ -158,20 +158,14 @@ def _results(
 
 def _write_results(folder: Path, results: dict[str, InferenceData], comparison: str) -> None:
     """Write each result into a file of its own, and the comparison's values into comparison.json."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, idata in results.items():
-        with kept_elsewhere(folder / f"{name}.nc") as place:
-            idata.to_netcdf(str(place))
+        write_result(idata, folder / f"{name}.nc")
     with replaced_file(folder / "comparison.json") as file:
         file.write(f"{comparison}\n".encode())
 
 
 def _algorithms(chosen: dict[str, Recipe], assignments: tuple[str, ...]) -> dict[str, Algorithm]:
-    """The algorithms, with the settings of `--set`.
-
-    Raises:
-        SettingError: a setting of a recipe that is not among those compared.
-    """
+    """The algorithms, with the settings of `--set`."""
     from pyro_fed.recipes.values import parse_assignment
 
     overrides: dict[str, dict[str, Any]] = {name: {} for name in chosen}
@@ -210,3 +204,100 @@ def comparison_block(table: pd.DataFrame) -> str:
         lines.append(overview.heading("Remarks, which speak against none"))
         lines += [overview.field(name, text) for name, text in remarks.items() if text]
     return "\n".join(lines)
+
+
+def _parts(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Five small cases, one split each; ends within five minutes.")
+@click.option("--cases", metavar="NAMES", help="Cases or patterns, separated by commas, e.g. 'linear*,kidiq'.")
+@click.option("--partitions", metavar="TEXTS", help="Splits, e.g. iid/10,sorted/100,dirichlet:0.3/10,group/10.")
+@click.option("--algorithms", metavar="NAMES", help="Recipes and adapters, names or paths, separated by commas.")
+@click.option(
+    "--adapter",
+    "adapters",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    help="Also run a method of your own: a file with run(model, clients). May be repeated.",
+)
+@options.path_option(
+    "--posteriordb",
+    metavar="DIR",
+    file_okay=False,
+    exists=True,
+    text="A clone of posteriordb; default: $PYRO_FED_DATA/posteriordb.",
+)
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=options.ResultsFolder(single=False),
+    default=Path("out/benchmark"),
+    show_default=True,
+    help="Folder for the results, benchmark.html and benchmark.json; cells that are there already are not run again.",
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes, one thread each; default 1, with --quick 2.")
+@options.seed
+@click.option("--limit", type=click.FloatRange(min=1), help="CPU seconds for each cell; default 300, with --quick 30.")
+@click.option("--minutes", type=click.FloatRange(min=0), help="Start no cell after so many; 0 only writes the page.")
+@click.option("--any-version", is_flag=True, help="Keep cells of other versions of the code, do not run them anew.")
+@options.as_json
+@options.quiet
+def bench(
+    quick: bool, cases: str | None, partitions: str | None, algorithms: str | None, adapters: tuple[Path, ...],
+    posteriordb: Path | None, out: Path, jobs: int | None, seed: int, limit: float | None, minutes: float | None,
+    any_version: bool, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Run algorithms on posteriors with known answers, split over clients.
+
+    Each answer is compared with the known one, and with its own warnings: right, right but doubted, wrong and said,
+    wrong and silent. Each cell is a file in --out, so that a benchmark that was stopped goes on where it was.
+    """
+    from pyro_fed.analysis.bench.bench import run_benchmark
+    from pyro_fed.analysis.bench.page import write_page
+    from pyro_fed.analysis.bench.store import Store
+    from pyro_fed.analysis.bench.table import as_values, column_headings, in_short, summary
+    from pyro_fed.analysis.report import json_figures, page
+
+    out.mkdir(parents=True, exist_ok=True)
+    page.check_report(out / "benchmark.html")
+    table = check_writable(out / "benchmark.json", "--out")
+    folder = out / "cells"
+    Store(folder).take(table)
+    results = run_benchmark(
+        folder,
+        cases=_parts(cases),
+        partitions=_parts(partitions),
+        recipes=_parts(algorithms),
+        adapters=adapters,
+        posteriordb=posteriordb,
+        quick=quick,
+        jobs=jobs or (min(2, os.cpu_count() or 1) if quick else 1),
+        seed=seed,
+        limit=limit,
+        minutes=minutes,
+        any_version=any_version,
+        said=None if quiet else lambda outcome: click.echo(in_short(outcome), err=True),
+    )
+    text = json_figures.as_json(as_values(results))
+    table.write_text(text + "\n", encoding="utf-8")
+    write_page(out / "benchmark.html", results, command=typed_command())
+    if as_json or results.outcomes:
+        click.echo(text if as_json else _block(column_headings(), summary(results)))
+    waiting = f"; {results.waiting} cells are left: the same command goes on" if results.waiting else ""
+    click.echo(f"\nWritten to {out / 'benchmark.html'}: open it in a browser{waiting}.", err=as_json)
+
+
+def _block(heads: list[str], rows: list[list[str]]) -> str:
+    """The summary as aligned text, with a line for each figure and a column for each algorithm."""
+    turned = [[head, *(row[number] for row in rows)] for number, head in enumerate(heads)]
+    widths = [max(map(len, column)) for column in zip(*turned, strict=True)]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if not place else text.rjust(width)
+            for place, (text, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in turned
+    )

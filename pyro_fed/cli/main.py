@@ -6,25 +6,28 @@ Commands import what they need when they run: torch and Pyro take seconds, and `
 from __future__ import annotations
 
 import inspect
+import os
+import platform
+import shutil
+import time
 import warnings
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from pyro_fed.cli import options
-from pyro_fed.cli.agent import agent, certificates
-from pyro_fed.cli.bench import bench
 from pyro_fed.cli.check import check
-from pyro_fed.cli.compare import compare
-from pyro_fed.cli.doctor import doctor
-from pyro_fed.cli.flower import flower
+from pyro_fed.cli.compare import bench, compare
+from pyro_fed.cli.network import agent, certificates, flower
 from pyro_fed.cli.node import node
-from pyro_fed.cli.output import typed_command
-from pyro_fed.cli.parse import parse_executor, parse_graph
+from pyro_fed.cli.options import parse_executor, parse_graph
+from pyro_fed.cli.process import terminated_as_interrupted, typed_command, write_result
 from pyro_fed.cli.study import study
-from pyro_fed.cli.termination import terminated_as_interrupted
 from pyro_fed.conventions.output import kept_elsewhere
+from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError
 
 if TYPE_CHECKING:
@@ -35,8 +38,80 @@ if TYPE_CHECKING:
     from pyro_fed.recipes.recipe import Recipe
     from pyro_fed.results.inference_data import InferenceData
 
-#: Default number of parameters in the posterior's table.
-MAX_PARAMETERS = 20
+
+#: The packages that every run needs.
+NEEDED = ("torch", "pyro-ppl", "arviz", "xarray", "numpy", "scipy", "pandas", "matplotlib", "h5netcdf")
+#: The extras: the modules that they install, and what these are for.
+EXTRAS = {
+    "compare": (("jinja2",), "the page of pyro-fed compare and of pf.write_report"),
+    "study": (("pandera", "tabulate"), "a study's codebook, pyro-fed check"),
+    "agents": (("grpc", "cryptography"), "peers without a server, pyro-fed agent"),
+    "formula": (("formulae",), "regressions by a formula, pf.glm"),
+    "graphviz": (("graphviz",), "pictures of models, pf.render_model; also the program dot"),
+    "files": (("cryptography",), "studies by files that are mailed, pyro-fed study"),
+    "flower": (("flwr",), "clients on other machines, pyro-fed flower"),
+    "ray": (("ray",), "several processes, --executor ray:N"),
+    "privacy": (("opendp",), "noise of differential privacy, pf.Private"),
+}
+
+
+@click.command()
+@options.as_json
+def doctor(as_json: bool) -> None:
+    """Say what is installed here: versions, compiler, threads, GPU, and what each missing extra would add.
+
+    Exit code 1 where something that every run needs is missing.
+    """
+    machine = _machine()  # first, since it measures how long the import of torch takes
+    from pyro_fed.analysis.report import json_figures, terminal
+
+    versions = {"pyro_fed": VERSION, "python": platform.python_version()} | {name: _version(name) for name in NEEDED}
+    found = {"versions": versions, "machine": machine, "extras": _extras()}
+    missing = [name for name, text in found["versions"].items() if text == MISSING]
+    if as_json:
+        click.echo(json_figures.as_json(found))
+    else:
+        for title, entries in found.items():
+            click.echo(terminal.heading(title.capitalize()))
+            for name, text in entries.items():
+                click.echo(terminal.field(name, text))
+    if missing:
+        raise click.ClickException(f"missing: {', '.join(missing)}; pip install pyro_fed brings them")
+
+
+#: Of a package that is not there.
+MISSING = "not installed"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return MISSING
+
+
+def _machine() -> dict[str, str]:
+    began = time.perf_counter()
+    import torch
+
+    spent = time.perf_counter() - began
+    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
+    cuda: Any = torch.version.cuda  # without types
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none that torch sees"
+    return {
+        "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
+        "threads of torch": f"{torch.get_num_threads()}; small problems are fastest with num_threads=1",
+        "C++ compiler": compiler or "none: compile='inductor' is not to be had, compile='trace' is what auto takes",
+        "GPU": f"{gpu} (torch for {'CUDA ' + cuda if cuda else 'the CPU'}); the CPU computes without device='cuda'",
+        "import of torch": f"{spent:.1f} s",
+    }
+
+
+def _extras() -> dict[str, str]:
+    return {
+        name: "installed" if all(map(find_spec, modules)) else f"pip install 'pyro_fed[{name}]' adds {what}"
+        for name, (modules, what) in EXTRAS.items()
+    }
 
 
 class _InputError(click.ClickException):
@@ -112,7 +187,7 @@ def main() -> None:
     "--parameters",
     "max_parameters",
     type=click.IntRange(min=1),
-    default=MAX_PARAMETERS,
+    default=options.MAX_PARAMETERS,
     show_default=True,
     help="Parameters in the posterior's table.",
 )
@@ -174,9 +249,7 @@ def run(
     with terminated_as_interrupted():
         idata = pf.run(algorithm, fed, seed=seed, progress=not quiet, **settings)
     if out is not None:
-        with kept_elsewhere(out) as place:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            idata.to_netcdf(str(place))
+        write_result(idata, out)
     if report is not None:
         title = f"{Path(str(module.__file__)).stem}: {chosen.name}"
         lead = f"{page.clients_line(fed)} ({partition_text}), seed {seed}"

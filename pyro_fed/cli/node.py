@@ -36,12 +36,11 @@ def node() -> None:
     show_default=True,
     help="The site's rules, in its own folder, into which the approval is written.",
 )
-@click.option(
+@options.path_option(
     "--rows",
     "rows_path",
     metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The site's rows, as for `pyro-fed agent`, for the numbers that will leave; default: the model's load_data().",
+    text="The site's rows, as for `pyro-fed agent`, for the numbers that will leave; default: the model's load_data().",
 )
 @click.option("--yes", is_flag=True, help="Approve without a question.")
 def approve(model: str, recipes: tuple[str, ...], policy_path: Path, rows_path: Path | None, yes: bool) -> None:
@@ -82,7 +81,7 @@ def _leaving(module: Any, loaded: list[Any], gate: Gate, rows_path: Path | None)
     from functools import cache
 
     from pyro_fed.density.rows.arguments import flatten
-    from pyro_fed.deployment.policy import preview, shares
+    from pyro_fed.deployment.policy import report, rules
     from pyro_fed.deployment.policy.rules import KINDS
     from pyro_fed.federation.federation import Federation
 
@@ -94,16 +93,16 @@ def _leaving(module: Any, loaded: list[Any], gate: Gate, rows_path: Path | None)
     dtype = flatten(module.model, rows, None).floating_dtype()
     own = Federation.from_clients(module.model, {"site": rows}, plate=module.PLATE, rows=nested, dtype=dtype)
     gate.rows = own.num_rows
-    share = cache(lambda: shares.rows_share(own.problem, own.client_data()))
+    share = cache(lambda: rules.rows_share(own.problem, own.client_data()))
     columns = [str(column) for value in rows for column in getattr(value, "columns", ())]
     yield f"description, once: {KINDS['description']}; {own.num_rows:,} rows" + (
         f", columns {', '.join(columns)}" if columns else ""
     )
     for one in loaded:
-        for sent in preview.preview(module.model, rows, module.PLATE, nested, one):
-            yield preview.in_words(sent, gate, share)
-    for sent in preview.questions(module, own.problem):
-        yield preview.in_words(sent, gate, share)
+        for sent in report.preview(module.model, rows, module.PLATE, nested, one):
+            yield report.in_words(sent, gate, share)
+    for sent in report.questions(module, own.problem):
+        yield report.in_words(sent, gate, share)
     if gate.policy.max_rounds is not None:
         yield f"of updates and answers to questions {gate.policy.max_rounds} leave in all, and then none"
     yield f"notice, where this site fails or leaves: {KINDS['notice']}"
@@ -128,7 +127,7 @@ def _own_rows(module: Any, rows_path: Path | None) -> tuple[Any, ...] | None:
 @click.option("--head", help="The hash of a line that was kept elsewhere: without it a missing end is not noticed.")
 def verify(ledger: Path, head: str | None) -> None:
     """Check that no line of LEDGER, what_left.jsonl, was changed, removed or moved."""
-    from pyro_fed.deployment.policy.ledger import verify
+    from pyro_fed.deployment.policy.gate import verify
 
     lines = verify(ledger, head)
     left = sum(line["left"] for line in lines)
@@ -157,16 +156,13 @@ def report(ledger: Path, out: Path, head: str | None) -> None:
 
 @node.command(context_settings={"ignore_unknown_options": True})
 @click.option("--name", required=True, help="This client's name.")
-@click.option(
-    "--policy", "policy_path", metavar="FILE", required=True, type=click.Path(path_type=Path), help="policy.toml."
-)
-@click.option(
+@options.path_option("--policy", "policy_path", metavar="FILE", required=True, text="policy.toml.")
+@options.path_option(
     "--rows",
     "rows_path",
     metavar="FILE",
     required=True,
-    type=click.Path(path_type=Path),
-    help="This site's own Python file with load_rows(model, node_config).",
+    text="This site's own Python file with load_rows(model, node_config).",
 )
 @click.argument("given", metavar="[ARGUMENTS OF flower-supernode]...", nargs=-1, type=click.UNPROCESSED)
 def flower(name: str, policy_path: Path, rows_path: Path, given: tuple[str, ...]) -> None:
@@ -175,9 +171,7 @@ def flower(name: str, policy_path: Path, rows_path: Path, given: tuple[str, ...]
     import sys
     import tempfile
 
-    from pyro_fed.cli.flower import extra
-
-    with extra():
+    with options.needs_extra("flower"):
         from pyro_fed.deployment.flower.own_code import node_command
     with tempfile.TemporaryDirectory(prefix="pyro_fed-") as folder:
         command, environment = node_command(Path(folder), name, policy_path, rows_path, given)

@@ -8,9 +8,10 @@ decorators; `federation` is the group of options that make the clients. Nothing 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -19,8 +20,23 @@ from pyro_fed.conventions.names import DEFAULT_CLIENTS
 from pyro_fed.conventions.output import PAGE_ENDINGS, check_writable
 from pyro_fed.errors import SettingError
 
+if TYPE_CHECKING:
+    from pyro_fed.graph import Graph
+    from pyro_fed.runtime.executors import Executor
+
+#: Default number of parameters in the posterior's table.
+MAX_PARAMETERS = 20
 #: A command, which a decorator of click takes and returns.
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@contextmanager
+def needs_extra(name: str) -> Iterator[None]:
+    """A context for imports that need an extra; SettingError if it is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise SettingError(f"this needs the extra: pip install 'pyro_fed[{name}]'") from error
 
 
 class WritableFile(click.Path):
@@ -69,22 +85,15 @@ class ResultsFolder(click.Path):
             self.fail(f"--out is the folder of the results: call it {path.stem!r}", param, ctx)
         if self.single and ending in OTHER_FORMATS and not path.is_dir():
             better = path.with_suffix(RESULT_ENDINGS[0]).name
-            self.fail(
-                f"--out is the folder of the result, or a NetCDF file, such as {better!r}. {_format_cure(path)}",
-                param,
-                ctx,
-            )
+            text = f"--out is the folder of the result, or a NetCDF file, such as {better!r}. {_format_cure(path)}"
+            self.fail(text, param, ctx)
         if path.exists() and not path.is_dir() and not (self.single and ending in RESULT_ENDINGS):
             self.fail(f"--out is the folder of the results, and {path.name!r} is a file", param, ctx)
         return path
 
 
 def result_file(out: Path | None, name: str) -> Path | None:
-    """The file of the result with a name, from `--out`: in the folder, or that file.
-
-    Raises:
-        SettingError: nothing can be written there.
-    """
+    """The file of the result with a name, from `--out`: in the folder, or that file; checked to be writable."""
     if out is None:
         return None
     return check_writable(out if out.suffix.lower() in RESULT_ENDINGS else out / f"{name}.nc", "--out")
@@ -98,11 +107,7 @@ def _format_cure(path: Path) -> str:
 
 
 def known_recipes(_: click.Context, __: click.Parameter, given: Any) -> Any:
-    """Recipes by name or path as they were given, once their files are found: before torch is imported.
-
-    Raises:
-        SettingError: there is no such file; the message names the closest recipes.
-    """
+    """Recipes by name or path as they were given, once their files are found: before torch is imported."""
     from pyro_fed.recipes.library import find_recipe
 
     for name in given if isinstance(given, tuple) else (given,):
@@ -135,42 +140,44 @@ def _complete_names(described: dict[str, str], begun: str) -> list[CompletionIte
     return found or [CompletionItem(begun, type="file")]
 
 
-#: The model: a name in the library or a file.
+def path_option(
+    *names: str, text: str, metavar: str | None = None, required: bool = False, **checks: bool
+) -> Callable[[Command], Command]:
+    """An option whose value is a path; `checks` are those of `click.Path`."""
+    kind = click.Path(path_type=Path, **checks)
+    return click.option(*names, metavar=metavar, required=required, type=kind, help=text)
+
+
+# -- The model and the recipes ------------------------------------------------------------------------------------
+
+_RECIPE: dict[str, Any] = {"callback": known_recipes, "shell_complete": complete_recipe}
+
 model = click.argument("model", shell_complete=complete_model)
-
-#: The recipe: a name in the library or a file.
-recipe = click.argument("recipe_name", metavar="RECIPE", callback=known_recipes, shell_complete=complete_recipe)
-
-#: The recipe where there is a default.
-recipe_or_auto = click.argument(
-    "recipe_name", metavar="[RECIPE]", default="auto", callback=known_recipes, shell_complete=complete_recipe
-)
-
-#: Several of them.
-recipes = click.argument(
-    "recipe_names",
-    metavar="RECIPE...",
-    nargs=-1,
-    required=True,
-    callback=known_recipes,
-    shell_complete=complete_recipe,
-)
-
-#: The recipe whose result is the reference.
+recipe = click.argument("recipe_name", metavar="RECIPE", **_RECIPE)
+recipe_or_auto = click.argument("recipe_name", metavar="[RECIPE]", default="auto", **_RECIPE)
+recipes = click.argument("recipe_names", metavar="RECIPE...", nargs=-1, required=True, **_RECIPE)
 reference = click.option(
-    "--reference",
-    metavar="RECIPE",
-    callback=known_recipes,
-    shell_complete=complete_recipe,
-    help="The recipe by whose result the others are measured, e.g. nuts.",
+    "--reference", metavar="RECIPE", help="The recipe by whose result the others are measured, e.g. nuts.", **_RECIPE
 )
-
-#: Whether the reference runs in a second process.
+study_recipe = click.option(
+    "--recipe", "recipe_name", default="files", show_default=True, help="A recipe's name or .toml file.", **_RECIPE
+)
 apart = click.option(
     "--apart", is_flag=True, help="Run the reference in a second process beside the others: faster on two cores."
 )
+explained_model = click.option(
+    "--model", help="A model's name or file: print what would be run on it, and why.", shell_complete=complete_model
+)
 
-#: How the rows go to the clients.
+
+def assignments(metavar: str, example: str) -> Callable[[Command], Command]:
+    """The option `--set`, which replaces a recipe's settings; `metavar` says how one is written, such as KEY=VALUE."""
+    text = f"Replace one setting of a recipe, e.g. --set {example}. May be repeated."
+    return click.option("--set", "assignments", metavar=metavar, multiple=True, help=text)
+
+
+# -- The clients and the run --------------------------------------------------------------------------------------
+
 partition = click.option(
     "--partition",
     "partition_text",
@@ -179,57 +186,18 @@ partition = click.option(
     show_default=True,
     help="How the rows are dealt to the clients: iid, dirichlet:0.3, group:COLUMN, ...",
 )
-
-#: The model on which a recipe is explained.
-explained_model = click.option(
-    "--model",
-    help="A model's name or file: print what would be run on it, and why.",
-    shell_complete=complete_model,
-)
-
-#: Rounds, in place of the recipe's.
 rounds = click.option("--rounds", type=click.IntRange(min=1), help="Rounds; for auto in all. Default: the recipe's.")
-
-#: A limit on the clock.
 max_seconds = click.option(
     "--max-seconds",
     type=click.FloatRange(min=0, min_open=True),
     help="Time limit for all that is done, two thirds of it for the rounds; what they have found is the result.",
 )
-
-#: The seed of all randomness.
 seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the partition and of the runs."
 )
-
-
-#: A folder for the results that are compared.
-results = click.option(
-    "--out",
-    "results_folder",
-    metavar="DIR",
-    type=ResultsFolder(single=False),
-    help="Write every result, DIR/RECIPE.nc, and the figures of the tables, DIR/comparison.json.",
-)
-
-#: A page about one run, or several.
-report = click.option("--report", type=PAGE, help="Write a report as one HTML page, with figures.")
-
-#: Without progress bars.
-quiet = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
-
-#: Where warnings come from.
-verbose = click.option("-v", "--verbose", is_flag=True, help="Show where each warning comes from.")
-
-#: For programs that read the output.
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the text.")
-
-#: The device of the clients' steps.
 device = click.option(
     "--device", metavar="NAME", help="Where the clients' steps are computed, such as cuda.  [default: cpu]"
 )
-
-#: Where the clients' work is done.
 executor = click.option(
     "--executor",
     "executor_text",
@@ -238,63 +206,15 @@ executor = click.option(
     show_default=True,
     help="Where the work is done: vectorised, sequential, or ray:N over N processes.",
 )
-
-#: Who talks to whom.
 graph = click.option(
     "--graph",
     "graph_text",
     metavar="TEXT",
     help="Run without a server over this graph: ring, star, erdos_renyi:0.5, or another builder of pyro_fed.graph.",
 )
-
-#: A folder in which the state is saved.
-checkpoint = click.option(
-    "--checkpoint",
-    metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the state after every round in DIR; not with auto.",
+checkpoint = path_option(
+    "--checkpoint", metavar="DIR", file_okay=False, text="Keep the state after every round in DIR; not with auto."
 )
-
-#: A file of one agent's rows.
-rows_file = click.option(
-    "--rows",
-    "rows_path",
-    metavar="FILE",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="This agent's rows: a .npz file of arrays named like the model's arguments, or a .py file with load_rows().",
-)
-
-#: The site's rules on what may leave.
-policy = click.option(
-    "--policy",
-    "policy_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The site's rules on what may leave, policy.toml in its own folder, where its ledger and approval are too.",
-)
-
-#: The file that all agents share.
-peers = click.option(
-    "--peers",
-    "peers_path",
-    metavar="FILE",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="All agents, their addresses and the graph (TOML); the same file at every agent.",
-)
-
-#: Where an agent's key and certificate are.
-certificates = click.option(
-    "--certificates",
-    "folder",
-    metavar="DIR",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Folder with NAME.key, NAME.crt and the authority's ca.crt.",
-)
-
-#: Whether to go on from the checkpoint.
 resume = click.option("--resume", is_flag=True, help="Go on from the state in the folder of --checkpoint.")
 
 
@@ -304,24 +224,93 @@ def clients(default: int | None, text: str = "Number of clients.") -> Callable[[
     return click.option("--clients", type=click.IntRange(min=1), default=default, show_default=shown, help=text)
 
 
-def assignments(metavar: str, example: str) -> Callable[[Command], Command]:
-    """The option `--set`, which replaces a recipe's settings; `metavar` says how one is written, such as KEY=VALUE."""
-    text = f"Replace one setting of a recipe, e.g. --set {example}. May be repeated."
-    return click.option("--set", "assignments", metavar=metavar, multiple=True, help=text)
-
-
-#: A folder for the result.
-out = click.option(
-    "--out",
-    metavar="DIR",
-    type=ResultsFolder(single=True),
-    help="Write the result (NetCDF, ArviZ), DIR/NAME.nc, by the name of the recipe or the agent; or into a file *.nc.",
-)
-
-
 def federation(command: Command) -> Command:
     """The options that make the federation: `--clients`, `--partition` and `--seed`."""
     text = f"Number of clients.  [default: {DEFAULT_CLIENTS}, or one for each group of --partition group]"
     for option in (seed, partition, clients(None, text)):
         command = option(command)
     return command
+
+
+# -- A site's own files -------------------------------------------------------------------------------------------
+
+folder = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+rows_file = path_option(
+    "--rows",
+    "rows_path",
+    metavar="FILE",
+    required=True,
+    text="This agent's rows: a .npz file of arrays named like the model's arguments, or a .py file with load_rows().",
+)
+policy = path_option(
+    "--policy",
+    "policy_path",
+    metavar="FILE",
+    text="The site's rules on what may leave, policy.toml in its own folder, where its ledger and approval are too.",
+)
+peers = path_option(
+    "--peers",
+    "peers_path",
+    metavar="FILE",
+    required=True,
+    text="All agents, their addresses and the graph (TOML); the same file at every agent.",
+)
+certificates = path_option(
+    "--certificates",
+    "folder",
+    metavar="DIR",
+    required=True,
+    text="Folder with NAME.key, NAME.crt and the authority's ca.crt.",
+)
+
+# -- What is printed and written ----------------------------------------------------------------------------------
+
+out = click.option(
+    "--out",
+    metavar="DIR",
+    type=ResultsFolder(single=True),
+    help="Write the result (NetCDF, ArviZ), DIR/NAME.nc, by the name of the recipe or the agent; or into a file *.nc.",
+)
+results = click.option(
+    "--out",
+    "results_folder",
+    metavar="DIR",
+    type=ResultsFolder(single=False),
+    help="Write every result, DIR/RECIPE.nc, and the figures of the tables, DIR/comparison.json.",
+)
+report = click.option("--report", type=PAGE, help="Write a report as one HTML page, with figures.")
+quiet = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+verbose = click.option("-v", "--verbose", is_flag=True, help="Show where each warning comes from.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the text.")
+
+
+# -- Options that are made into objects ---------------------------------------------------------------------------
+
+
+def parse_executor(text: str) -> str | Executor:
+    """The executor of `--executor`: "vectorised", "sequential", or "ray:2" for two processes."""
+    name, _, count = text.partition(":")
+    if name == "ray" and count.isdecimal() and int(count):
+        from pyro_fed.runtime.executors import Ray
+
+        return Ray(num_workers=int(count))
+    from pyro_fed.runtime.executors.executor_names import NAMED
+
+    if text not in NAMED:
+        raise SettingError(f"--executor {text!r}: expected {', '.join(NAMED)} or ray:N with N processes, such as ray:2")
+    return text
+
+
+def parse_graph(text: str, num_clients: int) -> Graph:
+    """The graph of `--graph`, a builder of `pyro_fed.graph` and its arguments, such as "small_world:4,0.1"."""
+    from pyro_fed.recipes.components import resolve_component
+
+    name, _, rest = text.partition(":")
+    try:
+        values = [int(one) if one.strip().isdecimal() else float(one) for one in rest.split(",") if one.strip()]
+    except ValueError:
+        raise SettingError(
+            f"--graph {text!r}: behind the colon stand numbers, such as erdos_renyi:0.5, received {rest!r}"
+        ) from None
+    graph: Graph = resolve_component("pyro_fed.graph", name, Path("--graph"), num_clients, *values)
+    return graph

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from pyro_fed.cli import options
-from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
     from pyro_fed.deployment.files import Combined
-
-#: Exit code of `combine` if an answer was refused.
-REFUSED = 2
-
-
-@contextmanager
-def extra() -> Iterator[None]:
-    """A context for imports that need the extra `files`; SettingError if it is not installed."""
-    try:
-        yield
-    except ImportError as error:
-        raise SettingError("this needs the extra: pip install 'pyro_fed[files]'") from error
 
 
 @click.group()
@@ -34,27 +19,17 @@ def study() -> None:
 
 
 @study.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@options.folder
 @click.option("--model", required=True, shell_complete=options.complete_model, help="A model's name or .py file.")
-@click.option(
-    "--recipe",
-    "recipe_name",
-    default="files",
-    show_default=True,
-    callback=options.known_recipes,
-    shell_complete=options.complete_recipe,
-    help="A recipe's name or .toml file.",
-)
+@options.study_recipe
 @click.option("--sites", required=True, metavar="A,B,...", help="The sites' names; they are numbered in this order.")
 @click.option("--name", help="The study's name; default: that of DIR.")
 @options.rounds
 @click.option("--draws", type=click.IntRange(min=1), help="Number of draws of the result.")
 @click.option("--min-clients", type=click.IntRange(min=0), help="Answers without which a round is not applied.")
 @click.option("--audit/--no-audit", default=True, show_default=True, help="One more exchange that checks the result.")
-@click.option(
-    "--template",
-    type=click.Path(path_type=Path),
-    help="One made-up row, as --data of `answer`, if a row of ones does not suit the model.",
+@options.path_option(
+    "--template", text="One made-up row, as --data of `answer`, if a row of ones does not suit the model."
 )
 @options.seed
 def init(
@@ -66,7 +41,7 @@ def init(
     DIR/outbox gets a first request for each site, with the model and the recipe. Mail it, and tell the sites the
     key's fingerprint in another way, by telephone for instance.
     """
-    with extra():
+    with options.needs_extra("files"):
         from pyro_fed.deployment.files import init_study
 
     made = init_study(
@@ -91,14 +66,13 @@ def init(
 
 @study.command()
 @click.argument("request", type=click.Path(path_type=Path))
-@click.option(
+@options.path_option(
     "--data",
-    type=click.Path(path_type=Path),
-    help="This site's rows: a .npz or .csv file with the model's arguments, or a .py file with load_rows. Needed once.",
+    text="This site's rows: a .npz or .csv file with the model's arguments, or a .py file with load_rows. Needed once.",
 )
-@click.option("--folder", type=click.Path(path_type=Path), help="This site's folder; default: STUDY-SITE, here.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Where the answer goes; default: here.")
-@click.option("--policy", type=click.Path(path_type=Path), help="This site's policy.toml; default: that in its folder.")
+@options.path_option("--folder", text="This site's folder; default: STUDY-SITE, here.")
+@options.path_option("--out", file_okay=False, text="Where the answer goes; default: here.")
+@options.path_option("--policy", text="This site's policy.toml; default: that in its folder.")
 @click.option("--coordinator", metavar="SHA256:...", help="The key that the coordinator has told; with --yes at first.")
 @click.option("--yes", is_flag=True, help="Do not ask: for scripts.")
 def answer(
@@ -109,7 +83,7 @@ def answer(
 
     The first request brings the model and the recipe: read them, since the model is code that runs here.
     """
-    with extra():
+    with options.needs_extra("files"):
         from pyro_fed.deployment.files import answer_request
 
     def confirm(shown: str, question: str) -> bool:
@@ -129,7 +103,7 @@ def answer(
 
 
 @study.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@options.folder
 @click.argument("answers", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--go-on", is_flag=True, help="Go on without the sites that have not answered this exchange.")
 def combine(folder: Path, answers: tuple[Path, ...], go_on: bool) -> None:
@@ -137,24 +111,24 @@ def combine(folder: Path, answers: tuple[Path, ...], go_on: bool) -> None:
 
     Answers may come one by one, and more than once. Without any the command says what is waited for.
     """
-    with extra():
+    with options.needs_extra("files"):
         from pyro_fed.deployment.files import combine as combine_answers
 
     found = combine_answers(folder, answers, go_on=go_on)
     _tell(found)
     if found.refused:
-        raise SystemExit(REFUSED)
+        raise SystemExit(2)  # as for other wrong input
 
 
 @study.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@options.folder
 @click.argument("name")
 def ask(folder: Path, name: str) -> None:
     """Ask the sites about the result of the study in DIR, by one more exchange.
 
     NAME is an estimand in ESTIMANDS of the model's file, or "loo" for leave-one-out and WAIC.
     """
-    with extra():
+    with options.needs_extra("files"):
         from pyro_fed.deployment.files import ask_sites
 
     _tell(ask_sites(folder, name))
@@ -184,7 +158,7 @@ def show(file: Path) -> None:
     """Print what a request or an answer says, without its numbers; its signature is not verified."""
     import json
 
-    with extra():
+    with options.needs_extra("files"):
         from pyro_fed.deployment.files.letter import ANSWER, REQUEST, read_letter
 
     kind = ANSWER if file.name.startswith(ANSWER) else REQUEST

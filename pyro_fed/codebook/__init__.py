@@ -10,33 +10,30 @@
     pf.codebook.table_one(summaries).to_markdown()
     pf.codebook.kaplan_meier(summaries)                     curves by site and overall
 
-codebook, plain      the TOML file and its entries
-rows, schema         a site's table, and the codebook as pandera's schema
-checking             `check` and `read_rows`
-at_site, dates, units    what a table contradicts, and which unit or shift explains it
-summary              what may leave: the rules on small counts
-between_sites        summaries beside each other
-pooling, table       pooled means and SDs, and Table 1
-outcomes, survival   events by bins of time, and Kaplan-Meier curves
-sentences            the texts of all findings
+codebook         the TOML file and its entries
+rows, units      a site's table, the codebook as pandera's schema, and what units and dates are taken for each other
+at_site          `check` and `read_rows`: what a table contradicts
+summary          what may leave: the rules on small counts
+between_sites    summaries beside each other
+pooling          pooled means and SDs, and Table 1
+survival         Kaplan-Meier curves
+sentences        the texts of all findings
 """
 
-from pyro_fed.codebook.at_site import SiteFinding
+from pyro_fed.codebook.at_site import SiteCheck, SiteFinding, check, read_rows
 from pyro_fed.codebook.between_sites import compare
-from pyro_fed.codebook.checking import SiteCheck, check, read_rows
 from pyro_fed.codebook.codebook import Codebook, Column, Outcome, Site, read_codebook
-from pyro_fed.codebook.outcomes import OutcomeSummary
-from pyro_fed.codebook.pooling import Constants, Moments, constants, read_constants
-from pyro_fed.codebook.schema import schema
+from pyro_fed.codebook.pooling import Constants, Moments, TableOne, constants, read_constants, table_one
+from pyro_fed.codebook.rows import schema
 from pyro_fed.codebook.summary import (
     CategorySummary,
     NumberSummary,
+    OutcomeSummary,
     Relation,
     SiteSummary,
     read_summary,
 )
 from pyro_fed.codebook.survival import SurvivalTable, kaplan_meier
-from pyro_fed.codebook.table import TableOne, table_one
 from pyro_fed.conventions.doors import public_dir
 
 __all__ = [

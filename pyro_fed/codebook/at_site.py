@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,43 +18,32 @@ import pandas as pd
 from scipy import stats
 
 from pyro_fed.codebook import sentences
-from pyro_fed.codebook.codebook import Codebook, Column
-from pyro_fed.codebook.dates import date_shift, format_in_words, format_of, swapped, swapped_format
-from pyro_fed.codebook.rows import Table, Typed, plain, typed
-from pyro_fed.codebook.schema import failures
-from pyro_fed.codebook.units import Confusion, confusions, unit_of_whole_numbers
+from pyro_fed.codebook.codebook import Codebook, Column, check_installed
+from pyro_fed.codebook.rows import Table, TypedTable, failures, read_table, typed_table, whole_number_text
+from pyro_fed.codebook.summary import SiteSummary, summarise
+from pyro_fed.codebook.units import (
+    UNEXPLAINED,
+    Confusion,
+    confusions,
+    date_shift,
+    format_in_words,
+    format_of,
+    swapped,
+    swapped_format,
+    unit_of_whole_numbers,
+)
 from pyro_fed.codes.finding import Finding
-from pyro_fed.errors import listed
+from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.client_names import check_shown_name
+from pyro_fed.errors import DataError, SettingError, listed
 
 #: What is usually written for a missing number.
 MISSING_CODES = (
-    -1,
-    -7,
-    -8,
-    -9,
-    -77,
-    -88,
-    -99,
-    -999,
-    -9999,
-    9,
-    77,
-    88,
-    97,
-    98,
-    99,
-    777,
-    888,
-    998,
-    999,
-    8888,
-    9999,
-    99999,
+    *(-1, -7, -8, -9, -77, -88, -99, -999, -9999),
+    *(9, 77, 88, 97, 98, 99, 777, 888, 998, 999, 8888, 9999, 99999),
 )
 #: The most rows that spreadsheets, statistics programs and database clients export.
 EXPORT_LIMITS = (1000, 5000, 10000, 16384, 32767, 32768, 50000, 65535, 65536, 100000, 1048575, 1048576)
-#: A cause explains a failure if it leaves at most this share of the rows unexplained.
-UNEXPLAINED = 0.05
 #: Chance of a false alarm of each check that is a test.
 FALSE_ALARM = 1e-4
 #: Factor by which dependent columns make equal rows more frequent than independent ones would be.
@@ -85,18 +75,7 @@ Found = tuple[Finding, Any, str]
 
 @dataclass(frozen=True, eq=False)
 class _Column:
-    """A column of a site's table, with what is known of it.
-
-    Attributes:
-        name: in the codebook.
-        column: what it must be.
-        values: in the codebook's type, (n,).
-        texts: as they are in the file, (n,).
-        unreadable: positions of texts that are no such value.
-        failed: positions of the rows that fail each check of pandera, by the check's name.
-        frame: the other columns.
-        book: the codebook.
-    """
+    """A column in the codebook's type and as texts, rows that are unreadable or fail a check, and the other columns."""
 
     name: str
     column: Column
@@ -116,11 +95,11 @@ class _Column:
         return sentences.share(len(rows), len(self.values), self.book.fewest)
 
 
-def findings_of(table: Table, book: Codebook, site: str) -> tuple[list[SiteFinding], Typed]:
+def findings_of(table: Table, book: Codebook, site: str) -> tuple[list[SiteFinding], TypedTable]:
     """The findings of a table, and the table in the codebook's types."""
-    data = typed(table, book)
+    data = typed_table(table, book)
     failed = failures(data.frame, book, site)
-    found = [*_file_findings(table, book, site), *_absent(table, failed, book)]
+    found = [*_file_findings(table, book, site), *_absent_columns(table, failed, book)]
     for name in data.frame if len(data.frame) else []:
         checks = {check: np.array(rows, int) for (check, of), rows in failed.items() if of == name}
         unreadable = data.unreadable[name].nonzero()[0]
@@ -128,7 +107,7 @@ def findings_of(table: Table, book: Codebook, site: str) -> tuple[list[SiteFindi
         found += _column_findings(
             _Column(name, book.columns[name], values, texts, unreadable, checks, data.frame, book)
         )
-    found += _twice(data, table, book)
+    found += _repeated_rows(data, table, book)
     return [
         SiteFinding(site, one, tuple(table.numbers[np.asarray(rows, int)].tolist()), own, table.called)
         for one, rows, own in found
@@ -148,7 +127,7 @@ def _file_findings(table: Table, book: Codebook, site: str) -> Iterator[Found]:
         yield sentences.at_export_limit(limit=number), [], ""
 
 
-def _absent(table: Table, failed: dict[tuple[str, str], list[int]], book: Codebook) -> Iterator[Found]:
+def _absent_columns(table: Table, failed: dict[tuple[str, str], list[int]], book: Codebook) -> Iterator[Found]:
     others = [name for name in table.texts if name not in book.columns]
     for check, name in failed:
         if check == "absent":
@@ -255,7 +234,7 @@ def _unknown_levels(values: pd.Series, column: Column, fewest: int) -> tuple[str
         how = "they differ from its levels by capitals, spaces or signs only"
     elif all(sum(_letters(level).startswith(_letters(text)) for level in levels) == 1 for text in texts):
         how = "they abbreviate its levels"
-    elif all(re.fullmatch(r"-?\d+", plain(text)) for text in texts):
+    elif all(re.fullmatch(r"-?\d+", whole_number_text(text)) for text in texts):
         how = "they are numbers, such as 1 and 2 for its levels, or a code for a missing value"
     else:
         how = ""
@@ -326,7 +305,7 @@ def _in_range(values: pd.Series, column: Column) -> pd.Series:
 # -- Rows ---------------------------------------------------------------------------------------------------------
 
 
-def _twice(data: Typed, table: Table, book: Codebook) -> list[Found]:
+def _repeated_rows(data: TypedTable, table: Table, book: Codebook) -> list[Found]:
     """Rows that are equal in all columns but identifiers, if chance does not explain them."""
     columns = [name for name in data.frame if book.columns[name].type != "identifier"]
     number = len(data.frame)
@@ -343,3 +322,94 @@ def _twice(data: Typed, table: Table, book: Codebook) -> list[Found]:
     rows = again.nonzero()[0]
     whole = bool((copies > 1).all())
     return [(sentences.rows_twice(rows=sentences.share(len(rows), number, book.fewest), whole=whole), rows, "")]
+
+
+@dataclass(frozen=True)
+class SiteCheck:
+    """What `check` returns.
+
+    Attributes:
+        findings: what speaks against the table, with the numbers of its rows: for the site alone.
+        summary: what may leave the site.
+    """
+
+    findings: list[SiteFinding]
+    summary: SiteSummary
+
+
+def _file_stem(rows: str | Path | pd.DataFrame) -> str:
+    return "" if isinstance(rows, pd.DataFrame) else Path(rows).stem
+
+
+@checked
+def check(codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "", fewest: int | None = None) -> SiteCheck:
+    """Check a site's table against the codebook, and summarise what may leave the site.
+
+    Args:
+        codebook: of `read_codebook`.
+        rows: the path of a CSV file, or a data frame.
+        site: the site's name; by default that of the file.
+        fewest: the least number of rows about which a figure may leave, if the site wants more than the codebook's.
+
+    Returns:
+        Findings with the numbers of rows, for the site's own eyes, and a summary that has no row's value.
+
+    Raises:
+        DataError: the file cannot be read.
+        SettingError: the extra `study` is not installed, or `fewest` is smaller than the codebook's.
+        ProtocolError: the site has no name, as of a data frame, or one that is no plain name.
+
+    Example:
+        >>> checked = pf.codebook.check(book, "albany.csv")
+        >>> for one in checked.findings:
+        ...     print(one.finding.text, one.rows)
+        >>> path = checked.summary.write("albany.json")
+    """
+    check_installed()
+    site = site or _file_stem(rows)
+    check_shown_name(site)
+    if fewest is not None:
+        if fewest < codebook.fewest:
+            raise SettingError(f"check: fewest must be at least the codebook's, {codebook.fewest}; received {fewest}")
+        codebook = replace(codebook, fewest=fewest)
+    table = read_table(rows)
+    findings, data = findings_of(table, codebook, site)
+    return SiteCheck(findings, summarise(data.frame, codebook, site, [one.finding for one in findings]))
+
+
+@checked
+def read_rows(codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "") -> pd.DataFrame:
+    """A site's table in the codebook's types, as a model takes it.
+
+    Categories have the codebook's levels in the codebook's order at every site, missing codes are missing values, dates
+    are dates. Columns that the codebook does not have are left out.
+
+    Args:
+        codebook: of `read_codebook`.
+        rows: the path of a CSV file, or a data frame.
+        site: the site's name; by default that of the file.
+
+    Raises:
+        DataError: the table contradicts the codebook; `check` says where.
+        SettingError: the extra `study` is not installed.
+
+    Example:
+        >>> frame = pf.codebook.read_rows(book, "albany.csv")
+        >>> list(frame["sex"].cat.categories)
+        ['male', 'female']
+    """
+    check_installed()
+    site = site or _file_stem(rows)
+    findings, data = findings_of(read_table(rows), codebook, site)
+    doubts = [one.finding for one in findings if one.finding.is_doubt]
+    if doubts:
+        raise DataError(
+            f"read_rows: the table of {site or 'this site'} contradicts the codebook: "
+            f"{listed(one.text for one in doubts)}. pyro-fed check shows the rows"
+        )
+    frame = data.frame
+    for name in codebook.of_type("category"):
+        if name in frame:
+            column = codebook.columns[name]
+            frame[name] = pd.Categorical(frame[name], categories=list(column.levels), ordered=column.ordered)
+    return frame

@@ -24,9 +24,8 @@ import numpy as np
 from pyro_fed.codebook import sentences
 from pyro_fed.codebook.at_site import SiteFinding
 from pyro_fed.codebook.codebook import Column
-from pyro_fed.codebook.dates import SHIFTS
 from pyro_fed.codebook.summary import HALVES, NumberSummary, SiteSummary
-from pyro_fed.codebook.units import Confusion, confusions
+from pyro_fed.codebook.units import SHIFTS, Confusion, confusions
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.names import OVERALL
@@ -50,7 +49,8 @@ ESTABLISHED = 2.0
 FREQUENCIES = "their frequencies"
 #: No value is missing at a site, and at least this share at each other one, with this chance of that.
 OFTEN_MISSING, MISSING_CHANCE = 0.1, 1e-6
-
+#: Findings of a site on a column beside which one between sites says more.
+NOT_EXPLAINED = {"scale_differs": {"out_of_range", "in_unknown_unit"}, "time_differs": {"out_of_range"}}
 
 #: The site that a finding is about, or two of which one is wrong; and the finding.
 Found = tuple[tuple[str, ...], Finding]
@@ -91,10 +91,6 @@ def compare(summaries: Sequence[SiteSummary]) -> list[SiteFinding]:
     order = [one.site for one in summaries]
     found.sort(key=lambda one: order.index(one[0][0]))
     return [SiteFinding(" or ".join(sites), finding) for sites, finding in found]
-
-
-#: Findings of a site on a column beside which one between sites says more.
-NOT_EXPLAINED = {"scale_differs": {"out_of_range", "in_unknown_unit"}, "time_differs": {"out_of_range"}}
 
 
 def check_sites(summaries: Sequence[SiteSummary], least: int = 2) -> None:
@@ -185,9 +181,8 @@ class _Sites:
             center, scale = float(np.median(mean[others])), float(np.median(sd[others]))
             apart, ratio = (mean[k] - center) / scale, sd[k] / scale
             wide = math.hypot(self.mean_differs, self.n[k] ** -0.5)
-            if abs(apart) > FAR_APART * wide or abs(math.log(ratio)) > FAR_APART * math.hypot(
-                SDS_DIFFER, self.n[k] ** -0.5
-            ):
+            wide_sd = math.hypot(SDS_DIFFER, self.n[k] ** -0.5)
+            if abs(apart) > FAR_APART * wide or abs(math.log(ratio)) > FAR_APART * wide_sd:
                 yield int(k), float(apart), float(ratio)
 
 
@@ -196,7 +191,7 @@ def _scales(name: str, column: Column, sites: dict[str, NumberSummary]) -> Itera
     if len(varying) < 2:
         return
     is_date = column.type == "date"
-    compared, possible = _sites_of(varying, column), _shifts() if is_date else confusions(column)
+    compared, possible = _sites_of(varying, column), SHIFTS if is_date else confusions(column)
     factors, offsets = np.ones(len(compared.names)), np.zeros(len(compared.names))
     for _ in varying:
         gain, site, one, rival = _likeliest(compared, possible, factors, offsets)
@@ -243,15 +238,6 @@ def _converted(factors: np.ndarray, offsets: np.ndarray, k: int, one: Confusion)
     return factors, offsets
 
 
-def _shifts() -> list[Confusion]:
-    """Shifts of dates, as confusions with a factor of one."""
-    return [
-        Confusion(1.0, f"{name} too {'late' if sign > 0 else 'early'}", sign * size)
-        for size, name in SHIFTS
-        for sign in (1, -1)
-    ]
-
-
 def _sites_of(sites: dict[str, NumberSummary], column: Column) -> _Sites:
     names, n = [*sites], [float(one.n or 0) for one in sites.values()]
     mean, sd = [float(one.mean or 0) for one in sites.values()], [float(one.sd or 0) for one in sites.values()]
@@ -286,12 +272,9 @@ def _levels(name: str, column: Column, summaries: Sequence[SiteSummary]) -> Iter
         for k, site in enumerate(sites):
             score, by = _exchange_score(differences, k)
             if score > scores.get(site.site, (math.log(ODDS) - math.log(PRIOR / len(pairs)),))[0]:
-                finding = (
-                    sentences.levels_reversed(column=name, by=tuple(by))
-                    if pair == HALVES
-                    else sentences.levels_exchanged(column=name, levels=pair, by=tuple(by))
-                )
-                scores[site.site] = score, finding
+                reversed_order = sentences.levels_reversed(column=name, by=tuple(by))
+                exchanged = sentences.levels_exchanged(column=name, levels=pair, by=tuple(by))
+                scores[site.site] = score, reversed_order if pair == HALVES else exchanged
     if scores:  # a wrong site makes others look wrong
         worst = max(scores, key=lambda site: scores[site][0])
         yield (*scores,) if len(sites) == 2 else (worst,), scores[worst][1]

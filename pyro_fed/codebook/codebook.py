@@ -11,23 +11,85 @@ range = [18, 100]
 [columns.sex]
 type = "category"
 levels = { male = ["M", "1"], female = ["F", "2"] }     # or ["male", "female"]
+
+Codebooks and summaries are dataclasses that pydantic reads, which checks every entry's type. Both files come from
+others: an entry that is unknown or of another type is refused with its place, and its value is not repeated.
 """
 
 from __future__ import annotations
 
 import datetime
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import combinations, pairwise
 from math import isfinite
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
-from pyro_fed.codebook.plain import from_table, reason
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.names import closest
-from pyro_fed.errors import SettingError, listed
+from pyro_fed.conventions.spelling import closest
+from pyro_fed.errors import DataError, SettingError, listed
+
+T = TypeVar("T")
+
+#: The packages of the extra, by the modules that are imported.
+NEEDED = ("pandera", "pydantic", "tabulate")
+
+
+def check_installed() -> None:
+    """Raise SettingError where a package of the extra `study` is missing."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise SettingError(f"codebooks need {listed(missing)}: pip install 'pyro_fed[study]'")
+
+
+def from_table(kind: type[T], table: Any, where: str) -> T:
+    """A dataclass from the tables of a TOML file; SettingError names the entries at fault."""
+    check_installed()
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_python(table)
+    except ValidationError as error:
+        raise SettingError(f"{where}: {_faults(error)}") from None
+
+
+def from_json(kind: type[T], path: Path) -> T:
+    """A dataclass from a JSON file; DataError names the entries at fault."""
+    check_installed()
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_json(path.read_bytes(), strict=False)
+    except ValidationError as error:
+        raise DataError(f"{path} is not such a file as pyro-fed check writes: {_faults(error)}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {reason(error)}") from error
+
+
+def to_json(value: Any, brief: Sequence[str] = ()) -> bytes:
+    """A dataclass as JSON; every number is read back as the same number. `brief` entries are without their defaults."""
+    check_installed()
+    from pydantic import TypeAdapter
+
+    adapter = TypeAdapter(type(value))
+    plain, short = (adapter.dump_python(value, mode="json", exclude_defaults=only) for only in (False, True))
+    return (json.dumps(plain | {name: short[name] for name in brief}, indent=1, allow_nan=False) + "\n").encode()
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Why a file cannot be read: the system's words, or Python's on its path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _faults(error: Any) -> str:
+    """Place and fault of each entry, without its value."""
+    places = [(".".join(map(str, one["loc"])) or "the file", one["msg"]) for one in error.errors(include_input=False)]
+    return "; ".join(f"{place}: {message}" for place, message in dict(places[:5]).items())
+
 
 #: Types whose values are numbers, and have moments.
 NUMBERS = ("number", "integer")
@@ -189,11 +251,7 @@ def read_codebook(path: str | Path) -> Codebook:
 
 
 def checked_codebook(book: Codebook, where: str) -> Codebook:
-    """The codebook, if its entries agree with each other.
-
-    Raises:
-        SettingError: they do not; the message has all places.
-    """
+    """The codebook, if its entries agree with each other; SettingError has all places where they do not."""
     faults = [] if book.columns else ["it has no columns: write a table [columns.NAME] for each"]
     if book.fewest < 2:
         faults.append(f"fewest must be at least 2, received {book.fewest}: the figures of one row are its values")
@@ -261,12 +319,9 @@ def _column_faults(name: str, column: Column, book: Codebook) -> list[str]:
     if column.after and (column.after == name or column.after not in book.of_type("date")):
         faults.append(f"after = {column.after!r} is not another date column")
     if is_category:
-        texts = [text for levels in [column.levels] for level in levels for text in (level, *_synonyms(levels, level))]
+        others = column.levels.values() if isinstance(column.levels, Mapping) else ()
+        texts = [*column.levels, *(text for each in others for text in each)]
         twice = sorted({text for text in texts if texts.count(text) > 1})
         if twice:
             faults.append(f"levels: {listed(map(repr, twice))} is there twice")
     return faults
-
-
-def _synonyms(levels: tuple[str, ...] | dict[str, tuple[str, ...]], level: str) -> tuple[str, ...]:
-    return levels[level] if isinstance(levels, Mapping) else ()

@@ -1,4 +1,4 @@
-"""A site's table: its texts as they are in the file, and its columns in the codebook's types."""
+"""A site's table: its texts as in the file, its columns in the codebook's types, and pandera's schema of these."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from pyro_fed.codebook.codebook import Codebook, Column
-from pyro_fed.codebook.plain import reason
+from pyro_fed.codebook.codebook import Codebook, Column, check_installed, reason
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import DataError, listed
+
+if TYPE_CHECKING:
+    from pandera.pandas import DataFrameSchema
+
 
 #: What separates the fields of a line.
 SEPARATORS = ",;\t|"
@@ -22,29 +26,17 @@ SEPARATORS = ",;\t|"
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table as texts.
+    """A table as texts."""
 
-    Attributes:
-        texts: a column for each of the header, without outer spaces.
-        numbers: of the rows for a message: the lines of a file, or 1, 2, ... of a frame, (n,).
-        ragged: lines with another number of fields than the header; they are not among the texts.
-        is_cut_off: whether the file ends within its last row, which is not among the texts either.
-        called: what a row's number counts, "line" or "row".
-    """
-
-    texts: pd.DataFrame
-    numbers: np.ndarray
-    ragged: tuple[int, ...] = ()
-    is_cut_off: bool = False
-    called: str = "row"
+    texts: pd.DataFrame  # a column for each of the header, without outer spaces
+    numbers: np.ndarray  # of the rows for a message: the lines of a file, or 1, 2, ... of a frame, (n,)
+    ragged: tuple[int, ...] = ()  # lines with another number of fields than the header, not among the texts
+    is_cut_off: bool = False  # the file ends within its last row, which is not among the texts either
+    called: str = "row"  # what a row's number counts, "line" or "row"
 
 
 def read_table(source: Any) -> Table:
-    """The table of a CSV file or a frame.
-
-    Raises:
-        DataError: the file cannot be read or has no header, or two columns have one name.
-    """
+    """The table of a CSV file or a frame."""
     return _of_frame(source) if isinstance(source, pd.DataFrame) else _of_file(Path(source))
 
 
@@ -97,20 +89,14 @@ def _check_header(names: Iterable[Any], where: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Typed:
-    """A table in the codebook's types.
-
-    Attributes:
-        frame: the codebook's columns that the table has: floats, dates, texts and levels; a text that is none of a
-            category's levels is kept. Missing and unreadable values are missing.
-        unreadable: by column, rows whose text is no such value, (n,).
-    """
+class TypedTable:
+    """A table's columns in the codebook's types (unknown levels stay), and rows with unreadable texts by column."""
 
     frame: pd.DataFrame
     unreadable: dict[str, np.ndarray]
 
 
-def typed(table: Table, book: Codebook) -> Typed:
+def typed_table(table: Table, book: Codebook) -> TypedTable:
     """The codebook's columns of a table in their types."""
     columns, unreadable = {}, {}
     for name, column in book.columns.items():
@@ -119,16 +105,16 @@ def typed(table: Table, book: Codebook) -> Typed:
             there = ~is_missing(texts, column, book)
             columns[name] = values = _converted(texts.where(there, None), column)
             unreadable[name] = (there & values.isna()).to_numpy(bool)
-    return Typed(pd.DataFrame(columns, index=table.texts.index), unreadable)
+    return TypedTable(pd.DataFrame(columns, index=table.texts.index), unreadable)
 
 
 def is_missing(texts: pd.Series, column: Column, book: Codebook) -> pd.Series:
     """Which texts stand for missing values, (n,)."""
-    codes = {plain(str(code)).casefold() for code in (*book.missing, *column.missing)}
-    return texts.map(lambda text: plain(text).casefold() in codes).astype(bool)
+    codes = {whole_number_text(str(code)).casefold() for code in (*book.missing, *column.missing)}
+    return texts.map(lambda text: whole_number_text(text).casefold() in codes).astype(bool)
 
 
-def plain(text: str) -> str:
+def whole_number_text(text: str) -> str:
     """A text, whole numbers without decimals: "1.0" as "1"."""
     try:
         return str(int(float(text))) if float(text).is_integer() else text
@@ -143,6 +129,87 @@ def _converted(texts: pd.Series, column: Column) -> pd.Series:
     if column.type == "date":
         return pd.to_datetime(texts, format=column.format, errors="coerce").astype("datetime64[s]")
     if column.type == "category":
-        known = {plain(text): level for text, level in column.texts.items()} | column.texts
-        return texts.map(lambda text: known.get(text, known.get(plain(text), text)), na_action="ignore").astype(object)
+        known = {whole_number_text(text): level for text, level in column.texts.items()} | column.texts
+        return texts.map(
+            lambda text: known.get(text, known.get(whole_number_text(text), text)), na_action="ignore"
+        ).astype(object)
     return texts.astype(object)
+
+
+@checked
+def schema(codebook: Codebook, site: str = "") -> DataFrameSchema:
+    """The codebook as a schema of pandera, for tables whose columns have the codebook's types.
+
+    Args:
+        codebook: of `read_codebook`.
+        site: whose table it is, for the columns that it lacks.
+
+    Raises:
+        SettingError: pandera is not installed.
+
+    Example:
+        >>> list(pf.codebook.schema(book).columns)[:2]
+        ['patient', 'age']
+    """
+    check_installed()
+    import pandera.pandas as pa
+
+    lacks = codebook.expected_at(site).lacks
+    columns = {
+        name: pa.Column(
+            "datetime64[s]" if column.type == "date" else float if column.has_moments else object,
+            _checks(column),
+            nullable=not column.complete,
+            unique=column.is_unique,
+            required=not (column.optional or name in lacks),
+        )
+        for name, column in codebook.columns.items()
+    }
+    orders = [_in_order(name, column.after) for name, column in codebook.columns.items() if column.after]
+    return pa.DataFrameSchema(columns, checks=orders)
+
+
+def _checks(column: Column) -> list[Any]:
+    import pandera.pandas as pa
+
+    checks = []
+    if column.range is not None:
+        low, high = (pd.Timestamp(end) if column.type == "date" else end for end in column.range)
+        checks.append(pa.Check.in_range(low, high, error="range"))
+    if column.type == "integer":
+        checks.append(pa.Check(lambda values: values % 1 == 0, error="whole"))
+    if column.type == "category":
+        checks.append(pa.Check.isin(list(column.levels), error="levels"))
+    return checks
+
+
+def _in_order(name: str, other: str) -> Any:
+    """A check of whole rows: a date is not before the other one."""
+    import pandera.pandas as pa
+
+    def follows(frame: pd.DataFrame) -> pd.Series:
+        if name not in frame or other not in frame:
+            return pd.Series(True, index=frame.index)
+        return ~(frame[name] < frame[other])
+
+    return pa.Check(follows, error=f"after {name}", ignore_na=False)
+
+
+def failures(frame: pd.DataFrame, codebook: Codebook, site: str) -> dict[tuple[str, str], list[int]]:
+    """Positions of the rows that fail each check of a column: by (check, column), in order."""
+    import pandera.errors
+
+    try:
+        schema(codebook, site).validate(frame, lazy=True)
+    except pandera.errors.SchemaErrors as error:
+        found: dict[tuple[str, str], set[int]] = {}
+        for case in error.failure_cases.to_dict("records"):
+            check = str(case["check"])
+            if check == "column_in_dataframe":
+                found.setdefault(("absent", str(case["failure_case"])), set())
+            elif check.startswith("after "):
+                found.setdefault(("after", check.removeprefix("after ")), set()).add(int(case["index"]))
+            else:
+                found.setdefault((check, str(case["column"])), set()).add(int(case["index"]))
+        return {key: sorted(rows) for key, rows in found.items()}
+    return {}

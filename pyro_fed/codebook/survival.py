@@ -25,8 +25,7 @@ import pandas as pd
 
 from pyro_fed.codebook.between_sites import check_together
 from pyro_fed.codebook.codebook import Codebook
-from pyro_fed.codebook.outcomes import OutcomeSummary
-from pyro_fed.codebook.summary import SiteSummary
+from pyro_fed.codebook.summary import OutcomeSummary, SiteSummary
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.names import OVERALL, closest
 from pyro_fed.errors import DataError, listed

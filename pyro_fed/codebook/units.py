@@ -1,23 +1,24 @@
-"""Units that are taken for each other, and by which factor the numbers then differ."""
+"""Units and formats of dates that are taken for each other, and by which factor or shift the values then differ."""
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from pyro_fed.codebook.codebook import Column
 
+#: A cause explains a failure if it leaves at most this share of the rows unexplained.
+UNEXPLAINED = 0.05
+#: Days of a year, on average.
+YEAR = 365.25
 #: Units of one kind, by what one of them is in the kind's own unit (second, gram, metre, joule, pascal, one).
 KINDS: tuple[dict[str, float], ...] = (
     {
-        "seconds": 1.0,
-        "minutes": 60.0,
-        "hours": 3600.0,
-        "days": 86400.0,
-        "weeks": 604800.0,
-        "months": 86400 * 365.25 / 12,
-        "years": 86400 * 365.25,
+        **{"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0, "weeks": 604800.0},
+        **{"months": 86400 * YEAR / 12, "years": 86400 * YEAR},
     },
     {"mg": 1e-3, "g": 1.0, "ounces": 28.349523125, "pounds": 453.59237, "kg": 1e3, "stone": 6350.29318},
     {"mm": 1e-3, "cm": 1e-2, "inches": 0.0254, "feet": 0.3048, "m": 1.0, "km": 1e3, "miles": 1609.344},
@@ -29,25 +30,14 @@ KINDS: tuple[dict[str, float], ...] = (
 NAMES = {
     **{"s": "seconds", "sec": "seconds", "min": "minutes", "h": "hours", "d": "days", "wk": "weeks"},
     **{"year": "years", "yr": "years", "month": "months", "week": "weeks", "day": "days", "hour": "hours"},
-    **{
-        "lb": "pounds",
-        "lbs": "pounds",
-        "pound": "pounds",
-        "oz": "ounces",
-        "kilograms": "kg",
-        "grams": "g",
-        "st": "stone",
-    },
+    **{"lb": "pounds", "lbs": "pounds", "pound": "pounds", "oz": "ounces", "st": "stone"},
+    **{"kilograms": "kg", "grams": "g"},
     **{"in": "inches", "inch": "inches", "ft": "feet", "metres": "m", "meters": "m", "mm Hg": "mmHg", "%": "percent"},
 }
 #: Names in a sentence of units that are written as symbols.
 IN_WORDS = {
-    "kg": "kilograms",
-    "g": "grams",
-    "mg": "milligrams",
-    "cm": "centimetres",
-    "m": "metres",
-    "mm": "millimetres",
+    **{"kg": "kilograms", "g": "grams", "mg": "milligrams"},
+    **{"cm": "centimetres", "m": "metres", "mm": "millimetres"},
 }
 #: Chance of a coincidence that explains what needs an explanation in any case.
 EXPLAINED_BY_CHANCE = 0.01
@@ -56,14 +46,7 @@ PREFIXES = (10.0, 100.0, 1e3, 1e6)
 
 
 class Confusion(NamedTuple):
-    """A site's values are `offset` + `factor` times those in the codebook's unit.
-
-    Attributes:
-        factor: greater than zero.
-        name: what happened, in words, such as "months for years".
-        offset: other than zero for temperatures only.
-        is_named: whether the codebook's unit says which unit it is; else it is a power of ten.
-    """
+    """A site's values are `offset` + `factor` times those in the codebook's unit: a named unit, or a power of ten."""
 
     factor: float
     name: str
@@ -113,3 +96,69 @@ def unit_of_whole_numbers(values: np.ndarray, column: Column) -> str:
         if by_chance < EXPLAINED_BY_CHANCE and (abs(meant - meant.round()) <= 1.001 * rounding).all():
             return one.text
     return ""
+
+
+# -- Dates --------------------------------------------------------------------------------------------------------
+
+#: How dates are usually written.
+FORMATS = (
+    *("%Y-%m-%d", "%Y-%d-%m", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d"),
+    *("%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%d-%b-%Y", "%d %b %Y", "%b %d, %Y", "%Y-%m-%d %H:%M:%S"),
+    *("%Y-%m-%dT%H:%M:%S", "%d/%m/%Y %H:%M"),
+)
+#: Parts of a format in words.
+WORDS = {"%Y": "year", "%y": "year of two digits", "%m": "month", "%d": "day", "%b": "month's name"}
+#: Shifts of whole columns of dates, in days, the most usual first.
+SHIFTS = [
+    Confusion(1.0, f"{name} too {'late' if sign > 0 else 'early'}", sign * size)
+    for size, name in (
+        (100 * YEAR, "100 years"),
+        (1462, "4 years (as between the 1900 and 1904 dates of spreadsheets)"),
+        *((years * YEAR, f"{years} year{'s' * (years > 1)}") for years in (1, 10, 2, 3, 5, 20, 50)),
+    )
+    for sign in (1, -1)
+]
+
+
+def format_of(texts: pd.Series, expected: str) -> str:
+    """The format that all texts have, the swapped one of the expected first; an empty text if there is none."""
+    for one in dict.fromkeys((swapped_format(expected), *FORMATS)):
+        if pd.to_datetime(texts, format=one, errors="coerce").notna().all():
+            return one
+    return ""
+
+
+def swapped_format(form: str) -> str:
+    """A format with day and month exchanged."""
+    return form.translate(str.maketrans("dm", "md"))
+
+
+def format_in_words(form: str) -> str:
+    """A format as a reader would say it: "day/month/year"."""
+    words = re.sub(r"%[YymdbHMS]", lambda part: WORDS.get(part[0], "time"), form)
+    return re.sub(r"[ T]?time(:time)*", " and time", words)
+
+
+def swapped(dates: pd.Series) -> pd.Series:
+    """Dates with day and month exchanged where that is a date; others as they are."""
+    parts = pd.DataFrame({"year": dates.dt.year, "month": dates.dt.day, "day": dates.dt.month})
+    exchanged = pd.to_datetime(parts.where(parts["month"] <= 12), errors="coerce").astype(dates.dtype)
+    return exchanged.where(exchanged.notna(), dates)
+
+
+def date_shift(dates: pd.Series, column: Column) -> str:
+    """The shift without which nearly all dates would be in range, in words; an empty text if there is none."""
+    if column.range is None or not len(dates):
+        return ""
+    days = days_of(dates)
+    low, high = days_of(pd.Series([pd.Timestamp(end) for end in column.range]))
+    for shift in SHIFTS:
+        meant = days - shift.offset
+        if ((meant < low - 1) | (meant > high + 1)).mean() <= UNEXPLAINED:
+            return shift.name
+    return ""
+
+
+def days_of(dates: pd.Series) -> np.ndarray:
+    """Days since 1970-01-01, (n,)."""
+    return np.asarray(dates.astype("datetime64[s]").astype("int64"), float) / 86400

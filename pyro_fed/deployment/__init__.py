@@ -5,7 +5,6 @@
     agents                agents without a server, that talk to their neighbours over TLS
     remote                what Flower and files share: orders, answers, and the executor of both
     policy                what may leave a site: its rules, the gate of all messages, and a ledger of what left
-    client_model_checks   which models cannot run where each process has only its own rows
     rows                  a site's rows from a file
     signing_keys          Ed25519 keys that sign files
     claimed_federation    the federation as a process knows it that has some rows of it, or none

@@ -1,15 +1,26 @@
-"""A federation whose other clients' rows are elsewhere: how many rows each says it has, and what follows from that."""
+"""What a process knows of a federation whose other rows are elsewhere, and which models can run so."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.arguments import flatten
+from pyro_fed.density.running.shared import PREFIX, is_shared
+from pyro_fed.errors import ModelError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.federation.groups.naming import groups_alone
 
 #: Rows that a client's own are padded to, at most: what others claim to have makes no work here.
 MAX_PADDED_INDEX = 10_000
+#: The most rows that a client may claim to have.
+MAX_ROWS = 10**12
 
 
 class ClaimedFederation(Federation):
@@ -40,3 +51,38 @@ def padded_index(rows: Tensor, longest: int) -> Tensor:
     index = torch.zeros(1, width, dtype=torch.int64)
     index[0, : len(rows)] = rows
     return index
+
+
+def check_runs_at_clients(problem: Problem, how: str) -> None:
+    """Refuse models that need more than rows at a client and a prior that all know; `how` they work, for errors."""
+    constants = problem.bound.constants
+    pooled = sorted(name.removeprefix(PREFIX) for name in constants if is_shared(name))
+    if pooled:
+        raise ModelError(
+            f"the values {pooled} of pf.shared(...) are computed from all rows, and a client {how} has its own "
+            "alone: agree on them beforehand, and write them into the model"
+        )
+    if constants:
+        raise ModelError(
+            f"pyro.param statements {sorted(constants)} may differ between clients' processes: write "
+            "their values into the model"
+        )
+
+
+def own_federation(
+    model: Callable[..., Any], name: str, rows: tuple[Any, ...], plate: str, nested: Any, how: str
+) -> Federation:
+    """The rows of a client that works by itself, in a dtype that does not depend on their values; `how` as above."""
+    dtype = flatten(model, rows, None).floating_dtype()
+    own = Federation.from_clients(model, {name: rows}, plate=plate, rows=nested, dtype=dtype)
+    check_runs_at_clients(own.problem, how)
+    return own
+
+
+def one_group_numbers(problem: Problem) -> dict[str, int]:
+    """The whole numbers among the arguments of one group alone, by name: the number of groups is 1 there."""
+    arguments, group = problem.arguments, torch.zeros(1, dtype=torch.int64)
+    if not arguments.nested_plates:
+        return {}
+    alone = pytree.tree_leaves(groups_alone(problem.model, problem.plate, arguments, group))
+    return {name: leaf for name, leaf in zip(arguments.names, alone, strict=True) if type(leaf) is int}

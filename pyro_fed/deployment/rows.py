@@ -48,7 +48,9 @@ def load_rows(path: Path, model: Callable[..., Any], *given: Any, option: str = 
     except (ValueError, OSError, EOFError) as error:
         raise DataError(f"{option} {path} cannot be read: {error}") from error
     _check_names(arrays, names, needed, f"{option} {path} has arrays")
-    return tuple(_number(arrays[name]) for name in names[: len(arrays)])
+    values = [arrays[name] for name in names[: len(arrays)]]
+    # A whole number as Python's own, so that a plate's size may be one.
+    return tuple(one.item() if one.ndim == 0 and one.dtype.kind in "iu" else one for one in values)
 
 
 def _check_names(found: Sequence[str] | dict[str, Any], names: list[str], needed: int, what: str) -> None:
@@ -71,11 +73,6 @@ def _from_table(path: Path, names: list[str], needed: int, option: str) -> tuple
         return (table,)
     _check_names(list(map(str, table.columns)), names, needed, f"{option} {path} has columns")
     return tuple(table[name].to_numpy() for name in names[: len(table.columns)])
-
-
-def _number(array: np.ndarray) -> Any:
-    """A whole number as Python's own, so that a plate's size may be one."""
-    return array.item() if array.ndim == 0 and array.dtype.kind in "iu" else array
 
 
 def _from_python(path: Path, given: tuple[Any, ...], option: str) -> tuple[Any, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
+import stat
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -19,22 +21,24 @@ from cryptography.hazmat.primitives.serialization import (
 from pyro_fed.conventions.output import replaced_file
 from pyro_fed.errors import ProtocolError, SettingError
 
-#: Bits of a file's mode that let others than its owner read or change it.
-NOT_OWNER_BITS = 0o077
+
+def check_owner_only(path: Path) -> None:
+    """Refuse a private key that others than its owner may read or write, as ssh does."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise SettingError(
+            f"{path} has mode {mode:04o}: others than its owner can use the private key, expected mode 0600. Run chmod "
+            f"600 {path}, and make a new key if others may have read it"
+        )
 
 
 def load_signing_key(path: Path) -> Ed25519PrivateKey:
-    """A private key from a file that only its owner can read.
-
-    Raises:
-        SettingError: there is no such key, it is of another kind, or others can read its file.
-    """
+    """A private key from a file that only its owner can read."""
     try:
-        mode, data = path.stat().st_mode, path.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
         raise SettingError(f"{path}: expected a private key: {error}") from error
-    if mode & NOT_OWNER_BITS:
-        raise SettingError(f"{path}: a private key that others than its owner can read; expected mode 0600: chmod 600")
+    check_owner_only(path)
     try:
         key = load_ssh_private_key(data, password=None)
     except (ValueError, TypeError) as error:
@@ -61,11 +65,7 @@ def public_text(key: Ed25519PrivateKey) -> str:
 
 
 def public_key(text: str, where: str) -> Ed25519PublicKey:
-    """The key in a line of text; `where` says in errors where the line is from.
-
-    Raises:
-        ProtocolError: the line has no Ed25519 key.
-    """
+    """The Ed25519 key in a line of text; `where` says in errors where the line is from."""
     try:
         key = load_ssh_public_key(text.encode())
     except Exception as error:  # of a stranger's text, of any kind
@@ -76,11 +76,7 @@ def public_key(text: str, where: str) -> Ed25519PublicKey:
 
 
 def fingerprint_of(text: str) -> str:
-    """The fingerprint of a public key's line, as `ssh-keygen -l` prints it: "SHA256:...".
-
-    Raises:
-        ProtocolError: the line has no key.
-    """
+    """The fingerprint of a public key's line, as `ssh-keygen -l` prints it: "SHA256:..."."""
     try:
         data = base64.b64decode(text.split()[1], validate=True)
     except (ValueError, IndexError) as error:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from test_cli import CONJUGATE
 
 from pyro_fed.cli.main import main
-from pyro_fed.cli.subprocess_run import run_apart
+from pyro_fed.cli.process import run_apart
 
 CHEAP = {
     "svgd": {"num_particles": 40, "local_steps": 5},

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyro_fed.cli.main import main
-from pyro_fed.cli.output import typed_command
+from pyro_fed.cli.process import typed_command
 
 RUN = ("run", "gaussian_mean", "fedep", "--clients", "3", "--rounds", "2")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -187,7 +187,7 @@ def test_the_schema_is_panderas(book, tmp_path):
 
 
 def test_without_the_extra_the_cure_is_named(monkeypatch, tmp_path):
-    from pyro_fed.codebook import plain
+    from pyro_fed.codebook import codebook as plain
 
     monkeypatch.setattr(plain, "find_spec", lambda name: None)
     with pytest.raises(pf.errors.SettingError, match=r"pip install 'pyro_fed\[study\]'"):

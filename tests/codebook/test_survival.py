@@ -10,8 +10,7 @@ import pytest
 
 import pyro_fed as pf
 from pyro_fed.codebook.codebook import Codebook, Column, Outcome
-from pyro_fed.codebook.outcomes import summarise_outcome
-from pyro_fed.codebook.summary import summarise_category
+from pyro_fed.codebook.summary import summarise_category, summarise_outcome
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.ops.small_counts import joined_bins
 

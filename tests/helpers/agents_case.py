@@ -112,8 +112,7 @@ def work(folder, name, algorithm, out, options, waits):
 def _work(folder, name, algorithm, out, options, waits):
     from pyro_fed.deployment.agents.agent import Agent, run_agent
     from pyro_fed.deployment.agents.certificates import Identity
-    from pyro_fed.deployment.agents.peers import load_peers
-    from pyro_fed.deployment.agents.settings import LinkSettings
+    from pyro_fed.deployment.agents.peers import LinkSettings, load_peers
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", UserWarning)

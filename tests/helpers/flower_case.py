@@ -17,9 +17,8 @@ from flwr.supercore.task_identity import TaskIdentity
 import pyro_fed as pf
 from pyro_fed.deployment.flower.configuration import read_configuration
 from pyro_fed.deployment.flower.server import serve
-from pyro_fed.deployment.remote.description import Description
 from pyro_fed.deployment.remote.order import Order
-from pyro_fed.deployment.remote.remote_federation import RemoteFederation
+from pyro_fed.deployment.remote.remote_federation import Description, RemoteFederation
 from pyro_fed.flower import client_app
 
 __all__ = [

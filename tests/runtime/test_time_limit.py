@@ -247,7 +247,7 @@ def test_sigterm_is_taken_for_ctrl_c_once(sigterm_by_default):
 
 WAITS_FOR_THE_END = """
 import sys, time
-from pyro_fed.cli.termination import terminated_as_interrupted
+from pyro_fed.cli.process import terminated_as_interrupted
 with terminated_as_interrupted():
     try:
         print("waiting", flush=True)

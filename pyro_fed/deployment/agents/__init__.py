@@ -1,15 +1,13 @@
 """Agents without a server: processes with rows of their own that talk to their neighbours alone, over TLS.
 
-    peers              the file that all agents share: who they are, where they are, and the graph
+    peers              the file that all agents share: who they are, where they are, and the graph; waiting times
     certificates       an authority and the agents' certificates, for a rehearsal
     statements         signatures of what agents say of themselves, which passes through others
-    settings           how long an agent waits, and how large a message may be
-    farewell           what an agent says as it leaves
-    outbox             the messages that neighbours may still ask for, and which links are down
+    outbox             the messages that neighbours may still ask for, which links are down, and farewells
     wire               gRPC with mutual TLS; encoded messages, nothing unpickled
-    flows              what has passed over each link, by which two ends that differ are brought in step again
+    links              answers to neighbours, and what has passed over each link
     neighbours         the round loop's network: consensus with those that answer
-    agent_federation   the federation as one agent knows it
+    agent_federation   the federation and the executors as one agent knows them
     agent              one agent's run, from its rows to its own InferenceData
 
 Every agent runs the one round loop (`runtime.rounds`) and the algorithm's own functions; what differs from a simulation
@@ -18,8 +16,7 @@ is `neighbours`, which has one row of W in the place of all.
 
 from pyro_fed.deployment.agents.agent import Agent, run_agent
 from pyro_fed.deployment.agents.certificates import Identity, write_certificates
-from pyro_fed.deployment.agents.peers import Peers, load_peers
-from pyro_fed.deployment.agents.settings import LinkSettings
+from pyro_fed.deployment.agents.peers import LinkSettings, Peers, load_peers
 from pyro_fed.deployment.agents.wire import Unwelcome
 from pyro_fed.deployment.rows import load_rows
 

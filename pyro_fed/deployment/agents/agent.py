@@ -38,32 +38,20 @@ from pyro_fed.density.fingerprint import (
 from pyro_fed.density.latents.modes import MOST_STARTS
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.containers import Table
-from pyro_fed.deployment.agents.agent_federation import AgentFederation
-from pyro_fed.deployment.agents.audit import AskedAgents, AuditedAgent
+from pyro_fed.deployment.agents.agent_federation import AgentFederation, AskedAgents, AuditedAgent
 from pyro_fed.deployment.agents.certificates import Identity
-from pyro_fed.deployment.agents.farewell import DifferError, Farewell
-from pyro_fed.deployment.agents.neighbours import END, Links, neighbours_of
-from pyro_fed.deployment.agents.outbox import At, NoMessage
-from pyro_fed.deployment.agents.peers import Peers
-from pyro_fed.deployment.agents.settings import LinkSettings
+from pyro_fed.deployment.agents.links import END, Links
+from pyro_fed.deployment.agents.neighbours import neighbours_of
+from pyro_fed.deployment.agents.outbox import At, DifferError, Farewell, NoMessage
+from pyro_fed.deployment.agents.peers import LinkSettings, Peers
 from pyro_fed.deployment.agents.wire import Unwelcome, Wire, with_step
-from pyro_fed.deployment.client_model_checks import check_runs_at_clients
+from pyro_fed.deployment.claimed_federation import one_group_numbers, own_federation
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
-from pyro_fed.deployment.policy.shares import level_counts, rows_share
+from pyro_fed.deployment.policy.rules import level_counts, rows_share
 from pyro_fed.deployment.remote.questions import LOO, check_questions, with_answer
-from pyro_fed.errors import (
-    DivergenceError,
-    PolicyError,
-    ProtocolError,
-    QuorumError,
-    SettingError,
-    StoppedError,
-    listed,
-)
+from pyro_fed.errors import DivergenceError, PolicyError, ProtocolError, QuorumError, SettingError, StoppedError, listed
 from pyro_fed.federation.federation import Federation
-from pyro_fed.federation.group_names import groups_alone
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy import Setup, resolve_for_run
 from pyro_fed.results.inference_data import InferenceData
@@ -178,7 +166,7 @@ def run_agent(agent: Agent) -> InferenceData:
     name = agent.identity.name
     me = agent.peers.number(name)
     with threads(1), torch.no_grad():
-        own = _own_federation(agent)
+        own = own_federation(agent.model, name, agent.rows, agent.plate, agent.nested, "by agents")
         algorithm = _algorithm(agent, own)
         rounds = algorithm.default_rounds(len(agent.peers.names)) if agent.num_rounds is None else agent.num_rounds
         check_numbers(rounds, agent.num_draws, agent.seed, None, len(agent.peers.names), None)
@@ -197,7 +185,7 @@ def run_agent(agent: Agent) -> InferenceData:
             )
         share = cache(partial(rows_share, own.problem, own.client_data()))
         links = Links(me, agent.peers, agent.settings, said, agent.gate, share)
-        links.wire = Wire(me, agent.peers, agent.identity, agent.settings, links, agent.listen)
+        links.wire = Wire(me, agent.peers, agent.identity, agent.settings, said, links.answer, agent.listen)
         try:
             _agree(links)
             federation = _agent_federation(own, links)
@@ -241,16 +229,6 @@ def _farewell(links: Links, error: Exception) -> Farewell:
     elif isinstance(error, QuorumError) and wire.left:
         why = "; ".join(f"agent {links.names[j]} has left it: {said.why}" for j, said in dict(wire.left).items())
     return Farewell(wire.run, why, differs=differs)
-
-
-def _own_federation(agent: Agent) -> Federation:
-    """The agent's rows as a federation with one client, in a dtype that does not depend on the rows' values."""
-    dtype = flatten(agent.model, agent.rows, None).floating_dtype()
-    own = Federation.from_clients(
-        agent.model, {agent.identity.name: agent.rows}, plate=agent.plate, rows=agent.nested, dtype=dtype
-    )
-    check_runs_at_clients(own.problem, "by agents")
-    return own
 
 
 def _algorithm(agent: Agent, own: Federation) -> Algorithm:
@@ -312,22 +290,12 @@ def _row_operations(problem: Problem) -> str:
 
 def _shared_argument_digests(problem: Problem) -> dict[str, str]:
     """Hashes of the arguments that all agents share. The number of groups, which is each agent's own, is set to one."""
-    shared, arguments = shared_arguments(problem), problem.arguments
-    ones = {}
-    if arguments.nested_plates:
-        group = torch.zeros(1, dtype=torch.int64)
-        alone = pytree.tree_leaves(groups_alone(problem.model, problem.plate, arguments, group))
-        ones = {name: repr(leaf) for name, leaf in zip(arguments.names, alone, strict=True) if type(leaf) is int}
-    return {name: hash_tensors([], ones.get(name, text)) for name, text in shared.items()}
+    ones = {name: repr(number) for name, number in one_group_numbers(problem).items()}
+    return {name: hash_tensors([], ones.get(name, text)) for name, text in shared_arguments(problem).items()}
 
 
 def _agree(links: Links) -> None:
-    """Require that all neighbours, and so all agents, run the same.
-
-    Raises:
-        DifferError: names what differs.
-        QuorumError: a neighbour does not answer, or has left.
-    """
+    """Require that all neighbours, and so all agents, run the same: a DifferError names what differs."""
     mine = links.said
     for j in links.wire.neighbours:
         name = links.names[j]
@@ -350,13 +318,10 @@ def _agree(links: Links) -> None:
 
 
 def _agent_federation(own: Federation, links: Links) -> AgentFederation:
-    """The federation of all agents, after each has stated its number of rows and the quadrature that they need.
+    """The federation of all agents, after each has stated, signed, its number of rows and the quadrature it needs.
 
-    It is each agent's first statement, with its certificate, see `statements`.
-
-    Each agent fits a quadrature rule to its own rows. All then use the largest number of nodes and of steps; nodes are
-    placed by tails if one agent needs that, and modes are looked for from every place that some agent needs. A
-    simulation, which has all rows, finds the same rule.
+    All then use the largest number of nodes and of steps; nodes are placed by tails if one agent needs that, and
+    modes are looked for from every place that an agent needs. A simulation, with all rows, finds the same rule.
     """
     rule, places = own.problem.quadrature, torch.zeros(MOST_STARTS, max(1, own.problem.local_dim), dtype=torch.float64)
     for i, place in enumerate(rule.starts or ()):

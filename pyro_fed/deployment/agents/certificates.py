@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +22,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from pyro_fed.conventions.output import create_file
-from pyro_fed.deployment.agents.names import AUTHORITY, check_names
+from pyro_fed.deployment.agents.peers import AUTHORITY, check_names
+from pyro_fed.deployment.signing_keys import check_owner_only
 from pyro_fed.errors import SettingError
 
-#: Days for which agents' certificates are valid; and the least days for an authority, which has to outlive them.
-DAYS, AUTHORITY_DAYS = 30, 3650
+#: The least days for which an authority is valid, which has to outlive its certificates.
+AUTHORITY_DAYS = 3650
 #: Minutes by which the clocks of two machines may differ.
 CLOCKS = 10
-#: What others may do with a key's file; a key that they can read is not secret.
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
 #: The hash of signatures, and the padding of those by RSA keys.
 HASH = hashes.SHA256()
 RSA_PADDING = padding.PSS(padding.MGF1(HASH), padding.PSS.DIGEST_LENGTH)
@@ -77,28 +75,35 @@ class Identity:
             raise SettingError(
                 f"--certificates {folder}: expected {name}.key, {name}.crt and {AUTHORITY}.crt: {error}"
             ) from error
-        _check_mode(folder / f"{name}.key")
-        _check(parts[1], name, folder)
-        _check_authority(parts[2], folder)
-        public = load_private_key(parts[0], f"--certificates {folder}: {name}.key").public_key()
+        check_owner_only(folder / f"{name}.key")
+        where = f"--certificates {folder}"
+        try:
+            own = x509.load_pem_x509_certificate(parts[1])
+            names = dns_names(own)
+        except ValueError as error:
+            raise SettingError(f"{where}: {name}.crt is no certificate with a DNS name: {error}") from error
+        if name not in names:
+            raise SettingError(f"{where}: {name}.crt is for {names}, expected {name!r}")
+        _check_dates([own], f"{where}: {name}.crt")
+        try:
+            authorities = x509.load_pem_x509_certificates(parts[2])
+        except ValueError as error:
+            raise SettingError(f"{where}: {AUTHORITY}.crt is no certificate: {error}") from error
+        _check_dates(authorities, f"{where}: {AUTHORITY}.crt")
+        public = load_private_key(parts[0], f"{where}: {name}.key").public_key()
         try:
             certified = verified_key(parts[1], name, parts[2])
         except ValueError as error:
             raise SettingError(
-                f"--certificates {folder}: {name}.crt does not hold against {AUTHORITY}.crt: {error}. Ask its issuer "
-                "for one that does"
+                f"{where}: {name}.crt does not hold against {AUTHORITY}.crt: {error}. Ask its issuer for one that does"
             ) from error
         if certified != public:
-            raise SettingError(f"--certificates {folder}: {name}.crt is of another key than {name}.key")
+            raise SettingError(f"{where}: {name}.crt is of another key than {name}.key")
         return cls(name, *parts)
 
 
 def load_private_key(pem: bytes, where: str) -> PrivateKey:
-    """An agent's private key from PEM; `where` says in errors where it is from.
-
-    Raises:
-        SettingError: no key, one with a password, or of a kind that no certificate here may have.
-    """
+    """An agent's private key from PEM; `where` says in errors where it is from."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError) as error:
@@ -111,16 +116,7 @@ def load_private_key(pem: bytes, where: str) -> PrivateKey:
 
 
 def verified_key(pem: bytes, name: str, authority: bytes) -> PublicKey:
-    """The public key of an agent's certificate, once the certificate is verified.
-
-    Args:
-        pem: the certificate, followed by intermediate ones, if there are any.
-        name: the agent's name, which must be among its DNS names.
-        authority: the certificates that are trusted, PEM.
-
-    Raises:
-        ValueError: no certificate, another name, not signed by the authority, or not valid now.
-    """
+    """The public key of an agent's certificate (with intermediate ones), once it is verified; else ValueError."""
     chain, roots = x509.load_pem_x509_certificates(pem), x509.load_pem_x509_certificates(authority)
     if name not in dns_names(chain[0]):
         raise ValueError(f"the certificate is for {dns_names(chain[0])}, expected {name!r}")
@@ -135,11 +131,7 @@ def verified_key(pem: bytes, name: str, authority: bytes) -> PublicKey:
 
 
 def dns_names(certificate: x509.Certificate) -> list[str]:
-    """The DNS names of a certificate, which alone name agents; not its e-mail addresses, URIs and common name.
-
-    Raises:
-        ValueError: a certificate without alternative names.
-    """
+    """The DNS names of a certificate, which alone name agents; ValueError without alternative names."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound as error:
@@ -147,55 +139,17 @@ def dns_names(certificate: x509.Certificate) -> list[str]:
     return names.get_values_for_type(x509.DNSName)
 
 
-def _check_mode(path: Path) -> None:
-    """Refuse a key that others than its owner may read or write, as ssh does."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if os.name == "posix" and mode & OTHERS:
+def _check_dates(certificates: Sequence[x509.Certificate], where: str) -> None:
+    """Refuse certificates of which none is valid now."""
+    now, first = datetime.datetime.now(datetime.UTC), certificates[0]
+    if not any(one.not_valid_before_utc <= now <= one.not_valid_after_utc for one in certificates):
         raise SettingError(
-            f"{path} has mode {mode:04o}: others than its owner can use the private key. Run chmod 600 {path}, and "
-            "make a new key if others may have read it"
+            f"{where} is valid from {first.not_valid_before_utc} until {first.not_valid_after_utc}, and now it is "
+            f"{now}: ask its issuer for a new one. A new authority has to sign new certificates for all agents"
         )
 
 
-def _check(pem: bytes, name: str, folder: Path) -> None:
-    """Refuse an agent's certificate that its neighbours would not accept."""
-    where = f"--certificates {folder}: {name}.crt"
-    try:
-        found = x509.load_pem_x509_certificate(pem)
-        names = dns_names(found)
-    except ValueError as error:
-        raise SettingError(f"{where} is no certificate with a DNS name: {error}") from error
-    if name not in names:
-        raise SettingError(f"{where} is for {names}, expected {name!r}")
-    _check_dates(found, where)
-
-
-def _check_authority(pem: bytes, folder: Path) -> None:
-    """Refuse an authority's file without a certificate that is valid now: no agent's certificate would be accepted."""
-    where = f"--certificates {folder}: {AUTHORITY}.crt"
-    try:
-        found = x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
-        raise SettingError(f"{where} is no certificate: {error}") from error
-    if not any(_is_valid_now(one) for one in found):
-        _check_dates(found[0], where)
-
-
-def _is_valid_now(certificate: x509.Certificate) -> bool:
-    now = datetime.datetime.now(datetime.UTC)
-    return certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
-
-
-def _check_dates(certificate: x509.Certificate, where: str) -> None:
-    if not _is_valid_now(certificate):
-        raise SettingError(
-            f"{where} is valid from {certificate.not_valid_before_utc} until {certificate.not_valid_after_utc}, and "
-            f"now it is {datetime.datetime.now(datetime.UTC)}: ask its issuer for a new one. A new authority has to "
-            "sign new certificates for all agents"
-        )
-
-
-def write_certificates(folder: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
+def write_certificates(folder: Path, names: Sequence[str], days: int = 30) -> list[Path]:
     """Make an authority, and a certificate for each agent.
 
     The authority's key is written too, so that agents can be added. Keep it away from the agents' machines.
@@ -256,7 +210,7 @@ def _authority(folder: Path, days: int) -> tuple[ec.EllipticCurvePrivateKey, x50
                 f"{folder / AUTHORITY}.key must be a key on an elliptic curve, as pyro_fed writes it, received "
                 f"{type(key).__name__}: take another folder"
             )
-        _check_dates(own, f"{folder / AUTHORITY}.crt")
+        _check_dates([own], f"{folder / AUTHORITY}.crt")
         return key, own, []
     key = ec.generate_private_key(ec.SECP256R1())
     name = _subject("pyro_fed agents' authority")

@@ -17,19 +17,16 @@ a simulation knows of all agents comes from these sources:
                                         they have
 
 A link fails if a neighbour's message does not come within `patience`, or if the neighbour says that it leaves. It stays
-down until both ends have agreed on a round, and on what has passed over it (see `flows`). An agent that no neighbour
+down until both ends have agreed on a round, and on what has passed over it (see `links`). An agent that no neighbour
 answers does not go on alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from scipy import sparse
 from torch import Tensor
 
@@ -40,268 +37,19 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.density.fingerprint import hash_tensors
-from pyro_fed.deployment.agents.farewell import DifferError
-from pyro_fed.deployment.agents.flows import Flows
-from pyro_fed.deployment.agents.outbox import NEVER, At, NoMessage, Outbox, Why, at_of
-from pyro_fed.deployment.agents.peers import Peers
-from pyro_fed.deployment.agents.settings import LinkSettings
-from pyro_fed.deployment.agents.statements import PROOFS
-from pyro_fed.deployment.agents.wire import Answers, Ask, Wire, with_step
-from pyro_fed.deployment.policy.gate import Gate, Outgoing
-from pyro_fed.errors import ProtocolError, PyroFedError, QuorumError, listed
+from pyro_fed.deployment.agents.links import SPREAD, Flows, Links
+from pyro_fed.deployment.agents.outbox import NEVER, At, NoMessage, Why, at_of
+from pyro_fed.deployment.agents.wire import Ask, with_step
+from pyro_fed.errors import ProtocolError, QuorumError, listed
 from pyro_fed.graph import Consensus
 from pyro_fed.runtime.messages import Spec, encoded_size, spec_of, spec_of_one
-from pyro_fed.runtime.network import NeighbourValues, Network, PhaseEnded, Traffic
-from pyro_fed.runtime.safetensors_header import Entry
-
-#: Number of the first step that spreads figures; consensus steps have far smaller numbers.
-SPREAD = 10**6
-#: Number of the phase after the last, and that of the audit before it.
-END = 10**6
-AUDIT = END - 1
-#: The step of an agent before the first phase.
-BEFORE = At(-1, -1, 0)
-
-
-@dataclass
-class Links(Answers):
-    """An agent's side of its links, shared by its own thread and the gRPC server's threads.
-
-    Args:
-        me: the agent's number.
-        peers: all agents.
-        settings: waiting times and sizes.
-        said: what all agents must have in common, name → text.
-        gate: the agent's gate, which every message passes; None for an agent without a policy.
-        share: computes the largest share of one of the agent's rows in its messages.
-
-    Attributes:
-        wire: the gRPC server and channels; set after construction.
-        outbox: the agent's messages, and which links are down.
-        flows: the sums of what has passed over the links.
-        at: the step in which the agent is.
-        joining: neighbours that have asked to use a link again, with the last step in their sums.
-    """
-
-    me: int
-    peers: Peers
-    settings: LinkSettings
-    said: dict[str, str]
-    gate: Gate | None = None
-    share: Callable[[], float | None] | None = None
-    wire: Wire = field(init=False)
-    outbox: Outbox = field(default_factory=Outbox)
-    flows: Flows = field(default_factory=Flows)
-    at: At = BEFORE
-    joining: dict[int, At | None] = field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The agents' names."""
-        return self.peers.names
-
-    def release(
-        self,
-        kind: str,
-        at: At,
-        tensors: State,
-        share: Callable[[], float | None] | None = None,
-        cells: Mapping[str, int] | None = None,
-    ) -> None:
-        """Let the gate judge a message before neighbours can fetch it.
-
-        `share` computes the largest share of one row in it, if that is not the links' own; `cells` are the numbers of
-        rows in the table that it has.
-
-        Raises:
-            PolicyError: a rule of the agent does not permit it.
-        """
-        if self.gate is not None:
-            asked = f"run {self.wire.run}, phase {at.phase}, round {at.round}"
-            data = save({name: value.contiguous() for name, value in tensors.items()})
-            place = {"run": self.wire.run, "phase": at.phase, "step": at.step}
-            message = Outgoing(
-                kind=kind,
-                data=data,
-                tensors=tensors,
-                round=at.round,
-                to="neighbours",
-                asked=asked.encode(),
-                share=share or self.share,
-                cells=cells or {},
-                replay=place,
-            )
-            self.gate.release(message)
-
-    # -- in the server's threads -----------------------------------------------------------------------------
-    def agreement(self) -> dict[str, str]:
-        """The facts that all agents must have in common, name → text."""
-        return self.said
-
-    def answer(self, method: str, neighbour: int, request: State, seconds: float) -> State:
-        """The answer to a neighbour's request: a message, or the sum of a link that is down; see `Answers`."""
-        at = at_of(request)
-        if method == "Take":
-            return self.outbox.get(at, neighbour, seconds)
-        with self.outbox.lock:
-            if method == "Flow":
-                return self._flow(neighbour)
-            ended = self.outbox.ended(at.phase)
-            if ended is not None:
-                raise NoMessage(Why.ENDED, ended)
-            if not self.outbox.is_lost(neighbour) or at.phase != self.at.phase:
-                raise NoMessage(Why.LATE)
-            agreed = At(at.phase, max(at.round, self.at.round + 1), 0)
-            self.joining[neighbour] = at_of(request, "last")
-            self.outbox.bring_up(neighbour, agreed)
-            return {"up": agreed.tensor(), **self._flow(neighbour)}
-
-    def _flow(self, neighbour: int) -> State:
-        if neighbour not in self.flows.sums:
-            raise NoMessage(Why.LATE)
-        self.release("update", self.flows.last[neighbour], self.flows.sums[neighbour])
-        return {"last": self.flows.last[neighbour].tensor(), **prefixed("sum", self.flows.sums[neighbour])}
-
-    # -- in the agent's own ----------------------------------------------------------------------------------
-    def fetch(
-        self, at: At, neighbours: list[int], expected: Spec, seconds: float, whole: bool = False
-    ) -> dict[int, State | NoMessage]:
-        """The messages of neighbours in a step, or the reason why there is none.
-
-        `whole` says that the messages are useless if one is missing, see `Wire.ask`.
-
-        Raises:
-            PhaseEnded: the other agents have converged, and ended the phase.
-        """
-        found = self.wire.ask({j: with_step("Take", at, expected) for j in neighbours}, seconds, whole=whole)
-        for answer in found.values():
-            if isinstance(answer, NoMessage) and answer.why is Why.ENDED:
-                raise self.over(at.phase, answer.round)
-        return found
-
-    def over(self, phase: int, round: int) -> PhaseEnded:
-        """Note that the others have ended a phase, and make the exception that says so."""
-        self.outbox.end(phase, round)
-        return PhaseEnded(round)
-
-    def up(self, at: At) -> list[int]:
-        """The neighbours whose links are not down in a step."""
-        return [j for j in self.wire.neighbours if not self.outbox.is_down(j, at)]
-
-    def spread(
-        self,
-        at: At,
-        own: State,
-        seconds: float,
-        whole: bool = False,
-        kind: str = "statement",
-        share: Callable[[], float | None] | None = None,
-        cells: Mapping[str, int] | None = None,
-    ) -> tuple[State, Tensor]:
-        """Spread every agent's entry over the graph, in as many steps as the graph's diameter, from the step `at` on.
-
-        Args:
-            at: the first of these steps.
-            own: this agent's entry (1, ...).
-            seconds: how long to wait in each step.
-            whole: whether every agent's entry is needed.
-            kind: the kind of message, for the agent's rules.
-            share: as for `release`.
-            cells: as for `release`.
-
-        Returns:
-            The entries of all agents (A, ...), and a mask of those that are known (A,). Each is signed by the agent
-            that it is about, see `statements`.
-
-        Raises:
-            QuorumError: an entry is missing, and every one is needed.
-            ProtocolError: a neighbour has passed on an entry that the agent it is about has not signed, or has none of
-                its own.
-        """
-        self.release(kind, at, {name: value for name, value in own.items() if name not in PROOFS}, share, cells)
-        own = self.wire.statements.signed(at, own)
-        agents = len(self.names)
-        known = torch.zeros(agents, dtype=torch.bool)
-        table = {name: value.new_zeros((agents, *value.shape[1:])) for name, value in own.items()}
-        known[self.me] = True
-        for name, value in own.items():
-            table[name][self.me] = value[0]
-        for step in range(self.peers.diameter):
-            now = At(at.phase, at.round, at.step + step)
-            message = {"known": known.clone(), **prefixed("of", {k: v.clone() for k, v in table.items()})}
-            self.outbox.put(now, message)
-            answers = self.fetch(now, self.up(now), spec_of(message), seconds, whole)
-            for j, answer in answers.items():
-                if isinstance(answer, NoMessage):
-                    self.failed(j, now, answer, whole)
-                    continue
-                self._check_spread(at, j, answer, known, table)
-                new = answer["known"] & ~known
-                for name, value in within(answer, "of").items():
-                    table[name][new] = value[new]
-                known |= new
-        if whole and not bool(known.all()):
-            missing = listed(self.names[i] for i in (~known).nonzero().flatten().tolist())
-            raise QuorumError(
-                f"nothing was heard of agents {missing}, and every agent is needed here. Start them, then this one "
-                "again with resume, or raise patience_all"
-            )
-        del table["signature"]
-        return table, known
-
-    def _check_spread(self, at: At, neighbour: int, answer: State, known: Tensor, table: State) -> None:
-        """Require a neighbour's own entry, and signatures of all entries that are new or differ from the known ones."""
-        if not answer["known"][neighbour]:
-            name = self.names[neighbour]
-            raise ProtocolError(
-                f"agent {name}, round {at.round}: it passes on what others say, without its own. Look at what it runs"
-            )
-        entries = within(answer, "of")
-        for i in answer["known"].nonzero().flatten().tolist():
-            entry = {name: value[i : i + 1] for name, value in entries.items()}
-            mine = {name: table[name][i : i + 1] for name in entry}
-            if not known[i] or hash_tensors(list(entry.values())) != hash_tensors(list(mine.values())):  # of NaN too
-                self.wire.statements.check(i, at, entry, neighbour)
-
-    def without(self, neighbour: int, round: int = 0) -> PyroFedError | None:
-        """The error for a neighbour that has left and is needed; None if it has not left."""
-        farewell = self.wire.left.get(neighbour)
-        if farewell is None:
-            return None
-        text = f"agent {self.names[neighbour]} has left: {farewell.why}"
-        if farewell.differs:
-            return DifferError(text, text)
-        return QuorumError(f"{text}. Start it again, then this one with resume", round=round)
-
-    def failed(self, neighbour: int, at: At, refused: NoMessage, needed: bool) -> None:
-        """Take down the link to a neighbour whose message is missing for the reason `refused`.
-
-        Raises:
-            QuorumError: the message is needed.
-            DifferError: the message is needed, and the neighbour has left because agents do not run the same.
-        """
-        if needed:
-            left = self.without(neighbour, max(at.round, 0))
-            if left is not None:
-                raise left
-            said = self.wire.said.get(neighbour, refused.why.value)
-            raise QuorumError(
-                f"agent {self.names[neighbour]} has not answered, and round {at.round} needs every agent ({said}). "
-                "Start it again, then this one with resume, or raise patience_all",
-                round=max(at.round, 0),
-            )
-        self.outbox.take_down(neighbour, at)
+from pyro_fed.runtime.messages.header import Entry
+from pyro_fed.runtime.messages.neighbour_values import NeighbourValues
+from pyro_fed.runtime.network import Network, Traffic
 
 
 class Neighbours(Network):
-    """The round loop's network at one agent.
-
-    Args:
-        links: the links to its neighbours.
-        consensus: the consensus steps of a round.
-        symmetric: names of message entries that are symmetric matrices, of which a triangle is sent.
-        coarse: names of message entries whose changes are sent in single precision.
-    """
+    """The round loop's network at one agent; of `symmetric` entries triangles are sent, of `coarse` changes."""
 
     def __init__(
         self,
@@ -337,11 +85,7 @@ class Neighbours(Network):
             self._compare(phase, {**shared, **(local if phase == 0 else {})})
 
     def _compare(self, phase: int, state: State) -> None:
-        """Require that all agents' first states, which are drawn from the seed, are the same.
-
-        Raises:
-            ProtocolError: names the agents whose states differ.
-        """
+        """Require that all agents' first states, which are drawn from the seed, are the same."""
         digest = int(hash_tensors([state[name] for name in sorted(state)])[:15], 16)
         wait = self.settings.patience_all if phase == 0 else self.settings.patience
         found, known = self.links.spread(At(phase, -1, 0), {"digest": torch.tensor([digest])}, wait, whole=phase == 0)
@@ -360,11 +104,7 @@ class Neighbours(Network):
 
     # -- the round -------------------------------------------------------------------------------------------
     def between(self, round: int, shared: State) -> State:
-        """Bring links up again, and add to the belief what was missed over them; waits while no neighbour answers.
-
-        Raises:
-            QuorumError: no neighbour has answered within `patience_all`, or all have left.
-        """
+        """The state with what was missed over links that are up again; waits while no neighbour answers."""
         self._round = round
         with self.links.outbox.lock:
             self.links.at = At(self.phase, round, 0)
@@ -581,10 +321,6 @@ class Neighbours(Network):
 
 
 def neighbours_of(links: Links, algorithm: OnGraph, everyone: bool = False) -> Neighbours:
-    """The network of one phase; `everyone` says that a round means nothing if an agent is missing.
-
-    Raises:
-        GraphError: on this graph the algorithm is not exact if an agent is missing.
-    """
+    """The network of one phase; `everyone` says that a round means nothing if an agent is missing."""
     consensus = algorithm.consensus(links.peers.graph, sleepers=not everyone)
     return Neighbours(links, consensus, algorithm.symmetric, algorithm.coarse)

@@ -1,4 +1,4 @@
-"""The messages that neighbours may still ask for, and the state of the links.
+"""The messages that neighbours may still ask for, the state of the links, and farewells.
 
 An agent puts its message of a step here, and neighbours fetch it when they get to that step. The messages of the last
 two rounds are kept. A neighbour that died is at most one round behind while the others wait for it; it repeats its
@@ -6,13 +6,17 @@ round with the same messages, to the same bits. The last message is part of an a
 ended a round has its neighbours' last messages, but they may not have fetched its own yet.
 
 A link is down from the step in which it failed until a round on which both ends agree. Meanwhile a neighbour's requests
-are refused. So both ends skip the same steps, except for the one in which the link failed, which `flows` corrects.
+are refused. So both ends skip the same steps, except for the one in which the link failed, which `Flows` corrects.
+
+A farewell has only words of this protocol, since an error of the model's code may have rows in its text.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -27,13 +31,7 @@ NUM_KEPT_ROUNDS = 2
 
 
 class At(NamedTuple):
-    """A step of a run. All agents go through the steps in the same order.
-
-    Attributes:
-        phase: the phase's number; -1 before the first.
-        round: the round's number, counted over all phases; -1 before the phase's first round.
-        step: the step's number in the round: consensus steps first, then steps that spread figures.
-    """
+    """A step of a run: its phase (-1 before the first), round over all phases, and number in the round; ordered."""
 
     phase: int
     round: int
@@ -64,12 +62,7 @@ class Why(Enum):
 
 
 class NoMessage(Exception):
-    """A message that is not available.
-
-    Attributes:
-        why: the reason.
-        round: the last round of a phase that has ended.
-    """
+    """A message that is not available, why, and the last `round` of a phase that has ended."""
 
     def __init__(self, why: Why, round: int = 0) -> None:
         super().__init__(why.value)
@@ -112,11 +105,7 @@ class Outbox:
             self.put(At.of(kept["at"]), within(kept, "message"))
 
     def get(self, at: At, neighbour: int, seconds: float) -> State:
-        """The message of a step for a neighbour, as soon as there is one.
-
-        Raises:
-            Refused: the neighbour cannot have it.
-        """
+        """The message of a step for a neighbour, as soon as there is one; NoMessage says why not."""
         end = time.monotonic() + seconds
         with self.lock:
             while True:
@@ -187,14 +176,50 @@ class Outbox:
 
 
 def at_of(tensors: State, name: str = "at") -> At:
-    """The step in a neighbour's message, from the tensor `name`.
-
-    Raises:
-        ProtocolError: numbers that are not a step of any run.
-    """
+    """The step in a neighbour's message, from the tensor `name`; ProtocolError if no run has such a step."""
     at = At.of(tensors[name])
     if not (-2 <= at.phase <= NEVER.phase and -1 <= at.round < 10**10 and 0 <= at.step < 10**10):
         raise ProtocolError(
             f"'{name}' must be the phase, round and step of a run, from -2, -1 and 0 on, received {tuple(at)}"
         )
     return at
+
+
+#: The most characters of a reason, so that it fits into a request however it is encoded.
+MAX_WHY = 500
+
+
+@dataclass(frozen=True)
+class Farewell:
+    """An agent's message that it leaves its run: its rounds are over (`done`), or why; `differs` if runs are unlike."""
+
+    run: str
+    why: str
+    done: bool = False
+    differs: bool = False
+
+    def encode(self) -> bytes:
+        """The message as JSON bytes."""
+        return json.dumps({**asdict(self), "why": self.why[:MAX_WHY]}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Farewell:
+        """Read the bytes of `encode`; ProtocolError for any others."""
+        try:
+            self = cls(**json.loads(data))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ProtocolError(f"farewell: expected JSON with run, why, done and differs: {error!s:.200}") from error
+        for name, kind in {"run": str, "why": str, "done": bool, "differs": bool}.items():
+            value = getattr(self, name)
+            if type(value) is not kind:
+                raise ProtocolError(f"farewell: {name} must be a {kind.__name__}, received {value!r:.80}")
+        why = "".join(letter if letter.isprintable() else " " for letter in self.why[:MAX_WHY])
+        return cls(self.run, why, self.done, self.differs)
+
+
+class DifferError(ProtocolError):
+    """Agents do not run the same; `told`, the text that other agents get, says what differs, without values."""
+
+    def __init__(self, text: str, told: str) -> None:
+        super().__init__(text)
+        self.told = told

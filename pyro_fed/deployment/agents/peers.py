@@ -1,4 +1,4 @@
-"""The peers file, which all agents share: their names, their addresses, and the graph.
+"""The peers file, which all agents share: their names, their addresses, and the graph; and an agent's waiting times.
 
     graph = "ring"                       # a builder of pyro_fed.graph over the agents in this order; or
     links = [["north", "south"], ...]    # the links themselves, with Metropolis weights
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,66 @@ import networkx as nx
 import numpy as np
 from scipy.sparse import csgraph
 
-from pyro_fed.deployment.agents.names import check_names
+from pyro_fed.conventions.setting_checks import check_at_least, check_positive
+from pyro_fed.conventions.settings_repr import SettingsRepr
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.graph import FixedGraph, from_networkx
 from pyro_fed.recipes.recipe import read_toml
 from pyro_fed.recipes.values import resolve_component
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkSettings(SettingsRepr):
+    """An agent's waiting times, in seconds, and the largest message that it accepts.
+
+    Args:
+        patience: how long it waits for a neighbour's message before the link counts as failed. It should be longer than
+            the slowest agent's local update, with compilation, and than a restart.
+        patience_all: how long it waits at the start, in rounds that need every agent (Newton's method over the graph),
+            and when no neighbour answers at all. Then the run stops.
+        retry_every: time between two attempts to reach a neighbour.
+        knock: how long it waits, once a round, for an answer of a neighbour whose link is down; and at the end, to say
+            that it leaves.
+        max_bytes: the largest message that is accepted. Messages of another size than this run's are refused anyway.
+
+    Raises:
+        SettingError: a wait that is not positive, or no whole number of bytes.
+
+    Example:
+        >>> LinkSettings(patience=300.0)
+        LinkSettings(patience=300.0)
+    """
+
+    patience: float = 60.0
+    patience_all: float = 600.0
+    retry_every: float = 0.2
+    knock: float = 1.0
+    max_bytes: int = 2**28
+
+    def __post_init__(self) -> None:
+        check_positive(self, "patience", "patience_all", "retry_every", "knock")
+        check_at_least(self, 1, "max_bytes")
+
+
+#: Names that can stand in a certificate as a DNS name.
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?")
+#: Name of the authority's files, beside those of the agents.
+AUTHORITY = "ca"
+
+
+def check_names(names: Iterable[str], where: str) -> None:
+    """Refuse agents' names that are not DNS names, are the authority's, or equal another one except for case."""
+    names = list(names)
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise SettingError(
+                f"{where}: an agent's name has letters, digits and '-' within, 1 to 63 of ASCII, received {name!r:.80}"
+            )
+        if name.lower() == AUTHORITY:
+            raise SettingError(f"{where}: {name!r} is the name of the authority's files; call the agent otherwise")
+    if len({name.lower() for name in names}) < len(names):
+        raise SettingError(f"{where}: agents' names must differ by more than case, received {listed(names)}")
+
 
 #: TCP's.
 LARGEST_PORT = 65535

@@ -45,13 +45,7 @@ _LENGTH = struct.Struct(">H")
 
 
 class Statements:
-    """An agent's signatures of its own statements, and the check of those of others.
-
-    `run` is the run's id, a digest of all that agents must have in common.
-
-    Raises:
-        SettingError: a certificate or a key that is too long to travel.
-    """
+    """An agent's signatures of its own statements in a run, and the check of those of others."""
 
     def __init__(self, identity: Identity, names: Sequence[str], run: str) -> None:
         self._identity, self._names, self._run = identity, names, run
@@ -93,13 +87,7 @@ class Statements:
         return {**own, "signature": _bytes(padded)}
 
     def check(self, agent: int, at: At, statement: State, passed_on_by: int) -> None:
-        """Require that a statement (1, ...) with its signature is the agent's own, of this run and step.
-
-        `passed_on_by` is the number of the neighbour that sent it.
-
-        Raises:
-            ProtocolError: names the neighbour that has passed on what the agent has not signed.
-        """
+        """Require that a statement (1, ...) from a neighbour is signed by the agent it is of, for this run and step."""
         own = {name: value for name, value in statement.items() if name != "signature"}
         try:
             if "certificate" in own:

@@ -19,7 +19,6 @@ import json
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from dataclasses import dataclass
@@ -32,10 +31,8 @@ from cryptography import x509
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.deployment.agents.certificates import Identity, dns_names
-from pyro_fed.deployment.agents.farewell import Farewell
-from pyro_fed.deployment.agents.outbox import At, NoMessage, Why
-from pyro_fed.deployment.agents.peers import Peers
-from pyro_fed.deployment.agents.settings import LinkSettings
+from pyro_fed.deployment.agents.outbox import At, Farewell, NoMessage, Why
+from pyro_fed.deployment.agents.peers import LinkSettings, Peers
 from pyro_fed.deployment.agents.statements import Statements
 from pyro_fed.errors import ProtocolError, PyroFedError, SettingError, listed
 from pyro_fed.runtime.messages import Header, Message, Spec, answer, decode, encode, spec_of, token
@@ -48,8 +45,6 @@ SERVICE = "pyro_fed.Agent"
 MAX_REQUEST, MAX_AGREEMENT = 4096, 1_000_000
 #: How many requests of one neighbour may wait at a time: its present one, and earlier ones that it has given up.
 WAITING = 3
-#: Threads beyond those of waiting requests, which tell further callers that too many are waiting.
-REFUSING = 1
 #: Longest time that a request waits, in seconds, so that one whose caller is gone ends.
 LONGEST_WAIT = 30.0
 #: The gRPC status for each reason why there is no message.
@@ -77,22 +72,6 @@ class Unwelcome(PyroFedError):
     """
 
 
-class Answers(ABC):
-    """An agent's answers to its neighbours; called in the gRPC server's threads."""
-
-    @abstractmethod
-    def agreement(self) -> dict[str, str]:
-        """The facts that all agents must have in common, name → text."""
-
-    @abstractmethod
-    def answer(self, method: str, neighbour: int, request: State, seconds: float) -> State:
-        """The answer to a request; `method` is "Take", "Rejoin" or "Flow", and `request` has the tensors of `REQUESTS`.
-
-        Raises:
-            Refused: there is no answer, for the reason that it has.
-        """
-
-
 @dataclass(frozen=True)
 class Ask:
     """One request to a neighbour: the method, the request's tensors, and the shapes and dtypes of the answer."""
@@ -105,23 +84,12 @@ class Ask:
 class Wire:
     """An agent's gRPC server, and its channels to its neighbours.
 
-    Attributes:
-        run: the run's id, a digest of all that agents must have in common; messages of another run are refused.
-        statements: signatures of what agents say of themselves.
-        said: the last reason why there was no answer, by neighbour.
-        left: the farewells of neighbours that have left and have not come back.
-        agreed: neighbours that are known to run the same.
-
     Args:
         me: the agent's number.
-        peers: all agents.
-        identity: the agent's key and certificate.
-        settings: waiting times and sizes.
-        answers: the agent's answers to requests.
+        said: what all agents must have in common, name → text; the run's id, `run`, is its digest.
+        answer: the answer to "Take", "Rejoin" or "Flow" of a neighbour with the tensors of `REQUESTS`, within seconds;
+            NoMessage says why there is none. It is called in the server's threads.
         listen: address at which to listen; by default the one in the peers file.
-
-    Raises:
-        SettingError: the address cannot be used.
     """
 
     def __init__(
@@ -130,23 +98,25 @@ class Wire:
         peers: Peers,
         identity: Identity,
         settings: LinkSettings,
-        answers: Answers,
+        said: Mapping[str, str],
+        answer: Callable[[str, int, State, float], State],
         listen: str | None = None,
     ) -> None:
-        self.me, self.peers, self.settings, self.answers = me, peers, settings, answers
+        self.me, self.peers, self.settings, self._answer = me, peers, settings, answer
+        self._agreement = json.dumps(said)
         self.neighbours = sorted(peers.links(me))
-        self.run = hash_tensors([], json.dumps(answers.agreement()))[:16]
+        self.run = hash_tensors([], self._agreement)[:16]
         self.statements = Statements(identity, peers.names, self.run)
-        self.said: dict[int, str] = {}
-        self.left: dict[int, Farewell] = {}
-        self.agreed: set[int] = set()
+        self.said: dict[int, str] = {}  # the last reason why there was no answer, by neighbour
+        self.left: dict[int, Farewell] = {}  # farewells of neighbours that have left and have not come back
+        self.agreed: set[int] = set()  # neighbours that are known to run the same
         self._numbers = {peers.names[j]: j for j in self.neighbours}
         self._places = {j: threading.Semaphore(WAITING) for j in self.neighbours}
         self._server = self._serve(identity, listen or peers.addresses[me])
         self._channels = {j: self._channel(identity, j) for j in self.neighbours}
 
     def _serve(self, identity: Identity, address: str) -> Any:
-        at_a_time = WAITING * len(self.neighbours) + REFUSING
+        at_a_time = WAITING * len(self.neighbours) + 1  # the last tells further callers that too many are waiting
         server = grpc.server(
             futures.ThreadPoolExecutor(at_a_time, thread_name_prefix="agent"),
             maximum_concurrent_rpcs=at_a_time,
@@ -202,7 +172,7 @@ class Wire:
     # -- the server ------------------------------------------------------------------------------------------
     def _hello(self, data: bytes, context: Any) -> bytes:
         self._caller(context)
-        return json.dumps(self.answers.agreement()).encode()
+        return self._agreement.encode()
 
     def _on_farewell(self, data: bytes, context: Any) -> bytes:
         caller = self._caller(context)
@@ -227,7 +197,7 @@ class Wire:
                 self._check(asked.header, self.peers.names[caller])
                 self.left.pop(caller, None)
                 wait = min(LONGEST_WAIT, context.time_remaining() or 0.0)
-                found = self.answers.answer(method, caller, asked.tensors, wait)
+                found = self._answer(method, caller, asked.tensors, wait)
             except NoMessage as refused:
                 context.abort(CODES[refused.why], str(refused.round))
             except ProtocolError as error:
@@ -270,13 +240,7 @@ class Wire:
 
     # -- the channels ----------------------------------------------------------------------------------------
     def hello(self, neighbour: int, seconds: float) -> dict[str, str]:
-        """A neighbour's version of the facts that all agents must have in common, name → text, within `seconds`.
-
-        Raises:
-            Unwelcome: one of the two agents does not have the certificate that it should have.
-            Refused: the neighbour does not answer in time, or one of the neighbours has left.
-            ProtocolError: its answer is not a table of texts.
-        """
+        """A neighbour's version of what all agents must have in common, name → text; or NoMessage."""
         call = self._channels[neighbour].unary_unary(f"/{SERVICE}/Hello")
         data = self._until(lambda left: call(b"", timeout=left), neighbour, seconds)
         try:
@@ -312,13 +276,9 @@ class Wire:
     def ask(
         self, asks: Mapping[int, Ask], seconds: float, again: bool = True, whole: bool = False
     ) -> dict[int, State | NoMessage]:
-        """Ask neighbours, all at once, and each again until it answers or the time is over.
+        """Each neighbour's answer, or why there is none; all are asked at once, and again for a time.
 
-        `whole` says that the answers are useless if one is missing; then waiting ends once a neighbour has left. The
-        value is each neighbour's answer, or the reason why there is none.
-
-        Raises:
-            Unwelcome: a neighbour does not have the certificate that it should have, or does not accept this agent's.
+        `whole` says that the answers are useless if one is missing: waiting then ends once a neighbour has left.
         """
         end = time.monotonic() + seconds
         found: dict[int, State | NoMessage] = {}
@@ -385,11 +345,7 @@ class Wire:
         return message.tensors
 
     def _judge(self, error: Any, neighbour: int) -> Why | None:
-        """The reason why there is no answer; None if the neighbour cannot be reached.
-
-        Raises:
-            Unwelcome: asking again would not help.
-        """
+        """Why there is no answer, None if the neighbour is not reached; Unwelcome if asking again would not help."""
         code, name = error.code(), self.peers.names[neighbour]
         self.said[neighbour] = f"{code.name.lower()}: {error.details()!s:.300}"
         hopeless = (

@@ -2,8 +2,7 @@
 
     letter        the files: a JSON header, a safetensors body, a signature
     study         the coordinator's folder: a journal of exchanges
-    executor      the round loop's executor, whose clients answer days later
-    coordinator   `init_study`, `combine` and `ask_sites`
+    coordinator   `init_study`, `combine` and `ask_sites`, and the executor whose clients answer days later
     site          `answer_request`, at a site, with the site's own folder
     words         what people are shown
 

@@ -1,6 +1,8 @@
-"""The coordinator's side of a study by files.
+"""The coordinator's side of a study by files: its beginning, each `combine`, and questions about the result.
 
-`init_study` begins it, `combine` goes on with the answers that came, and `ask_sites` asks about the result.
+The round loop is the one of every run. It is begun anew by each `combine`, and does the same again, since a run follows
+from its seed: exchanges that were answered are answered from the study's folder. At the first exchange whose answers
+have not come the loop ends, by `AnswersPending`, with the requests that are to be mailed.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -16,24 +18,105 @@ from typing import Any
 
 from pyro_fed.algorithm.contract import Algorithm, Plan
 from pyro_fed.conventions.output import replaced_file
-from pyro_fed.deployment.files.executor import AnswersPending, Files
+from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.deployment.files.letter import REQUEST, Letter, body_of, write_json
 from pyro_fed.deployment.files.study import REVIEW, STOPPED, Study, make_study
 from pyro_fed.deployment.files.words import needs_words, needs_words_of
-from pyro_fed.deployment.files.writing import write_json
-from pyro_fed.deployment.remote.description import Description
+from pyro_fed.deployment.remote.clients import RemoteClients, algorithm_and_options, run_at_clients
 from pyro_fed.deployment.remote.questions import ESTIMAND, LOO, check_questions, with_answer
-from pyro_fed.deployment.remote.remote_federation import RemoteFederation
+from pyro_fed.deployment.remote.remote_federation import Description, RemoteFederation
 from pyro_fed.deployment.rows import load_rows
 from pyro_fed.errors import ProtocolError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
-from pyro_fed.results.inference_data import InferenceData, check_savable
-from pyro_fed.runtime.run import check_numbers, run
+from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.results.saving import check_savable
+from pyro_fed.runtime.executors.host import Request
+from pyro_fed.runtime.messages import Header, Message, answer
+from pyro_fed.runtime.run_checks import check_numbers
 
-#: The first exchange of a run: exchange 0 has the descriptions.
-FIRST_EXCHANGE = 1
+#: Why a site has no part in an exchange.
+MISSING = "had not answered when the study went on without it"
+
+
+class AnswersPending(BaseException):
+    """The round loop needs answers that have not come. No `Exception`: no stage of a run counts it as a failure."""
+
+    def __init__(self, exchange: int, letters: Mapping[str, Letter], waiting: list[str]) -> None:
+        super().__init__(f"exchange {exchange} waits for {', '.join(waiting)}")
+        self.exchange, self.letters, self.waiting = exchange, letters, waiting
+
+
+class Files(RemoteClients):
+    """Sites that get their orders and give their answers as files.
+
+    `first` is the number of the run's first exchange. `copied` are the algorithms (as `settings_line`; None is all)
+    from which another starts, whose sites send their new states. By the id `run` sites know their states.
+    """
+
+    def __init__(self, study: Study, first: int, copied: frozenset[str] | None, go_on: bool, run: str) -> None:
+        super().__init__()
+        self.study, self.copied, self.go_on, self._next, self._run = study, copied, go_on, first, run
+
+    @property
+    def names(self) -> list[str]:
+        """The sites' names."""
+        return self.study.sites
+
+    def prepare(self) -> None:
+        """Begin a phase; sites send copies of their states if another algorithm starts from them."""
+        super().prepare()
+        self.copies = self.copied is None or settings_line(self.algorithm) in self.copied
+
+    def accept(self, header: Header) -> None:
+        """Require the header of the answer to the present request."""
+        if header != self._awaited:
+            raise ProtocolError(f"it answers another request: round {header.round} of client {header.client}")
+
+    def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
+        """The sites' answers to an exchange, from the study's folder; AnswersPending if some have not come."""
+        number, self._next = self._next, self._next + 1
+        headers = {client: self._header(client, number, request) for client, request in requests.items()}
+        letters = {
+            self.names[client]: self._letter(client, number, request, headers[client])
+            for client, request in requests.items()
+        }
+        self.study.check_again(number, letters)
+        answers: dict[int, Any] = {}
+        for client, request in requests.items():
+            found = self.study.answer_to(number, self.names[client])
+            if found is None:
+                continue
+            self._awaited = answer(headers[client])
+            try:
+                answers[client] = self.decoded(client, request, found.letter.body)
+            except ProtocolError as error:
+                self.study.refuse(found, number, f"it is no answer to its request: {error}")
+        waiting = [self.names[client] for client in requests if client not in answers]
+        if waiting and not self.study.is_closed(number):
+            if not self.go_on or len(waiting) == len(requests):
+                raise AnswersPending(number, letters, waiting)
+            if self.algorithm.needs_all:
+                raise SettingError(
+                    f"exchange {number} cannot go on without {', '.join(waiting)}: {type(self.algorithm).__name__} "
+                    "needs every site. Wait for the answers, or begin a new study without these sites"
+                )
+            self.go_on = False  # of this exchange alone
+        self.study.close(number, [self.names[client] for client in answers])
+        return {client: answers.get(client, MISSING) for client in requests}
+
+    def _header(self, client: int, number: int, request: Request) -> Header:
+        """The header of a request's message, the same whenever the request is made again."""
+        name = self.names[client]
+        nonce = hashlib.sha256(f"{self.study.id} {number} {name}".encode()).hexdigest()[:16]
+        return Header(self.kind(request), self._run, self.number(request), name, nonce)
+
+    def _letter(self, client: int, number: int, request: Request, header: Header) -> Letter:
+        order = self.order(client, request).to_record()
+        body = body_of(Message(header, self.tensors(request)))
+        return Letter(REQUEST, self.study.id, self.names[client], number, {"order": order}, body)
 
 
 @dataclass(frozen=True)
@@ -150,14 +233,11 @@ def combine(folder: Path, answers: Sequence[Path] = (), *, go_on: bool = False) 
             return Combined(said, refused, 0, silent, study.ask(0, study.first_letters()))
         study.close(0, study.sites)
         try:
-            made = _Run(study, go_on)
-            found, notes = made()
+            made = _Run(study)
+            found, notes = made.result(go_on)
         except AnswersPending as pending:
             study.commit()
-            requests = study.ask(pending.exchange, pending.letters)
-            waiting = [path for site, path in zip(pending.letters, requests, strict=True) if site in pending.waiting]
-            refused += study.refusals
-            return Combined(said, refused, pending.exchange, pending.waiting, waiting, made.needs)
+            return _waits(study, pending, said, refused, made.needs)
         _finish(study, found)
         return Combined(said, refused + study.refusals, needs=made.needs, result=study.result, findings=notes)
 
@@ -191,11 +271,7 @@ def ask_sites(folder: Path, name: str) -> Combined:
 
 
 def _ask(study: Study, said: list[str], refused: list[str], go_on: bool) -> Combined:
-    """Take the present question about the result as far as its answers reach.
-
-    Raises:
-        SettingError: it has no answer; says why.
-    """
+    """Take the present question about the result as far as its answers reach."""
     import arviz
 
     if study.open_question is None:
@@ -211,15 +287,20 @@ def _ask(study: Study, said: list[str], refused: list[str], go_on: bool) -> Comb
         try:
             found = with_answer(before, federation, executor, module, name)
         except AnswersPending as pending:
-            requests = study.ask(number, pending.letters)
-            waiting = [path for site, path in zip(pending.letters, requests, strict=True) if site in pending.waiting]
-            return Combined(said, refused + study.refusals, number, pending.waiting, waiting)
+            return _waits(study, pending, said, refused)
     why = [str(found.attrs[f"no_{group}"]) for group in (name, f"{ESTIMAND}{name}") if f"no_{group}" in found.attrs]
     if why:
         raise SettingError(f"{name!r} has no answer: {why[0]}")
     _finish(study, found)
     notes = [str(one.message) for one in caught]
     return Combined(said, refused + study.refusals, result=study.result, findings=notes)
+
+
+def _waits(study: Study, pending: AnswersPending, said: list[str], refused: list[str], needs: str = "") -> Combined:
+    """What a `combine` has come to that waits for answers, once their requests are written."""
+    requests = study.ask(pending.exchange, pending.letters)
+    waiting = [path for site, path in zip(pending.letters, requests, strict=True) if site in pending.waiting]
+    return Combined(said, refused + study.refusals, pending.exchange, pending.waiting, waiting, needs)
 
 
 def _take_answers(study: Study, answers: Sequence[Path]) -> tuple[list[str], list[str]]:
@@ -250,66 +331,40 @@ def _federation_of(study: Study) -> tuple[RemoteFederation, ModuleType]:
 class _Run:
     """The study's run, repeated from its seed, until an answer is missing or there is a result."""
 
-    def __init__(self, study: Study, go_on: bool) -> None:
-        self.study, self.go_on = study, go_on
+    def __init__(self, study: Study) -> None:
+        self.study = study
         self.federation, _ = _federation_of(study)
         check_savable(self.federation.problem)
-        self.algorithm, self.options = self._chosen()
-        self.needs = self._needs()
+        chosen, self.num_sites = recipes.load(study.recipe), self.federation.num_clients
+        self.algorithm, self.options = algorithm_and_options(
+            chosen, study.content["options"], self.num_sites, "--rounds"
+        )
+        self.graph, rounds = self.options.get("graph"), self.options.get("num_rounds")
+        audit = bool(self.options.get("audit", True))
+        self.needs = needs_words_of(self.algorithm, rounds, self.num_sites, audit, self.federation.problem, self.graph)
 
-    def __call__(self) -> tuple[InferenceData, list[str]]:
-        """The result and the warnings about it.
-
-        Raises:
-            AnswersPending: an answer is missing.
-            StoppedError: the run has ended without one; what it had found is in the folder, if anything.
-        """
-        executor = Files(self.study, FIRST_EXCHANGE, self._copied(), self.go_on, self.study.id)
+    def result(self, go_on: bool) -> tuple[InferenceData, list[str]]:
+        """The result and the warnings about it. What a run had found that ends without one is written to the folder."""
+        first = 1  # exchange 0 has the descriptions
+        executor = Files(self.study, first, self._copied(), go_on, self.study.id)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                found = run(
-                    self.algorithm,
-                    self.federation,
-                    **{"progress": False, **self.options},
-                    executor=executor,
-                    log_likelihood=False,
-                    collect_local=False,
-                )
+                found = run_at_clients(self.algorithm, self.federation, executor, {"progress": False, **self.options})
             except StoppedError as error:
                 if error.result is not None:
                     _save(error.result, self.study.folder / STOPPED)
                 raise
         return found, [str(one.message) for one in caught]
 
-    def _chosen(self) -> tuple[Algorithm | Plan, dict[str, Any]]:
-        """The algorithm, and the arguments of `run`."""
-        chosen = recipes.load(self.study.recipe)
-        options = chosen.run_options(self.federation.num_clients) | self.study.options
-        if not issubclass(chosen.algorithm, Plan):
-            return chosen.build(), options
-        rounds = options.pop("num_rounds", None)
-        return chosen.build({} if rounds is None else {"max_rounds": rounds}, where="--rounds"), options
-
     def _copied(self) -> frozenset[str] | None:
         """The algorithms from whose sites' states another starts, as `settings_line`; None is all."""
         if isinstance(self.algorithm, Plan):
             return None
-        problem, graph = self.federation.problem, self.options.get("graph")
-        (stage,) = stages_of(self.algorithm, problem, graph)
-        first = resolve_for_run(stage.algorithm, problem, Setup(graph)).algorithm
+        problem = self.federation.problem
+        (stage,) = stages_of(self.algorithm, problem, self.graph)
+        first = resolve_for_run(stage.algorithm, problem, Setup(self.graph)).algorithm
         return frozenset(settings_line(part) for part in chain_of(first, problem)[:-1])
-
-    def _needs(self) -> str:
-        options = self.options
-        return needs_words_of(
-            self.algorithm,
-            options.get("num_rounds"),
-            self.federation.num_clients,
-            bool(options.get("audit", True)),
-            self.federation.problem,
-            options.get("graph"),
-        )
 
 
 def _finish(study: Study, result: InferenceData) -> None:

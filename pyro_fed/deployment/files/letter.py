@@ -23,10 +23,11 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from pyro_fed.conventions.names import check_client_id
-from pyro_fed.deployment.remote.order import MAX_BYTES
+from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.output import replaced_file
+from pyro_fed.deployment.remote.order import MAX_BYTES, MAX_NUMBERED
 from pyro_fed.deployment.signing_keys import public_key
-from pyro_fed.errors import ProtocolError
+from pyro_fed.errors import CheckpointError, ProtocolError
 from pyro_fed.runtime.messages import Message, encode
 from pyro_fed.runtime.safetensors_header import PREFIX
 
@@ -36,8 +37,6 @@ FIRST, ENDING = b"pyro_fed study file 1\n", ".study"
 REQUEST, ANSWER = "request", "answer"
 #: The longest header in bytes: it may have a model's file in it.
 MAX_HEADER = 10**7
-#: The most exchanges of a study.
-MAX_EXCHANGES = 10**6
 LENGTHS = re.compile(rb"header ([0-9]{1,8}) body ([0-9]{1,10})\n")
 SIGNATURE = re.compile(rb"\nsignature ([A-Za-z0-9+/]{86}==)\n")
 SIGNATURE_BYTES = len(b"\nsignature \n") + 88
@@ -46,16 +45,7 @@ STUDY_ID = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class Letter:
-    """The content of a file.
-
-    Args:
-        kind: `REQUEST` or `ANSWER`.
-        study: the study's id, 16 hexadecimal digits.
-        site: the site's name.
-        exchange: the exchange's number, from 0.
-        more: the rest of the header, as JSON can hold it.
-        body: an encoded message, or nothing.
-    """
+    """The content of a file: kind, study, site, exchange's number, the rest of the header, and an encoded message."""
 
     kind: str
     study: str
@@ -87,11 +77,7 @@ class Received:
         return digest_of(self.data)
 
     def verify(self, key: str, signer: str) -> None:
-        """Require the signature of a public key, given as text; `signer` says whose it is.
-
-        Raises:
-            ProtocolError: another has signed it, or it was changed after it was signed.
-        """
+        """Require the signature of a public key, given as text; `signer` says in errors whose it is."""
         found = SIGNATURE.fullmatch(self.data[-SIGNATURE_BYTES:])
         signature = base64.b64decode(found[1]) if found else b""
         try:
@@ -109,11 +95,7 @@ def digest_of(data: bytes) -> str:
 
 
 def read_letter(path: Path, kind: str) -> Received:
-    """Read a file; its signature is to be verified by the caller, who knows the key.
-
-    Raises:
-        ProtocolError: it is no file of this kind; says what is wrong.
-    """
+    """A file of a kind; its signature is to be verified by the caller, who knows the key."""
     if not path.is_file():
         raise ProtocolError(f"{path}: there is no such file; expected the {kind} of a study")
     if path.stat().st_size > MAX_HEADER + MAX_BYTES:
@@ -122,11 +104,7 @@ def read_letter(path: Path, kind: str) -> Received:
 
 
 def parse_letter(data: bytes, name: str, kind: str) -> Received:
-    """The letter in a file's bytes; `name` is the file's, for errors.
-
-    Raises:
-        ProtocolError: as of `read_letter`.
-    """
+    """The letter in a file's bytes; `name` is the file's, for errors."""
     if not data.startswith(FIRST):
         raise ProtocolError(f"{name}: not a file of a study, or of another version: expected {FIRST.decode()!r} first")
     lengths = LENGTHS.match(data, len(FIRST))
@@ -150,15 +128,18 @@ def parse_letter(data: bytes, name: str, kind: str) -> Received:
 
 def _check(first: dict[str, Any], name: str, kind: str) -> None:
     """Refuse a header whose first fields have other types or values; ProtocolError."""
-    if first["kind"] != kind:
-        raise ProtocolError(f"{name}: expected {kind!r}, received {first['kind']!r:.80}")
-    if not isinstance(first["study"], str) or not STUDY_ID.fullmatch(first["study"]):
-        raise ProtocolError(f"{name}: expected a study's id of 16 hexadecimal digits, received {first['study']!r:.80}")
-    if not isinstance(first["site"], str):
-        raise ProtocolError(f"{name}: expected a site's name, received {first['site']!r:.80}")
-    check_client_id(first["site"])
-    if type(first["exchange"]) is not int or not 0 <= first["exchange"] < MAX_EXCHANGES:
-        raise ProtocolError(f"{name}: expected an exchange's number from 0, received {first['exchange']!r:.80}")
+    study, site, exchange = first["study"], first["site"], first["exchange"]
+    is_id = isinstance(study, str) and STUDY_ID.fullmatch(study)
+    is_number = type(exchange) is int and 0 <= exchange < MAX_NUMBERED
+    for holds, expected, received in (
+        (first["kind"] == kind, repr(kind), first["kind"]),
+        (is_id, "a study's id of 16 hexadecimal digits", study),
+        (isinstance(site, str), "a site's name", site),
+        (is_number, "an exchange's number from 0", exchange),
+    ):
+        if not holds:
+            raise ProtocolError(f"{name}: expected {expected}, received {received!r:.80}")
+    check_client_id(site)
 
 
 def body_of(message: Message) -> bytes:
@@ -185,3 +166,28 @@ def request_name(site: str, exchange: int) -> str:
 def answer_name(site: str, exchange: int) -> str:
     """The name of an answer's file."""
     return f"answer-{site}-{exchange:03d}{ENDING}"
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all; CheckpointError if it could not be written."""
+    try:
+        with replaced_file(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written: {error}; make room, and give the command again") from error
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a value as JSON, whole or not at all."""
+    write_whole(path, json.dumps(content, indent=1).encode() + b"\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The table in a file of a study's folders; CheckpointError if it cannot be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is no table")
+    return found

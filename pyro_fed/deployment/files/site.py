@@ -13,7 +13,6 @@ An answer is made once: the same request gets the same file again. A command tha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,32 +32,26 @@ from pyro_fed.deployment.files.letter import (
     answer_name,
     body_of,
     digest_of,
+    read_json,
     read_letter,
     text_in,
+    write_json,
+    write_whole,
 )
 from pyro_fed.deployment.files.words import description_words, order_words, reply_words, request_words
-from pyro_fed.deployment.files.writing import write_json, write_whole
 from pyro_fed.deployment.policy.gate import POLICY, Gate, site_folder
-from pyro_fed.deployment.remote.order import MAX_BYTES
-from pyro_fed.deployment.remote.refusal import Refusal
+from pyro_fed.deployment.remote.order import MAX_BYTES, Refusal
 from pyro_fed.deployment.remote.site import Done, KeptState, Site
 from pyro_fed.deployment.rows import load_rows
 from pyro_fed.deployment.signing_keys import fingerprint_of, load_signing_key, public_text, write_signing_key
-from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
-from pyro_fed.runtime.checkpoint import Lock
+from pyro_fed.errors import ProtocolError, SettingError
+from pyro_fed.runtime.checkpoint.lock import Lock
 from pyro_fed.runtime.messages import Message, decode
 from pyro_fed.runtime.safetensors_header import read_header
 
 #: Names in a site's folder.
-SITE, MODEL, RECIPE, KEY, PUBLIC, STATES, ANSWERS = (
-    "site.json",
-    "model.py",
-    "recipe.toml",
-    "site.key",
-    "site.pub",
-    "states",
-    "answers",
-)
+SITE, MODEL, RECIPE, KEY, PUBLIC = "site.json", "model.py", "recipe.toml", "site.key", "site.pub"
+STATES, ANSWERS = "states", "answers"
 #: Asks the person at the site whether to go on; gets the text to be shown and the question.
 Confirm = Callable[[str, str], bool]
 
@@ -72,17 +65,8 @@ class SiteFolder:
 
     @classmethod
     def of(cls, folder: Path) -> SiteFolder | None:
-        """The folder of a site that has begun; None if there is none.
-
-        Raises:
-            CheckpointError: its `site.json` cannot be read.
-        """
-        if not (folder / SITE).exists():
-            return None
-        try:
-            return cls(folder, dict(json.loads((folder / SITE).read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(f"{folder / SITE} cannot be read: {error}") from error
+        """The folder of a site that has begun; None if there is none."""
+        return cls(folder, read_json(folder / SITE)) if (folder / SITE).exists() else None
 
     @property
     def answered(self) -> int:
@@ -243,11 +227,7 @@ def _check_study(mine: SiteFolder, found: Received) -> None:
 
 
 def _answer(mine: SiteFolder, found: Received, data: Path | None, confirm: Confirm | None) -> bytes | None:
-    """The bytes of the answer, which the person and the site's gate have let leave; None if the person has not.
-
-    Raises:
-        PolicyError: a rule of the site's policy does not permit it; names the rule.
-    """
+    """The bytes of the answer, which the person and the site's gate have let leave; None if the person has not."""
     letter, key = found.letter, load_signing_key(mine.folder / KEY)
     name, rows = letter.site, data or Path(mine.content["data"])
 
@@ -255,7 +235,9 @@ def _answer(mine: SiteFolder, found: Received, data: Path | None, confirm: Confi
         return load_rows(rows, module.model, module, config, option="--data")
 
     site = Site(mine.folder / MODEL, [mine.folder / RECIPE], loaded, how="of a study by files")
-    gate = _gate(mine, site, name)  # compares the model with the site's approval, before it is imported
+    policy = mine.content.get("policy") or mine.folder / POLICY
+    # A policy's approval is compared with the model before it is imported; without a policy there is a ledger.
+    gate = site.gate_of(name, policy) if Path(policy).exists() else Gate(name, folder=mine.folder)
     more: dict[str, Any] = {"request": found.digest, "policy": gate.policy.digest, "approval": gate.approval}
     with threads(1), torch.no_grad():
         if letter.exchange == 0:
@@ -273,7 +255,7 @@ def _answer(mine: SiteFolder, found: Received, data: Path | None, confirm: Confi
             asked = decode(letter.body, None, cap=MAX_BYTES, finite=False)
             kept = "" if before is None else digest_of(before.data)
             outgoing = site.outgoing_reply(name, done.order, asked, done.tensors, signed, found.data, kept)
-        gate.rows = site.federations[name].num_rows
+        gate.rows = site.clients[name].federation.num_rows
         if confirm is not None and not confirm(f"{gate.in_words()}\n{shown}", f"May this leave {name}?"):
             return None
         leaving = gate.release(outgoing)
@@ -282,22 +264,8 @@ def _answer(mine: SiteFolder, found: Received, data: Path | None, confirm: Confi
     return leaving
 
 
-def _gate(mine: SiteFolder, site: Site, name: str) -> Gate:
-    """The gate through which every answer leaves: with the site's policy, or without rules; with a ledger in any case.
-
-    Raises:
-        PolicyError: the model or the recipe is not what the site has approved.
-    """
-    policy = mine.content.get("policy") or mine.folder / POLICY
-    return site.gate_of(name, policy) if Path(policy).exists() else Gate(name, folder=mine.folder)
-
-
 def _done(mine: SiteFolder, site: Site, found: Received, before: KeptState | None) -> Done:
-    """The work that a request asks for.
-
-    Raises:
-        Refusal: the order is none that this site follows.
-    """
+    """The work that a request asks for."""
     letter = found.letter
     done = site.follow(letter.site, {"name": letter.site}, letter.more.get("order", {}), letter.body, before)
     if done is None:

@@ -18,7 +18,6 @@ given again. All else follows from the journal, since the run is repeated from i
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import secrets
@@ -44,11 +43,13 @@ from pyro_fed.deployment.files.letter import (
     Received,
     answer_name,
     digest_of,
+    read_json,
     read_letter,
     request_name,
     text_in,
+    write_json,
+    write_whole,
 )
-from pyro_fed.deployment.files.writing import write_json, write_whole
 from pyro_fed.deployment.signing_keys import fingerprint_of, load_signing_key, public_text, write_signing_key
 from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
 from pyro_fed.recipes.library import find_model, find_recipe
@@ -56,12 +57,7 @@ from pyro_fed.runtime.checkpoint import Lock
 
 #: Names of the files in a study's folder.
 STUDY, MODEL, RECIPE, KEY, PUBLIC = "study.json", "model.py", "recipe.toml", "coordinator.key", "coordinator.pub"
-RESULT, STOPPED, QUESTIONS, REVIEW = (
-    "result.nc",
-    "result.stopped.nc",
-    "questions.json",
-    "review.json",
-)
+RESULT, STOPPED, QUESTIONS, REVIEW = "result.nc", "result.stopped.nc", "questions.json", "review.json"
 OUTBOX, ANSWERS, EXCHANGES, KEYS, REFUSED = "outbox", "answers", "exchanges", "keys", "refused"
 
 
@@ -75,7 +71,6 @@ class Study:
     """A study's folder, opened by `Study.opened`.
 
     Attributes:
-        folder: the folder.
         content: what `study.json` says.
         refusals: sentences on answers that were refused since the folder was opened.
         closing: exchanges that the present run has closed, and the hashes of their answers; `commit` writes them.
@@ -89,17 +84,18 @@ class Study:
     @classmethod
     @contextmanager
     def opened(cls, folder: Path) -> Iterator[Study]:
-        """A study's folder, which no other command may change meanwhile.
-
-        Raises:
-            SettingError: there is no study, or it was made with other versions.
-            CheckpointError: another command works there, or a file of it cannot be read.
-        """
-        study = cls(folder, _json_in(folder / STUDY))
-        if (made := study.content["versions"]) != versions():
+        """A study's folder, of the present versions, which no other command may change meanwhile."""
+        if not (folder / STUDY).exists():
+            raise SettingError(f"{folder / STUDY}: there is no study here; pyro-fed study init makes one")
+        study = cls(folder, read_json(folder / STUDY))
+        if study.content["versions"] != versions():
+            begun, here = (
+                ", ".join(f"{name} {version}" for name, version in found.items())
+                for found in (study.content["versions"], versions())
+            )
             raise SettingError(
-                f"{folder} was begun with {_named(made)}, and here is {_named(versions())}: the run is repeated to the "
-                "last bit. Install the versions of the study"
+                f"{folder} was begun with {begun}, and here is {here}: the run is repeated to the last bit. Install "
+                "the versions of the study"
             )
         lock = Lock(folder)
         try:
@@ -113,19 +109,9 @@ class Study:
         return str(self.content["id"])
 
     @property
-    def name(self) -> str:
-        """The study's name."""
-        return str(self.content["name"])
-
-    @property
     def sites(self) -> list[str]:
         """The sites' names, in the order of their numbers."""
         return list(self.content["sites"])
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Arguments of `run`."""
-        return dict(self.content["options"])
 
     @property
     def model(self) -> Path:
@@ -162,7 +148,7 @@ class Study:
     def questions(self) -> dict[str, int]:
         """What was asked about the result, and the number of its exchange."""
         path = self.folder / QUESTIONS
-        return dict(_json_in(path)) if path.exists() else {}
+        return read_json(path) if path.exists() else {}
 
     @property
     def open_question(self) -> tuple[str, int] | None:
@@ -206,11 +192,7 @@ class Study:
     def first_letters(self) -> dict[str, Letter]:
         """The requests of exchange 0, which have the model and the recipe, by site."""
         more = {
-            "name": self.name,
-            "sites": self.sites,
-            "options": self.options,
-            "versions": self.content["versions"],
-            "needs": self.content["needs"],
+            **{name: self.content[name] for name in ("name", "sites", "options", "versions", "needs")},
             "key": public_text(load_signing_key(self.folder / KEY)),
             "recipe": self.recipe.read_text(encoding="utf-8"),
             "model": self.model.read_text(encoding="utf-8"),
@@ -235,14 +217,10 @@ class Study:
     def request_hashes(self, number: int) -> dict[str, str]:
         """The hashes of an exchange's requests, by site; empty before it was asked."""
         path = self.folder / EXCHANGES / f"{number:03d}.asked.json"
-        return dict(_json_in(path)) if path.exists() else {}
+        return read_json(path) if path.exists() else {}
 
     def check_again(self, number: int, letters: Mapping[str, Letter]) -> None:
-        """Require that requests that are made again are those that the sites have answered.
-
-        Raises:
-            CheckpointError: they differ.
-        """
+        """Require that requests that are made again are those that the sites have answered; else CheckpointError."""
         before = self.request_hashes(number)
         if not before:
             return
@@ -258,15 +236,11 @@ class Study:
 
     # -- answers --------------------------------------------------------------------------------------------
     def take(self, path: Path) -> str:
-        """Accept an answer to the present exchange, and return a sentence on it.
-
-        Raises:
-            ProtocolError: it is no answer that can be used; says why, with the site and the exchange.
-        """
+        """A sentence on an accepted answer to the present exchange; ProtocolError says why it cannot be used."""
         found = read_letter(path, ANSWER)
         letter, where = found.letter, found.name
         if letter.study != self.id:
-            raise ProtocolError(f"{where}: it is of study {letter.study}, this is {self.name}, {self.id}")
+            raise ProtocolError(f"{where}: it is of study {letter.study}, this is {self.content['name']}, {self.id}")
         if letter.site not in self.sites:
             raise ProtocolError(f"{where}: {letter.site} is no site of this study, which are {', '.join(self.sites)}")
         key = self._key_for(found)
@@ -308,11 +282,7 @@ class Study:
         return text_in(found.letter.more, "key", found.name)
 
     def answer_to(self, number: int, site: str) -> Received | None:
-        """A site's accepted answer to an exchange; None if there is none, or it was closed without.
-
-        Raises:
-            CheckpointError: the answer was changed or removed since the exchange was closed with it.
-        """
+        """A site's accepted answer to an exchange; None if there is none, or it was closed without."""
         path = self.folder / ANSWERS / answer_name(site, number)
         closed = self._closed(number)
         if closed is None:
@@ -350,7 +320,7 @@ class Study:
 
     def _closed(self, number: int) -> dict[str, str] | None:
         path = self.folder / EXCHANGES / f"{number:03d}.closed.json"
-        return dict(_json_in(path)) if path.exists() else None
+        return read_json(path) if path.exists() else None
 
 
 def make_study(
@@ -364,11 +334,7 @@ def make_study(
     template: Path | None,
     needs: str,
 ) -> Study:
-    """Make a study's folder with a new key, all at once.
-
-    Raises:
-        SettingError: the folder exists, or sites' names that are not plain and different.
-    """
+    """Make a study's folder with a new key, all at once."""
     if folder.exists():
         raise SettingError(f"{folder} is there already: choose another folder, or remove it")
     if len(sites) < 1 or len(set(sites)) < len(sites):
@@ -404,25 +370,3 @@ def make_study(
     study.ask(0, study.first_letters())
     os.replace(making, folder)
     return Study(folder, content)
-
-
-def _named(found: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in found.items())
-
-
-def _json_in(path: Path) -> dict[str, Any]:
-    """The table in a file of this folder.
-
-    Raises:
-        SettingError: there is no such file.
-        CheckpointError: it cannot be read.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise SettingError(f"{path}: there is no study here; pyro-fed study init makes one") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is no table")
-    return found

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyro_fed.algorithm.contract import Plan
 from pyro_fed.conventions.output import check_writable
 from pyro_fed.deployment.flower.secure import SecAgg
+from pyro_fed.deployment.remote.clients import algorithm_and_options
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes.recipe import Recipe
 from pyro_fed.recipes.values import (
@@ -33,8 +33,8 @@ from pyro_fed.recipes.values import (
 )
 from pyro_fed.runtime.run import run
 
-#: Texts that mean "not set", like None: Flower has no null, and an empty text is no value of any key.
-UNSET = (NONE_WORD, "")
+#: Values that mean "not set": Flower has no null, and an empty text is no value of any key.
+UNSET = (None, NONE_WORD, "")
 #: What error messages call the configuration.
 WHERE = "the run's configuration"
 #: Keys for texts, numbers and flags, with their types.
@@ -74,60 +74,34 @@ NOT_TAKEN: Mapping[str, str] = {
     "log_likelihood": "it needs the rows, which stay at the clients",
     "collect_local": "it needs the rows, which stay at the clients",
 }
-#: Default of the seconds for a round, for a description, and for the wait for clients.
-TIMEOUT = 600.0
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A deployment's settings.
+    """A deployment's settings."""
 
-    Attributes:
-        num_clients: number of clients to wait for.
-        timeout: seconds that a client has for a round, and to describe itself.
-        wait: seconds that the server waits for clients.
-        out: the file for the result.
-        options: arguments of `run`, without those that depend on the clients.
-        specs: schedule, graph and combination by name, from which `run_options` makes the objects.
-        secure: settings of secure aggregation; None for none.
-        loo: the observed site of leave-one-out after the run, "" for the only one; None for no leave-one-out.
-        influence: whether each client's influence is computed after the run.
-        estimands: names of estimands of the model's file that are computed after the run.
-    """
-
-    num_clients: int
-    timeout: float = TIMEOUT
-    wait: float = TIMEOUT
+    num_clients: int  # to wait for
+    timeout: float = 600.0  # seconds that a client has for a round, and to describe itself
+    wait: float = 600.0  # seconds that the server waits for clients
     out: str = "posterior.nc"
-    options: dict[str, Any] = field(default_factory=dict)
-    specs: dict[str, str | dict[str, Any]] = field(default_factory=dict)
-    secure: SecAgg | None = None
-    loo: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # arguments of `run` that do not depend on the clients
+    specs: dict[str, str | dict[str, Any]] = field(default_factory=dict)  # schedule, graph and combination by name
+    secure: SecAgg | None = None  # settings of secure aggregation
+    loo: str | None = None  # the observed site of leave-one-out, "" for the only one; None for no leave-one-out
     influence: bool = False
     estimands: tuple[str, ...] = ()
 
     def run_options(self, chosen: Recipe, num_clients: int) -> tuple[Any, dict[str, Any]]:
-        """The recipe's algorithm, and the arguments of `run` with a graph over the clients.
-
-        Raises:
-            SettingError: an unknown name of an object, or arguments that it does not take.
-        """
-        options = chosen.run_options(num_clients) | self.options
+        """The recipe's algorithm, and the arguments of `run` with a graph over the clients."""
+        options = dict(self.options)
         for key, spec in self.specs.items():
             arguments = (num_clients,) if key == "graph" else ()
             options[key] = resolve_component(_module_of(key, spec), spec, Path(WHERE), *arguments)
-        if not issubclass(chosen.algorithm, Plan):
-            return chosen.build(), options
-        rounds = options.pop("num_rounds", None)
-        return chosen.build({} if rounds is None else {"max_rounds": rounds}, where=WHERE), options
+        return algorithm_and_options(chosen, options, num_clients, WHERE)
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the arguments of `run` that `server_app` is given.
-
-    Raises:
-        SettingError: `run` has no such argument, or a deployment sets it itself.
-    """
+    """The arguments of `run` that `server_app` is given, if a deployment takes all of them."""
     known = [name for name in inspect.signature(run).parameters if name not in NOT_TAKEN]
     for name in options:
         if name in NOT_TAKEN:
@@ -140,29 +114,21 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def read_configuration(
     config: Mapping[str, Any], options: Mapping[str, Any] | None = None, secure: SecAgg | None = None
 ) -> Configuration:
-    """Check a run's configuration, and return its settings.
-
-    Args:
-        config: Flower's `run_config`; keys of nested tables are joined by ".".
-        options: arguments of `run` that the app sets; values of the configuration replace them.
-        secure: secure aggregation as the app sets it; a value of the configuration replaces it.
-
-    Raises:
-        SettingError: an unknown key, with the nearest name; a value of another type; a file that cannot be written.
-    """
-    given = {key: _converted_value(key, value) for key, value in _nest_tables(config).items() if not _unset(value)}
+    """The settings of a run: Flower's `run_config` before the app's own `options` and secure aggregation."""
+    nested = {key: value for key, value in _nest_tables(config).items() if value not in UNSET}
+    given = {key: _converted_value(key, value) for key, value in nested.items()}
     if "num-clients" not in given:
         raise SettingError(f"{WHERE} lacks num-clients, the number of clients to wait for, such as num-clients = 3")
     if given.get("rounds") == 0:
         del given["rounds"]
-    timeout = given.pop("timeout", TIMEOUT)
+    timeout = given.pop("timeout", Configuration.timeout)
     wait = given.pop("wait", timeout)
     for name, seconds in (("timeout", timeout), ("wait", wait)):
         if not seconds > 0:
             raise SettingError(f"{WHERE}: {name} must be positive, received {seconds}")
     if given["num-clients"] < 1:
         raise SettingError(f"{WHERE}: num-clients must be at least 1, received {given['num-clients']}")
-    out = str(check_writable(given.pop("out", "posterior.nc"), "out"))
+    out = str(check_writable(given.pop("out", Configuration.out), "out"))
     specs = {key: given.pop(key) for key in OBJECTS if key in given}
     secure, left_out = given.pop(SECURE, secure), given.pop(LOO, None)
     num_clients, influence = given.pop("num-clients"), given.pop("influence", False)
@@ -195,10 +161,6 @@ def _nest_tables(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _unset(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and value in UNSET)
-
-
 def _converted_value(key: str, value: Any) -> Any:
     """A value, converted to its key's type."""
     if key in OBJECTS:
@@ -212,9 +174,11 @@ def _converted_value(key: str, value: Any) -> Any:
     try:
         return convert(value, PLAIN[key])
     except Mismatch:
-        raise SettingError(
-            f"{WHERE}: {key!r} expects {describe(PLAIN[key])}, received {value!r} ({type(value).__name__})"
-        ) from None
+        raise _wrong_type(key, describe(PLAIN[key]), value) from None
+
+
+def _wrong_type(key: str, expected: str, value: Any) -> SettingError:
+    return SettingError(f"{WHERE}: {key!r} expects {expected}, received {value!r} ({type(value).__name__})")
 
 
 def _secure(value: Any) -> SecAgg | None:
@@ -223,9 +187,7 @@ def _secure(value: Any) -> SecAgg | None:
         return SecAgg() if value else None
     table = _spec(SECURE, value)
     if isinstance(table, str):
-        raise SettingError(
-            f"{WHERE}: {SECURE!r} expects true, false or a table such as {{largest = 1e6}}, received {value!r}"
-        )
+        raise _wrong_type(SECURE, "true, false or a table such as {largest = 1e6}", value)
     return SecAgg(**table)
 
 
@@ -234,10 +196,7 @@ def _left_out(value: Any) -> str | None:
     if isinstance(value, bool):
         return "" if value else None
     if not isinstance(value, str):
-        raise SettingError(
-            f"{WHERE}: {LOO!r} expects true, false or the name of an observed site, received {value!r} "
-            f"({type(value).__name__})"
-        )
+        raise _wrong_type(LOO, "true, false or the name of an observed site", value)
     return value
 
 
@@ -249,5 +208,5 @@ def _spec(key: str, value: Any) -> str | dict[str, Any]:
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise SettingError(f"{WHERE}: {key} = {value!r:.200} is no table of TOML: {error}") from error
     if not isinstance(value, str | dict):
-        raise SettingError(f"{WHERE}: {key!r} expects a name or a table, received {value!r} ({type(value).__name__})")
+        raise _wrong_type(key, "a name or a table", value)
     return value

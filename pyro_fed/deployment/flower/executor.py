@@ -12,11 +12,10 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State, write
-from pyro_fed.conventions.calls import cast_checked
-from pyro_fed.deployment.flower.joining import Roll, description_in, question
-from pyro_fed.deployment.flower.post import ANEW, GONE, LOOK_EVERY, Post
+from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.deployment.flower.joining import ANEW, GONE, LOOK_EVERY, Post, Roll, description_in, question
 from pyro_fed.deployment.flower.secure import MIN_SUMMED_CLIENTS, SecAgg, SecureRound, Summed, check_secure, stand_ins
-from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack
+from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, failure_clause, pack
 from pyro_fed.deployment.remote.clients import RemoteClients
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
@@ -24,8 +23,6 @@ from pyro_fed.runtime.executors.local import expected_reply
 from pyro_fed.runtime.executors.remote import Request, WorkerPhase
 from pyro_fed.runtime.messages import Header, Mailbox
 
-#: The most characters of a client's error that the record keeps.
-MAX_REASON = 300
 #: Why a client whose state is lost takes no part.
 NOWHERE = (
     "has lost its state, since its node was started anew, and the server has no copy: it takes part again in the next "
@@ -65,11 +62,7 @@ class Flower(RemoteClients):
         self.mailbox, self.secure = Mailbox(), secure
 
     def prepare(self) -> None:
-        """Begin a phase.
-
-        Raises:
-            SettingError: the algorithm needs pooled data, or more than sums although there is secure aggregation.
-        """
+        """Begin a phase; with secure aggregation only of an algorithm that needs sums alone."""
         super().prepare()
         if self.secure is not None:
             check_secure([self.algorithm])
@@ -106,9 +99,8 @@ class Flower(RemoteClients):
         """The bytes of secure aggregation's exchanges; None without it."""
         if self._carried is None:
             return None
-        down, up = (
-            np.array([counted[client] for client in clients]) for counted in (self._carried.down, self._carried.up)
-        )
+        both = self._carried.down, self._carried.up
+        down, up = (np.array([counted[client] for client in clients]) for counted in both)
         return down, up
 
     def revived(self, workers: list[int]) -> list[int]:
@@ -122,17 +114,18 @@ class Flower(RemoteClients):
 
         If a client is away, unknown nodes are asked for their descriptions first.
         """
-        nodes = self._nodes(requests)
+        online = self._present(requests)
+        known = {client: self.roll.nodes[client] for client in requests}
+        nodes = {client: node for client, node in known.items() if node is not None and node in online}
         if self.secure is not None:
             return self._summed(requests, nodes, self.secure)
-        headers = {client: self._header(client, request) for client, request in requests.items()}
         messages = {
             client: Message(
-                self._content(client, requests[client], headers[client]),
+                self._content(client, requests[client]),
                 node,
                 MessageType.TRAIN,
                 ttl=self.timeout,
-                group_id=str(headers[client].round),
+                group_id=str(self.number(requests[client])),
             )
             for client, node in nodes.items()
         }
@@ -147,30 +140,19 @@ class Flower(RemoteClients):
             self._begun.discard(client)
         return super()._beginning(client)
 
-    def _nodes(self, requests: Mapping[int, Request]) -> dict[int, int]:
-        """The nodes of the clients that are connected, by client."""
-        online = self._present(requests)
-        nodes = {client: self.roll.nodes[client] for client in requests}
-        return {client: node for client, node in nodes.items() if node is not None and node in online}
-
     def _summed(self, requests: Mapping[int, Request], nodes: Mapping[int, int], secure: SecAgg) -> dict[int, Any]:
         """Stand-ins for the clients' answers, whose sum was found by secure aggregation."""
         answers: dict[int, Any] = dict.fromkeys(requests, GONE)
         if len(nodes) < MIN_SUMMED_CLIENTS:
-            return answers | dict.fromkeys(
-                nodes, f"is one of {len(nodes)}: a sum of fewer than {MIN_SUMMED_CLIENTS} hides nobody"
-            )
+            few = f"is one of {len(nodes)}: a sum of fewer than {MIN_SUMMED_CLIENTS} hides nobody"
+            return answers | dict.fromkeys(nodes, few)
         if any(one.work is None or one.indicator not in (None, LOG_LIK) for one in requests.values()):
-            return answers | dict.fromkeys(
-                nodes, "says nothing but what is in a sum, as the run has secure aggregation"
-            )
-        contents = {
-            client: self._content(client, requests[client], self._header(client, requests[client])) for client in nodes
-        }
+            single = "says nothing but what is in a sum, as the run has secure aggregation"
+            return answers | dict.fromkeys(nodes, single)
+        contents = {client: self._content(client, requests[client]) for client in nodes}
         first = requests[next(iter(nodes))]
-        number = first.work.round if first.work is not None else 0
-        exchanges = SecureRound(secure, self.post, nodes, contents, number, self.timeout)
-        found = exchanges(self._failed)
+        exchanges = SecureRound(secure, self.post, nodes, contents, self.number(first), self.timeout)
+        found = exchanges()
         if first.indicator is None:
             self._carried = exchanges
         self.mailbox.close()
@@ -190,11 +172,9 @@ class Flower(RemoteClients):
             shape = self.report(request)[LOG_LIK].shape
             each = (found.total / len(found.clients)).reshape(shape)
             return {client: {LOG_LIK: each} for client in found.clients}
-        if self._expected is None:
-            work = cast_checked(request.work, Work)
-            self._expected = expected_reply(self.algorithm, self.problem, self.data, self.local, work)
+        expected, _, _ = self.expected(cast_checked(request.work, Work))
         rows = self.data.num_rows[self.at(found.clients)]
-        messages = stand_ins(found.total, self._expected[0], rows, int(self.data.num_rows.max()))
+        messages = stand_ins(found.total, expected, rows, int(self.data.num_rows.max()))
         self._said = dict(zip(found.clients, messages, strict=True))
         return {client: Reply(one, {}) for client, one in zip(found.clients, messages, strict=True)}
 
@@ -223,19 +203,13 @@ class Flower(RemoteClients):
             if client is not None and self.restorable(client):
                 self._begun.discard(client)
 
-    def _header(self, client: int, request: Request) -> Header:
-        return self.mailbox.request(self.kind(request), self.number(request), self.roll.names[client])
-
     def accept(self, header: Header) -> None:
-        """Take a reply to an open request.
-
-        Raises:
-            ProtocolError: it answers none.
-        """
+        """Take a reply to an open request; ProtocolError if it answers none."""
         if not self.mailbox.take(header):
             raise ProtocolError(self.mailbox.dropped[-1][1])
 
-    def _content(self, client: int, request: Request, header: Header) -> Any:
+    def _content(self, client: int, request: Request) -> Any:
+        header = self.mailbox.request(self.kind(request), self.number(request), self.names[client])
         return pack(ConfigRecord(self.order(client, request).to_record()), header, self.tensors(request))
 
     def _answer(self, client: int, request: Request, reply: Message | str) -> Any:
@@ -245,17 +219,13 @@ class Flower(RemoteClients):
         if isinstance(reply, str):
             return reply
         if reply.has_error():
-            return self._failed(reply)
+            return failure_clause(reply)
         try:
             if LOST in reply.content.get(SETTINGS, {}):
                 return self._without_state(client, "has lost its state")
             return self.decoded(client, request, bytes_of(reply.content))
         except ProtocolError as error:
-            return f"sent something that is not a reply: {error!s:.{MAX_REASON}}"
-
-    def _failed(self, reply: Message) -> str:
-        """A clause on a reply that is an error of Flower or of the client."""
-        return f"failed: {reply.error.reason!s:.{MAX_REASON}} (Flower's code {reply.error.code})"
+            return f"sent something that is not a reply: {error!s:.300}"
 
     def _without_state(self, client: int, reason: str) -> str:
         """A clause on a client without its state, which is asked again if the server has a copy of that."""

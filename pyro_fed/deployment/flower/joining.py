@@ -1,9 +1,12 @@
-"""The clients of a run, the Flower node of each, and nodes that come back.
+"""The clients of a run, the Flower node of each, and messages to them.
 
 A client is identified by its name. Its node may change: Flower gives nodes without a registered key a new number
 whenever they start. So a node that the run does not know is asked to describe itself. It takes the place of the client
 with that name if that client's own node is gone, and the two descriptions agree. The list of clients is saved with the
 checkpoint, so that a run can be resumed while some of them are away.
+
+Flower's own `send_and_receive` looks for replies every three seconds, and waits for all of them. Here replies are
+looked for more often, and the wait ends early for a node that has gone, or was restarted and so has lost its message.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -19,27 +22,87 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from pyro_fed.conventions.output import replaced_file
-from pyro_fed.deployment.flower.post import Post
 from pyro_fed.deployment.flower.wire import SETTINGS, record_of
-from pyro_fed.deployment.remote.description import Description
+from pyro_fed.deployment.remote.remote_federation import Description
 from pyro_fed.errors import CheckpointError, ProtocolError, QuorumError, SettingError
 
+#: The longest time from one look for replies to the next, in seconds. A look is one small request.
+LOOK_EVERY = 0.2
+#: The next look comes after the share `LOOK_AFTER` of the time waited so far, at least `LOOK_SOONEST` and at most
+#: `LOOK_EVERY` seconds: a quick round ends at most a tenth late, and a long one takes few looks.
+LOOK_SOONEST, LOOK_AFTER = 0.01, 0.1
+#: Seconds from one request for the list of nodes to the next.
+WATCH_EVERY = 3.0
+
+
+class Post:
+    """Flower's Grid as the executor uses it."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def online(self) -> dict[int, str]:
+        """The connected nodes, with the time at which each was last started, if Flower tells it."""
+        return {node.node_id: str(getattr(node, "last_activated_at", "")) for node in self.grid.get_nodes()}
+
+    def exchange(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
+        """The reply to each message within `timeout` seconds, by its key; a clause says why one is missing."""
+        if not messages:
+            return {}
+        before = self.online()
+        sent = list(messages)
+        ids = list(self.grid.push_messages(list(messages.values())))
+        if len(ids) != len(sent):  # some grids return no ids for messages that they have not accepted
+            ids = [messages[key].metadata.message_id for key in sent]
+        waiting = {identity: key for identity, key in zip(ids, sent, strict=True) if identity}
+        found: dict[int, Message | str] = {
+            key: "could not be sent a message by Flower" for key in sent if key not in waiting.values()
+        }
+        began = time.monotonic()
+        end, watch = began + timeout, began + WATCH_EVERY
+        while waiting:
+            for reply in self.grid.pull_messages(list(waiting)):
+                key = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if key is not None:
+                    found[key] = reply
+            now = time.monotonic()
+            if not waiting or now > end:
+                break
+            if now > watch:
+                watch = now + WATCH_EVERY
+                gone = self._gone({key: messages[key] for key in waiting.values()}, before)
+                found |= gone
+                waiting = {identity: key for identity, key in waiting.items() if key not in gone}
+            time.sleep(min(max(LOOK_AFTER * (now - began), LOOK_SOONEST), LOOK_EVERY))
+        late = f"did not reply within {timeout:g} s"
+        return {key: found.get(key, late) for key in messages}
+
+    def _gone(self, messages: Mapping[int, Message], before: Mapping[int, str]) -> dict[int, str]:
+        """The messages that will not be answered, with the reason."""
+        now = self.online()
+        reasons: dict[int, str] = {}
+        for key, message in messages.items():
+            node = message.metadata.dst_node_id
+            if node not in now:
+                reasons[key] = GONE
+            elif node in before and now[node] != before[node]:
+                reasons[key] = ANEW
+        return reasons
+
+
+#: Why there is no reply.
+GONE = "is not connected: its node is down, or cannot reach the server"
+ANEW = "was started anew while it worked"
+
+
 LOG = logging.getLogger("flwr")
-#: Name of the file with the clients in a checkpoint's folder, and its largest size in bytes.
-CLIENTS, MAX_BYTES = "clients.json", 10**8
-#: Seconds from one request for Flower's list of nodes to the next, while clients are waited for.
-LOOK_EVERY = 0.5
+#: Name of the file with the clients in a checkpoint's folder.
+CLIENTS = "clients.json"
 
 
 @dataclass
 class Roll:
-    """The clients of a run, and their nodes.
-
-    Args:
-        clients: their descriptions, in the order of their numbers.
-        nodes: the node of each client; None while it has not joined.
-        strangers: nodes that were asked for a description, and belong to no client.
-    """
+    """A run's clients in the order of their numbers, their nodes (None: not here), and nodes that belong to none."""
 
     clients: list[Description]
     nodes: list[int | None]
@@ -58,14 +121,10 @@ class Roll:
 
     @classmethod
     def from_checkpoint(cls, folder: Path) -> Roll | None:
-        """The clients of the run whose checkpoint is in a folder; None if the folder has no list of them.
-
-        Raises:
-            CheckpointError: the list cannot be read.
-        """
+        """The clients of the run whose checkpoint is in a folder; None if the folder has no list of them."""
         path = folder / CLIENTS
         try:
-            if not path.exists() or path.stat().st_size > MAX_BYTES:
+            if not path.exists():
                 return None
             plain = json.loads(path.read_text(encoding="utf-8"))
             clients = [
@@ -94,11 +153,7 @@ class Roll:
         return [node for node in online if node not in self.nodes and node not in self.strangers]
 
     def place(self, node: int, found: Description | str, online: Collection[int]) -> int | None:
-        """Give a node the place of the client whose name it has, and return the client's number.
-
-        The number is None if the node cannot be taken in, for a reason that is logged. `found` is the
-        node's description, or a sentence that says why there is none.
-        """
+        """The number of the client whose place a node takes; None if it cannot, for a reason that is logged."""
         objection = found if isinstance(found, str) else self._objection(found, online)
         if isinstance(found, str) or objection:
             self.strangers.add(node)
@@ -125,19 +180,9 @@ class Roll:
 def wait_for_clients(
     grid: Grid, num_clients: int, min_clients: int | None, wait: float, timeout: float, known: Roll | None = None
 ) -> Roll:
-    """Wait for clients, and return them in the order of their names; for a resumed run in their former order.
+    """The clients in the order of their names; of a resumed run (`known`) in their former order.
 
-    Args:
-        grid: Flower's.
-        num_clients: number of clients to wait for.
-        min_clients: a resumed run goes on without the others if at least so many are there when the wait ends.
-        wait: seconds to wait at most.
-        timeout: seconds that a client has to describe itself.
-        known: the clients of the run that is resumed; None for a new run.
-
-    Raises:
-        QuorumError: too few clients have joined in time, or one has not described itself.
-        SettingError: the run that is resumed has another number of clients.
+    A resumed run goes on without the others if at least `min_clients` are there when the wait ends.
     """
     post = Post(grid)
     if known is None:

@@ -30,53 +30,38 @@ from pyro_fed.errors import SettingError
 if TYPE_CHECKING:
     from flwr.server.workflow import SecAggPlusWorkflow
 
+
 #: Flower's generator of masks, and its arguments.
 GENERATOR, ARGUMENTS = "pseudo_rand_gen", ["seed", "num_range", "dimensions_list"]
 #: The function of Flower's in which a client's numbers are masked.
 COLLECT = "_collect_masked_vectors"
 #: What the key is for (RFC 5869), so that no other use of the same seed has the same key.
 PURPOSE = b"pyro_fed: mask of secure aggregation"
-#: Bytes of a key, and of a number of a mask.
-KEY, WORD = 32, 4
+#: Bytes of a key.
+KEY = 32
 
 
 def masks(seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]]) -> list[NDArray[np.int64]]:
-    """Whole numbers below `num_range`, each as likely as any other, which follow from a seed and say nothing of it.
-
-    Args:
-        seed: 256 bits or more, of which all count.
-        num_range: a power of two, at most 2³².
-        dimensions_list: shapes of the arrays.
-
-    Raises:
-        SettingError: the seed is too short, or `num_range` something else.
-
-    Example:
-        >>> masks(os.urandom(32), 2**32, [(3, 2), ()])
-    """
+    """Whole numbers below a power of two `num_range`, as arrays, that follow from a seed of 256 bits or more."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     if len(seed) < KEY:
         raise SettingError(f"secure aggregation: a mask's seed has {8 * len(seed)} bits; expected at least {8 * KEY}")
-    if num_range not in {2**bits for bits in range(8 * WORD + 1)}:
+    if num_range not in {2**bits for bits in range(33)}:
         raise SettingError(f"secure aggregation: num_range must be a power of two up to 2³², received {num_range}")
     key = HKDF(algorithm=SHA256(), length=KEY, salt=None, info=PURPOSE).derive(seed)
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     found = []
     for shape in dimensions_list:
-        words = np.frombuffer(stream.update(bytes(WORD * math.prod(shape))), dtype="<u4")
+        words = np.frombuffer(stream.update(bytes(4 * math.prod(shape))), dtype="<u4")
         found.append((words & np.uint32(num_range - 1)).astype(np.int64).reshape(shape))
     return found
 
 
 def client_mod() -> Callable[[Message, Context, Callable[[Message, Context], Message]], Message]:
-    """Flower's mod of secure aggregation with `masks`.
-
-    Raises:
-        SettingError: this Flower makes its masks otherwise.
-    """
+    """Flower's mod of secure aggregation with `masks`."""
     from flwr.client.mod import secaggplus_mod
 
     collect = secaggplus_mod.__globals__.get(COLLECT)
@@ -86,22 +71,14 @@ def client_mod() -> Callable[[Message, Context, Callable[[Message, Context], Mes
 
 
 def server_workflow() -> type[SecAggPlusWorkflow]:
-    """Flower's workflow of secure aggregation with `masks`.
-
-    Raises:
-        SettingError: this Flower makes its masks otherwise.
-    """
+    """Flower's workflow of secure aggregation with `masks`."""
     from flwr.server.workflow import SecAggPlusWorkflow
 
     return type("MaskedWorkflow", (SecAggPlusWorkflow,), {"unmask_stage": with_masks(SecAggPlusWorkflow.unmask_stage)})
 
 
 def with_masks(function: Any) -> FunctionType:
-    """A copy of a function of Flower that generates masks, with `masks` in the place of Flower's `pseudo_rand_gen`.
-
-    Raises:
-        SettingError: it does not use that generator, or this one has other arguments than expected.
-    """
+    """A copy of a function of Flower that generates masks, with `masks` in the place of Flower's `pseudo_rand_gen`."""
     generator = function.__globals__.get(GENERATOR)
     if generator is None or list(inspect.signature(generator).parameters) != ARGUMENTS:
         raise _other_flower(function, f"{GENERATOR}({', '.join(ARGUMENTS)})")
@@ -109,11 +86,7 @@ def with_masks(function: Any) -> FunctionType:
 
 
 def with_globals(function: Any, **others: Any) -> FunctionType:
-    """A copy of a plain function that finds other objects under some global names.
-
-    Raises:
-        SettingError: it does not use one of the names.
-    """
+    """A copy of a plain function that finds other objects under some global names."""
     if missing := others.keys() - set(function.__code__.co_names):
         raise _other_flower(function, ", ".join(sorted(missing)))
     found = FunctionType(function.__code__, function.__globals__ | others, function.__name__, function.__defaults__)
@@ -129,3 +102,21 @@ def _other_flower(function: Any, name: str) -> SettingError:
         f"secure aggregation: {function.__module__}.{function.__qualname__} of Flower {__version__} does not use "
         f"{name}, in whose place stronger masks are put, and its own may have a seed of 32 bits: install Flower 1.41"
     )
+
+
+#: Name of the record by which Flower marks messages of its secure aggregation.
+PROTOCOL = "secaggplus_configs"
+#: Flower's name for the masked numbers in such a message.
+MASKED = "masked_params"
+
+
+def sums_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """Handle messages of secure aggregation by Flower's own mod with strong masks, and pass others on to the app."""
+    if not asks_for_a_sum(message):
+        return call_next(message, context)
+    return client_mod()(message, context, call_next)
+
+
+def asks_for_a_sum(message: Message) -> bool:
+    """Whether a message belongs to secure aggregation."""
+    return message.has_content() and PROTOCOL in message.content

@@ -43,18 +43,7 @@ UNPACK, IMPORT = "install_from_fab", "get_load_client_app_fn"
 def node_command(
     folder: Path, name: str, policy: Path, rows: Path, given: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The command of a SuperNode that runs the site's own code, and its environment.
-
-    Args:
-        folder: an empty folder, which must stay while the node runs.
-        name: the client's name.
-        policy: the site's `policy.toml`, whose folder has an approval.
-        rows: the site's Python file with `load_rows(model, node_config)`.
-        given: the node's other arguments, such as `--superlink`.
-
-    Raises:
-        SettingError: nothing was approved, there is no such file, or an argument that this sets itself.
-    """
+    """The command of a SuperNode that runs the site's own code, by a script in `folder`, and its environment."""
     check_client_id(name)
     place = site_folder(policy)
     if not approval.has_approval(place):
@@ -76,11 +65,7 @@ def node_command(
 
 
 def own_app(environment: Mapping[str, str] = os.environ) -> ClientApp:
-    """The app of the site's own folder.
-
-    Raises:
-        SettingError: the environment does not name the site's files, or they are not there.
-    """
+    """The app of the site's own folder."""
     missing = [name for name in (POLICY, ROWS) if name not in environment]
     if missing:
         raise SettingError(f"{', '.join(missing)} is not set: start the node by pyro-fed node flower")
@@ -98,11 +83,7 @@ def own_app(environment: Mapping[str, str] = os.environ) -> ClientApp:
 
 
 def main() -> None:
-    """Flower's process for a message, with the site's own app.
-
-    Raises:
-        SettingError: this Flower brings in apps in another way.
-    """
+    """Flower's process for a message, with the site's own app."""
     from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
     from flwr.supernode.runtime import run_clientapp
 

@@ -30,8 +30,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,9 +45,9 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.setting_checks import check_between, check_positive
-from pyro_fed.deployment.flower.masks import server_workflow
-from pyro_fed.deployment.flower.mod import PROTOCOL
-from pyro_fed.deployment.flower.post import Post
+from pyro_fed.deployment.flower.joining import Post
+from pyro_fed.deployment.flower.masks import PROTOCOL, server_workflow
+from pyro_fed.deployment.flower.wire import failure_clause
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.runtime.messages import Spec
 
@@ -117,18 +118,10 @@ class Summed(NamedTuple):
 
 @dataclass
 class SecureRound:
-    """One sum, by Flower's workflow of four exchanges.
+    """One sum, by Flower's workflow of four exchanges, for which this is the grid, the strategy and the client manager.
 
-    Args:
-        settings: settings of the protocol.
-        post: Flower's Grid.
-        nodes: the nodes of the clients that are asked.
-        contents: each client's order, which is sent with the request for masked numbers.
-        number: the round's number.
-        timeout: seconds that a client has for each of the exchanges.
-        failures: why clients have dropped out, by client.
-        down: bytes that each client has received in all exchanges.
-        up: bytes that each client has sent in all exchanges.
+    `contents` are the clients' orders, which are sent with the request for masked numbers. `down` and `up` are the
+    bytes that each client has received and sent, `failures` says why clients have dropped out.
     """
 
     settings: SecAgg
@@ -140,9 +133,11 @@ class SecureRound:
     failures: dict[int, str] = field(default_factory=dict)
     down: Counter[int] = field(default_factory=Counter)
     up: Counter[int] = field(default_factory=Counter)
+    _mean: Tensor | None = None
+    _nodes_in_sum: set[int] = field(default_factory=set)
 
-    def __call__(self, say: Callable[[Message], str]) -> Summed:
-        """The sum of the clients' numbers; `say` gives a clause for a message that is an error."""
+    def __call__(self) -> Summed:
+        """The sum of the clients' numbers."""
         from flwr.server.compat.legacy_context import LegacyContext
         from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
         from flwr.server.workflow.constant import Key as WorkflowKey
@@ -157,89 +152,58 @@ class SecureRound:
             modulus_range=2**MODULUS_BITS,
             timeout=self.timeout,
         )
-        taken = _MeanStrategy([_Proxy(node) for node in self.nodes.values()])
         state = RecordDict({MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: self.number})})
         state[MAIN_PARAMS_RECORD] = ArrayRecord()
-        counted, letters = _ClientCount(clients), _Letters(self, say)
-        # In place of Flower's strategy, clients and grid there are objects with the methods that the workflow calls.
-        context = LegacyContext(Context(0, 0, {}, state, {}), strategy=taken, client_manager=counted)  # type: ignore[arg-type]
-        workflow(letters, context)  # type: ignore[arg-type]
-        if taken.total is None:
+        stand_in: Any = self
+        workflow(stand_in, LegacyContext(Context(0, 0, {}, state, {}), strategy=stand_in, client_manager=stand_in))
+        if self._mean is None:
             short = "secure aggregation ended without a sum: too few clients stayed to its end"
             return Summed(torch.zeros(0), [], dict.fromkeys(self.nodes, short) | self.failures)
-        there = [client for client, node in self.nodes.items() if node in taken.nodes]
+        there = [client for client, node in self.nodes.items() if node in self._nodes_in_sum]
         gone = {client: "is not in the sum" for client in self.nodes if client not in there}
-        return Summed(taken.total * len(there), there, gone | {k: self.failures[k] for k in gone if k in self.failures})
-
-
-@dataclass
-class _Letters:
-    """The part of a Grid that the workflow needs: it sends messages, and notes the clients that have not answered."""
-
-    round: SecureRound
-    say: Callable[[Message], str]
+        return Summed(self._mean * len(there), there, gone | {k: self.failures[k] for k in gone if k in self.failures})
 
     def send_and_receive(self, messages: list[Message], *, timeout: float | None = None) -> list[Message]:
+        """The clients' replies to messages of the workflow; those that have not answered are noted."""
         from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 
-        client_of = {node: client for client, node in self.round.nodes.items()}
+        client_of = {node: client for client, node in self.nodes.items()}
         letters = {client_of[message.metadata.dst_node_id]: message for message in messages}
         for client, message in letters.items():
             if message.content[PROTOCOL][Key.STAGE] == Stage.COLLECT_MASKED_VECTORS:
-                for name, record in self.round.contents[client].items():
+                for name, record in self.contents[client].items():
                     message.content[name] = record
-        for client, message in letters.items():
-            self.round.down[client] += size_of(message)
-        answers = self.round.post.exchange(letters, self.round.timeout)
+            self.down[client] += size_of(message)
         found = []
-        for client, answer in answers.items():
-            if not isinstance(answer, str):
-                self.round.up[client] += size_of(answer)
+        for client, answer in self.post.exchange(letters, self.timeout).items():
             if isinstance(answer, str):
-                self.round.failures[client] = answer
-            elif answer.has_error():
-                self.round.failures[client] = self.say(answer)
+                self.failures[client] = answer
+                continue
+            self.up[client] += size_of(answer)
+            if answer.has_error():
+                self.failures[client] = failure_clause(answer)
             else:
                 found.append(answer)
         return found
 
-
-@dataclass
-class _Proxy:
-    """The part of a client that the workflow needs: its node."""
-
-    node_id: int
-
-
-@dataclass
-class _ClientCount:
-    """The part of a client manager that the workflow needs: the number of clients."""
-
-    clients: int
-
     def num_available(self) -> int:
-        return self.clients
+        """The number of clients."""
+        return len(self.nodes)
 
-
-@dataclass
-class _MeanStrategy:
-    """The strategy of the workflow: it chooses the round's clients, and keeps their mean."""
-
-    proxies: list[_Proxy]
-    total: Tensor | None = None
-    nodes: set[int] = field(default_factory=set)
-
-    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> list[tuple[_Proxy, Any]]:
+    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> list[tuple[Any, Any]]:
+        """The round's clients, and what they are asked."""
         from flwr.common import FitIns, Parameters
 
-        return [(proxy, FitIns(Parameters([], "numpy.ndarray"), {})) for proxy in self.proxies]
+        ask = FitIns(Parameters([], "numpy.ndarray"), {})
+        return [(SimpleNamespace(node_id=node), ask) for node in self.nodes.values()]
 
     def aggregate_fit(self, server_round: int, results: list[Any], failures: list[Any]) -> tuple[None, dict[str, Any]]:
+        """Note the mean of the clients' numbers."""
         from flwr.common import parameters_to_ndarrays
 
-        self.nodes = {proxy.node_id for proxy, _ in results}
+        self._nodes_in_sum = {proxy.node_id for proxy, _ in results}
         (mean,) = parameters_to_ndarrays(results[0][1].parameters)
-        self.total = torch.from_numpy(np.array(mean, dtype=np.float64))
+        self._mean = torch.from_numpy(np.array(mean, dtype=np.float64))
         return None, {}
 
 
@@ -263,23 +227,13 @@ def _bytes(value: Any) -> int:
 
 
 def flat(messages: State, share: float | None = None) -> Tensor:
-    """A client's numbers (P,) in float64 from messages (1, ...) of one visit; (2 P,) with their multiples by a share.
-
-    The share is n_k / n_max.
-    """
+    """A visit's numbers (P,) in float64 from messages (1, ...), with n_k / n_max as `share` also their multiples."""
     own = torch.cat([messages[name].double().reshape(-1) for name in sorted(messages)])
     return own if share is None else torch.cat([own, share * own])
 
 
 def stand_ins(total: Tensor, spec: Spec, rows: Tensor, widest: int) -> list[State]:
-    """A stand-in m'_k for each client's message (1, ...), see the module's header.
-
-    Args:
-        total: the sum over clients of `flat` with n_k / n_max as the share (2 P,).
-        spec: shapes and dtypes of one message.
-        rows: n_k of the clients in the sum (C,).
-        widest: n_max.
-    """
+    """A stand-in m'_k (1, ...) for each client's message from the sum (2 P,) of `flat`; rows n_k (C,), widest n_max."""
     plain, weighted = total.chunk(2)
     mean, shares = plain / len(rows), rows.double() / rows.sum()
     apart = shares - shares.mean()
@@ -304,11 +258,7 @@ def _unflat(numbers: Tensor, mean: Tensor, spec: Spec, clients: int) -> State:
 
 
 def maskable_numbers(numbers: Tensor, context: Context) -> RecordDict:
-    """A client's numbers (P,), float64, in the form in which Flower's mod masks them.
-
-    Raises:
-        ProtocolError: a number is too large, or the server's settings hide too little.
-    """
+    """A client's numbers (P,) as Flower's mod masks them; ProtocolError if one is too large or too little is hidden."""
     import flwr.compat.common.recorddict_compat as compat
     from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 

@@ -17,6 +17,7 @@ from pyro_fed.deployment.flower.configuration import Configuration, check_option
 from pyro_fed.deployment.flower.executor import Flower
 from pyro_fed.deployment.flower.joining import Roll, wait_for_clients
 from pyro_fed.deployment.flower.secure import SecAgg, check_secure
+from pyro_fed.deployment.remote.clients import run_at_clients
 from pyro_fed.deployment.remote.questions import check_questions, with_estimand, with_influence, with_loo
 from pyro_fed.deployment.remote.remote_federation import RemoteFederation
 from pyro_fed.errors import SettingError, StoppedError
@@ -25,7 +26,7 @@ from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.results.inference_data import check_savable
 from pyro_fed.runtime.checkpoint import Checkpoint, latest
-from pyro_fed.runtime.run import check_folders, check_numbers, check_seconds, run
+from pyro_fed.runtime.run_checks import check_folders, check_numbers, check_seconds
 
 #: The log that Flower shows the operator, and streams to the user who has started the run.
 LOG = logging.getLogger("flwr")
@@ -86,23 +87,7 @@ def server_app(
 
 
 def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configuration, template: Any = None) -> Any:
-    """Wait for clients, then run a recipe with them.
-
-    Args:
-        grid: Flower's Grid.
-        model: the model's file, or its name in the library.
-        recipe: the recipe's file, or its name in the library.
-        settings: the run's settings.
-        template: the model's positional arguments with one made-up row, if a row of ones does not suit the model.
-
-    Returns:
-        InferenceData, without the groups that need rows (pointwise log-likelihoods and data), and with the groups
-        `loo`, `influence` and `estimand_NAME` if these were requested.
-
-    Raises:
-        QuorumError: too few clients have joined in time, or replied to a round.
-        SettingError: a setting out of its range.
-    """
+    """The result of a recipe run with the clients that join, without the groups that need rows; and the answers."""
     module, chosen = load_model(model, with_data=False), recipes.load(recipe)
     settings.run_options(chosen, settings.num_clients)  # its errors are raised before the wait
     options, checkpoint = settings.options, settings.options.get("checkpoint")
@@ -132,14 +117,7 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     if checkpoint:
         roll.keep(Path(checkpoint))
         LOG.info("The state after every round is kept in %s", Path(checkpoint).absolute())
-    result = run(
-        algorithm,
-        federation,
-        **{"compile": "trace", "progress": say, **options},
-        executor=executor,
-        log_likelihood=False,
-        collect_local=False,
-    )
+    result = run_at_clients(algorithm, federation, executor, {"compile": "trace", "progress": say, **options})
     before = set(result.attrs)
     if settings.loo is not None:
         result = with_loo(result, federation, Flower(grid, roll, settings.timeout), settings.loo)
@@ -153,11 +131,7 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
 
 
 def _check_sums_of_single_clients(settings: Configuration, combination: Any) -> None:
-    """Refuse before the run questions to which clients answer with their own sums, where these are not to be seen.
-
-    Raises:
-        SettingError: the run has secure aggregation or differential privacy.
-    """
+    """Refuse questions to which clients answer with their own sums, where secure aggregation or privacy hides these."""
     asked = {"loo": settings.loo is not None, "influence": settings.influence, "estimands": bool(settings.estimands)}
     names = [name for name, wanted in asked.items() if wanted]
     if names and (settings.secure is not None or isinstance(combination, Private)):
@@ -173,12 +147,7 @@ def _check_sums_of_single_clients(settings: Configuration, combination: Any) -> 
 
 
 def _check_before_the_wait(settings: Configuration) -> None:
-    """Refuse before the wait what `run` would refuse once all clients have joined.
-
-    Raises:
-        SettingError: a number out of its range; a checkpoint's folder that holds a state, or none to resume from.
-        CheckpointError: the folder of `start` holds no state that can be read.
-    """
+    """Refuse before the wait what `run` would refuse once all clients have joined."""
     options, checkpoint = settings.options, settings.options.get("checkpoint")
     rounds, draws = (options.get(name) for name in ("num_rounds", "num_draws"))
     check_numbers(

@@ -13,13 +13,11 @@ import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 from torch import Tensor
 
-from pyro_fed.deployment.flower.failure import client_name
-from pyro_fed.deployment.flower.mod import KEPT, POLICY_KEY, PROTOCOL
+from pyro_fed.deployment.flower.masks import PROTOCOL
 from pyro_fed.deployment.flower.secure import flat, maskable_numbers
-from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack, record_of
+from pyro_fed.deployment.flower.wire import KEPT, LOST, POLICY_KEY, SETTINGS, bytes_of, client_name, pack, record_of
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
-from pyro_fed.deployment.remote.order import MAX_BYTES, Order
-from pyro_fed.deployment.remote.refusal import Refusal, as_refusals
+from pyro_fed.deployment.remote.order import MAX_BYTES, Order, Refusal, as_refusals
 from pyro_fed.deployment.remote.site import Done, KeptState
 from pyro_fed.deployment.remote.site import Site as RemoteSite
 from pyro_fed.runtime.executors.base import Reply
@@ -28,16 +26,11 @@ from pyro_fed.runtime.messages import decode
 
 @dataclass
 class Site(RemoteSite):
-    """The clients of a process over Flower.
-
-    Args:
-        secure: whether clients only answer in secure aggregation.
-        unmasked: the numbers that were masked last; they stay in this process.
-    """
+    """The clients of a process over Flower; `secure` ones only answer in secure aggregation."""
 
     secure: bool = False
     how: str = "over Flower"
-    unmasked: Tensor = field(default_factory=lambda: torch.zeros(0))
+    unmasked: Tensor = field(default_factory=lambda: torch.zeros(0))  # what was masked last; it stays in this process
 
     def gate(self, context: Context) -> Gate:
         """The gate of a client whose node has a policy, see `gate_of`."""
@@ -45,22 +38,13 @@ class Site(RemoteSite):
 
     def num_rows(self, context: Context) -> int:
         """The client's number of rows; 0 while they are not loaded, as no answer has needed them."""
-        own = self.federations.get(client_name(context))
-        return 0 if own is None else own.num_rows
+        own = self.clients.get(client_name(context))
+        return 0 if own is None else own.federation.num_rows
 
     def outgoing(
         self, order: RecordDict, context: Context, reply: RecordDict, data: bytes, asked: bytes, before: str
     ) -> Outgoing:
-        """A reply as the gate judges it.
-
-        Args:
-            order: what was asked.
-            context: the client's.
-            reply: what is about to leave; `data` are its bytes.
-            data: the reply's bytes.
-            asked: the order's bytes.
-            before: hash of the client's state before the order.
-        """
+        """A reply with the bytes `data` as the gate judges it; `before` is the hash of the state before the order."""
         name = client_name(context)
         if "description" in reply.get(SETTINGS, {}):
             return self.outgoing_description(name, data, asked)
@@ -76,12 +60,12 @@ class Site(RemoteSite):
         return ConfigRecord(self.description(client_name(context), context.node_config).to_record())
 
     def work(self, content: RecordDict, context: Context, summed: bool = False) -> RecordDict:
-        """The answer to an order of the server; a `summed` one is masked, so that the server only learns the sum.
-
-        Raises:
-            Refusal: the content is not an order that this client follows, and why.
-        """
-        self._check_masked(summed)
+        """The answer to an order of the server; a `summed` one is masked, so that the server only learns the sum."""
+        if self.secure and not summed:
+            raise Refusal(
+                "this client takes part in secure aggregation alone (client_app(secure=True)), and the server asks for "
+                "its own message: give the server secure-aggregation"
+            )
         with as_refusals():
             record, encoded = record_of(content, SETTINGS), bytes_of(content)
         kept: Any = context.state.config_records.get(KEPT)
@@ -91,13 +75,6 @@ class Site(RemoteSite):
             return RecordDict({SETTINGS: ConfigRecord({LOST: True})})
         context.state[KEPT] = ConfigRecord(asdict(done.kept))
         return self._masked(done, context) if summed else pack(ConfigRecord({}), done.header, done.tensors)
-
-    def _check_masked(self, summed: bool) -> None:
-        if self.secure and not summed:
-            raise Refusal(
-                "this client takes part in secure aggregation alone (client_app(secure=True)), and the server asks for "
-                "its own message: give the server secure-aggregation"
-            )
 
     def _masked(self, done: Done, context: Context) -> RecordDict:
         """A reply as numbers that Flower's secure aggregation masks."""

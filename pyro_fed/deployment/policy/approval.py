@@ -30,18 +30,13 @@ from pyro_fed.recipes.values import to_toml
 
 #: The folder and the file of an approval in a site's folder, and the model's copy.
 FOLDER, FILE, MODEL = "approved", "approval.json", "model.py"
-#: Texts about a value that are compared, shown up to so many characters.
-SHOWN = 60
 
 #: Facts by name.
 Facts = dict[str, str]
 
 
 def recipe_facts(chosen: Recipe, algorithm: Any = None, run: Mapping[str, Any] | None = None) -> Facts:
-    """What a recipe asks for: the algorithm, all its settings with the defaults, and the run's own; name → text.
-
-    `algorithm` and `run` are what is run where the command line has replaced settings.
-    """
+    """A recipe's algorithm, settings with defaults, and arguments of `run`; the latter two as replaced, if so."""
     built = chosen.build() if algorithm is None else algorithm
     facts = {"algorithm": f"{type(built).__module__}:{type(built).__name__}"}
     facts |= {f"setting {name}": text for name, text in flat_settings(built).items()}
@@ -51,14 +46,7 @@ def recipe_facts(chosen: Recipe, algorithm: Any = None, run: Mapping[str, Any] |
 
 @dataclass(frozen=True)
 class Request:
-    """What a run asks a site for, or what a site has approved.
-
-    Attributes:
-        model: SHA-256 of the model's file.
-        recipes: the facts of each recipe.
-        version: version of pyro_fed.
-        policy: the rules of the site, name → text.
-    """
+    """What a run asks for, or a site has approved: SHA-256 of the model, facts of recipes, version, and rules."""
 
     model: str
     recipes: tuple[Facts, ...]
@@ -108,15 +96,7 @@ def _distance(differences: Sequence[tuple[str, str, str]]) -> tuple[bool, int]:
 
 
 def approve(folder: Path, model: str | Path, chosen: Sequence[str | Path], policy: Policy) -> Request:
-    """Write the approval of a model and recipes, with the present policy and package, into a site's folder.
-
-    Raises:
-        ModelError: there is no such model.
-        SettingError: a recipe cannot be read.
-
-    Example:
-        >>> approve(Path("/etc/trial"), "model.py", ["fedep"], Policy.read(Path("/etc/trial/policy.toml"))).digest
-    """
+    """Write the approval of a model and recipes, with the present policy and package, into a site's folder."""
     loaded = [recipes.load(one) for one in chosen]
     approved = Request.of(model, [recipe_facts(one) for one in loaded], policy)
     place = folder / FOLDER
@@ -138,17 +118,9 @@ def has_approval(folder: Path) -> bool:
 
 
 def check_approved(folder: Path, model: str | Path, policy: Policy, asked: Callable[[], Iterable[Facts]]) -> str:
-    """The hash of a site's approval, if a run asks for nothing else.
+    """The hash of a site's approval, if a run asks for nothing else; PolicyError names all that differs.
 
-    Args:
-        folder: the site's folder.
-        model: the model's file that the run brings.
-        policy: the site's present rules.
-        asked: gives the facts of the run's recipes; called once the model's file is known to be the approved one, since
-            a recipe's algorithm may be defined in a module that the model imports.
-
-    Raises:
-        PolicyError: names all that differs from what was approved; or the approval is not as it was written.
+    `asked` is called once the model's file is known to be the approved one: it may define a recipe's algorithm.
     """
     path = folder / FOLDER / FILE
     try:
@@ -174,12 +146,7 @@ def check_approved(folder: Path, model: str | Path, policy: Policy, asked: Calla
 
 
 def approved_gate(policy_file: str | Path, site: str, model: str | Path, asked: Callable[[], Iterable[Facts]]) -> Gate:
-    """A site's gate, after the run was compared with what the site has approved, if it has approved anything.
-
-    Raises:
-        PolicyError: the run differs from what was approved; names all that differs.
-        SettingError: the policy cannot be read.
-    """
+    """A site's gate, after the run was compared with what the site has approved, if it has approved anything."""
     folder = site_folder(policy_file)
     policy, digest = Policy.read(folder / POLICY), ""
     if has_approval(folder):
@@ -198,7 +165,7 @@ def _changed(reason: object) -> PolicyError:
 
 def _refuse(different: Sequence[tuple[str, str, str]]) -> None:
     if different:
-        texts = [f"{name} (approved {_shown(was)}, asked {_shown(now)})" for name, was, now in different]
+        texts = [f"{name} (approved {was:.60}, asked {now:.60})" for name, was, now in different]
         raise PolicyError(
             f"the site has not approved this run, which differs in {listed(texts)}: run what it has approved, or ask "
             "it to approve this by pyro-fed node approve",
@@ -219,7 +186,3 @@ def copied_recipes(folder: Path) -> list[Recipe]:
 def recipe_files(folder: Path) -> list[Path]:
     """The files of the site's copies of the approved recipes."""
     return sorted((folder / FOLDER).glob("recipe-*.toml"))
-
-
-def _shown(value: str) -> str:
-    return value if len(value) <= SHOWN else f"{value[:10]}..."

@@ -1,16 +1,23 @@
-"""The gate: every message of a site passes it in the site's own process, before it is sent.
+"""The gate that every message of a site passes before it is sent, and the ledger `what_left.jsonl`.
 
-A gate has the site's policy and its ledger. `release` judges a message by each rule, writes a line into the ledger, and
-returns the bytes that may leave. A message that breaks a rule does not leave: the line says so, and `PolicyError` names
-the rule. The texts of that error have the rule and what the asker knows already, such as how many numbers it has asked
-for, and nothing that follows from rows; so they may leave.
+`release` judges a message by each rule, writes a line into the ledger, and returns the bytes that may leave. A message
+that breaks a rule does not leave: the line says so, and `PolicyError` names the rule. The texts of that error have the
+rule and what the asker knows already, and nothing that follows from rows; so they may leave.
+
+A line of the ledger is a JSON object. `hash` is SHA-256 of the line's other fields as sorted JSON, among them
+`previous`, the hash of the line before it. So no line can be changed, removed or moved without a trace, except at the
+end: only the last hash, kept elsewhere, shows that (`verify(path, head)`), or that the file was written anew.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,11 +25,111 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_fed.conventions.output import create_file
+from pyro_fed.conventions.output import create_file, open_lock
 from pyro_fed.density.fingerprint import hash_tensors
-from pyro_fed.deployment.policy.ledger import LEDGER, Ledger
 from pyro_fed.deployment.policy.rules import COMPUTED, KINDS, Policy
-from pyro_fed.errors import PolicyError, SettingError
+from pyro_fed.errors import PolicyError, ProtocolError, SettingError
+
+#: Name of the file in the site's folder.
+LEDGER = "what_left.jsonl"
+#: What the first line names as the hash before it.
+FIRST = "0" * 64
+#: Bytes that are read from the end for the last line; twice as many until it is whole.
+TAIL = 2**16
+
+
+def line_hash(line: Mapping[str, Any]) -> str:
+    """SHA-256 of a line's fields without `hash`."""
+    fields = {name: value for name, value in line.items() if name != "hash"}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+class Ledger:
+    """The ledger in a file, to which several processes may append."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def appending(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """The last line ({} if there is none), and a new one to be filled in, which is on the disk at the end.
+
+        No other process appends meanwhile. If the block raises, nothing is written.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = open_lock(self.path)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            last = _last_line(file, self.path)
+            line: dict[str, Any] = {"number": last.get("number", -1) + 1, "previous": last.get("hash", FIRST)}
+            yield last, line
+            line["hash"] = line_hash(line)
+            os.lseek(file, 0, os.SEEK_END)
+            data = json.dumps(line, ensure_ascii=False).encode() + b"\n"
+            while data:
+                data = data[os.write(file, data) :]
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+def _last_line(file: int, path: Path) -> dict[str, Any]:
+    size, width, data = os.fstat(file).st_size, TAIL, b""
+    if not size:
+        return {}
+    while len(data) < size and data.strip().count(b"\n") < 1:
+        at = max(0, size - width)
+        data, width = os.pread(file, size - at, at), 2 * width
+    if not data.endswith(b"\n"):
+        raise ProtocolError(f"{path}: its last line was cut off: {CURE}")
+    return _parsed(data.splitlines()[-1], path, "its last line")
+
+
+#: What to do with a ledger that is not whole.
+CURE = "keep the file, tell who is responsible for data protection, and begin a new one in its place"
+
+
+def _parsed(text: bytes, path: Path, which: str) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+        if not isinstance(line, dict) or line.get("hash") != line_hash(line):
+            raise ValueError("its hash is not that of its fields")
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{path}: {which} is not as it was written: {error!s:.200}: {CURE}") from error
+    return line
+
+
+def verify(path: Path, head: str | None = None) -> list[dict[str, Any]]:
+    """The lines of a ledger, after each was checked against the one before it, and the hash `head` was found.
+
+    Without `head`, kept elsewhere, lines that were removed from the end cannot be noticed.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ProtocolError(f"{path} cannot be read: {error}") from error
+    lines: list[dict[str, Any]] = []
+    previous = FIRST
+    texts = data.split(b"\n")
+    if texts.pop():
+        raise ProtocolError(f"{path}: line {len(texts) + 1} was cut off: {CURE}")
+    for number, text in enumerate(texts):
+        which = f"line {number + 1}"
+        line = _parsed(text, path, which)
+        if line.get("number") != number or line.get("previous") != previous:
+            raise ProtocolError(
+                f"{path}: {which} is number {line.get('number')!r:.20} and follows {line.get('previous')!r:.12}..., "
+                f"expected number {number} after {previous:.10}...: a line was removed, added or moved: {CURE}"
+            )
+        previous = line["hash"]
+        lines.append(line)
+    if head is not None and head not in {FIRST, *(line["hash"] for line in lines)}:
+        raise ProtocolError(
+            f"{path}: none of its {len(lines)} lines has the hash {head!s:.20}... that was kept: lines were removed "
+            f"from the end, or all were written anew: {CURE}"
+        )
+    return lines
+
 
 #: Name of the policy's file in a site's folder, and of the folder of kept orders.
 POLICY, ORDERS = "policy.toml", "orders"
@@ -30,68 +137,43 @@ POLICY, ORDERS = "policy.toml", "orders"
 
 @dataclass(frozen=True, kw_only=True)
 class Outgoing:
-    """A message that is about to leave.
+    """A message that is about to leave."""
 
-    Args:
-        kind: its kind, of `KINDS`.
-        data: the bytes that leave, exactly.
-        tensors: the named tensors in it, whose numbers are counted.
-        round: the round's number; -1 outside rounds.
-        to: who gets it: "server", or a neighbour's name.
-        asked: what it answers: the bytes of the order, or a text that names it (an agent's phase and round).
-        share: computes the largest share of one row in its numbers (`largest_share`); returns None where the numbers
-            are no sums over rows, or the rows' parts are not known.
-        cells: numbers of rows by cell of a table.
-        levels: numbers of rows by label of text columns.
-        replay: what else is needed to compute the same bytes again, by name, such as the seed.
-    """
-
-    kind: str
-    data: bytes
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    round: int = -1
-    to: str = "server"
-    asked: bytes = b""
+    kind: str  # of `KINDS`
+    data: bytes  # the bytes that leave, exactly
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # whose numbers are counted
+    round: int = -1  # -1 outside rounds
+    to: str = "server"  # or a neighbour's name
+    asked: bytes = b""  # what it answers: the order, or a text that names it (an agent's phase and round)
+    # Computes the largest share of one row; None where the numbers are no sums over rows, or their parts not known.
     share: Callable[[], float | None] | None = None
-    cells: Mapping[str, int] = field(default_factory=dict)
-    levels: Mapping[str, int] = field(default_factory=dict)
-    replay: Mapping[str, object] = field(default_factory=dict)
+    cells: Mapping[str, int] = field(default_factory=dict)  # numbers of rows by cell of a table
+    levels: Mapping[str, int] = field(default_factory=dict)  # numbers of rows by label of text columns
+    replay: Mapping[str, object] = field(default_factory=dict)  # what else gives the same bytes again, such as the seed
 
 
 @dataclass
 class Gate:
-    """The place through which every message of a site leaves.
-
-    Args:
-        site: the site's name.
-        policy: its rules.
-        rows: its number of rows; for a plate over groups, of groups.
-        folder: its own folder, with the ledger; None for no ledger.
-        approval: hash of what was approved, see `approval`; "" for nothing.
-
-    Example:
-        >>> gate = Gate.open(Path("/etc/trial"), site="north", rows=212)
-        >>> answer = Outgoing(kind="update", data=data, tensors={"eta": eta}, round=0, asked=order)
-        >>> send(gate.release(answer))      # PolicyError in place of a message that breaks a rule
-    """
+    """The place through which every message of a site leaves."""
 
     site: str
     policy: Policy = field(default_factory=Policy)
-    rows: int = 0
-    folder: Path | None = None
-    approval: str = ""
+    rows: int = 0  # for a plate over groups, of groups
+    folder: Path | None = None  # the site's own, with the ledger; None for no ledger
+    approval: str = ""  # hash of what was approved
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
     def open(cls, folder: Path | None, site: str, rows: int = 0, approval: str = "") -> Gate:
-        """The gate of a site with the policy in its folder; without a file everything may leave.
-
-        Raises:
-            SettingError: the file cannot be read as a policy.
-        """
+        """The gate of a site with the policy in its folder; without a file everything may leave."""
         if folder is None or not (folder / POLICY).exists():
             return cls(site, rows=rows, folder=folder, approval=approval)
         return cls(site, Policy.read(folder / POLICY), rows, folder, approval)
+
+    @property
+    def approved_folder(self) -> Path | None:
+        """The folder with the approved model and recipes, which are run; None if nothing was approved."""
+        return self.folder if self.approval else None
 
     def in_words(self) -> str:
         """A sentence on the rules in force, for the site's own log."""
@@ -99,12 +181,7 @@ class Gate:
         return f"Site {self.site}: {self.policy.in_words()}{kept}"
 
     def release(self, message: Outgoing) -> bytes:
-        """The bytes that may leave, once the ledger has a line on them.
-
-        Raises:
-            PolicyError: a rule does not permit the message; names the rule, and the ledger has a line on that.
-            ProtocolError: the ledger is not whole.
-        """
+        """The bytes that may leave, once the ledger has a line on them; PolicyError names the rule that forbids it."""
         if message.kind not in KINDS:
             raise ValueError(f"a message must be of a kind in {list(KINDS)}, received {message.kind!r}")
         asked = hashlib.sha256(message.asked).hexdigest() if message.asked else ""
@@ -124,7 +201,8 @@ class Gate:
                 self._keep(asked, message.asked)
         if broken is not None:
             rule, text = broken
-            raise PolicyError(f"site {self.site}: {_where(message)} does not leave: {text} ({rule} of {POLICY})", rule)
+            what = f"round {message.round}, {message.kind}" if message.round >= 0 else f"its {message.kind}"
+            raise PolicyError(f"site {self.site}: {what} does not leave: {text} ({rule} of {POLICY})", rule)
         return message.data
 
     def _answered(self, last: Mapping[str, Any]) -> tuple[int, str]:
@@ -207,16 +285,8 @@ def numbers_hash(tensors: Mapping[str, Tensor]) -> str:
     return hash_tensors([tensors[name] for name in names], repr(names)) if names else ""
 
 
-def _where(message: Outgoing) -> str:
-    return f"round {message.round}, {message.kind}" if message.round >= 0 else f"its {message.kind}"
-
-
 def site_folder(policy: str | Path) -> Path:
-    """The site's folder, which holds its policy's file.
-
-    Raises:
-        SettingError: there is no such file, or it has another name.
-    """
+    """The site's folder, which holds its policy's file."""
     path = Path(policy).expanduser()
     if path.name != POLICY or not path.is_file():
         raise SettingError(f"policy {str(policy)!r}: expected the path of a file {POLICY}, in the site's own folder")

@@ -1,18 +1,39 @@
-"""A page for a data-protection officer, made from the ledger alone: what left, how often, under which rule."""
+"""What a recipe will send from a site, in words; and a page for a data-protection officer on what has left it.
+
+Before anything is sent, the recipe is rehearsed at the site on its own rows, dealt to three clients: every phase with
+the messages that its clients make. Their shapes follow from the model and the settings; how many rounds there will be
+is the most that the algorithm takes, or the recipe's own number.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+
+from pyro_fed.algorithm.capabilities import OnGraph
+from pyro_fed.algorithm.plan import Plan
+from pyro_fed.analysis.predicting.row_sums import named_questions
 from pyro_fed.analysis.report import page
 from pyro_fed.conventions.version import VERSION
-from pyro_fed.deployment.policy.ledger import verify
+from pyro_fed.density.problem import Problem
+from pyro_fed.deployment.policy.gate import Gate, Outgoing, verify
 from pyro_fed.deployment.policy.rules import COMPUTED, KINDS, Policy
-from pyro_fed.errors import DataError
+from pyro_fed.errors import DataError, StoppedError
+from pyro_fed.federation.federation import Federation
+from pyro_fed.graph import ring
+from pyro_fed.policy import Setup, phases_of, resolve_for_run, stages_of
+from pyro_fed.recipes.recipe import Recipe
+from pyro_fed.runtime.executors import Work
+from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS, Reply
+from pyro_fed.runtime.executors.local import Sequential
+from pyro_fed.runtime.run import run
 
 TEMPLATES = Path(__file__).parent / "templates"
 #: The latest messages that the page lists.
@@ -33,24 +54,106 @@ RULES = {
 
 #: A line of the ledger.
 Line = dict[str, Any]
+#: Clients of the rehearsal.
+CLIENTS = 3
+#: Numbers that a site sends for leave-one-out.
+LOO_NUMBERS = 11
+
+
+class Sent(NamedTuple):
+    """Messages of one kind: the algorithm that asks, the most rounds, and the shapes of their numbers."""
+
+    kind: str
+    algorithm: str
+    rounds: int
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def numbers(self) -> int:
+        """Numbers in a message."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+
+
+class _Watching(Sequential):
+    """Notes the shapes of the first message in each phase."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Mapping[str, tuple[int, ...]]] = {}
+
+    def execute(self, work: Work) -> Reply:
+        reply = super().execute(work)
+        name = type(self.algorithm).__name__
+        self.seen.setdefault(name, {entry: tuple(value.shape[1:]) for entry, value in reply.messages.items()})
+        return reply
+
+
+def preview(
+    model: Callable[..., Any], rows: tuple[Any, ...], plate: str, nested: Any, chosen: Recipe
+) -> Iterator[Sent]:
+    """What a recipe's messages will be, from a rehearsal on a site's own rows."""
+    federation = Federation(model, rows, plate=plate, rows=nested, num_clients=CLIENTS)
+    problem, named = federation.problem, chosen.build()
+    graph = ring(CLIENTS) if isinstance(named, OnGraph) and "graph" not in chosen.run else None
+    options = chosen.run_options(CLIENTS)
+    graph = options.get("graph", graph)
+    for stage in stages_of(named, problem, graph):
+        found = resolve_for_run(stage.algorithm, problem, Setup(graph))
+        watching = _Watching()
+        with warnings.catch_warnings(), suppress(StoppedError):  # a third of the rows may be too few for a posterior
+            warnings.simplefilter("ignore")
+            run(
+                found.algorithm,
+                federation,
+                num_rounds=1,
+                graph=graph,
+                schedule=options.get("schedule"),
+                executor=watching,
+                compile="off",
+                num_draws=2,
+                audit=False,
+                log_likelihood=False,
+                progress=False,
+            )
+        own = None if isinstance(named, Plan) else chosen.run.get("num_rounds")
+        for phase in phases_of(found, problem):
+            name, last = type(phase.algorithm).__name__, phase.algorithm == found.algorithm
+            rounds = own if last and own is not None else phase.algorithm.default_rounds(CLIENTS)
+            yield Sent("update", name, rounds, watching.seen.get(name, {}))
+
+
+def questions(module: Any, problem: Problem) -> tuple[Sent, ...]:
+    """The questions that a server may ask besides a recipe, of a model's module and its densities."""
+    estimands = named_questions(module, problem).items()
+    draws = {"draws.": torch.empty(1, MOST_DRAWS)}
+    return (
+        *(
+            Sent("estimate", name, 1, {n: tuple(one.shape) for n, one in asked.reply_like(draws).items()})
+            for name, asked in estimands
+        ),
+        Sent("log_likelihood", "the audit, and influence", 1, {LOG_LIK: (MOST_DRAWS,)}),
+        Sent("loo", "leave-one-out", 1, {"sums": (LOO_NUMBERS,)}),
+    )
+
+
+def in_words(sent: Sent, gate: Gate, share: Callable[[], float | None]) -> str:
+    """A line on messages of one kind: how often, what, how many numbers, and whether the rules let them out."""
+    rows = max(1, gate.rows)
+    shapes = ", ".join(
+        f"{name} {' x '.join(map(str, shape)) if shape else 'one number'}" for name, shape in sent.shapes.items()
+    )
+    times = "once" if sent.rounds == 1 else f"up to {sent.rounds} times"
+    each = f"{sent.numbers:,} numbers ({shapes}), {sent.numbers / rows:.3g} for each row"
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in sent.shapes.items()}
+    refused = gate.objection(Outgoing(kind=sent.kind, data=b"", tensors=tensors, share=share), 1)
+    verdict = f"REFUSED by {refused[0]}: {refused[1]}" if refused else "may leave"
+    return f"{sent.kind}, {sent.algorithm}, {times}: {KINDS[sent.kind]}; {each}; {verdict}"
+
+
+# -- The officer's page ------------------------------------------------------------------------------------------
 
 
 def write_report(path: Path, ledger: Path, head: str | None = None) -> None:
-    """Write an HTML page on what left a site, from its ledger, after each line was checked against the one before.
-
-    Args:
-        path: the HTML file to write.
-        ledger: the site's `what_left.jsonl`.
-        head: the hash of a line that was kept elsewhere; without it the page says that a missing end is not noticed.
-
-    Raises:
-        ProtocolError: the ledger is not whole.
-        DataError: it has no lines.
-        SettingError: jinja2 is not installed, or the file cannot be written.
-
-    Example:
-        >>> write_report(Path("what_left.html"), Path("/etc/trial/what_left.jsonl"))
-    """
+    """Write an HTML page on what left a site, from its ledger, after that was verified (`head` as for `verify`)."""
     page.check_report(path)
     import jinja2
 
@@ -68,12 +171,9 @@ def write_report(path: Path, ledger: Path, head: str | None = None) -> None:
         summary=_summary(sites, left, refused),
         checked=head is not None,
         chain=_chain(lines, head),
-        tables=[
-            {"id": f"part-{number}", **one}
-            for number, one in enumerate(
-                [_by_kind(left), _refused(refused), _rules(lines), *_law(lines, left, refused), _unseen(), _list(lines)]
-            )
-        ],
+        facts=_facts(lines, left, refused),
+        tables=[_by_kind(left), _refused(refused), _rules(lines)],
+        messages=_list(lines),
         colophon=f"Made by pyro-fed node report, pyro_fed {VERSION}, from a ledger with the SHA-256 "
         f"{hashlib.sha256(ledger.read_bytes()).hexdigest()}.",
     )
@@ -150,58 +250,24 @@ def _value_in_words(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _law(lines: list[Line], left: list[Line], refused: list[Line]) -> list[dict[str, Any]]:
-    """Words of GDPR and HIPAA beside the facts of the ledger that bear on them."""
+def _facts(lines: list[Line], left: list[Line], refused: list[Line]) -> dict[str, str]:
+    """The facts of the ledger that the template has beside the words of GDPR and HIPAA."""
     computed = [one for one in left if one["kind"] in COMPUTED]
     most = max((one["numbers"] / max(1, one["rows"]) for one in computed), default=0.0)
-    kinds = ", ".join(sorted({str(one["kind"]) for one in left}))
-    rules = any(one["policy"] != Policy().digest for one in lines)
-    judged = "by the rules above" if rules else "by no rule: the site had none"
     fewest = min((int(one["rows"]) for one in computed), default=0)
     aggregate = (
         f"messages are functions of all of the site's rows together ({fewest:,} or more), with at most {most:.3g} "
         "numbers for each row. They are no rows, and they are not anonymous by that alone: SECURITY.md of pyro_fed "
         "says how much an attack reconstructs from such messages"
     )
-    if not computed:
-        aggregate = "no message that was computed from the rows has left"
-    chained = f"{len(lines):,} hash-chained lines, one for each message, written before it was sent"
-    judging = f"each message was judged before it was sent, {judged}; refused: {len(refused):,}"
-    gdpr = [
-        ["Personal data, identifiability (Article 4(1), Recital 26)", aggregate],
-        ["Data minimisation (Article 5(1)(c))", f"kinds of messages that left: {kinds}; {judging}"],
-        ["Accountability, records of processing (Articles 5(2), 30)", chained],
-        ["Data protection by design and by default (Article 25)", judging],
-        ["Security of processing (Article 32)", "integrity by the chain; encryption is that of the transport, which "
-         "this page does not see"],
-        ["Impact assessment (Article 35)", "this page has figures for it, and does not replace it"],
-        ["Erasure (Article 17)", "what has left cannot be called back; a later run can leave a patient's row out"],
-    ]  # fmt: skip
-    hipaa = [
-        ["Minimum necessary (45 CFR 164.502(b))", judging],
-        ["De-identification (45 CFR 164.514(a), (b))", "no message has a row, or one of the listed identifiers as a "
-         f"value; names of columns leave in descriptions; {aggregate}. An expert's determination remains to be made"],
-        ["Audit controls, integrity (45 CFR 164.312(b), (c))", chained],
-        ["Transmission security (45 CFR 164.312(e))", "that of the transport, which this page does not see"],
-        ["Accounting of disclosures (45 CFR 164.528)", "the list of messages below, with date, recipient and content"],
-    ]  # fmt: skip
-    note = "Facts of this ledger beside the words of the law. Whether they suffice is for the officer to say."
-    return [
-        _table("GDPR", note, ["the law's words", "facts here"], gdpr),
-        _table("HIPAA", note, ["the law's words", "facts here"], hipaa),
-    ]
-
-
-def _unseen() -> dict[str, Any]:
-    rows = [
-        ["other ways out", "what code at the site sends beside pyro_fed. Over Flower the app is code from whoever "
-         "starts a run: only --trusted-entities limits it. Agents and files run the site's own code"],
-        ["requests", "an agent asks its neighbours by the number of a round and step, without a line here"],
-        ["times", "when a message is sent, and how long its computation took"],
-        ["receipt", "whether a message has arrived: a line is written before the message is sent"],
-        ["a ledger written anew", "whoever can write the file can write another one; a hash kept elsewhere shows that"],
-    ]  # fmt: skip
-    return _table("What this page cannot see", "", ["", "why"], rows)
+    rules = any(one["policy"] != Policy().digest for one in lines)
+    judged = "by the rules above" if rules else "by no rule: the site had none"
+    return {
+        "kinds": ", ".join(sorted({str(one["kind"]) for one in left})),
+        "aggregate": aggregate if computed else "no message that was computed from the rows has left",
+        "chained": f"{len(lines):,} hash-chained lines, one for each message, written before it was sent",
+        "judging": f"each message was judged before it was sent, {judged}; refused: {len(refused):,}",
+    }
 
 
 def _list(lines: list[Line]) -> dict[str, Any]:

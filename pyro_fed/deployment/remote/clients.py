@@ -1,36 +1,59 @@
-"""The executor of clients elsewhere: it makes the order for each client, and reads the answer.
+"""The server's side of clients elsewhere: its run, and the executor that makes each order and reads its answer.
 
-A subclass carries the orders and answers (`exchange`).
+A subclass of the executor carries the orders and answers (`exchange`).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Indicators
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.plan import Plan
 from pyro_fed.algorithm.states import State, prefixed, select, within
 from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.remote.order import STATES, WORK, Order
+from pyro_fed.deployment.remote.remote_federation import RemoteFederation
 from pyro_fed.errors import SettingError
+from pyro_fed.recipes.recipe import Recipe
+from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.runtime.executors import Executor
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.local import NewStates, expected_reply, keep
 from pyro_fed.runtime.executors.remote import Remote, Request
 from pyro_fed.runtime.messages import Header, Spec, decode, spec_of
-from pyro_fed.runtime.safetensors_header import Entry
+from pyro_fed.runtime.messages.expected import expected_reply
+from pyro_fed.runtime.messages.header import Entry
+from pyro_fed.runtime.run import run
+
+
+def algorithm_and_options(
+    chosen: Recipe, options: Mapping[str, Any], num_clients: int, where: str
+) -> tuple[Algorithm | Plan, dict[str, Any]]:
+    """A recipe's algorithm, and the arguments of `run`; of a plan `num_rounds` is the setting `max_rounds`."""
+    found = chosen.run_options(num_clients) | dict(options)
+    if not issubclass(chosen.algorithm, Plan):
+        return chosen.build(), found
+    rounds = found.pop("num_rounds", None)
+    return chosen.build({} if rounds is None else {"max_rounds": rounds}, where=where), found
+
+
+def run_at_clients(
+    algorithm: Algorithm | Plan, federation: RemoteFederation, executor: Executor, options: Mapping[str, Any]
+) -> InferenceData:
+    """The result of `pyro_fed.run`, without what needs rows."""
+    return run(algorithm, federation, executor=executor, log_likelihood=False, collect_local=False, **options)
 
 
 class RemoteClients(Remote):
-    """Clients that answer orders, each a worker of its own.
-
-    Args:
-        copies: whether clients send their new states with their replies.
-    """
+    """Clients that answer orders, each a worker of its own; with `copies` replies bring their new states."""
 
     def __init__(self, copies: bool = False) -> None:
         self.copies = copies
@@ -45,11 +68,7 @@ class RemoteClients(Remote):
         """Take a reply with this header; ProtocolError if it answers no open request."""
 
     def prepare(self) -> None:
-        """Begin a phase.
-
-        Raises:
-            SettingError: the algorithm needs pooled data.
-        """
+        """Begin a phase; SettingError if the algorithm needs pooled data."""
         if self.algorithm.pooled:
             name = type(self.algorithm).__name__
             raise SettingError(
@@ -122,11 +141,7 @@ class RemoteClients(Remote):
         return self.copies and bool(self.local) and request.work is not None and request.indicator is None
 
     def decoded(self, client: int, request: Request, data: bytes) -> Reply | State:
-        """The answer in a client's reply, whose shapes must be those that the server's own model asks for.
-
-        Raises:
-            ProtocolError: the bytes are another message than the reply to this request.
-        """
+        """The answer in a client's reply, whose shapes must be those that the server's own model asks for."""
         # Numbers that are not finite are the round loop's to judge.
         message = decode(data, self._spec(client, request), finite=False)
         self.accept(message.header)
@@ -140,6 +155,12 @@ class RemoteClients(Remote):
             self._made.setdefault(client, []).append(NewStates(slots, at, within(message.tensors, "new")))
         return Reply(within(message.tensors, "messages"), within(message.tensors, "info"))
 
+    def expected(self, work: Work) -> tuple[Spec, Spec, Spec]:
+        """Shapes and dtypes of a visit's messages, figures and new state; of the phase's first work."""
+        if self._expected is None:
+            self._expected = expected_reply(self.algorithm, self.problem, self.data, self.local, work)
+        return self._expected
+
     def _spec(self, client: int, request: Request) -> Spec:
         """The shapes and dtypes that this client's reply must have."""
         at = self.at([client])
@@ -150,13 +171,11 @@ class RemoteClients(Remote):
             return known | {name: entry for name, entry in new.items() if name in known}
         if request.indicator is not None:
             return spec_of(prefixed("report", self.report(request)))
-        if self._expected is None:
-            self._expected = expected_reply(self.algorithm, self.problem, self.data, self.local, request.work)
         visits = len(request.work.clients)
         kinds = ("messages", "info", "new") if self._copied(request) else ("messages", "info")
         return {
             f"{kind}.{name}": Entry((visits, *entry.shape), entry.dtype)
-            for kind, spec in zip(kinds, self._expected, strict=False)
+            for kind, spec in zip(kinds, self.expected(request.work), strict=False)
             for name, entry in spec.items()
         }
 

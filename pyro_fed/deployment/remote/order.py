@@ -9,33 +9,48 @@ is the size: a message is as long as the model's dimension lets it be, see `most
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 
 from pyro_fed.density.compiling.compiler import LEVELS
-from pyro_fed.deployment.remote.description import MAX_ROWS
-from pyro_fed.deployment.remote.refusal import Refusal
-from pyro_fed.errors import listed
+from pyro_fed.deployment.claimed_federation import MAX_ROWS
+from pyro_fed.deployment.remote.remote_federation import MAX_TEXT
+from pyro_fed.errors import ProtocolError, listed
 from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 from pyro_fed.runtime.messages import Header
 from pyro_fed.runtime.safetensors_header import Entry
 
+
+class Refusal(ProtocolError):
+    """An order of the server that a client does not follow; the text consists of the order and settings only."""
+
+
+@contextmanager
+def as_refusals() -> Iterator[None]:
+    """A context that reads the server's order, and nothing of the client's: its `ProtocolError` becomes a `Refusal`."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise Refusal(str(error)) from None
+
+
 #: The jobs of every algorithm; any other job is an indicator that a schedule asks for, or `LOG_LIK`.
 WORK, STATES = "work", "states"
-#: The most clients of a run, and phases; the longest texts.
-MAX_CLIENTS, MAX_PHASES, MAX_TEXT = 10**6, 10**6, 100_000
+#: The most clients, phases, or exchanges of a run.
+MAX_NUMBERED = 10**6
 #: The most rounds of a run: a header has ten digits for them.
 MAX_ROUNDS = 10**10
 #: The smallest and largest value of each whole number of an order.
 RANGES = {
-    "num_clients": (1, MAX_CLIENTS),
-    "num_rows": (1, MAX_ROWS * MAX_CLIENTS),
+    "num_clients": (1, MAX_NUMBERED),
+    "num_rows": (1, MAX_ROWS * MAX_NUMBERED),
     "width": (1, MAX_ROWS),
-    "client": (0, MAX_CLIENTS - 1),
-    "phase": (0, MAX_PHASES),
+    "client": (0, MAX_NUMBERED - 1),
+    "phase": (0, MAX_NUMBERED),
     "verdict": (-1, MAX_ROUNDS - 1),
     "round": (-1, MAX_ROUNDS - 1),
     "seed": (0, 2**63 - 1),
@@ -53,39 +68,22 @@ CURE = "give server and clients the same model, recipe and version of pyro_fed"
 
 @dataclass(frozen=True)
 class Order:
-    """An order of the server to a client, without its tensors.
+    """An order of the server to a client, without its tensors."""
 
-    Attributes:
-        job: `WORK`, `STATES`, or a question (an indicator, or `LOG_LIK`).
-        algorithm: the algorithm with all its settings, as text; the client makes it from its own recipe.
-        num_clients: number of clients of the run.
-        num_rows: number of rows of all clients.
-        width: number of rows of the client with the most.
-        client: this client's number.
-        slots: its positions in the round, as text; there may be several.
-        phase: the phase's number.
-        begins: whether the message brings the states with which the phase begins.
-        verdict: the round whose used messages the order names; -1 for none.
-        round: the round's number; -1 if no work is asked for.
-        seed: the run's seed.
-        level: level of the compiler.
-        copies: whether the reply has to bring the client's new state.
-    """
-
-    job: str
-    algorithm: str
+    job: str  # `WORK`, `STATES`, or a question (an indicator, or `LOG_LIK`)
+    algorithm: str  # with all its settings, as text; the client makes it from its own recipe
     num_clients: int
-    num_rows: int
-    width: int
-    client: int
-    slots: str
+    num_rows: int  # of all clients
+    width: int  # number of rows of the client with the most
+    client: int  # this client's number
+    slots: str  # its positions in the round, as text; there may be several
     phase: int
-    begins: bool
-    verdict: int
-    round: int
+    begins: bool  # whether the message brings the states with which the phase begins
+    verdict: int  # the round whose used messages the order names; -1 for none
+    round: int  # -1 if no work is asked for
     seed: int
-    level: str
-    copies: bool
+    level: str  # of the compiler
+    copies: bool  # whether the reply has to bring the client's new state
 
     def to_record(self) -> dict[str, Any]:
         """The order as numbers and texts by name."""
@@ -93,11 +91,7 @@ class Order:
 
     @classmethod
     def from_record(cls, record: Any) -> Order:
-        """The order in a record made by `to_record`, with settings in their ranges that fit one another.
-
-        Raises:
-            Refusal: names, types or values that are not those of an order.
-        """
+        """The order in a record made by `to_record`, if its settings are in their ranges and fit one another."""
         kinds = {"str": str, "int": int, "bool": bool}
         wanted = {field.name: kinds[str(field.type)] for field in fields(cls)}
         found = {name: type(value) for name, value in record.items()}
@@ -127,9 +121,8 @@ class Order:
         require(SLOTS.fullmatch(self.slots), "slots", "positions in a round, such as '0 3'", self.slots)
         ascend = all(one < other for one, other in zip(self.places, self.places[1:], strict=False))
         require(ascend, "slots", "ascending positions", self.slots)
-        require(
-            self.client < self.num_clients, "client", f"a number below {self.num_clients}, num_clients", self.client
-        )
+        below = f"a number below {self.num_clients}, num_clients"
+        require(self.client < self.num_clients, "client", below, self.client)
         works = self.job != STATES
         require(works == bool(self.slots), "slots", "positions, where there is work, and else none", self.slots)
         require(works == (self.round >= 0), "round", "a round, where there is work, and else -1", self.round)
@@ -138,21 +131,13 @@ class Order:
         require(least <= self.num_rows <= most, "num_rows", f"{least} to {most}, as width says", self.num_rows)
 
     def check_rows(self, own: int) -> None:
-        """Refuse numbers of rows that leave no place for this client's own number of rows.
-
-        Raises:
-            Refusal: names the setting, what is expected and what was received.
-        """
+        """Refuse numbers of rows that leave no place for this client's own number of rows."""
         require(self.width >= own, "width", f"at least {own}, this client's own rows", self.width)
         least = own + self.num_clients - 1
         require(self.num_rows >= least, "num_rows", f"at least {least}, with this client's own rows", self.num_rows)
 
     def check_header(self, header: Header, name: str, run: str | None) -> None:
-        """Refuse the header of another message; `run` is the run of the client's state, None without one.
-
-        Raises:
-            Refusal: names the field, what is expected and what was received.
-        """
+        """Refuse the header of another message; `run` is the run of the client's state, None without one."""
         require(header.client == name, "the header's client", name, header.client)
         kind = "work" if self.job == WORK else "ask"
         require(header.kind == kind, "the header's kind", f"{kind!r} for the job {self.job!r:.100}", header.kind)
@@ -162,11 +147,7 @@ class Order:
             require(header.run == run, "the header's run", f"{run}, whose state this client has", header.run)
 
     def check_tensors(self, tensors: Mapping[str, Entry], dim: int) -> None:
-        """Refuse tensors that are no part of such an order, or larger than a model of `dim` parameters allows.
-
-        Raises:
-            Refusal: names the tensor, its size, what is expected, and the cure.
-        """
+        """Refuse tensors that are no part of such an order, or larger than a model of `dim` parameters allows."""
         size = sum(entry.num_bytes for entry in tensors.values())
         parts = {"shared": len(self.places)} if self.slots else {}
         parts |= {"local": 1} if self.begins else {}
@@ -182,12 +163,8 @@ class Order:
             expected = f"{listed(f'{one}.*' for one in parts) or 'no tensors'} for this order"
             require("." in name and part in parts, f"tensor {name!r:.100}", expected, _entry_text(entry))
             first = parts[part]
-            require(
-                entry.shape[:1] == (first,),
-                f"tensor {name!r:.100}",
-                f"{first} along the first axis",
-                _entry_text(entry),
-            )
+            good = entry.shape[:1] == (first,)
+            require(good, f"tensor {name!r:.100}", f"{first} along the first axis", _entry_text(entry))
         most = most_bytes(dim, 1 + sum(parts.values()))
         largest = max(tensors, key=lambda name: tensors[name].num_bytes, default="")
         shown = f"{size} bytes, most in {largest!r:.100}, {_entry_text(tensors.get(largest))}"
@@ -211,11 +188,7 @@ def most_bytes(dim: int, parts: int) -> int:
 
 
 def require(holds: object, what: str, expected: str, received: object) -> None:
-    """Refuse an order unless a condition holds.
-
-    Raises:
-        Refusal: it does not hold; says what it is about, expected, received, and the cure.
-    """
+    """Refuse an order unless a condition holds; the text says what it is about, expected, received, and the cure."""
     if not holds:
         raise Refusal(f"the server's order has {what}: expected {expected}, received {received!s:.200}: {CURE}")
 

@@ -33,18 +33,7 @@ OF_ALL = ("elpd_loo", "se", "p_loo", "n_samples", "n_data_points", "good_k", "wa
 
 
 def check_questions(federation: Federation, module: Any, names: Sequence[str], loo: str | None) -> None:
-    """Refuse before the run what could not be asked after it.
-
-    Args:
-        federation: the clients.
-        module: the model's module.
-        names: estimands.
-        loo: the observed site of leave-one-out: "" for the only one, None for no leave-one-out.
-
-    Raises:
-        SettingError: the model's file names no such estimand.
-        DataError: there is no such observed site, or there are several.
-    """
+    """Refuse before the run what could not be asked after it; `loo` is a site, "" the only one, None for none."""
     if loo is not None:
         chosen_site(observed_plates(federation.problem), loo)
     known = named_questions(module, federation.problem) if names else {}
@@ -55,10 +44,7 @@ def check_questions(federation: Federation, module: Any, names: Sequence[str], l
 
 
 def with_loo(result: Any, federation: ClaimedFederation, executor: Executor, site: str = "") -> Any:
-    """The result with the group `loo`: `elpd`, `p`, `rows`, Pareto k and WAIC by client, and of all rows as attributes.
-
-    If that is not possible, the result is returned unchanged, with the reason in its attribute `no_loo`.
-    """
+    """The result with the group `loo`: elpd, p, rows, Pareto k and WAIC by client, and of all rows as attributes."""
 
     def loo_group() -> xr.Dataset:
         found, wide = loo_and_waic(result, federation, var_name=site or None, executor=executor)
@@ -74,10 +60,7 @@ def with_loo(result: Any, federation: ClaimedFederation, executor: Executor, sit
 def with_answer(
     result: Any, federation: ClaimedFederation, executor: Executor, module: Any, name: str, fewest: int = 1
 ) -> Any:
-    """The result with the answer to a question by name: "loo", or an estimand of the model's file.
-
-    An agent, which answers too, withholds groups of fewer rows than `fewest`.
-    """
+    """The result with the answer to "loo" or an estimand; groups of fewer rows than `fewest` are withheld."""
     if name == LOO:
         return with_loo(result, federation, executor)
     return with_estimand(result, federation, executor, module, name, fewest)
@@ -86,11 +69,7 @@ def with_answer(
 def with_estimand(
     result: Any, federation: ClaimedFederation, executor: Executor, module: Any, name: str, fewest: int = 1
 ) -> Any:
-    """The result with the group `estimand_NAME`, as `pyro_fed.estimand` has it, of an estimand of the model's file.
-
-    If that is not possible, the result is returned unchanged, with the reason in its attribute `no_estimand_NAME`.
-    `fewest` is as for `with_answer`.
-    """
+    """The result with the group `estimand_NAME`, as `pyro_fed.estimand` has it, of an estimand of the model's file."""
     question, do = (
         named_questions(module, federation.problem, fewest)[name],
         getattr(module, ESTIMANDS)[name].get("do") or {},
@@ -103,10 +82,7 @@ def with_estimand(
 
 
 def with_influence(result: Any, federation: ClaimedFederation, executor: Executor) -> Any:
-    """The result with the group `influence`, as `pf.influence` has it: by sites, or by log-likelihoods at the draws.
-
-    If that is not possible, the result is returned unchanged, with the reason in its attribute `no_influence`.
-    """
+    """The result with the group `influence`, as `pf.influence` has it: by sites, or by log-likelihoods at the draws."""
     run_by = result.attrs.get("chosen", result.attrs.get("algorithm"))
 
     def influence_group() -> xr.Dataset:

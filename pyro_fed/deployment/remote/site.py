@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from safetensors.torch import load, save
-from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.contract import Algorithm
@@ -26,16 +25,13 @@ from pyro_fed.analysis.predicting.row_sums import RowSums, named_questions
 from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.deployment.claimed_federation import padded_index
-from pyro_fed.deployment.client_model_checks import check_runs_at_clients
+from pyro_fed.deployment.claimed_federation import own_federation, padded_index
 from pyro_fed.deployment.policy import approval
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
-from pyro_fed.deployment.policy.shares import answer_share, level_counts, rows_share
-from pyro_fed.deployment.remote.description import Description
-from pyro_fed.deployment.remote.order import MAX_BYTES, STATES, WORK, Order, require
-from pyro_fed.deployment.remote.refusal import Refusal, as_refusals
+from pyro_fed.deployment.policy.rules import answer_share, level_counts, rows_share
+from pyro_fed.deployment.remote.order import MAX_BYTES, STATES, WORK, Order, Refusal, as_refusals, require
+from pyro_fed.deployment.remote.remote_federation import Description
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.federation.federation import Federation
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
@@ -56,15 +52,7 @@ LoadRows = Callable[[ModuleType, Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class KeptState:
-    """A client's state between two orders.
-
-    Attributes:
-        run: the run's id.
-        phase: the phase's number.
-        waiting: the round whose new states wait for the server's verdict; -1 for none.
-        parts: the number of these.
-        data: the states' bytes, of safetensors.
-    """
+    """A client's state between two orders; `parts` new states of the round `waiting` wait for a verdict (-1: none)."""
 
     run: str
     phase: int
@@ -85,53 +73,40 @@ class Done(NamedTuple):
     algorithm: Algorithm
 
 
+class _Client(NamedTuple):
+    """A client of a process: its model's module, its rows, and its densities in the runs that it takes part in."""
+
+    module: ModuleType
+    federation: Federation
+    problems: dict[tuple[int, int, str], Problem]
+
+
 @dataclass
 class Site:
-    """The clients of a process.
-
-    Args:
-        model: the model's file, or its name in the library.
-        given: files or names of the recipes that the clients take part in.
-        load_rows: loads a client's rows.
-        questions: whether clients answer questions besides the recipe: for the audit, leave-one-out, influence, and
-            the estimands of the model's file.
-        how: how the clients work, in errors.
-        federations: each client's model and rows, by name, once they are loaded.
-        problems: each client's densities, by name, number of rows and of clients of the run, and compiler level.
-        approved: folders of the clients whose own approved copies are run in place of the given files, by name.
-        modules: the model's module of each client, by name, once it is imported.
-        fewest: the fewest rows in a group of an estimand, by name of clients that have such a rule.
-    """
+    """The clients of a process, which take part in the `given` recipes; `questions` are those besides these."""
 
     model: str | Path
     given: list[str | Path]
     load_rows: LoadRows
     questions: bool = True
-    how: str = "elsewhere"
-    federations: dict[str, Federation] = field(default_factory=dict)
-    problems: dict[tuple[str, int, int, str], Problem] = field(default_factory=dict)
-    approved: dict[str, Path] = field(default_factory=dict)
-    modules: dict[str, ModuleType] = field(default_factory=dict)
-    fewest: dict[str, int] = field(default_factory=dict)
+    how: str = "elsewhere"  # how the clients work, in errors
+    clients: dict[str, _Client] = field(default_factory=dict)  # by name, once they are loaded
+    gates: dict[str, Gate] = field(default_factory=dict)  # of clients with a policy, by name
 
     def gate_of(self, name: str, policy: str | Path) -> Gate:
-        """The gate of a client with a policy's file, after the given model and recipes were compared with its approval.
-
-        Raises:
-            PolicyError: they are not what the site has approved; names what differs.
-            SettingError: the policy cannot be read.
-        """
-        gate = approval.approved_gate(
+        """A client's gate by a policy's file; PolicyError if model and recipes are not what it has approved."""
+        self.gates[name] = approval.approved_gate(
             policy, name, self.model, lambda: [approval.recipe_facts(recipes.load(one)) for one in self.given]
         )
-        self.fewest[name] = gate.policy.min_cell
-        if gate.approval and gate.folder is not None:
-            self.approved[name] = gate.folder
-        return gate
+        return self.gates[name]
+
+    def _approved(self, name: str) -> Path | None:
+        """The folder of a client whose own approved copies are run in place of the given files; None without any."""
+        return self.gates[name].approved_folder if name in self.gates else None
 
     def outgoing_description(self, name: str, data: bytes, asked: bytes) -> Outgoing:
         """A description as the gate judges it; `data` are the bytes that leave, `asked` those of the question."""
-        levels = level_counts(self.federations[name].problem)
+        levels = level_counts(self.clients[name].federation.problem)
         return Outgoing(kind="description", data=data, asked=asked, levels=levels)
 
     def outgoing_reply(
@@ -147,17 +122,10 @@ class Site:
     ) -> Outgoing:
         """A reply as the gate judges it: its kind, numbers and shares of rows, and what it was computed from.
 
-        Args:
-            name: the client's name.
-            order: what was asked.
-            message: the order's message.
-            tensors: what the reply tells; of a masked one, the numbers before they were masked.
-            data: the bytes that leave.
-            asked: the order's bytes.
-            before: hash of the client's state before the order.
-            masked: whether the reply is masked.
+        `message` is the order's, `tensors` are what the reply tells (before they are masked), `data` the bytes that
+        leave, `asked` the order's, and `before` is the hash of the client's state before the order.
         """
-        federation = self.federations[name]
+        federation = self.clients[name].federation
         question = self._question(order, federation.problem, name)
         copied = any(part.startswith("new.") for part in tensors)
         kind = _kind(order, masked, question, copied)
@@ -178,33 +146,21 @@ class Site:
             asked=asked,
             cells=cells,
             share=share,
-            replay={
-                "run": message.header.run,
-                "seed": order.seed,
-                "phase": order.phase,
-                "algorithm": order.algorithm,
-                "state": before,
-            },
+            replay={"run": message.header.run, "state": before}
+            | {part: getattr(order, part) for part in ("seed", "phase", "algorithm")},
         )
 
     def description(self, name: str, config: Mapping[str, Any]) -> Description:
         """The client's description, for the server."""
-        return Description.of(name, self._federation(name, config))
+        return Description.of(name, self._client(name, config).federation)
 
     def follow(
         self, name: str, config: Mapping[str, Any], record: Any, encoded: bytes, kept: KeptState | None
     ) -> Done | None:
         """Follow an order of the server; None if the client's state is lost, and the order does not bring one.
 
-        Args:
-            name: the client's name.
-            config: the node's configuration, for `load_rows`.
-            record: the order, as `Order.to_record` makes it.
-            encoded: its tensors, of `messages.encode`.
-            kept: the state after the last order; None before the first.
-
-        Raises:
-            Refusal: this is not an order that this client follows, and why.
+        `record` is the order, as `Order.to_record` makes it, `encoded` its tensors, and `kept` the state after the
+        last order (None before the first). A Refusal says why a client does not follow it.
         """
         with as_refusals():
             order = Order.from_record(record)
@@ -212,10 +168,10 @@ class Site:
         order.check_header(header.message, name, None if kept is None else kept.run)
         if order.job == LOG_LIK:
             self._check_questions("its log-likelihood at draws")
-        data = self._federation(name, config).client_data()
+        data = self._client(name, config).federation.client_data()
         own = int(data.num_rows.sum())
         order.check_rows(own)
-        problem = self._problem(order, name, config)
+        problem = self._problem(order, name)
         algorithm = self._algorithm(order, problem, name)
         order.check_tensors(header.tensors, problem.dim)
         if isinstance(algorithm, OneRound):
@@ -223,7 +179,8 @@ class Site:
             require(draws <= MOST_DRAWS, "a question", f"at most {MOST_DRAWS} draws", draws)
         with as_refusals():
             message = decode(encoded, None, cap=MAX_BYTES, finite=False)
-        host = _host(order, problem, data)
+        index = padded_index(data.row_index[0], order.width)  # as in a simulation
+        host = Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
         if not _restore_state(host, order, algorithm, kept, message.header.run):
             return None
         found = host.answer(_request(order, algorithm, message.tensors))
@@ -246,47 +203,40 @@ class Site:
         known: Iterator[OneRound] = (Pointwise(site=site) for site in ("", *observed_plates(problem)))
         found = next((one for one in known if settings_line(one) == order.algorithm), None)
         if found is None and order.algorithm.startswith(f"{RowSums.__name__}("):
-            estimands = named_questions(self.modules[name], problem, self.fewest.get(name, 1))
+            fewest = self.gates[name].policy.min_cell if name in self.gates else 1
+            estimands = named_questions(self.clients[name].module, problem, fewest)
             found = next((one for one in estimands.values() if settings_line(one) == order.algorithm), None)
         return found
 
-    def _federation(self, name: str, config: Mapping[str, Any]) -> Federation:
-        if name not in self.federations:
-            own = self.approved.get(name)
+    def _client(self, name: str, config: Mapping[str, Any]) -> _Client:
+        if name not in self.clients:
+            own = self._approved(name)
             module = load_model(self.model if own is None else approval.copied_model(own), with_data=False)
-            self.modules[name] = module
             rows = self.load_rows(module, config)
-            dtype = flatten(module.model, rows, None).floating_dtype()  # the same at every client, whatever its columns
             nested = getattr(module, "ROWS", None)
-            federation = Federation.from_clients(
-                module.model, {name: rows}, plate=module.PLATE, rows=nested, dtype=dtype
-            )
-            check_runs_at_clients(federation.problem, self.how)
-            self.federations[name] = federation
-        return self.federations[name]
+            federation = own_federation(module.model, name, rows, module.PLATE, nested, self.how)
+            self.clients[name] = _Client(module, federation, {})
+        return self.clients[name]
 
-    def _problem(self, order: Order, name: str, config: Mapping[str, Any]) -> Problem:
+    def _problem(self, order: Order, name: str) -> Problem:
         """The client's densities for a run, with the run's numbers of rows and clients; traced steps are kept."""
-        key = name, order.num_rows, order.num_clients, order.level
-        if key not in self.problems:
-            problem = self._federation(name, config).problem
-            self.problems[key] = replace(
-                problem, num_rows=order.num_rows, num_clients=order.num_clients, compiler=Compiler(order.level)
+        client, key = self.clients[name], (order.num_rows, order.num_clients, order.level)
+        if key not in client.problems:
+            client.problems[key] = replace(
+                client.federation.problem,
+                num_rows=order.num_rows,
+                num_clients=order.num_clients,
+                compiler=Compiler(order.level),
             )
-        return self.problems[key]
+        return client.problems[key]
 
     def _algorithm(self, order: Order, problem: Problem, name: str) -> Algorithm:
-        """The algorithm that the server names, made from this client's own recipes; or a question of leave-one-out.
-
-        Raises:
-            Refusal: the algorithm is in none of the recipes, is a question that this client does not answer, or has no
-                such job.
-        """
+        """The algorithm that the server names, made from this client's own recipes; or a question that it answers."""
         if (asked := self._question(order, problem, name)) is not None:
             self._check_questions(f"{order.algorithm:.100}")
             return asked
         known: list[str] = []
-        own = self.approved.get(name)
+        own = self._approved(name)
         for chosen in map(recipes.load, self.given) if own is None else approval.copied_recipes(own):
             graph = chosen.run_options(order.num_clients).get("graph")
             stages = stages_of(chosen.build(), problem, graph)
@@ -326,12 +276,6 @@ def _forms(algorithm: Algorithm) -> Iterator[Algorithm]:
             yield private
 
 
-def _host(order: Order, problem: Problem, data: ClientData) -> Host:
-    """A host with this client, whose rows are padded to the number of the longest client, as in a simulation."""
-    index = padded_index(data.row_index[0], order.width)
-    return Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
-
-
 def _request(order: Order, algorithm: Algorithm, tensors: State) -> Request:
     phase = WorkerPhase(order.phase, algorithm, within(tensors, "local")) if order.begins else None
     verdict = Verdict(order.verdict, tensors["taken"], within(tensors, "told")) if order.verdict >= 0 else None
@@ -349,7 +293,8 @@ def _restore_state(host: Host, order: Order, algorithm: Algorithm, kept: KeptSta
     tensors = load(kept.data)
     host.answer(Request(WorkerPhase(order.phase, algorithm, within(tensors, "local")), None))
     host.executor.waiting = kept.waiting
-    host.executor.new = [_new_states(within(tensors, f"new{i}")) for i in range(kept.parts)]
+    made = [within(tensors, f"new{i}") for i in range(kept.parts)]
+    host.executor.new = [NewStates(one["slots"], one["at"], within(one, "state")) for one in made]
     return True
 
 
@@ -361,10 +306,6 @@ def _state_to_keep(host: Host, run: str) -> KeptState:
         tensors |= prefixed(f"new{i}", {"slots": made.slots, "at": made.at} | prefixed("state", made.states))
     data = save({name: value.clone().contiguous() for name, value in tensors.items()})
     return KeptState(run, host.phase, executor.waiting, len(executor.new), data)
-
-
-def _new_states(tensors: dict[str, Tensor]) -> NewStates:
-    return NewStates(tensors["slots"], tensors["at"], within(tensors, "state"))
 
 
 def reply_tensors(reply: Reply, new: State) -> State:

@@ -14,11 +14,11 @@ from forks import together
 import pyro_fed as pf
 from pyro_fed.deployment.agents import agent as agents
 from pyro_fed.deployment.agents.certificates import Identity
-from pyro_fed.deployment.agents.neighbours import Links
+from pyro_fed.deployment.agents.links import Links
 from pyro_fed.deployment.agents.outbox import At, NoMessage
-from pyro_fed.deployment.agents.peers import load_peers
-from pyro_fed.deployment.agents.settings import LinkSettings
+from pyro_fed.deployment.agents.peers import LinkSettings, load_peers
 from pyro_fed.deployment.agents.wire import Wire, with_step
+from pyro_fed.deployment.claimed_federation import own_federation
 from pyro_fed.deployment.policy import verify
 from pyro_fed.deployment.policy.rules import Policy
 from pyro_fed.errors import DataError, DivergenceError, PolicyError, QuorumError
@@ -100,7 +100,7 @@ def test_what_agents_must_agree_on_has_no_planted_value_and_names_what_differs(p
         rows = kinds, torch.tensor([0.5, NUMBER, 0.25], dtype=torch.float64), dose
         identity = Identity.load(folder, NAMES[number])
         one = agents.Agent(model=planted, plate="data", rows=rows, identity=identity, peers=peers, algorithm=pf.P2PVI())
-        own = agents._own_federation(one)
+        own = own_federation(planted, NAMES[number], rows, "data", None, "by agents")
         said.append(agents._agreement(one, agents._algorithm(one, own), own, 3))
     text = json.dumps(said)
     assert "777123" not in text and "777124" not in text and WORD not in text
@@ -125,13 +125,13 @@ def test_a_neighbour_is_told_the_class_of_what_fails_in_an_answer(pair, monkeypa
     ends = []
     for number in (0, 1):
         links = Links(number, peers, LinkSettings(retry_every=0.02), {"seed": "0"})
-        links.wire = Wire(number, peers, Identity.load(folder, NAMES[number]), links.settings, links)
+        links.wire = Wire(number, peers, Identity.load(folder, NAMES[number]), links.settings, links.said, links.answer)
         ends.append(links)
 
     def failing(*_):
         raise ValueError(f"{WORD} {NUMBER}")
 
-    monkeypatch.setattr(ends[0], "answer", failing)
+    monkeypatch.setattr(ends[0].wire, "_answer", failing)
     try:
         asked = {0: with_step("Take", At(0, 0, 0), {"eta": torch.zeros(1, 3)})}
         for seconds in (5.0, 5.0):  # the first request may come before the channel is there

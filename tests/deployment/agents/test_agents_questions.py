@@ -134,9 +134,9 @@ def test_calibration_is_refused_before_the_run(tmp_path):
 
 def test_shares_are_those_at_the_draws_of_all_agents(tmp_path):
     """At the agent's own draws all rows are alike; at its neighbour's one has most of the sum."""
-    from pyro_fed.deployment.agents.audit import AskedAgents
-    from pyro_fed.deployment.agents.neighbours import Links
-    from pyro_fed.deployment.agents.settings import LinkSettings
+    from pyro_fed.deployment.agents.agent_federation import AskedAgents
+    from pyro_fed.deployment.agents.links import Links
+    from pyro_fed.deployment.agents.peers import LinkSettings
 
     (tmp_path / "model.py").write_text(MODEL)
     module, told = load_model(tmp_path / "model.py", with_data=False), {}

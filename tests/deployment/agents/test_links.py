@@ -16,12 +16,10 @@ import pyro_fed as pf
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.deployment.agents.agent import Agent, run_agent
 from pyro_fed.deployment.agents.certificates import Identity, write_certificates
-from pyro_fed.deployment.agents.farewell import Farewell
-from pyro_fed.deployment.agents.flows import Flows
-from pyro_fed.deployment.agents.neighbours import SPREAD, Links, Neighbours, neighbours_of
-from pyro_fed.deployment.agents.outbox import At, NoMessage, Outbox, Why
-from pyro_fed.deployment.agents.peers import Peers, load_peers
-from pyro_fed.deployment.agents.settings import LinkSettings
+from pyro_fed.deployment.agents.links import SPREAD, Flows, Links
+from pyro_fed.deployment.agents.neighbours import Neighbours, neighbours_of
+from pyro_fed.deployment.agents.outbox import At, Farewell, NoMessage, Outbox, Why
+from pyro_fed.deployment.agents.peers import LinkSettings, Peers, load_peers
 from pyro_fed.deployment.agents.statements import Statements
 from pyro_fed.deployment.agents.wire import SERVICE, WAITING, Unwelcome, Wire, with_step
 from pyro_fed.deployment.rows import load_rows
@@ -50,7 +48,7 @@ def chords(tmp_path_factory):
 
 def wired(peers, identity, me, settings=QUICK, said=SAID):
     links = Links(me, peers, settings, said)
-    links.wire = Wire(me, peers, identity, settings, links)
+    links.wire = Wire(me, peers, identity, settings, links.said, links.answer)
     return links
 
 

@@ -24,7 +24,7 @@ class Recording:
     """All that the server gets: the bytes of each reply, and each error's text."""
 
     def __init__(self, grid):
-        from pyro_fed.deployment.flower.leaving import content_bytes
+        from pyro_fed.deployment.flower.client import content_bytes
 
         self.grid, self.bytes, self.errors, pull = grid, [], [], grid.pull_messages
 
@@ -75,7 +75,7 @@ def test_the_ledgers_have_each_message_and_it_can_be_computed_again(flower, tmp_
     from flwr.common.serde import recorddict_from_proto
     from flwr.proto.recorddict_pb2 import RecordDict  # as Flower reads a message's content
 
-    from pyro_fed.deployment.flower.leaving import content_bytes, state_hash
+    from pyro_fed.deployment.flower.client import content_bytes, state_hash
 
     for line in ledgers[101]:
         order = (tmp_path / "site-101" / "orders" / line["asked"]).read_bytes()

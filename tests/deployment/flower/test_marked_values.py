@@ -16,7 +16,7 @@ from pyro_fed.errors import PyroFedError, QuorumError
 NUMBER, WORD = 777123.25, "Zaphod-Marker"
 #: A value of rows in a run that succeeds; it is exact in both precisions.
 VALUE = 0.7771232128143311
-OWN_LOG = ("failure.py", "leaving.py")
+OWN_LOG = ("client.py",)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -39,7 +39,7 @@ class Heard:
         self.caplog, self.data = caplog, []
 
     def reply(self, message):
-        from pyro_fed.deployment.flower.leaving import content_bytes
+        from pyro_fed.deployment.flower.client import content_bytes
 
         self.data.append(message.error.reason.encode() if message.has_error() else content_bytes(message))
         self.data.append(repr(vars(message.metadata)).encode())
@@ -110,7 +110,7 @@ import numpy as np
 import pandas as pd
 import torch
 import pyro_fed as pf
-from pyro_fed.deployment.remote.refusal import Refusal
+from pyro_fed.deployment.remote.order import Refusal
 
 def raise_in(name):
     space = {{}}

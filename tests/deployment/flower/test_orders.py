@@ -248,6 +248,6 @@ def test_no_text_with_rows_reaches_the_server_in_a_run(flower, tmp_path, monkeyp
 
 
 def test_where_an_exception_is_without_a_line_of_the_users():
-    from pyro_fed.deployment.remote.refusal import place_of
+    from pyro_fed.deployment.flower.client import place_of
 
     assert place_of(ValueError("never raised")) == "an unknown line"

@@ -45,7 +45,7 @@ class Slow:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.5, 10.0, 100.0])
 def test_a_reply_is_seen_soon_by_few_looks(flower, seconds, monkeypatch):
-    from pyro_fed.deployment.flower import post
+    from pyro_fed.deployment.flower import joining as post
 
     clock = Clock()
     monkeypatch.setattr(post, "time", clock)

@@ -57,7 +57,7 @@ def signed(apps, keys, name="north", key="north"):
     from flwr.supercore.fab import Fab
     from flwr.superlink.servicer.control import control_handlers
 
-    from pyro_fed.deployment.flower.apps.signing import serve_apps
+    from pyro_fed.deployment.flower.apps import serve_apps
 
     arguments = ["flower", "sign", str(apps / "trial.fab"), "--key", str(keys.folder / key), "--name", name]
     done = CliRunner().invoke(main, arguments)
@@ -137,7 +137,7 @@ def test_a_node_runs_no_app_that_is_unsigned_changed_or_signed_by_somebody_else(
     ("key", "words"), [("curve", "expected an Ed25519 key"), ("public", "OpenSSH's format"), ("open", "mode 0600")]
 )
 def test_keys_that_cannot_sign(apps, keys, tmp_path, key, words):
-    from pyro_fed.deployment.flower.apps.signing import sign_app
+    from pyro_fed.deployment.flower.apps import sign_app
 
     path = keys.folder / "curve"
     if key != "curve":
@@ -150,7 +150,7 @@ def test_keys_that_cannot_sign(apps, keys, tmp_path, key, words):
 
 
 def test_what_is_no_app_and_no_name_is_not_signed(apps, keys):
-    from pyro_fed.deployment.flower.apps.signing import serve_apps, sign_app
+    from pyro_fed.deployment.flower.apps import serve_apps, sign_app
 
     with pytest.raises(ProtocolError, match="a client id"):
         sign_app(apps / "trial.fab", keys.folder / "north", "../north")

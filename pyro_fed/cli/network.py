@@ -1,19 +1,16 @@
-"""``pyro-fed agent``: one of several agents without a server; ``pyro-fed certificates``: for a rehearsal."""
+"""The commands ``pyro-fed agent``, ``certificates`` (for a rehearsal of it) and ``flower``."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from pyro_fed.cli import options
-from pyro_fed.conventions.output import kept_elsewhere
-from pyro_fed.errors import SettingError
-
-#: The error's text if gRPC or cryptography are not installed.
-EXTRA = "this needs the extra: pip install 'pyro_fed[agents]'"
+from pyro_fed.cli.process import write_result
 
 
 @click.command()
@@ -56,14 +53,11 @@ def agent(
     peers file must be the same at every agent; if they are not, the agents say what differs.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise gRPC prints a line for every connection that ends
-    try:
+    with options.needs_extra("agents"):
         from pyro_fed.deployment.agents.agent import Agent, run_agent
         from pyro_fed.deployment.agents.certificates import Identity
-    except ImportError as error:
-        raise SettingError(EXTRA) from error
-    from pyro_fed.analysis.report import overview
-    from pyro_fed.deployment.agents.peers import load_peers
-    from pyro_fed.deployment.agents.settings import LinkSettings
+    from pyro_fed.analysis.report import terminal
+    from pyro_fed.deployment.agents.peers import LinkSettings, load_peers
     from pyro_fed.deployment.policy import approval
     from pyro_fed.deployment.rows import load_rows
     from pyro_fed.recipes import library, recipe
@@ -80,16 +74,12 @@ def agent(
         return [approval.recipe_facts(chosen, chosen.build(assigned, where="--set"), run)]
 
     gate = None if policy_path is None else approval.approved_gate(policy_path, name, model, facts_of_order)
-    if gate is not None and gate.approval and gate.folder is not None:
-        model = str(approval.copied_model(gate.folder))
+    if gate is not None and gate.approved_folder is not None:
+        model = str(approval.copied_model(gate.approved_folder))
     module = library.load_model(model, with_data=False)  # which may import the recipe's algorithm
     chosen = recipe.load(recipe_name)
-    own = chosen.run.get("num_rounds")
-    settings = LinkSettings()
-    if patience is not None:
-        settings = replace(settings, patience=patience)
-    if patience_all is not None:
-        settings = replace(settings, patience_all=patience_all)
+    waits: dict[str, Any] = {"patience": patience, "patience_all": patience_all}
+    settings = replace(LinkSettings(), **{name: wait for name, wait in waits.items() if wait is not None})
     idata = run_agent(
         Agent(
             model=module.model,
@@ -99,7 +89,7 @@ def agent(
             identity=Identity.load(folder, name),
             peers=peers,
             algorithm=chosen.build(assigned, where="--set"),
-            num_rounds=rounds if rounds is not None else own,
+            num_rounds=rounds if rounds is not None else chosen.run.get("num_rounds"),
             seed=seed,
             settings=settings,
             listen=listen,
@@ -113,34 +103,79 @@ def agent(
         )
     )
     if out is not None:
-        with kept_elsewhere(out) as place:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            idata.to_netcdf(str(place))
-    click.echo(overview.posterior_table(idata, 20))
-    click.echo(overview.doubts_block(idata))
+        write_result(idata, out)
+    click.echo(terminal.posterior_table(idata, options.MAX_PARAMETERS))
+    click.echo(terminal.doubts_block(idata))
     if out is not None:
         click.echo(f"\nWritten to {out}; read it by arviz.from_netcdf({str(out)!r}).")
 
 
 @click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@options.folder
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option(
-    "--days",
-    type=click.IntRange(min=1),
-    default=30,
-    show_default=True,
-    help="Days that they are valid.",
-)
+@click.option("--days", type=click.IntRange(min=1), default=30, show_default=True, help="Days that they are valid.")
 def certificates(folder: Path, names: tuple[str, ...], days: int) -> None:
     """Write an authority and a certificate for each agent NAME to DIR, for a rehearsal of `pyro-fed agent`.
 
     A deployment takes those of its own institution. Keep ca.key away from the agents' machines.
     """
-    try:
+    with options.needs_extra("agents"):
         from pyro_fed.deployment.agents.certificates import write_certificates
-    except ImportError as error:
-        raise SettingError(EXTRA) from error
 
     for path in write_certificates(folder, names, days):
         click.echo(str(path))
+
+
+@click.group()
+def flower() -> None:
+    """Apps for Flower, whose clients keep their data, and their signatures."""
+
+
+@flower.command()
+@options.folder
+@click.option("--model", required=True, help="A model's name or the path of a .py file.")
+@click.option("--recipe", "recipe_name", required=True, help="A recipe's name or the path of a .toml file.")
+@options.clients(default=2, text="Clients to wait for.")
+def new(folder: Path, model: str, recipe_name: str, clients: int) -> None:
+    """Write an app to DIR that runs a RECIPE on a MODEL; edit `load_rows` in its client_app.py."""
+    with options.needs_extra("flower"):
+        from pyro_fed.deployment.flower.apps import write_app
+
+    written = write_app(folder, model, recipe_name, clients)
+    click.echo(
+        f"Written to {written}. Flower runs a copy of it from another folder: a file that load_data() or load_rows "
+        "reads needs its whole path.\n"
+        "Try a simulation, in which load_rows in its client_app.py deals out what the model's load_data() reads:\n"
+        f"  flwr run {written} --stream --federation-config 'num-supernodes={clients}'\n"
+        "Then replace load_rows by what reads a client's own rows."
+    )
+
+
+@flower.command()
+@click.argument("fab", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@options.path_option(
+    "--key", required=True, exists=True, dir_okay=False, text="Your private key: ssh-keygen -t ed25519."
+)
+@click.option("--name", required=True, help="Your name in the nodes' file of trusted entities.")
+def sign(fab: Path, key: Path, name: str) -> None:
+    """Sign an app, FAB of `flwr build`, whose code you have read: it may run at nodes that trust your key."""
+    with options.needs_extra("flower"):
+        from pyro_fed.deployment.flower.apps import sign_app
+
+    click.echo(f"Written to {sign_app(fab, key, name)}: it goes beside {fab.name}, to the server's folder of apps.")
+
+
+@flower.command()
+@options.folder
+@click.option("--port", default=9096, show_default=True, help="Of 127.0.0.1, where the SuperLink asks.")
+def hub(folder: Path, port: int) -> None:
+    """Hand signed apps in DIR to a SuperLink on this machine, until it is ended.
+
+    The SuperLink's environment has FLWR_SUPERGRID_API_URL=http://127.0.0.1:PORT.
+    """
+    with options.needs_extra("flower"):
+        from pyro_fed.deployment.flower.apps import serve_apps
+
+    server = serve_apps(folder, port)
+    click.echo(f"Apps of {folder} at http://127.0.0.1:{server.server_port}")
+    server.serve_forever()

@@ -1,1 +1,0 @@
-"""Apps for Flower: written, signed, and handed to a SuperLink with their signatures."""
