@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from benchmarks.helpers.tables import heading, row
-from pyro_fed.audit.clients.influence import apart_by_sites, by_sites
-from pyro_fed.audit.clients.mirrored import mirrored_clients
+from pyro_fed.audit.influence import apart_by_sites, by_sites
+from pyro_fed.audit.mirrored_clients import mirrored_clients
 from pyro_fed.ops.gaussian import FullGaussian
 
 DIM, PRIOR_SD, ITERATIONS = 3, 2.0, 30

@@ -76,7 +76,7 @@ from benchmarks.helpers.tables import heading, row, spread
 from benchmarks.networks.__main__ import quiet
 from pyro_fed.analysis.judging.calibration import calibration_errors
 from pyro_fed.analysis.judging.metrics import predict_rows
-from pyro_fed.policy.networks import SMALL_ROUNDS
+from pyro_fed.policy.gaussian import SMALL_ROUNDS
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 CATEGORIES, LENGTH, LEVEL = 8, 12, 0.9

@@ -35,7 +35,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.infer.langevin.gradients import ConduciveGradient, conducive_gradients
-from pyro_fed.ops.gaussian_structures import STRUCTURES
+from pyro_fed.ops.gaussian import STRUCTURES
 from tests.helpers.gaussian_case import analytic_surrogates, exact, federation, moments, shards
 
 PAPER: dict[str, Any] = {

@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, Limits
+from pyro_fed.conventions.nested_settings import SettingsRepr
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
-from pyro_fed.conventions.settings_repr import SettingsRepr
 from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import Target, near_draws
-from pyro_fed.density.noncentred import NonCentred, noncentred_form
+from pyro_fed.density.forms import NonCentred, noncentred_form
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import MOST_DRAWS, maps_points
 

@@ -19,8 +19,8 @@ from pyro_fed.audit.moments import Moments, margin, worst_moment
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEAR_LIMIT_SHARE, SD_MATTERS, STANDARD_ERRORS, WRONG, Limits
-from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.checks.slopes import OF_STEPS, said_of
+from pyro_fed.density.forms import with_hint
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.policy.audit import flat_priors_with_few_rows
 

@@ -36,7 +36,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, NOTHING, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
-from pyro_fed.ops.student_mixtures import Mixture, fitted
+from pyro_fed.ops.student import Mixture, fitted
 from pyro_fed.policy.audit import CHAINS, MOST_DRAWS, takes_weighted_points, weighted_points
 
 #: The most rounds. A round has as many points as are computed together, or fewer where they cost much.

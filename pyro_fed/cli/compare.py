@@ -255,10 +255,9 @@ def bench(
     Each answer is compared with the known one, and with its own warnings: right, right but doubted, wrong and said,
     wrong and silent. Each cell is a file in --out, so that a benchmark that was stopped goes on where it was.
     """
-    from pyro_fed.analysis.bench.bench import run_benchmark
+    from pyro_fed.analysis.bench.bench import as_values, column_headings, in_short, run_benchmark, summary
+    from pyro_fed.analysis.bench.cell import Store
     from pyro_fed.analysis.bench.page import write_page
-    from pyro_fed.analysis.bench.store import Store
-    from pyro_fed.analysis.bench.table import as_values, column_headings, in_short, summary
     from pyro_fed.analysis.report import json_figures, page
 
     out.mkdir(parents=True, exist_ok=True)

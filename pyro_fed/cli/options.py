@@ -294,7 +294,7 @@ def parse_executor(text: str) -> str | Executor:
         from pyro_fed.runtime.executors import Ray
 
         return Ray(num_workers=int(count))
-    from pyro_fed.runtime.executors.executor_names import NAMED
+    from pyro_fed.runtime.executors.local import NAMED
 
     if text not in NAMED:
         raise SettingError(f"--executor {text!r}: expected {', '.join(NAMED)} or ray:N with N processes, such as ray:2")
@@ -303,7 +303,7 @@ def parse_executor(text: str) -> str | Executor:
 
 def parse_graph(text: str, num_clients: int) -> Graph:
     """The graph of `--graph`, a builder of `pyro_fed.graph` and its arguments, such as "small_world:4,0.1"."""
-    from pyro_fed.recipes.components import resolve_component
+    from pyro_fed.recipes.values import resolve_component
 
     name, _, rest = text.partition(":")
     try:

@@ -34,7 +34,7 @@ from pyro_fed.codebook.units import (
 )
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.client_names import check_shown_name
+from pyro_fed.conventions.names import check_shown_name
 from pyro_fed.errors import DataError, SettingError, listed
 
 #: What is usually written for a missing number.

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import closest
 from pyro_fed.errors import DataError, SettingError, listed
 
 T = TypeVar("T")

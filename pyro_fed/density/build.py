@@ -32,8 +32,8 @@ from pyro_fed.density.layout import Layout
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.files import row_blocks
-from pyro_fed.density.running.counted import asks_for_double
-from pyro_fed.density.running.shared import is_shared
+from pyro_fed.density.running.log_probs import asks_for_double
+from pyro_fed.density.running.model_calls import is_shared
 from pyro_fed.density.traits_search import ModelSearch
 from pyro_fed.errors import DataError, ModelError, PyroFedError, listed, warn_user
 

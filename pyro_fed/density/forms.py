@@ -25,13 +25,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.density.bound import derivatives, run_at_zero
 from pyro_fed.density.layout import Site
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import Execution, Source
-from pyro_fed.density.running.location_scale import LocationScale
-from pyro_fed.density.running.trace_sites import Message
+from pyro_fed.density.running.trace_sites import LocationScale, Message
 from pyro_fed.density.traits import Neck, Traits
 from pyro_fed.ops.batched import vmap
 

@@ -12,7 +12,7 @@ from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
 from pyro_fed.density.edges import latents_of_moving_support
 from pyro_fed.density.forms import effects_of, funnel_hint, latent_scales, necks_of_rows
-from pyro_fed.density.latents.layered import check_affordable
+from pyro_fed.density.latents.latent_checks import check_affordable
 from pyro_fed.density.latents.quadrature import GAUSSIAN_ORDER
 from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem

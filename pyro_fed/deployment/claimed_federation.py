@@ -12,10 +12,10 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
-from pyro_fed.density.running.shared import PREFIX, is_shared
+from pyro_fed.density.running.model_calls import PREFIX, is_shared
 from pyro_fed.errors import ModelError
 from pyro_fed.federation.federation import Federation
-from pyro_fed.federation.groups.naming import groups_alone
+from pyro_fed.federation.group_names import groups_alone
 
 #: Rows that a client's own are padded to, at most: what others claim to have makes no work here.
 MAX_PADDED_INDEX = 10_000

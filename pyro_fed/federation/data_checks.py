@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions.limits import ROUNDING_UNITS
-from pyro_fed.density.checks.missing import unhandled_missing_values
+from pyro_fed.density.checks.not_finite import unhandled_missing_values
 from pyro_fed.density.checks.points import ROWS_TOGETHER
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.problem import Problem

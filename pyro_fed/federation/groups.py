@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.rows.arguments import Arguments
-from pyro_fed.density.rows.nested import Members, NestedRows
+from pyro_fed.density.rows.batches import Members, NestedRows
 from pyro_fed.errors import DataError, ModelError, listed
 from pyro_fed.federation.arguments import Shard, choose_shards
 

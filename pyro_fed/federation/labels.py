@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_fed.conventions.client_names import as_it_looks
 from pyro_fed.conventions.limits import SAME_SHARE
+from pyro_fed.conventions.names import as_it_looks
 from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.lookups import Lookups, num_elements
 from pyro_fed.density.layout import name_dims
@@ -28,7 +28,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.running.handlers import Execution
-from pyro_fed.density.running.shared import is_shared
+from pyro_fed.density.running.model_calls import is_shared
 from pyro_fed.density.running.trace_sites import innermost
 from pyro_fed.errors import SettingError, listed, warn_user
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pyro_fed.density.traits import FULL_DIM, LARGE_DIM, Traits
 from pyro_fed.errors import ModelError
-from pyro_fed.infer.averaging.burn_in import BurnIn
+from pyro_fed.infer.averaging.fedavg import BurnIn
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm
 from pyro_fed.policy.choice import Case, Decision, Row, Rule, Table, affordable_rows

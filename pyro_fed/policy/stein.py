@@ -17,7 +17,7 @@ from pyro_fed.infer.stein.modes import Modes, Nearest, OneMode
 from pyro_fed.infer.stein.parallel_dsvgd import ParallelDSVGD
 from pyro_fed.infer.stein.survey import Survey
 from pyro_fed.infer.stein.svgd import SVGD, PooledEP
-from pyro_fed.ops.balanced import Marginal
+from pyro_fed.ops.kernels import Marginal
 from pyro_fed.policy import ep
 from pyro_fed.policy.choice import Case, Decision, Row, Table, affordable_rows
 from pyro_fed.policy.gaussian import CURVATURE_ROW, LARGE_BATCH, on_large, parameters

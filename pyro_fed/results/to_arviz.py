@@ -25,10 +25,8 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.nested_settings import all_settings
 from pyro_fed.conventions.resources import TimeIsUp, ending_at
 from pyro_fed.conventions.version import VERSION
-from pyro_fed.density.deterministic_sites import without_data
-from pyro_fed.density.joint import JointProblem
-from pyro_fed.density.latents.assignments import assign
-from pyro_fed.density.latents.draws import draw_locals
+from pyro_fed.density.forms import JointProblem
+from pyro_fed.density.latents.draws import assign, draw_locals
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.observations import observed_rows, observed_values, without_data
 from pyro_fed.density.problem import Problem

@@ -35,13 +35,11 @@ from pyro_fed.audit import (
     reported_without_variance,
     settings_findings,
 )
-from pyro_fed.audit.clients.dealt import by_the_outcome
-from pyro_fed.audit.clients.influence import FEWEST_CLIENTS, StandingApart, who_stands_apart
-from pyro_fed.audit.clients.mirrored import mirrored_clients
-from pyro_fed.audit.clients.say import answer_and_sites, log_likelihoods_of
-from pyro_fed.audit.inputs.range import out_of_range
-from pyro_fed.audit.inputs.use import of_no_use
-from pyro_fed.audit.size import compares_clients
+from pyro_fed.audit.audit import compares_clients
+from pyro_fed.audit.client_sites import answer_and_sites, log_likelihoods_of
+from pyro_fed.audit.influence import FEWEST_CLIENTS, StandingApart, by_the_outcome, who_stands_apart
+from pyro_fed.audit.mirrored_clients import mirrored_clients
+from pyro_fed.audit.network_inputs import of_no_use, out_of_range
 from pyro_fed.audit.weights import judged_by_weights
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, doubts_among, is_about

@@ -20,7 +20,7 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.resources import TimeIsUp, is_time
-from pyro_fed.density.checks.funnels import with_hint
+from pyro_fed.density.forms import with_hint
 from pyro_fed.density.symmetry import group_of, spread
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError, warn_user
 from pyro_fed.ops.gaussian import ImproperGaussianError

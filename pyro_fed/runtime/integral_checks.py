@@ -19,7 +19,7 @@ from pyro_fed.density.latents.quadrature import NearbyModes, Nodes, Quadrature
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
-from pyro_fed.ops.tiny import log_det_lower
+from pyro_fed.ops.matrices import log_det_lower
 from pyro_fed.policy.results import finer_rule, integrates_latents, rule_arguments
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.progress import Show, showing
 from pyro_fed.conventions.resources import kept_while_computing
-from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.process import compile_problem, with_known_structure
 from pyro_fed.density.forms import NonCentred, with_hint
@@ -32,8 +31,8 @@ from pyro_fed.graph import Graph
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.policy import Resolved, Setup, resolve_for_run, stages_of
 from pyro_fed.policy.explanation import as_json
+from pyro_fed.policy.resolving import affordable_draws, threads_of
 from pyro_fed.policy.results import integrates_latents
-from pyro_fed.policy.run_settings import affordable_draws, threads_of
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.budget import Budget
 from pyro_fed.runtime.checkpoint import Checkpoint, hand_over

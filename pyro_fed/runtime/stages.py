@@ -17,7 +17,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, texts
 from pyro_fed.conventions import progress
 from pyro_fed.conventions.nested_settings import all_settings
-from pyro_fed.density.noncentred import NonCentred
+from pyro_fed.density.forms import NonCentred
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import Symmetry
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, QuorumError, SettingError

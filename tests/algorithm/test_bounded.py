@@ -24,7 +24,7 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contributions import SentMessages
 from pyro_fed.algorithm.record import Record, Round
 from pyro_fed.infer.laplace.fedlaplace import held_values
-from pyro_fed.infer.peers.screening import two_links
+from pyro_fed.infer.peers.contributions import two_links
 from pyro_fed.ops.gaussian import STRUCTURES
 from pyro_fed.runtime.executors import Faulty
 

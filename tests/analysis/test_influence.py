@@ -13,7 +13,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.analysis.criticism.influence import kept_sites
-from pyro_fed.audit.clients.influence import apart_by_sites, who_stands_apart
+from pyro_fed.audit.influence import apart_by_sites, who_stands_apart
 from pyro_fed.ops.gaussian import FullGaussian
 
 QUIET = {"progress": False, "compile": "trace", "audit": False, "log_likelihood": False}
@@ -73,7 +73,7 @@ def test_parameters_are_called_by_their_labels():
 
 def test_disagreement_is_in_sds_of_chance():
     """A client whose mean is d SDs of the difference off, in one direction, disagrees by d."""
-    from pyro_fed.audit.clients.influence import by_sites
+    from pyro_fed.audit.influence import by_sites
     from pyro_fed.ops.gaussian import STRUCTURES
 
     for structure in ("full", "diag"):
@@ -147,7 +147,7 @@ def test_nobody_stands_apart_from_what_is_no_distribution():
 
 def test_the_opposite_of_what_the_others_say():
     """A client at -μ is opposed by its whole distance, one as far the other way by minus that."""
-    from pyro_fed.audit.clients.influence import by_sites
+    from pyro_fed.audit.influence import by_sites
     from pyro_fed.ops.gaussian import STRUCTURES
 
     precision = torch.tensor([[4.0, 9.0], [1.0, 2.0]], dtype=torch.float64)

@@ -10,7 +10,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.audit.mirrored_clients import CHANCE, mirrored_clients
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian
 
 MEAN, CLIENTS = 1.0, 10
 

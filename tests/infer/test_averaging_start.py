@@ -13,7 +13,7 @@ from algorithms import unequal_lines
 import pyro_fed as pf
 from pyro_fed import infer
 from pyro_fed.infer.averaging.fedavg import BurnIn
-from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
+from pyro_fed.infer.peers.p2p_fedavg import PeerBurnIn
 from pyro_fed.policy import resolve
 
 HIDDEN, CLIENTS, SEEDS = 5, 10, 3

@@ -9,7 +9,7 @@ from short_runs import quiet
 
 import pyro_fed as pf
 from pyro_fed.infer.averaging.fedavg import BurnIn
-from pyro_fed.policy.networks import AVERAGING_ROUNDS
+from pyro_fed.policy.gaussian import AVERAGING_ROUNDS
 from pyro_fed.runtime import rounds
 
 AGENTS, UNITS, COLUMNS, OWN = 3, 12, 10, 3

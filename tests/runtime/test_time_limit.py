@@ -17,7 +17,7 @@ from algorithms import unequal_lines
 from short_runs import quiet, values
 
 import pyro_fed as pf
-from pyro_fed.cli.termination import terminated_as_interrupted
+from pyro_fed.cli.process import terminated_as_interrupted
 from pyro_fed.conventions import resources as time_limit
 from pyro_fed.conventions.resources import TimeIsUp, ending_at, tick
 from pyro_fed.runtime import budget

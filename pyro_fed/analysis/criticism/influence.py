@@ -29,7 +29,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.audit.clients.say import around, with_product
+from pyro_fed.audit.client_sites import around, with_product
 from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.infer.sites.gaussian_sites import moments_of
@@ -44,8 +44,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyro_fed.audit.clients.influence import Without, apart_by_sites, by_sites, outlying_clients_sentence
-from pyro_fed.audit.clients.say import client_log_likelihoods
+from pyro_fed.audit.client_sites import client_log_likelihoods
+from pyro_fed.audit.influence import Without, apart_by_sites, by_sites, outlying_clients_sentence
 from pyro_fed.conventions.calls import checked_but
 from pyro_fed.errors import DataError, SettingError, shown
 from pyro_fed.infer.sites.gaussian_sites import gaussian

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.analysis.criticism.influence import FEWEST_DRAWS, checked_draws, kept_sites, require_result
-from pyro_fed.audit.clients.say import around, client_log_likelihoods, sites_at
+from pyro_fed.audit.client_sites import around, client_log_likelihoods, sites_at
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads

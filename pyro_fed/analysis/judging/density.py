@@ -25,7 +25,7 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import unconstrained_draws
-from pyro_fed.runtime.ending.final_state import final_state
+from pyro_fed.runtime.run import final_state
 
 
 def against_density(

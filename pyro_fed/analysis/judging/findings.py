@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pyro_fed.analysis.judging.compare import findings_of
 from pyro_fed.conventions.calls import checked_but
 from pyro_fed.errors import shown
-from pyro_fed.results.findings import recorded_findings
+from pyro_fed.results.inference_data import recorded_findings
 
 if TYPE_CHECKING:
     import pandas as pd

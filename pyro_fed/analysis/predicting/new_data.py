@@ -16,7 +16,7 @@ from pyro_fed.density.checks.blame import line_of
 from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, with_held
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.rows.leaves import UnknownLabelError
-from pyro_fed.density.running.observed_values import mask_of
+from pyro_fed.density.running.site_values import mask_of
 from pyro_fed.errors import DataError, listed, shown
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.data_groups import columns_in, labels_in

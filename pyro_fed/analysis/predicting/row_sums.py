@@ -23,7 +23,7 @@ from pyro_fed.analysis.predicting.drawing import draw
 from pyro_fed.analysis.predicting.one_round import OneRound
 from pyro_fed.analysis.predicting.own_rows import ClientRun, client_run, position_among
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.spelling import closest
+from pyro_fed.conventions.names import closest
 from pyro_fed.density.forms import JointProblem
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.problem import Problem

@@ -18,8 +18,7 @@ from pyro_fed.codes.finding import texts
 from pyro_fed.conventions import html
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.ops.arviz_versions import summary
-from pyro_fed.results.findings import recorded_findings
-from pyro_fed.results.inference_data import InferenceData, flag
+from pyro_fed.results.inference_data import InferenceData, flag, recorded_findings
 
 if TYPE_CHECKING:
     import pandas as pd

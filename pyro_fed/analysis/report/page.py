@@ -20,8 +20,8 @@ from pyro_fed.analysis.plots.style import by_name
 from pyro_fed.analysis.report import pictures, svg, tables
 from pyro_fed.codes.finding import Finding, texts
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.nested_settings import all_settings
 from pyro_fed.conventions.output import PAGE_ENDINGS, check_writable
-from pyro_fed.conventions.settings_repr import all_settings
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.conventions.time_limit import tick
+from pyro_fed.conventions.resources import tick
 from pyro_fed.density.compiling.inductor import does_the_same, inductor
 from pyro_fed.density.compiling.recording import record
 from pyro_fed.density.compiling.tracing import Step, eager, trace

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.conventions.time_limit import tick
+from pyro_fed.conventions.calls import cast_checked
+from pyro_fed.conventions.resources import tick
 from pyro_fed.density.compiling.recording import LIKE, Recorder, record
 from pyro_fed.density.compiling.simplify import changes_nothing, looks, simplify, spread_products
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.density.latents.quadrature import gauss_hermite
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import choose
-from pyro_fed.ops.moments import Moments
 from pyro_fed.ops.points import standardised_sobol
 
 #: Gauss-Hermite nodes a number, by how many numbers a row depends on; beyond, Sobol points of that many dimensions.

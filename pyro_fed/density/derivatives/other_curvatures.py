@@ -51,11 +51,10 @@ from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, NUMBERS_IN_MEMORY, Batch, ClientData, row_pieces
 from pyro_fed.density.running.trace_sites import without_event_dims
-from pyro_fed.ops.batched import quiet, vmap
-from pyro_fed.ops.cholesky import symmetrised
+from pyro_fed.ops.batched import Moments, quiet, vmap
 from pyro_fed.ops.entries import evenly
-from pyro_fed.ops.gaussian_structures import FullGaussian
-from pyro_fed.ops.moments import Moments
+from pyro_fed.ops.gaussian import FullGaussian
+from pyro_fed.ops.matrices import symmetrised
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_sobol
 from pyro_fed.ops.whitening import Coordinates, site_scores
 

@@ -36,8 +36,7 @@ from pyro_fed.density.compiling.predictors import MOST_PREDICTORS, Predictors, c
 from pyro_fed.density.derivatives.nodes import rule
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.ops.batched import vmap
-from pyro_fed.ops.moments import Moments
+from pyro_fed.ops.batched import Moments, vmap
 
 
 def _added(total: Moments, parts: Sequence[Tensor]) -> Moments:

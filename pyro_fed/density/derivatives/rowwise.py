@@ -32,7 +32,7 @@ from pyro_fed.density.derivatives.nodes import (
 from pyro_fed.density.derivatives.row_sums import Rowwise, unwhiten_sums
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData, row_pieces
-from pyro_fed.ops.moments import Moments
+from pyro_fed.ops.batched import Moments
 
 #: Rows in a piece, at least.
 SMALLEST_PIECE = 8

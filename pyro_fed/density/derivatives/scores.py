@@ -17,8 +17,8 @@ from pyro_fed.density.derivatives.rowwise import LEAST_STRUCTURE_WORK, at_each
 from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, BLOCK, CHUNK, Batch, ClientData, in_chunks, row_pieces
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import choose
-from pyro_fed.ops.moments import Moments
 from pyro_fed.ops.newton_ascent import Look
 
 #: Points that are taken together if rows are processed in pieces.

@@ -43,9 +43,8 @@ from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, 
 from pyro_fed.density.latents.modes import Centre, log_shares
 from pyro_fed.density.rows.batches import CHUNK, NUMBERS_IN_MEMORY
 from pyro_fed.ops.entries import evenly
-from pyro_fed.ops.matrices import log_det_lower, solve_lower_transposed
+from pyro_fed.ops.matrices import log_det_lower
 from pyro_fed.ops.points import balanced_normal
-from pyro_fed.ops.tiny import log_det_lower
 
 if TYPE_CHECKING:
     from pyro_fed.density.latents.quadrature import Quadrature

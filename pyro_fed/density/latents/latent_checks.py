@@ -24,7 +24,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.site_values import mask_of
 from pyro_fed.density.running.trace_sites import is_improper, unconstraining
 from pyro_fed.density.size import cost_of
-from pyro_fed.density.traits.record import LARGE_WORK, NETWORK_POINTS
+from pyro_fed.density.traits import LARGE_WORK, NETWORK_POINTS
 from pyro_fed.errors import ModelError
 
 if TYPE_CHECKING:

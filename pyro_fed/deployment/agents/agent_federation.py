@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.analysis.predicting.one_round import OneRound
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.agents.links import AUDIT, Links
 from pyro_fed.deployment.agents.outbox import At

@@ -43,9 +43,8 @@ from pyro_fed.deployment.agents.wire import Ask, with_step
 from pyro_fed.errors import ProtocolError, QuorumError, listed
 from pyro_fed.graph import Consensus
 from pyro_fed.runtime.messages import Spec, encoded_size, spec_of, spec_of_one
-from pyro_fed.runtime.messages.header import Entry
-from pyro_fed.runtime.messages.neighbour_values import NeighbourValues
-from pyro_fed.runtime.network import Network, Traffic
+from pyro_fed.runtime.network import NeighbourValues, Network, Traffic
+from pyro_fed.runtime.safetensors_header import Entry
 
 
 class Neighbours(Network):

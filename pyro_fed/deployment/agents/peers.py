@@ -23,8 +23,8 @@ import networkx as nx
 import numpy as np
 from scipy.sparse import csgraph
 
+from pyro_fed.conventions.nested_settings import SettingsRepr
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
-from pyro_fed.conventions.settings_repr import SettingsRepr
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.graph import FixedGraph, from_networkx
 from pyro_fed.recipes.recipe import read_toml

@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from pyro_fed.algorithm.contract import Algorithm, Plan
+from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.conventions.output import replaced_file
-from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.deployment.files.letter import REQUEST, Letter, body_of, write_json
 from pyro_fed.deployment.files.study import REVIEW, STOPPED, Study, make_study
 from pyro_fed.deployment.files.words import needs_words, needs_words_of
@@ -31,11 +31,10 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
-from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.saving import check_savable
-from pyro_fed.runtime.executors.host import Request
+from pyro_fed.results.inference_data import InferenceData, check_savable
+from pyro_fed.runtime.executors.remote import Request
 from pyro_fed.runtime.messages import Header, Message, answer
-from pyro_fed.runtime.run_checks import check_numbers
+from pyro_fed.runtime.run import check_numbers
 
 #: Why a site has no part in an exchange.
 MISSING = "had not answered when the study went on without it"

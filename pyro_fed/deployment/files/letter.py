@@ -23,7 +23,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.names import check_client_id
 from pyro_fed.conventions.output import replaced_file
 from pyro_fed.deployment.remote.order import MAX_BYTES, MAX_NUMBERED
 from pyro_fed.deployment.signing_keys import public_key

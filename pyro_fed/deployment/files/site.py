@@ -45,7 +45,7 @@ from pyro_fed.deployment.remote.site import Done, KeptState, Site
 from pyro_fed.deployment.rows import load_rows
 from pyro_fed.deployment.signing_keys import fingerprint_of, load_signing_key, public_text, write_signing_key
 from pyro_fed.errors import ProtocolError, SettingError
-from pyro_fed.runtime.checkpoint.lock import Lock
+from pyro_fed.runtime.checkpoint import Lock
 from pyro_fed.runtime.messages import Message, decode
 from pyro_fed.runtime.safetensors_header import read_header
 

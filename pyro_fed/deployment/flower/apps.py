@@ -32,8 +32,8 @@ from flwr.common.config import get_fab_config, get_metadata_from_config
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.conventions.client_names import check_client_id
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
+from pyro_fed.conventions.names import check_client_id
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.deployment.signing_keys import load_signing_key
 from pyro_fed.errors import ModelError, SettingError

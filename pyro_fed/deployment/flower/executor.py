@@ -12,14 +12,13 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State, write
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.deployment.flower.joining import ANEW, GONE, LOOK_EVERY, Post, Roll, description_in, question
 from pyro_fed.deployment.flower.secure import MIN_SUMMED_CLIENTS, SecAgg, SecureRound, Summed, check_secure, stand_ins
 from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, failure_clause, pack
 from pyro_fed.deployment.remote.clients import RemoteClients
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
-from pyro_fed.runtime.executors.local import expected_reply
 from pyro_fed.runtime.executors.remote import Request, WorkerPhase
 from pyro_fed.runtime.messages import Header, Mailbox
 

@@ -26,7 +26,7 @@ from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.results.inference_data import check_savable
 from pyro_fed.runtime.checkpoint import Checkpoint, latest
-from pyro_fed.runtime.run_checks import check_folders, check_numbers, check_seconds
+from pyro_fed.runtime.run import check_folders, check_numbers, check_seconds
 
 #: The log that Flower shows the operator, and streams to the user who has started the run.
 LOG = logging.getLogger("flwr")

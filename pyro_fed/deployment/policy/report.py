@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.plan import Plan
+from pyro_fed.algorithm.contract import Plan
 from pyro_fed.analysis.predicting.row_sums import named_questions
 from pyro_fed.analysis.report import page
 from pyro_fed.conventions.version import VERSION

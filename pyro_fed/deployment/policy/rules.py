@@ -25,9 +25,9 @@ from torch import Tensor
 from pyro_fed.algorithm.states import State
 from pyro_fed.analysis.predicting.one_round import OneRound
 from pyro_fed.analysis.predicting.row_sums import RowSums, RowValues
+from pyro_fed.conventions.names import closest
+from pyro_fed.conventions.nested_settings import SettingsRepr, changed_settings
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
-from pyro_fed.conventions.settings_repr import SettingsRepr, changed_settings
-from pyro_fed.conventions.spelling import closest
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.derivatives.scores import clients_likelihood_scores, clients_log_likelihoods
 from pyro_fed.density.fingerprint import label_digests

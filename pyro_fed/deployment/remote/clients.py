@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Indicators
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan
+from pyro_fed.algorithm.contract import Algorithm, Plan
 from pyro_fed.algorithm.states import State, prefixed, select, within
 from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.nested_settings import settings_line
@@ -29,9 +28,8 @@ from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.local import NewStates, expected_reply, keep
 from pyro_fed.runtime.executors.remote import Remote, Request
 from pyro_fed.runtime.messages import Header, Spec, decode, spec_of
-from pyro_fed.runtime.messages.expected import expected_reply
-from pyro_fed.runtime.messages.header import Entry
 from pyro_fed.runtime.run import run
+from pyro_fed.runtime.safetensors_header import Entry
 
 
 def algorithm_and_options(

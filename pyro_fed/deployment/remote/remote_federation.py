@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.names import check_client_id
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.fingerprint import COLUMNS_CURE, LABELS_CURE, label_digests
 from pyro_fed.density.rows.arguments import flatten
@@ -19,7 +19,7 @@ from pyro_fed.density.rows.containers import Table
 from pyro_fed.deployment.claimed_federation import MAX_ROWS, ClaimedFederation, one_group_numbers
 from pyro_fed.errors import DataError, ModelError, ProtocolError, listed
 from pyro_fed.federation.federation import Federation
-from pyro_fed.federation.groups.reading import group_arguments
+from pyro_fed.federation.groups import group_arguments
 from pyro_fed.federation.partition import Explicit
 
 #: The longest text of a description or an order that is read, in characters.

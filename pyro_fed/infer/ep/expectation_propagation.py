@@ -40,7 +40,7 @@ from pyro_fed.conventions.nested_settings import resolve
 from pyro_fed.density.derivatives import of_some_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.guides.automatic import guided_covariance
+from pyro_fed.guides.gaussian_guides import guided_covariance
 from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.ep import ascent, findings, step_control
 from pyro_fed.infer.ep.contributions import EPContributions, without_value
@@ -66,8 +66,8 @@ from pyro_fed.infer.sites.gaussian_sites import (
     spread_points,
 )
 from pyro_fed.infer.sites.records import as_entries, entries_as
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.moments import Moments
 
 #: Multiples of q's SDs at which the prior's site is compared; a Gaussian prior has the same site at each.
 NEAR_AND_FAR = (1.0, 100.0)

@@ -48,7 +48,6 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.privacy import standard_normal
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.secret_noise import standard_normal
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import SD_MATTERS

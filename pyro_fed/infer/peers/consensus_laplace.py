@@ -31,7 +31,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.laplace.states import Line, Server
+from pyro_fed.infer.laplace.laplace_point import Line, Server
 from pyro_fed.infer.peers.p2p_fedavg import PeerBurnIn
 from pyro_fed.infer.sites.gaussian_sites import add_batch_axis, as_state, flat_site, gaussian
 from pyro_fed.infer.sites.records import as_entries, entries_as

@@ -25,8 +25,7 @@ from pyro_fed.algorithm.contributions import BoundedMessages, SentMessages
 from pyro_fed.algorithm.states import State
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
-from pyro_fed.infer.sites.contributions import SiteContributions, held_changes
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.sites.gaussian_sites import SiteContributions, as_state, gaussian, held_changes
 from pyro_fed.ops.gaussian import Gaussian
 
 

@@ -26,9 +26,7 @@ from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
-from pyro_fed.infer.averaging.burn_in import BurnIn
-from pyro_fed.infer.averaging.contributions import StepContributions
-from pyro_fed.infer.averaging.fedavg import LocalSGD
+from pyro_fed.infer.averaging.fedavg import BurnIn, LocalSGD, StepContributions
 from pyro_fed.ops.mixing import mix
 
 

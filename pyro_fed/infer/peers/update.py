@@ -23,7 +23,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.guides.fitting import GuideFit
+from pyro_fed.guides.gaussian_guides import GuideFit
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.tilted import IVON, Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.ep.tilted.base import site_from

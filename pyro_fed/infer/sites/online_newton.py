@@ -44,8 +44,7 @@ from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
-from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.gaussian_structures import DiagGaussian
+from pyro_fed.ops.gaussian import DiagGaussian, Gaussian
 
 #: Smallest pool, in numbers, so that models with few parameters have enough.
 SMALLEST_POOL = 4096

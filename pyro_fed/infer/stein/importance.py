@@ -42,7 +42,6 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.ops.adaptive_importance import FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
-from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K
 from pyro_fed.ops.matrices import equilibrated_cholesky
 from pyro_fed.ops.student import Mixture, fitted

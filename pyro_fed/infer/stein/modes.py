@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, required_start
-from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.derivatives import (
@@ -51,7 +51,6 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, largest_move, moments_of
-from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, with_trailing_axes
 from pyro_fed.ops.matrices import equilibrated_cholesky
 from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent

@@ -63,8 +63,7 @@ from pyro_fed.infer.stein.importance import (
     weighted_points_of,
 )
 from pyro_fed.infer.stein.modes import Modes, Nearest, is_at_rest, modes_of, nearest_of
-from pyro_fed.ops.gaussian import Gaussian, ImproperGaussianError
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian, Gaussian, ImproperGaussianError
 from pyro_fed.ops.importance import flattened, systematic
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, SOBOL_HALF_CELL
 from pyro_fed.ops.whitening import Coordinates, site_scores

@@ -57,8 +57,7 @@ from pyro_fed.infer.pooled.nuts import trajectory_figures, trajectory_warnings
 from pyro_fed.infer.pooled.nuts_kernel import Chains, Potential
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.subposteriors.lanes import Lanes
-from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian, Gaussian
 
 #: Added to the diagonal of the draws' correlations, so that fewer draws than parameters cause no error.
 CORRELATION_JITTER = 1e-12

@@ -49,9 +49,8 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.ops.adaptive_importance import FREEDOM
 from pyro_fed.ops.annealing import Difference, Ends, Slope
-from pyro_fed.ops.gaussian_structures import DiagGaussian
-from pyro_fed.ops.student import Tails
-from pyro_fed.ops.student_mixtures import Mixture
+from pyro_fed.ops.gaussian import DiagGaussian
+from pyro_fed.ops.student import Mixture, Tails
 from pyro_fed.ops.whitening import Coordinates
 
 #: Share of the proposals: as many as those of prior times sites, whose effective number at most halves.

@@ -30,8 +30,8 @@ from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
+from pyro_fed.infer.ep.expectation_propagation import ROUNDING_SHARE
 from pyro_fed.infer.ep.fedep import FedEP
-from pyro_fed.infer.ep.prior_site import ROUNDING_SHARE
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import MAX_NEWTON_STEPS, POINT_NUMBERS, gaussian
 from pyro_fed.infer.surrogates.local_sgld import LocalSGLD

@@ -37,9 +37,8 @@ from pyro_fed.density.derivatives import clients_likelihood_scores, clients_like
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.guides.amortised import local_gradients
-from pyro_fed.guides.kept_draws import KeptDraws
-from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program
+from pyro_fed.guides.guide_runs import KeptDraws
+from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program, local_gradients
 from pyro_fed.infer.averaging.optim import OPTIM, Adam
 
 #: Adam's β₂: steep gradients of a distant start are forgotten within the rounds of a run.

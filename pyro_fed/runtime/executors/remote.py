@@ -21,9 +21,8 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, concatenate, select, write
 from pyro_fed.density.build import build
 from pyro_fed.density.compiling.compiler import Compiler
-from pyro_fed.density.joint import JointProblem
+from pyro_fed.density.forms import JointProblem, NonCentred, noncentred_form
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.noncentred import NonCentred, noncentred_form
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.batches import ClientData

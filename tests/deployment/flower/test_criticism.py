@@ -10,7 +10,7 @@ from late import late
 
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.analysis.criticism.pointwise import Pointwise
+from pyro_fed.analysis.criticism.loo import Pointwise
 from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes import library

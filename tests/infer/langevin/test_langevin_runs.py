@@ -12,7 +12,7 @@ from gaussian_case import analytic_surrogates, exact, federation, shards
 
 import pyro_fed as pf
 from pyro_fed.algorithm.schedule import Categorical, Explicit, RoundRobin
-from pyro_fed.audit.precision import precision
+from pyro_fed.audit.densities import precision
 from pyro_fed.runtime import one_round as fused
 from pyro_fed.runtime import rounds as loop
 from pyro_fed.runtime.messages import encoded_size

@@ -8,7 +8,7 @@ from torch.func import grad, hessian, vmap
 
 import pyro_fed as pf
 from pyro_fed.density.derivatives import derivatives
-from pyro_fed.density.derivatives.agreement import AGREE, as_many_as_needed
+from pyro_fed.density.derivatives.nodes import AGREE, as_many_as_needed
 from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.points import standardised_sobol
 

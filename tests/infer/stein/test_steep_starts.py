@@ -10,7 +10,7 @@ import pyro_fed as pf
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.stein.survey import MOST_APPROACH_ROUNDS, STEEP_SCORE, Survey
-from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.gaussian import FullGaussian
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False}
 

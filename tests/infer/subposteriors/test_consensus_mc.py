@@ -12,7 +12,7 @@ import torch
 from algorithms import line, line_data
 
 import pyro_fed as pf
-from pyro_fed.density.checks.funnels import necks_of_rows
+from pyro_fed.density.forms import necks_of_rows
 from pyro_fed.infer.subposteriors import consensus_mc
 
 

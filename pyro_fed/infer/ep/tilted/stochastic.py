@@ -24,7 +24,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_betas, che
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.guides.fitting import GuideFit
+from pyro_fed.guides.gaussian_guides import GuideFit
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, site_from, tilted_scale
 from pyro_fed.infer.sites.online_newton import OnlineNewton
 from pyro_fed.ops.gaussian import Gaussian
