@@ -25,7 +25,6 @@ from pyro_fed.audit.target import Target, for_checks, near_draws, on_few_rows
 from pyro_fed.audit.weighted_points import WeightedPoints, moments_by_weights, weighed_points
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MIN_DRAWS, NEAR_LIMIT_SHARE, Limits
-from pyro_fed.density.checks.blame import Line
 from pyro_fed.density.checks.slopes import steps
 from pyro_fed.density.checks.source import Line
 from pyro_fed.density.problem import Problem

@@ -135,20 +135,20 @@ def _compare(files: tuple[Path, ...], constants_path: Path | None, table_path: P
         _write_table(pf.codebook.table_one(summaries), table_path)
     if as_json:
         plain = [one.finding.to_plain() | {"site": one.site} for one in findings]
-        click.echo(json_figures.as_json({"findings": plain, "sites": [one.site for one in summaries]}))
+        click.echo(overview.as_json({"findings": plain, "sites": [one.site for one in summaries]}))
     else:
         sizes = [f"{one.site} ({one.rows if one.rows is not None else 'few'} rows)" for one in summaries]
-        click.echo(terminal.heading(f"Compared: {', '.join(sizes)}"))
+        click.echo(overview.heading(f"Compared: {', '.join(sizes)}"))
         for one in findings:
-            click.echo(terminal.field(f"{one.site}, {_label(one)}", one.finding.text))
+            click.echo(overview.field(f"{one.site}, {_label(one)}", one.finding.text))
         if not findings:
             click.echo("  no differences but those that sites usually have")
         if constants_path is not None:
-            click.echo(terminal.heading("Pooled means and SDs"))
+            click.echo(overview.heading("Pooled means and SDs"))
             for name, moments in constants.columns.items():
-                click.echo(terminal.field(name, f"{moments.mean:.6g} ({moments.sd:.6g}), {moments.n} values"))
+                click.echo(overview.field(name, f"{moments.mean:.6g} ({moments.sd:.6g}), {moments.n} values"))
             for name, reason in constants.left_out.items():
-                click.echo(terminal.field(name, f"left out: {reason}"))
+                click.echo(overview.field(name, f"left out: {reason}"))
             click.echo(f"\nWritten to {click.format_filename(constants_path)}; pf.codebook.read_constants reads it.")
         if table_path is not None:
             click.echo(f"\nWritten to {click.format_filename(table_path)}: Table 1.")

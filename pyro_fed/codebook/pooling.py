@@ -21,7 +21,7 @@ from pyro_fed.codebook.between_sites import check_together, compare
 from pyro_fed.codebook.codebook import Column, from_json, to_json
 from pyro_fed.codebook.summary import CategorySummary, NumberSummary, SiteSummary
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.names import OVERALL
+from pyro_fed.conventions.names import OVERALL, closest
 from pyro_fed.conventions.output import write_file
 from pyro_fed.errors import DataError, listed, warn_user
 from pyro_fed.federation.standardise import ColumnSums, pooled_moments

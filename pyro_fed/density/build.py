@@ -27,6 +27,7 @@ from pyro_fed.density.checks.sites import describe
 from pyro_fed.density.checks.source import line_of
 from pyro_fed.density.compiling.compiler import FAILURES, Compiler, reason_of
 from pyro_fed.density.compiling.process import run_trial
+from pyro_fed.density.latents.latent_checks import check_held
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.layout import Layout
 from pyro_fed.density.problem import Problem

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
-from pyro_fed.density.running.model_calls import PREFIX, is_shared
+from pyro_fed.density.running.model_calls import SHARED_PREFIX, is_shared
 from pyro_fed.errors import ModelError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.group_names import groups_alone
@@ -56,7 +56,7 @@ def padded_index(rows: Tensor, longest: int) -> Tensor:
 def check_runs_at_clients(problem: Problem, how: str) -> None:
     """Refuse models that need more than rows at a client and a prior that all know; `how` they work, for errors."""
     constants = problem.bound.constants
-    pooled = sorted(name.removeprefix(PREFIX) for name in constants if is_shared(name))
+    pooled = sorted(name.removeprefix(SHARED_PREFIX) for name in constants if is_shared(name))
     if pooled:
         raise ModelError(
             f"the values {pooled} of pf.shared(...) are computed from all rows, and a client {how} has its own "

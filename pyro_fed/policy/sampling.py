@@ -27,6 +27,7 @@ from pyro_fed.infer.papers.pmd import PMD
 from pyro_fed.infer.pooled.svi import SVI
 from pyro_fed.infer.surrogates.fedais import FedAIS
 from pyro_fed.infer.surrogates.local_sgld import LocalSGLD
+from pyro_fed.infer.variational.p2p_sfvi import P2PSFVI
 from pyro_fed.infer.variational.sfvi import SFVI
 from pyro_fed.policy.choice import Case, Decision, Row, Table, affordable_rows, few_enough_to_weigh, proper_prior
 from pyro_fed.policy.gaussian import LARGE_BATCH, on_large, parameters
@@ -165,6 +166,7 @@ TABLES = {
     FedAIS: Table((SURROGATES,), (few_enough_to_weigh, affordable_rows)),
     LocalSGLD: Table((STRUCTURE,)),
     SFVI: Table((GUIDES_START,), (elbo_on_large_models,)),
+    P2PSFVI: Table((), (elbo_on_large_models,)),
     Langevin: Table((SURROGATES,)),
     FedHMC: Table((SURROGATES,), (is_small, affordable_rows)),
     FSGLD: Table(FSGLD_ROWS, (affordable_rows,)),

@@ -15,6 +15,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
+from pyro_fed.density.latents.modes import missed_mode_log_mass, needed_starts
 from pyro_fed.density.latents.quadrature import NearbyModes, Nodes, Quadrature
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks

@@ -21,6 +21,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.progress import Show, showing
 from pyro_fed.conventions.resources import kept_while_computing
+from pyro_fed.density.checks.not_finite import nan_density_notes
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.process import compile_problem, with_known_structure
 from pyro_fed.density.forms import NonCentred, with_hint

@@ -1,5 +1,7 @@
 """SFVI over a graph: the server's answer where a round's consensus is exact, and the posterior where it is not."""
 
+import itertools
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -24,7 +26,7 @@ def lines(x, y):
 
 def federation(sizes):
     edges = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    parts = pf.partition.Explicit([list(range(a, b)) for a, b in zip(edges[:-1], edges[1:], strict=True)])
+    parts = pf.partition.Explicit([list(range(a, b)) for a, b in itertools.pairwise(edges)])
     return pf.Federation(lines, (X, Y), plate="data", partition=parts, dtype=F64)
 
 
@@ -72,5 +74,5 @@ def test_a_point_is_no_guide_of_agents():
 
 
 def test_what_a_server_takes_is_named():
-    with pytest.raises(SettingError, match="local_steps.*what they reach by their own rows is not the posterior's"):
+    with pytest.raises(SettingError, match=r"local_steps.*what they reach by their own rows is not the posterior's"):
         pf.infer.P2PSFVI(local_steps=3)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.analysis.predicting.drawing import ModelRun
-from pyro_fed.density.checks.blame import line_of
+from pyro_fed.density.checks.source import line_of
 from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, with_held
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.rows.leaves import UnknownLabelError

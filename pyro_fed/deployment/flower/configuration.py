@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyro_fed.conventions.names import closest
 from pyro_fed.conventions.output import check_writable
 from pyro_fed.deployment.flower.secure import SecAgg
 from pyro_fed.deployment.remote.clients import algorithm_and_options

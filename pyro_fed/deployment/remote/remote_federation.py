@@ -18,6 +18,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.rows.containers import Table
 from pyro_fed.deployment.claimed_federation import MAX_ROWS, ClaimedFederation, one_group_numbers
 from pyro_fed.errors import DataError, ModelError, ProtocolError, listed
+from pyro_fed.federation.arguments import choose_shards
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.groups import group_arguments
 from pyro_fed.federation.partition import Explicit

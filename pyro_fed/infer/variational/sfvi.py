@@ -46,7 +46,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.guides.program import GuideProgram
-from pyro_fed.infer.averaging.fedavg import StepContributions
+from pyro_fed.infer.averaging.local_sgd import StepContributions
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, fitted_surrogates, surrogate_phase
 from pyro_fed.infer.variational.guide_ascent import Fit, GuideAscent, is_kind

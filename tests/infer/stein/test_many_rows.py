@@ -7,7 +7,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.density import traits as record
-from pyro_fed.density.derivatives import looks, scores
+from pyro_fed.density.derivatives import scores
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.stein import dsvgd
 from pyro_fed.infer.stein.states import TiltedTarget
