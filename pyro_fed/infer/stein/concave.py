@@ -1,7 +1,7 @@
 """A check that a posterior has one mode: a Gaussian prior, and rows that are concave in their linear predictors.
 
 The clients compare tangents of their rows' log-likelihoods with these at points spread over the prior and at the known
-mode (`density.derivatives.concavity`). If one row of one client is not concave, modes are searched as usual.
+mode (`density.derivatives.other_curvatures`). If one row of one client is not concave, modes are searched as usual.
 """
 
 from __future__ import annotations
