@@ -6,7 +6,7 @@ Under q = N(m, R R') a client's mean score and curvature are taken at few points
 
 the shift of the mean in SDs, and the change of the precision as a part of q's. `as_many_as_needed` takes 1, n, 2 n,
 4 n, ... points, n the fewest that have q's covariance, until two rules in a row differ by less than `AGREE`. The mean
-alone misses what is of second order, the next rule what is of fourth: its difference may be larger, by its root.
+alone misses what is of second order, and n points what is of fourth: of these two the square of the difference counts.
 
 With very many rows a parameter q is narrow, and m ± √D R e_j, a pair of points a number, is tried against the mean
 alone: it has q's mean and covariance and no more, and misses about the square of their difference (`bend_of_pairs`).

@@ -1,7 +1,7 @@
 """FedEP and PVI with a hand-written guide: sites in the natural parameters of the guide's own families.
 
 Source: Khan & Lin (2017), conjugate-computation variational inference; Bui et al. (2018), Property 4; Salimans &
-Knowles (2013) for the estimate. With q(θ | λ) in an exponential family (`exponential_families`) a client's site is
+Knowles (2013) for the estimate. With q(θ | λ) in an exponential family (`guides.written`) a client's site is
 
     λ_k ← F⁻¹ ∇_λ E_q[log p_k],    F = ∇_λ E_q[T]
 
