@@ -114,8 +114,9 @@ def check_row_labels(
     given = [found for head, value in named for found in _indices(head, value)]
     for place, (name, index) in enumerate([*given, *own.items()]):
         other, known = first.setdefault(len(index), (name, index))
-        same_labels = index.is_unique and known.is_unique and set(index) == set(known)
-        if index.equals(known) or not same_labels:
+        if index.equals(known):  # of nearly all columns, and sets of a million labels take long
+            continue
+        if not (index.is_unique and known.is_unique and set(index) == set(known)):
             continue
         whose = where if place < len(given) else f" of {type(partition).__name__}"
         at = next(i for i, (mine, theirs) in enumerate(zip(index, known, strict=True)) if mine != theirs)

@@ -35,7 +35,6 @@ from pyro_fed.results.inference_data import flag
 if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
 
-
 #: Outcomes of a cell. An answer is right or wrong, and the run may itself doubt it ("doubted", "said") or not. Without
 #: an answer, "refused" is an error of this package or of loading an adapter, "failed" any other error, and "late" the
 #: time limit.

@@ -23,33 +23,21 @@ equally informative, a share is the client's share of the rows, up to the prior.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.audit.client_sites import around, with_product
-from pyro_fed.conventions.calls import checked
-from pyro_fed.density.compiling.compiler import threads
-from pyro_fed.infer.sites.gaussian_sites import moments_of
-from pyro_fed.ops.gaussian import Gaussian
-
-if TYPE_CHECKING:
-    from pyro_fed.federation.federation import Federation
-    from pyro_fed.results.inference_data import InferenceData
-
-
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
-from pyro_fed.audit.client_sites import client_log_likelihoods
+from pyro_fed.audit.client_sites import around, client_log_likelihoods, with_product
 from pyro_fed.audit.influence import Without, apart_by_sites, by_sites, outlying_clients_sentence
-from pyro_fed.conventions.calls import checked_but
+from pyro_fed.conventions.calls import checked, checked_but
+from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import DataError, SettingError, shown
-from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.infer.sites.gaussian_sites import gaussian, moments_of
 from pyro_fed.ops.arviz_versions import group_of
+from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 from pyro_fed.results.data_groups import unlike_federation
 from pyro_fed.results.to_arviz import unconstrained_draws
@@ -57,7 +45,6 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
     from pyro_fed.results.inference_data import InferenceData
-
 
 #: Passed to `require_result` by a function that takes no federation.
 NOT_NEEDED: Any = object()

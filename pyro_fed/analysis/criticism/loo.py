@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
     from pyro_fed.runtime.executors import Executor
 
-
 #: A Pareto k above this is very bad: the weights have no mean.
 VERY_BAD = 1.0
 #: A row whose log density varies more than this over the draws makes WAIC unreliable (Vehtari et al. 2017).

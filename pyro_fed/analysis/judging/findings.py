@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
-
-from pyro_fed.conventions.calls import checked
-from pyro_fed.errors import SettingError
-from pyro_fed.results.inference_data import InferenceData
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
 from typing import TYPE_CHECKING, Any
 
 from pyro_fed.analysis.judging.compare import findings_of
-from pyro_fed.conventions.calls import checked_but
-from pyro_fed.errors import shown
-from pyro_fed.results.inference_data import recorded_findings
+from pyro_fed.conventions.calls import checked, checked_but
+from pyro_fed.errors import SettingError, shown
+from pyro_fed.results.inference_data import InferenceData, recorded_findings
 
 if TYPE_CHECKING:
     import pandas as pd
-
 
 #: The columns of the table.
 COLUMNS = ("code", "topic", "severity", "where", "figures", "cures", "text")
