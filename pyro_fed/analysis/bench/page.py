@@ -22,8 +22,8 @@ from pyro_fed.analysis.bench.bench import (
 from pyro_fed.analysis.bench.cell import Outcome
 from pyro_fed.analysis.judging.moments import SD_RANGE
 from pyro_fed.analysis.numbers import digits, number_text, readable_bytes, readable_seconds
-from pyro_fed.analysis.plots.style import COLORS
-from pyro_fed.analysis.report import page
+from pyro_fed.analysis.plots.style import line_colors
+from pyro_fed.analysis.report import page, svg
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.conventions.version import VERSION
 
@@ -121,7 +121,7 @@ def write_page(
     loader = jinja2.FileSystemLoader([TEMPLATES, page.TEMPLATES])
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     ids = {_key(one): f"c{number}" for number, one in enumerate(results.outcomes)}
-    colours = {name: COLORS[number % len(COLORS)] for number, name in enumerate(results.algorithms)}
+    colours = {name: f"var({svg.variable(colour)})" for name, colour in line_colors(results.algorithms).items()}
     others = set(results.adapters)
     text = environment.get_template("bench.html").render(
         title=title,
@@ -130,6 +130,8 @@ def write_page(
         notes={"how": HOW_TO_READ, "outcomes": OUTCOMES, "medians": MEDIANS_NOTE},
         summary={"heading": column_headings(), "rows": _summary(results)},
         shares=SHARES,
+        light=svg.colours(dark=False),
+        dark=svg.colours(dark=True),
         maps=[
             {"title": "Error of the mean", "note": ERROR_NOTE, **_map(results, ids, _mean_error)},
             {"title": "SDs", "note": RATIO_NOTE, **_map(results, ids, _sd_ratio)},

@@ -62,7 +62,7 @@ def _colour(found: re.Match[str]) -> str:
     if colour in _KNOWN or not colour[1:3] == colour[3:5] == colour[5:]:
         return _KNOWN.get(colour, colour)
     share = 100 - 100 * int(colour[1:3], 16) / 255
-    return f"color-mix(in srgb, var({_variable(INK)}) {share:.0f}%, transparent)"
+    return f"color-mix(in srgb, var({variable(INK)}) {share:.0f}%, transparent)"
 
 
 def _rounded_number(found: re.Match[str]) -> str:
@@ -71,12 +71,13 @@ def _rounded_number(found: re.Match[str]) -> str:
 
 def colours(dark: bool) -> str:
     """Declarations of a style sheet with the figures' colours, for light or dark paper."""
-    return " ".join(f"{_variable(light)}: {DARK[light] if dark else light};" for light in DARK)
+    return " ".join(f"{variable(light)}: {DARK[light] if dark else light};" for light in DARK)
 
 
-def _variable(light: str) -> str:
+def variable(light: str) -> str:
+    """The name of the style sheet's variable for a colour of the figures."""
     return f"--figure-{light[1:].lower()}"
 
 
 #: The style sheet's variable of each colour as Matplotlib writes it; paper is left out.
-_KNOWN = {light.lower(): f"var({_variable(light)})" for light in DARK} | {PAPER: "none"}
+_KNOWN = {light.lower(): f"var({variable(light)})" for light in DARK} | {PAPER: "none"}

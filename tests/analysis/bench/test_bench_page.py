@@ -65,6 +65,15 @@ class Parsed(HTMLParser):
             assert self.open.pop() == tag
 
 
+def test_a_dark_page_has_colours_of_its_own(tmp_path, results):
+    write_page(tmp_path / "b.html", results)
+    text = (tmp_path / "b.html").read_text()
+    used = set(re.findall(r'(?:fill|stroke)="var\((--figure-\w+)\)"', text))
+    assert used and not re.findall(r'(?:fill|stroke)="#', text)
+    for name in used:
+        assert len(set(re.findall(rf"{name}: (#\w+);", text))) == 2  # for light paper and for dark
+
+
 def test_every_cell_opens_its_diagnosis(tmp_path, results):
     write_page(tmp_path / "b.html", results, command="pyro-fed bench")
     text = (tmp_path / "b.html").read_text()
