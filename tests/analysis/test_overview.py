@@ -7,6 +7,7 @@ import pytest
 from algorithms import unequal_lines
 
 import pyro_fed as pf
+from pyro_fed.analysis.report.overview import posterior_frame
 
 QUIET = {"num_draws": 80, "compile": "off", "progress": False}
 
@@ -81,6 +82,13 @@ def test_what_was_not_audited_is_not_praised():
 def test_a_point_has_no_sd():
     idata = pf.run(pf.FedAvg(), unequal_lines(), num_rounds=2, audit=False, **QUIET)
     assert "sd" not in words(pf.Overview(idata)._repr_html_())
+
+
+def test_a_point_is_shown_in_the_model_s_order(fitted):
+    point = fitted.copy()
+    point["posterior"] = fitted["posterior"].assign(a=fitted["posterior"]["w"])
+    point.attrs = fitted.attrs | {"draws_are": "point"}
+    assert posterior_frame(point).index.str.startswith("w")[0]
 
 
 def test_flags_are_numbers(fitted):

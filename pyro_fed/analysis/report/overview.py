@@ -39,7 +39,7 @@ def posterior_frame(idata: InferenceData) -> pd.DataFrame:
     import pandas as pd  # takes half a second
 
     if idata.attrs.get("draws_are") == "point":
-        draws = Draws.of(idata)
+        draws = Draws.of(idata, list(map(str, idata["posterior"].data_vars)))  # in the model's order
         return pd.DataFrame({"value": draws.flat.mean(0)}, index=draws.labels)
     return summary(idata, chains=idata.attrs.get("draws_are") == "chains")
 
