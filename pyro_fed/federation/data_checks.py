@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.density.checks.not_finite import unhandled_missing_values
 from pyro_fed.density.checks.points import ROWS_TOGETHER
 from pyro_fed.density.layout import name_dims
@@ -28,6 +27,9 @@ from pyro_fed.ops.entries import all_finite, evenly
 LARGEST_ERROR = 0.05
 #: The most columns that are examined.
 MOST_COLUMNS = 256
+#: Singular values below this many units of rounding, relative to the largest, are zero. That is few: Julian dates over
+#: a season, whose mean is 80,000 times their SD, are no constant.
+DEPENDENT = 32
 
 
 def not_finite(
@@ -196,7 +198,7 @@ def _error(leaf: Tensor) -> tuple[float, int]:
     design = design / design.norm(dim=0)
     _, values, directions = torch.linalg.svd(design, full_matrices=False)
     # Columns that are dependent up to rounding, as those of a factor's levels, are informed by the prior alone.
-    told = values > ROUNDING_UNITS * eps * values[0]
+    told = values > DEPENDENT * eps * values[0]
     last = int(told.nonzero().max())
     condition = float(values[0] / values[last])
     return eps * condition**2, int(kept[int(directions[last, :-1].abs().argmax())])

@@ -99,6 +99,13 @@ def test_a_year_that_is_not_centred():
     assert pf.Federation(trend, (year - 2000, y), plate="data", num_clients=2).problem.dtype == torch.float32
 
 
+def test_dates_of_a_season_are_no_constant():
+    """Julian dates, whose mean is 80,000 times their SD: float32 keeps them apart, and not their squares."""
+    date = torch.linspace(2_460_000, 2_460_100, 200)
+    with pytest.warns(UserWarning, match="computed in float64: argument 'year'"):
+        assert pf.Federation(trend, (date, torch.ones(200)), plate="data", num_clients=2).problem.dtype == torch.float64
+
+
 def test_columns_that_depend_on_one_another_stay():
     """Levels of a factor with a constant beside them: what the data do not know, rounding does not change."""
     level = torch.arange(60) % 3
