@@ -29,13 +29,12 @@ from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.target import Target
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.density.layout import Site
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import affords
 
-#: Points inside the interval over which max f and min f are taken.
-WITHIN = 7
+#: Draws at which the ends are compared; and points inside the interval over which max f and min f are taken.
+DRAWS, WITHIN = 8, 7
 #: Logits at which terms are computed on both sides, two near each end: the end itself follows, with value and slope.
 NEAR_LOGIT = 8.0
 NEARER_LOGIT = NEAR_LOGIT + 1
@@ -79,7 +78,7 @@ def across_ends(evidence: Evidence) -> list[Angle]:
     problem, target = evidence.problem, evidence.target
     if target is None or not affords(problem.traits):
         return []
-    z = evidence.flat[evenly(len(evidence.flat), FEW_DRAWS)].double()
+    z = evidence.flat[evenly(len(evidence.flat), DRAWS)].double()
     sides = torch.tensor(LOGITS, dtype=z.dtype)
     nearer, near, above, upper = _values(evidence, sides.unsqueeze(1).expand(-1, z.shape[1]))
     length, beyond = upper - nearer, math.expm1(NEARER_LOGIT - NEAR_LOGIT)

@@ -55,7 +55,6 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS, NEAR_LIMIT_SHARE, NEGLIGIBLE, SD_MATTERS, STANDARD_ERRORS
 from pyro_fed.density import symmetry
-from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.ops.entries import CANDIDATES, far_apart
 from pyro_fed.ops.importance import systematic
 from pyro_fed.policy.audit import CHAINS, affords, climbs
@@ -72,6 +71,8 @@ UNKNOWN_MODE_FACTOR = 3.0
 EMPTY = 0.025
 #: Weights determine a mass if the standard error of its logarithm is below this.
 LARGEST_MASS_ERROR = 0.3
+#: Points at which a map is compared with the identity: where the prior is wide, few of them tell a small difference.
+SYMMETRY_POINTS = 8
 #: How often Newton's steps towards a mode begin anew, each time with the square of the error before.
 REFINEMENTS = 3
 
@@ -98,7 +99,8 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
     _add_those_of_draws(evidence, target, few, modes, white)
     if evidence.weighted_points is not None:
         weights, points = evidence.weighted_points.weights, evidence.weighted_points.white
-        _add_those_of_draws(evidence, target, few, modes, points[systematic(weights, CHAINS, generator)])
+        resampled = points[systematic(weights, CHAINS, generator)]  # as many as chains begin at
+        _add_those_of_draws(evidence, target, few, modes, resampled)
     evidence.record.modes[:] = [target.model(mode.at[None])[0] for mode in modes[:MOST_GROUPS]]
     add_symmetries(evidence, modes)
     climbers = [ends[number] for number in range(from_draws) if number in ends]
@@ -352,6 +354,7 @@ def _equal(one: Mode, other: Mode) -> bool:
 def _points(evidence: Evidence, target: Target) -> Tensor:
     """Points (M, D) that have nothing to do with modes: draws of the prior, or around the result if it is improper."""
     if evidence.from_prior is not None:
-        return evidence.from_prior[:FEW_DRAWS].double()
+        return evidence.from_prior[:SYMMETRY_POINTS].double()
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 9)
-    return target.model(2 * torch.randn(FEW_DRAWS, evidence.problem.dim, generator=generator, dtype=torch.float64))
+    shape = SYMMETRY_POINTS, evidence.problem.dim
+    return target.model(2 * torch.randn(shape, generator=generator, dtype=torch.float64))
