@@ -66,3 +66,13 @@ def test_one_command_runs_every_script_of_the_papers(tmp_path, capsys):
     assert "there already" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="no such items"):
         every.main(["--only", "figure_99"])
+
+
+def test_every_mutation_of_an_equation_has_its_place_and_its_tests():
+    package, tests = FOLDER.parent / "pyro_fed", FOLDER.parent / "tests"
+    module = importlib.import_module("benchmarks.papers.mutations")
+    for equation in module.EQUATIONS:
+        assert (tests / equation.tests[0]).is_file()
+        for parts in equation.mutations:
+            _, before, after = module.Mutation(*parts).mutated(package)
+            assert before != after
