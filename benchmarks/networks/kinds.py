@@ -478,7 +478,8 @@ def main() -> None:
             found = [measured(label, kind, seed, given) for seed in seeds]
             density, off, seconds = (list(part) for part in zip(*found, strict=True))
             cells.append(f"{spread(density)} ({min(density):.3f})" if np.isfinite(density).all() else "diverges")
-            cells.append(f"{np.mean(off):.3f}, " * with_off + f"{np.mean(seconds):.1f}")
+            spent = f"{np.mean(seconds):.1f}"
+            cells.append(f"{np.mean(off):.3f}, {spent}" if with_off else spent)
         print(row(*cells), flush=True)
 
 

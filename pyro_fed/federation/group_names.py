@@ -131,8 +131,9 @@ def grouped_table(
     total = np.sum([counts[part] for part in nested], axis=0)
     table["rows"], table["share"] = total, total / total.sum()
     table.insert(0, plate, [len(groups) for groups in client_groups])
-    for at, part in enumerate(nested if len(nested) > 1 else (), start=1):
-        table.insert(at, part, counts[part])
+    if len(nested) > 1:
+        for at, part in enumerate(nested, start=1):
+            table.insert(at, part, counts[part])
     return table
 
 

@@ -245,6 +245,7 @@ def _other_codings(
         return
     seen = {who: {as_it_looks(str(label)).casefold() for label in mine} for who, mine in held}
     apart = [(who, mine) for who, mine in held if not any(seen[who] & seen[other] for other in seen if other != who)]
+    # Hospitals' own names are looked up, and no client has another's: these are no codings of one another.
     if apart and (use is Use.COMPARED or len(apart) < len(held)):
         who, mine = apart[-1]
         other, theirs = next((who, mine) for who, mine in held if (who, mine) != apart[-1])

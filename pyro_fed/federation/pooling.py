@@ -30,7 +30,10 @@ def first_look(
     rows: Mapping[str, Any] | None,
     dtype: torch.dtype,
 ) -> tuple[dict[str, int], FirstRun | None]:
-    """Sizes of the model's plates, and the validated run on all of its data that they come from, if it succeeds."""
+    """Sizes of the model's plates, and the validated run on all of its data that they come from.
+
+    There is no such run if data are not finite, say: that is reported once it is known which client has which rows.
+    """
     if sizes := _sizes_by_few_rows(model, arguments, plate, rows):
         return sizes, None
     arguments = arguments.to(dtype)

@@ -114,7 +114,8 @@ def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup
     changes: dict[str, Any] = {}
     choices: list[Choice] = []
     for row in table.rows:
-        decision, value = row.rule(Case(draft, traits, own, frozenset(changes), setup)), getattr(draft, row.setting)
+        decision = row.rule(Case(draft, traits, own, frozenset(changes), setup))
+        value = getattr(draft, row.setting)
         if decision is None:
             choices.append(Choice(row.setting, value, AS_SET if row.setting in own else DEFAULT, ""))
             continue
