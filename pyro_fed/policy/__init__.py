@@ -7,6 +7,7 @@ model's traits (`Problem.traits`), and gives a value with its reason; a user's o
     choice       the inputs and outputs of a rule; tables of rules; models that an algorithm cannot be run on
     explanation  pf.explain: what will be run, and why
     audit        what the audit computes, and leaves out
+    results      what a result contains, and how its integrals are checked
     gaussian ep stein sampling peers    the tables, by family
 """
 
