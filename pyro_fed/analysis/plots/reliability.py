@@ -1,6 +1,6 @@
-"""Reliability plots: accuracy against confidence (Kassab and Simeone, Appendix A.3), and observed against predicted.
+"""Reliability plots: accuracy by confidence (Kassab and Simeone, Appendix A.3), and observed by predicted shares.
 
-And Kaplan-Meier curves by site.
+`plot_kaplan_meier` has the curves of survival by site.
 """
 
 from __future__ import annotations
