@@ -25,7 +25,7 @@ from pyro_fed.density.checks.source import CallWatcher, is_users
 from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.running import log_probs, site_values
+from pyro_fed.density.running import log_probs, model_calls, site_values
 from pyro_fed.errors import ModelError
 
 #: Functions that distinguish NaN from numbers.
@@ -38,7 +38,7 @@ TELLING = frozenset(
 COMPARING = frozenset((torch.ne, torch.eq, Tensor.ne, Tensor.eq, Tensor.__ne__, Tensor.__eq__))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 #: Modules of this package that test for NaN in the model's place.
-LOOKING = frozenset((site_values.__file__, log_probs.__file__))
+LOOKING = frozenset(module.__file__ for module in (site_values, log_probs, model_calls))
 
 
 class _NaNTests(CallWatcher):
