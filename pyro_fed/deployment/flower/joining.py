@@ -96,8 +96,8 @@ ANEW = "was started anew while it worked"
 
 
 LOG = logging.getLogger("flwr")
-#: Name of the file with the clients in a checkpoint's folder.
-CLIENTS = "clients.json"
+#: Name of the file with the clients in a checkpoint's folder, and its largest size in bytes.
+CLIENTS, MAX_BYTES = "clients.json", 10**8
 
 
 @dataclass
@@ -126,6 +126,8 @@ class Roll:
         try:
             if not path.exists():
                 return None
+            if path.stat().st_size > MAX_BYTES:
+                raise ProtocolError(f"it has {path.stat().st_size:,} bytes, expected at most {MAX_BYTES:,}")
             plain = json.loads(path.read_text(encoding="utf-8"))
             clients = [
                 Description.from_record({"description": json.dumps(one)}) for one in plain if isinstance(one, dict)
