@@ -38,7 +38,10 @@ SHOWN = 60
 
 
 def recipe_facts(chosen: Recipe, algorithm: Any = None, run: Mapping[str, Any] | None = None) -> Facts:
-    """A recipe's algorithm, settings with defaults, and arguments of `run`; the latter two as replaced, if so."""
+    """A recipe's algorithm, all its settings with the defaults, and the arguments of `run`, name → text.
+
+    `algorithm` and `run` are what is run where the command line has replaced settings.
+    """
     built = chosen.build() if algorithm is None else algorithm
     facts = {"algorithm": f"{type(built).__module__}:{type(built).__name__}"}
     facts |= {f"setting {name}": text for name, text in flat_settings(built).items()}
