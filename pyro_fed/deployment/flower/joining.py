@@ -26,7 +26,7 @@ from pyro_fed.deployment.flower.wire import SETTINGS, record_of
 from pyro_fed.deployment.remote.remote_federation import Description
 from pyro_fed.errors import CheckpointError, ProtocolError, QuorumError, SettingError
 
-#: The longest time from one look for replies to the next, in seconds. A look is one small request.
+#: The longest time from one look for replies or clients to the next, in seconds. A look is one small request.
 LOOK_EVERY = 0.2
 #: The next look comes after the share `LOOK_AFTER` of the time waited so far, at least `LOOK_SOONEST` and at most
 #: `LOOK_EVERY` seconds: a quick round ends at most a tenth late, and a long one takes few looks.
