@@ -8,7 +8,7 @@ Three sets of scikit-learn's: digits, breast cancer, wine, a fifth of the rows t
 hidden layer of 20 ReLU units, N(0, 1) on all weights, ten clients (Dirichlet 0.5 by label), one thread. A cell is a
 set, an algorithm and a seed, which is that of the split, of the partition and of the run; each is added to
 `benchmarks/networks/calibration.jsonl` once it has ended, so that the whole can be cut off and resumed. `--limit`
-starts no cell after so many seconds. What an algorithm is given is in `benchmarks.networks.ALGORITHMS`: points 50
+starts no cell after so many seconds. What an algorithm is given is in `ALGORITHMS` of `benchmarks.networks`: points 50
 rounds, all else their defaults. "pooled SVI" is Pyro's, 2,000 steps on all rows.
 
 Points say nothing of what they do not know but by their probabilities; their entropy is that of one network.

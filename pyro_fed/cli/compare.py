@@ -258,7 +258,7 @@ def bench(
     from pyro_fed.analysis.bench.bench import as_values, column_headings, in_short, run_benchmark, summary
     from pyro_fed.analysis.bench.cell import Store
     from pyro_fed.analysis.bench.page import write_page
-    from pyro_fed.analysis.report import json_figures, page
+    from pyro_fed.analysis.report import overview, page
 
     out.mkdir(parents=True, exist_ok=True)
     page.check_report(out / "benchmark.html")
@@ -280,7 +280,7 @@ def bench(
         any_version=any_version,
         said=None if quiet else lambda outcome: click.echo(in_short(outcome), err=True),
     )
-    text = json_figures.as_json(as_values(results))
+    text = overview.as_json(as_values(results))
     table.write_text(text + "\n", encoding="utf-8")
     write_page(out / "benchmark.html", results, command=typed_command())
     if as_json or results.outcomes:

@@ -63,18 +63,18 @@ def doctor(as_json: bool) -> None:
     Exit code 1 where something that every run needs is missing.
     """
     machine = _machine()  # first, since it measures how long the import of torch takes
-    from pyro_fed.analysis.report import json_figures, terminal
+    from pyro_fed.analysis.report import overview
 
     versions = {"pyro_fed": VERSION, "python": platform.python_version()} | {name: _version(name) for name in NEEDED}
     found = {"versions": versions, "machine": machine, "extras": _extras()}
     missing = [name for name, text in found["versions"].items() if text == MISSING]
     if as_json:
-        click.echo(json_figures.as_json(found))
+        click.echo(overview.as_json(found))
     else:
         for title, entries in found.items():
-            click.echo(terminal.heading(title.capitalize()))
+            click.echo(overview.heading(title.capitalize()))
             for name, text in entries.items():
-                click.echo(terminal.field(name, text))
+                click.echo(overview.field(name, text))
     if missing:
         raise click.ClickException(f"missing: {', '.join(missing)}; pip install pyro_fed brings them")
 

@@ -56,7 +56,7 @@ def agent(
     with options.needs_extra("agents"):
         from pyro_fed.deployment.agents.agent import Agent, run_agent
         from pyro_fed.deployment.agents.certificates import Identity
-    from pyro_fed.analysis.report import terminal
+    from pyro_fed.analysis.report import overview
     from pyro_fed.deployment.agents.peers import LinkSettings, load_peers
     from pyro_fed.deployment.policy import approval
     from pyro_fed.deployment.rows import load_rows
@@ -104,8 +104,8 @@ def agent(
     )
     if out is not None:
         write_result(idata, out)
-    click.echo(terminal.posterior_table(idata, options.MAX_PARAMETERS))
-    click.echo(terminal.doubts_block(idata))
+    click.echo(overview.posterior_table(idata, options.MAX_PARAMETERS))
+    click.echo(overview.doubts_block(idata))
     if out is not None:
         click.echo(f"\nWritten to {out}; read it by arviz.from_netcdf({str(out)!r}).")
 

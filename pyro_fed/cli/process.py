@@ -124,7 +124,7 @@ def run_apart(arguments: Sequence[str]) -> Iterator[Callable[[], InferenceData]]
             if process.poll() is None:
                 process.terminate()
                 try:
-                    process.wait(timeout=10)  # seconds
+                    process.wait(timeout=10)  # seconds that it has to end after SIGTERM
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()

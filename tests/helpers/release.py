@@ -25,6 +25,7 @@ IN_WHEEL = (
     "pyro_fed/py.typed",
     "pyro_fed/__init__.pyi",
     "pyro_fed/analysis/report/templates/report.html",
+    "pyro_fed/deployment/policy/templates/law.html",
     "pyro_fed/_library/models/logistic_regression.py",
     "pyro_fed/_library/inference/fedep.toml",
 )

@@ -48,7 +48,10 @@ from pyro_fed.runtime.safetensors_header import Entry
 
 
 class Neighbours(Network):
-    """The round loop's network at one agent; of `symmetric` entries triangles are sent, of `coarse` changes."""
+    """The round loop's network at one agent; changes of `coarse` entries are sent in single precision.
+
+    Of `symmetric` entries, which are matrices, a triangle is sent.
+    """
 
     def __init__(
         self,

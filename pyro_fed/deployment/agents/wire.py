@@ -276,7 +276,7 @@ class Wire:
     def ask(
         self, asks: Mapping[int, Ask], seconds: float, again: bool = True, whole: bool = False
     ) -> dict[int, State | NoMessage]:
-        """Each neighbour's answer, or why there is none; all are asked at once, and again for a time.
+        """Each neighbour's answer, or why there is none; all are asked at once and, if `again`, for `seconds` anew.
 
         `whole` says that the answers are useless if one is missing: waiting then ends once a neighbour has left.
         """

@@ -26,7 +26,7 @@ from pyro_fed.deployment.flower.wire import SETTINGS, record_of
 from pyro_fed.deployment.remote.remote_federation import Description
 from pyro_fed.errors import CheckpointError, ProtocolError, QuorumError, SettingError
 
-#: The longest time from one look for replies to the next, in seconds. A look is one small request.
+#: The longest time from one look for replies or clients to the next, in seconds. A look is one small request.
 LOOK_EVERY = 0.2
 #: The next look comes after the share `LOOK_AFTER` of the time waited so far, at least `LOOK_SOONEST` and at most
 #: `LOOK_EVERY` seconds: a quick round ends at most a tenth late, and a long one takes few looks.
@@ -96,8 +96,8 @@ ANEW = "was started anew while it worked"
 
 
 LOG = logging.getLogger("flwr")
-#: Name of the file with the clients in a checkpoint's folder.
-CLIENTS = "clients.json"
+#: Name of the file with the clients in a checkpoint's folder, and its largest size in bytes.
+CLIENTS, MAX_BYTES = "clients.json", 10**8
 
 
 @dataclass
@@ -126,6 +126,8 @@ class Roll:
         try:
             if not path.exists():
                 return None
+            if path.stat().st_size > MAX_BYTES:
+                raise ProtocolError(f"it has {path.stat().st_size:,} bytes, expected at most {MAX_BYTES:,}")
             plain = json.loads(path.read_text(encoding="utf-8"))
             clients = [
                 Description.from_record({"description": json.dumps(one)}) for one in plain if isinstance(one, dict)

@@ -49,7 +49,7 @@ def masks(seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]]) -
 
     if len(seed) < KEY:
         raise SettingError(f"secure aggregation: a mask's seed has {8 * len(seed)} bits; expected at least {8 * KEY}")
-    if num_range not in {2**bits for bits in range(33)}:
+    if num_range not in {2**bits for bits in range(33)}:  # a mask's number has four bytes
         raise SettingError(f"secure aggregation: num_range must be a power of two up to 2³², received {num_range}")
     key = HKDF(algorithm=SHA256(), length=KEY, salt=None, info=PURPOSE).derive(seed)
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()

@@ -227,7 +227,7 @@ def _bytes(value: Any) -> int:
 
 
 def flat(messages: State, share: float | None = None) -> Tensor:
-    """A visit's numbers (P,) in float64 from messages (1, ...), with n_k / n_max as `share` also their multiples."""
+    """A visit's numbers (P,) in float64 from messages (1, ...); (2 P,) with their multiples by a share n_k / n_max."""
     own = torch.cat([messages[name].double().reshape(-1) for name in sorted(messages)])
     return own if share is None else torch.cat([own, share * own])
 

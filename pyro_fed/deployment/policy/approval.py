@@ -33,10 +33,15 @@ FOLDER, FILE, MODEL = "approved", "approval.json", "model.py"
 
 #: Facts by name.
 Facts = dict[str, str]
+#: The longest text that is shown whole where something differs; of a longer one, such as a hash, only the beginning is.
+SHOWN = 60
 
 
 def recipe_facts(chosen: Recipe, algorithm: Any = None, run: Mapping[str, Any] | None = None) -> Facts:
-    """A recipe's algorithm, settings with defaults, and arguments of `run`; the latter two as replaced, if so."""
+    """A recipe's algorithm, all its settings with the defaults, and the arguments of `run`, name → text.
+
+    `algorithm` and `run` are what is run where the command line has replaced settings.
+    """
     built = chosen.build() if algorithm is None else algorithm
     facts = {"algorithm": f"{type(built).__module__}:{type(built).__name__}"}
     facts |= {f"setting {name}": text for name, text in flat_settings(built).items()}
@@ -165,12 +170,16 @@ def _changed(reason: object) -> PolicyError:
 
 def _refuse(different: Sequence[tuple[str, str, str]]) -> None:
     if different:
-        texts = [f"{name} (approved {was:.60}, asked {now:.60})" for name, was, now in different]
+        texts = [f"{name} (approved {_shown(was)}, asked {_shown(now)})" for name, was, now in different]
         raise PolicyError(
             f"the site has not approved this run, which differs in {listed(texts)}: run what it has approved, or ask "
             "it to approve this by pyro-fed node approve",
             "approval",
         )
+
+
+def _shown(value: str) -> str:
+    return value if len(value) <= SHOWN else f"{value[:10]}..."
 
 
 def copied_model(folder: Path) -> Path:

@@ -146,8 +146,13 @@ class Site:
             asked=asked,
             cells=cells,
             share=share,
-            replay={"run": message.header.run, "state": before}
-            | {part: getattr(order, part) for part in ("seed", "phase", "algorithm")},
+            replay={
+                "run": message.header.run,
+                "seed": order.seed,
+                "phase": order.phase,
+                "algorithm": order.algorithm,
+                "state": before,
+            },
         )
 
     def description(self, name: str, config: Mapping[str, Any]) -> Description:

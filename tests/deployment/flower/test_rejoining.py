@@ -134,12 +134,17 @@ def test_a_resumed_run_is_that_of_an_uninterrupted_one(case, flower, killed, tmp
     assert np.array_equal(found.posterior["w"].values, undisturbed().posterior["w"].values)
 
 
-def test_a_list_of_clients_that_is_none(flower, tmp_path):
+def test_a_list_of_clients_that_is_none(flower, tmp_path, monkeypatch):
+    from pyro_fed.deployment.flower import joining
     from pyro_fed.deployment.flower.joining import Roll
 
     assert Roll.from_checkpoint(tmp_path) is None
     (tmp_path / "clients.json").write_text('[{"name": 3}]')
     with pytest.raises(CheckpointError, match="cannot be read as the list of the run's clients"):
+        Roll.from_checkpoint(tmp_path)
+    (tmp_path / "clients.json").write_text("[" * 1000)
+    monkeypatch.setattr(joining, "MAX_BYTES", 999)
+    with pytest.raises(CheckpointError, match="1,000 bytes, expected at most 999"):
         Roll.from_checkpoint(tmp_path)
 
 

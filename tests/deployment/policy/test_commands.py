@@ -89,6 +89,7 @@ def test_an_agent_runs_nothing_but_what_its_site_has_approved(place):
     (place / "line.py").write_text(MODEL + "\nraise SystemExit('it was imported')\n")
     changed = CliRunner().invoke(main, given)
     assert changed.exit_code == 2 and "differs in model (approved" in changed.output
+    assert re.search(r"approved [0-9a-f]{10}\.\.\., asked", " ".join(changed.output.split()))  # no whole hash is shown
 
 
 def test_a_ledger_is_verified_and_reported(place):
