@@ -1,4 +1,4 @@
-"""Cures for draws that are not the posterior's: the texts; `audit.advice` chooses among them."""
+"""Cures for draws that are not the posterior's: the texts; `audit.moment_findings.cure` chooses among them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ farther out than half of the draws, by more than that grown as terms of third or
 taken, and all of them where a quarter does not agree.
 
 Source: control variates of Taylor's form, Bardenet, Doucet & Holmes (2017), *On Markov chain Monte Carlo methods for
-tall data*, Section 6. The audit uses the same in `audit.few_rows`, of all clients' rows together.
+tall data*, Section 6. The audit uses the same in `audit.target`, of all clients' rows together.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     stage.cat.codes                               the codes as numbers
 
 Everything else is refused, arithmetic first of all: the codes of text are in alphabetical order, which is the model's
-only by chance. `federation.numbering` checks by the model's density whether the numbering matters all the same.
+only by chance. `federation.labels` checks by the model's density whether the numbering matters all the same.
 """
 
 from __future__ import annotations
