@@ -50,6 +50,7 @@ def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: floa
     added = moved.product(change.power(damping)).power(-weights).product_over(0)
     length = _whitened_changes(last, _item(added, None))[0].norm(dim=-1)
     added = added.power(_bound(length, vectors[-1].norm(dim=-1), longest))
+    # Less than a thousandth is not worth adding; wider margins than of a plain step, which is not extrapolated.
     return added.power(backtrack(plain, added, min_fraction=1e-3, margin=0.1))
 
 

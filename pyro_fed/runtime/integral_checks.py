@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,9 +21,6 @@ from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.matrices import log_det_lower
 from pyro_fed.policy.results import finer_rule, integrates_latents, rule_arguments
-
-if TYPE_CHECKING:
-    pass
 
 #: Draws of θ at which the integrals are checked. An error that is the same at all of them changes nothing.
 CHECK_DRAWS = 16

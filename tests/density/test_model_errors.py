@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pandas import DataFrame
 from pyro import poutine
 from pyro.nn import PyroSample
 from pyro.nn.module import to_pyro_module_
@@ -14,6 +15,7 @@ from torch import nn
 from zoo_data import SEEN, N, X, Y, normal
 
 import pyro_fed as pf
+from pyro_fed.density.checks.source import held_data
 
 
 def build(model, *args, **options):
@@ -230,6 +232,34 @@ def test_rows_that_nothing_splits():
     said = r"runs on all 13 rows but fails on a client's part of them.*split by rows are \[\]"
     with pytest.raises(pf.errors.ModelError, match=said):
         pf.Federation(ignores, plate="data", num_clients=2)
+
+
+def first_helper(x):
+    return second_helper(x)
+
+
+def second_helper(x):
+    return third_helper(x)
+
+
+def third_helper(x):
+    return fourth_helper(x) + len(FOUND)
+
+
+def fourth_helper(x):
+    return x + len(NOT_LOOKED_FOR)
+
+
+FOUND, NOT_LOOKED_FOR = torch.zeros(N), torch.zeros(N)
+
+
+def test_data_that_a_model_holds_are_looked_for_a_few_calls_deep():
+    """Further calls lead into libraries, whose tables are no data; a class that a model calls holds none."""
+
+    def model(x):
+        return DataFrame({"x": first_helper(x)})
+
+    assert [one.name for one in held_data(model, N)] == ["FOUND"]
 
 
 def test_the_wrong_arguments():

@@ -79,6 +79,15 @@ class GlobalRandomness(Newton):
         return {**messages, "slope": messages["slope"] * (1 + 1e-3 * torch.randn(1))}, *rest
 
 
+class RestoredRandomness(Newton):
+    """Leaves torch's generator as it was, so that it draws the same again from the same state of it."""
+
+    def local_step(self, problem, shared, local, data, noise):
+        messages, *rest = super().local_step(problem, shared, local, data, noise)
+        with torch.random.fork_rng(devices=[]):
+            return {**messages, "slope": messages["slope"] * (1 + 1e-3 * torch.randn(1))}, *rest
+
+
 class HiddenState(Newton):
     """Not the same in the second call as in the first, though nothing is drawn."""
 
@@ -229,6 +238,7 @@ class ContributionsOfItself(Newton):
 FAULTS = {
     MutatesState: "check_inputs_are_unchanged",
     GlobalRandomness: "check_no_hidden_randomness",
+    RestoredRandomness: "check_no_hidden_randomness",
     HiddenState: "check_no_hidden_randomness",
     FirstClientCountsTwice: "check_order_of_messages",
     NarrowDraws: "check_conjugate_posterior",

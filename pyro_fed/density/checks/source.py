@@ -31,14 +31,12 @@ _FOREIGN = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (torch.__file__, pyro.__file__, os.path.join(os.path.dirname(__file__), "..", "..", "x"))
 )
-
-
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
-
+#: Depth of calls to which functions are examined for data that a model holds: deeper ones are a library's inner ones.
+MAX_DEPTH = 3
 #: Longest line that is quoted.
 MAX_LINE_LENGTH = 80
-
 
 Line = tuple[str, int]
 
@@ -150,7 +148,7 @@ def in_a_plate(plate: str, line: Line) -> str:
 def held_data(model: Any, num_rows: int) -> list[HeldData]:
     """Arrays with as many rows as the plate that the model has from elsewhere than its arguments."""
     found: dict[str, HeldData] = {}
-    for held in _held_data(model, set()):
+    for held in _held_data(model, 0, set()):
         shape = np.shape(held.value) if isinstance(held.value, Tensor | np.ndarray) else _shape(held.value)
         if num_rows in shape:
             found.setdefault(held.name, held)
@@ -159,7 +157,7 @@ def held_data(model: Any, num_rows: int) -> list[HeldData]:
 
 def held_sizes(model: Any, num_rows: int) -> list[str]:
     """Names of whole numbers that the model has from elsewhere and that are the number of all rows."""
-    return [held.name for held in _held_data(model, set()) if type(held.value) is int and held.value == num_rows]
+    return [held.name for held in _held_data(model, 0, set()) if type(held.value) is int and held.value == num_rows]
 
 
 def as_arguments(model: Any, names: list[str], held: list[HeldData], plate: str) -> str:
@@ -182,6 +180,8 @@ def as_arguments(model: Any, names: list[str], held: list[HeldData], plate: str)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
+    if isinstance(value, type):  # such as pandas.DataFrame itself
+        return ()
     if hasattr(value, "to_numpy"):
         return tuple(getattr(value, "shape", ()))
     if isinstance(value, list | tuple) and value and isinstance(value[0], int | float | Tensor):
@@ -189,15 +189,15 @@ def _shape(value: Any) -> tuple[int, ...]:
     return ()
 
 
-def _held_data(model: Any, seen: set[int]) -> Iterator[HeldData]:
+def _held_data(model: Any, depth: int, seen: set[int]) -> Iterator[HeldData]:
     """Data that a model and the functions that it calls have by enclosing variables, globals and attributes."""
-    if id(model) in seen:
+    if depth > MAX_DEPTH or id(model) in seen:
         return
     seen.add(id(model))
     if isinstance(model, functools.partial):
         for part in (model.func, *model.args, *model.keywords.values()):
             if callable(part) and not isinstance(part, Tensor):
-                yield from _held_data(part, seen)
+                yield from _held_data(part, depth, seen)
         return
     owner = getattr(model, "__self__", None)
     if not inspect.isfunction(model) and not inspect.ismethod(model):
@@ -209,7 +209,7 @@ def _held_data(model: Any, seen: set[int]) -> Iterator[HeldData]:
         return
     for name, value in _variables(function):
         if inspect.isfunction(value.value) or isinstance(value.value, functools.partial):
-            yield from _held_data(value.value, seen)
+            yield from _held_data(value.value, depth + 1, seen)
         else:
             yield HeldData(name, value.kind, value.value)
 

@@ -276,7 +276,7 @@ def is_the_model(problem: Problem, ours: Callable[[Tensor, Rows, Tensor], tuple[
     """Whether `ours`, of a point (D,), rows and weights, has the model's value, score and Hessian at several points."""
     rows = some_rows(problem, CHECK_ROWS)
     generator = torch.Generator().manual_seed(0)
-    points = 0.3 * torch.randn(3, problem.dim, generator=generator, dtype=torch.float64)
+    points = 0.3 * torch.randn(3, problem.dim, generator=generator, dtype=torch.float64)  # three, near the origin
     points = points.to(rows[0].device, problem.dtype)
     weight = torch.rand(CHECK_ROWS, generator=generator, dtype=torch.float64).to(points) + 0.5
     near = 2.0 * torch.finfo(problem.dtype).eps ** 0.5  # half of the digits, as rounding leaves of second derivatives

@@ -71,7 +71,7 @@ def rule(order: int, numbers: int, wide: int) -> tuple[Tensor, Tensor]:
     if wide in WIDE and order:
         return _product(rule(order, numbers - wide, 0), _equally_spaced(*WIDE[wide], wide))
     if order:
-        nodes, weights = gauss_hermite(ORDERS[1] if wide else order, numbers)
+        nodes, weights = gauss_hermite(ORDERS[1] if wide else order, numbers)  # wide: as fine as for one number
         return nodes, weights.exp()
     count = WIDE_SOBOL if wide else SOBOL
     return standardised_sobol(count, numbers), torch.full((count,), 1.0 / count, dtype=torch.float64)

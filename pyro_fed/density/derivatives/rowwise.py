@@ -78,7 +78,7 @@ def _may_pair(problem: Problem) -> bool:
 
 def may_be_straight(rows: float, numbers: int) -> bool:
     """Whether so many rows a parameter make it likely that `PAIRS` do, at less than the finer rule's cost."""
-    return rows >= MANY_ROWS_A_PARAMETER and numbers > 1
+    return rows >= MANY_ROWS_A_PARAMETER and numbers > 1  # of one number the finer rule has five nodes, this one two
 
 
 def _where_straight(
