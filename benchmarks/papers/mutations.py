@@ -140,7 +140,7 @@ EQUATIONS = (
             (f"{PAPER}PaperDSVGD._distill_step", "kde_score(local, particles,", "kde_score(local, q.particles,"),
             (f"{PAPER}PaperDSVGD.local_step", "site.site, self", "q.particles, self"),
             (f"{PAPER}PaperDSVGD.site_score", "torch.zeros_like(score)", "score"),
-            (f"{PAPER}SiteParticles.global_score", "torch.where(is_prior,", "torch.where(~is_prior,"),
+            (f"{PAPER}SiteParticles.global_score", "torch.where(q.is_prior,", "torch.where(~q.is_prior,"),
         ),
     ),
     Equation(
@@ -249,9 +249,9 @@ EQUATIONS = (
         "Guo et al., Section 2.2.4: the average site of FedSEP",
         (f"{EP}test_recursion.py", "-k", "optimisers"),
         (
-            (f"{EP}fedsep.py:FedSEP.download", 'int(shared["num_clients"])', "len(clients)"),
-            (f"{EP}fedsep.py:FedSEP.download", '.quotient(gaussian(shared, "prior_"))', ""),
-            (f"{EP}fedsep.py:FedSEP.old_site", 'gaussian(received, "average_")', "gaussian(received)"),
+            (f"{EP}fedep.py:FedSEP.download", 'int(shared["num_clients"])', "len(clients)"),
+            (f"{EP}fedep.py:FedSEP.download", '.quotient(gaussian(shared, "prior_"))', ""),
+            (f"{EP}fedep.py:FedSEP.old_site", 'gaussian(received, "average_")', "gaussian(received)"),
         ),
     ),
     Equation(
@@ -282,9 +282,9 @@ EQUATIONS = (
         "Guo et al., Eq. (4): (L) the Fisher information",
         (f"{EP}test_published_forms.py", "-k", "equation_4"),
         (
-            (f"{TILTED}ngvi.py:Fisher.infer", "self.fisher_scale * fisher", "fisher"),
-            (f"{TILTED}ngvi.py:_tilted", "fisher + cavity", "fisher - cavity"),
-            (f"{TILTED}ngvi.py:_tilted", "times(q.precision, mean)", "times(cavity.precision, mean)"),
+            (f"{TILTED}chain.py:Fisher.infer", "self.fisher_scale * fisher", "fisher"),
+            (f"{TILTED}chain.py:_tilted", "fisher + cavity", "fisher - cavity"),
+            (f"{TILTED}chain.py:_tilted", "times(q.precision, mean)", "times(cavity.precision, mean)"),
         ),
     ),
     Equation(
@@ -292,14 +292,14 @@ EQUATIONS = (
         (f"{EP}test_published_forms.py", "-k", "algorithm_5"),
         (
             (
-                f"{TILTED}ngvi.py:NGVI.infer",
+                f"{TILTED}chain.py:NGVI.infer",
                 "self.fisher_decay * fisher + (1 - self.fisher_decay) * average",
                 "(1 - self.fisher_decay) * fisher + self.fisher_decay * average",
             ),
-            (f"{TILTED}ngvi.py:NGVI.infer", "(1 - self.fisher_decay)", "(1 + self.fisher_decay)"),
-            (f"{TILTED}ngvi.py:NGVI.infer", "spread_points(tilted,", "spread_points(received.q,"),
-            (f"{TILTED}ngvi.py:NGVI.infer", "range(self.fisher_steps)", "range(self.fisher_steps - 1)"),
-            (f"{TILTED}ngvi.py:NGVI.infer", "mean[None], batch", "received.q.mean()[None], batch"),
+            (f"{TILTED}chain.py:NGVI.infer", "(1 - self.fisher_decay)", "(1 + self.fisher_decay)"),
+            (f"{TILTED}chain.py:NGVI.infer", "spread_points(tilted,", "spread_points(received.q,"),
+            (f"{TILTED}chain.py:NGVI.infer", "range(self.fisher_steps)", "range(self.fisher_steps - 1)"),
+            (f"{TILTED}chain.py:NGVI.infer", "mean[None], batch", "received.q.mean()[None], batch"),
         ),
     ),
     Equation(
@@ -385,7 +385,7 @@ EQUATIONS = (
         "Wang et al., Eq. (3): the local update",
         ("infer/peers/test_p2p_exact.py", "-k", "equation_3"),
         (
-            ("infer/peers/update.py:Newton.step", "change**weight, proper", "change ** (2 * weight), proper"),
+            ("infer/peers/p2p_vi.py:P2PVI._tilted_step", "change**weight, proper", "change ** (2 * weight), proper"),
             (
                 "infer/peers/p2p_vi.py:P2PVI.weight",
                 'self.weighting == "exact"',
@@ -411,7 +411,7 @@ EQUATIONS = (
         "Wang et al., Eq. (6): a finite set",
         ("infer/peers/test_push_sum_and_finite.py", "-k", "recursion or bayes_rule"),
         (
-            ("infer/papers/p2p_finite.py:P2PFinite.local_step", "belief + torch", "belief - torch"),
+            ("infer/papers/p2p_finite.py:P2PFinite.local_step", "belief + found", "belief - found"),
             (
                 "infer/papers/p2p_finite.py:P2PFinite.local_step",
                 'self.weighting == "exact" else 1.0',
