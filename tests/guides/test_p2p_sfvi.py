@@ -2,6 +2,7 @@
 
 import itertools
 
+import hierarchies
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -66,6 +67,30 @@ def test_on_a_ring_every_agent_has_the_posterior():
 def test_agents_that_sleep_are_refused(graph, options):
     with pytest.raises(GraphError, match="a step takes the scores of all agents, and some are asleep"):
         pf.run(pf.infer.P2PSFVI(num_steps=2), federation([3, 7, 20]), graph=graph, **options, **QUIET)
+
+
+def encoder(sd, y=None):
+    """Effects by parameters of each agent's own."""
+    mu = pyro.sample("mu", dist.Normal(pyro.param("loc", torch.tensor(0.0, dtype=F64)), 0.5))
+    gain = torch.sigmoid(pyro.param("shift", torch.tensor(0.0, dtype=F64)) + sd.log())
+    with pyro.plate(hierarchies.PLATE, len(sd)):
+        pyro.sample("effect", dist.Normal(gain * y + (1 - gain) * mu, gain.sqrt() * sd))
+
+
+def test_parts_of_a_guide_inside_the_plate_are_each_agents_own():
+    settings = {"guide": encoder, "num_steps": 3, "num_particles": 2, "step_size": 0.1}
+    fed, options = hierarchies.CASES["means"].federation(), {"num_draws": 20, **QUIET}
+    server = pf.run(pf.infer.SFVI(surrogates=None, **settings), fed, **options)
+    peers = pf.run(pf.infer.P2PSFVI(**settings), fed, graph=pf.graph.complete(3), **options)
+    expected = torch.as_tensor(server.posterior["mu"].values)
+    found = torch.as_tensor(peers.posterior["mu"].values)
+    torch.testing.assert_close(found, expected.expand_as(found), rtol=1e-9, atol=1e-9)
+
+
+def test_draws_of_such_a_guide_are_not_weighted():
+    with pytest.raises(SettingError, match="P2PSFVI: bound='iwae' moves parameters of global sites alone"):
+        fed = hierarchies.CASES["means"].federation()
+        pf.run(pf.infer.P2PSFVI(guide=encoder, bound="iwae", num_steps=2), fed, graph=pf.graph.complete(3), **QUIET)
 
 
 def test_a_point_is_no_guide_of_agents():
