@@ -396,7 +396,7 @@ EQUATIONS = (
                 'self.weighting == "exact"',
                 'self.weighting != "exact"',
             ),
-            ("infer/peers/p2p_vi.py:P2PVI.rows_of_round", "position[:, -1] + 1", "position[:, -1]"),
+            ("infer/peers/peer_sites.py:Turn.rows", "position[:, -1] + 1", "position[:, -1]"),
         ),
     ),
     Equation(

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
-#: Relative error up to which rows of W sum to one, W is reversible, and agents are equally central.
+#: Rounding error up to which rows of W sum to one, W is reversible, agents are equally central, and a polynomial of W
+#: is at most one.
 ROUNDING_ERROR = 1e-9
 #: Agents and links, together, that a graph is built of at most: about 2 GB while it is made.
 MAX_AGENTS_AND_LINKS = 5_000_000

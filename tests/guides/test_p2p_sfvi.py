@@ -2,13 +2,17 @@
 
 import itertools
 
+import hierarchies
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
+import scipy
 import torch
 from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoMultivariateNormal
 
 import pyro_fed as pf
+from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.errors import GraphError, SettingError
 
 F64 = torch.float64
@@ -46,16 +50,16 @@ def test_where_consensus_is_exact_it_is_the_servers_run(guide, bound, graph):
 
 
 def test_on_a_ring_every_agent_has_the_posterior():
-    """Within 0.15 SDs and 15 %: 200 steps, and what the consensus of a round leaves."""
+    """Within 0.15 SDs and 15 %: 200 steps, each with one of consensus, which leaves 45 % of what agents differ by."""
     fed = federation([2, 3, 5, 8, 12])
-    algorithm = pf.infer.P2PSFVI(num_steps=200, step_size=0.1)
+    algorithm = pf.infer.P2PSFVI(num_steps=200, step_size=0.1, gossip_tolerance=0.5)
     idata = pf.run(algorithm, fed, graph=pf.graph.ring(5), num_draws=4000, **QUIET)
     covariance = (X.T @ X + torch.eye(2, dtype=F64)).inverse()
     mean, sd = covariance @ X.T @ Y, covariance.diagonal().sqrt()
     draws = torch.as_tensor(idata.posterior["w"].values)
     assert ((draws.mean(1) - mean) / sd).abs().max() < 0.15
     assert (draws.std(1) / sd - 1).abs().max() < 0.15
-    assert float(idata.federation["distance"].values[-1]) < 0.01
+    assert float(idata.federation["distance"].values[-1]) < 0.02
 
 
 @pytest.mark.parametrize(
@@ -66,6 +70,44 @@ def test_on_a_ring_every_agent_has_the_posterior():
 def test_agents_that_sleep_are_refused(graph, options):
     with pytest.raises(GraphError, match="a step takes the scores of all agents, and some are asleep"):
         pf.run(pf.infer.P2PSFVI(num_steps=2), federation([3, 7, 20]), graph=graph, **options, **QUIET)
+
+
+def test_agents_track_the_sum_of_scores_that_consensus_reaches_in_no_round():
+    """At points that stand still, each round halves what agents differ by."""
+    fed, algorithm = federation([3, 7, 20]), pf.infer.P2PSFVI(num_particles=2)
+    problem, data = fed.problem, fed.client_data()
+    shared, local = algorithm.init(problem, 3, torch.Generator().manual_seed(0), None)
+    shared = {**algorithm.prepare(problem, shared), "centrality": torch.full((3,), 1 / 3, dtype=F64)}
+    halves = scipy.sparse.csr_array(0.5 * np.eye(3) + 0.5 / 3)
+    for _ in range(40):
+        messages, local, _ = algorithm.local_step(problem, shared, local, data, ())
+        shared |= algorithm.combine(shared, messages, halves)
+    expected = clients_likelihood_scores(problem, shared["points"], data).sum(0).flatten()
+    torch.testing.assert_close(shared["delta"], expected.expand(3, -1), rtol=1e-9, atol=1e-9)
+
+
+def encoder(sd, y=None):
+    """Effects by parameters of each agent's own."""
+    mu = pyro.sample("mu", dist.Normal(pyro.param("loc", torch.tensor(0.0, dtype=F64)), 0.5))
+    gain = torch.sigmoid(pyro.param("shift", torch.tensor(0.0, dtype=F64)) + sd.log())
+    with pyro.plate(hierarchies.PLATE, len(sd)):
+        pyro.sample("effect", dist.Normal(gain * y + (1 - gain) * mu, gain.sqrt() * sd))
+
+
+def test_parts_of_a_guide_inside_the_plate_are_each_agents_own():
+    settings = {"guide": encoder, "num_steps": 3, "num_particles": 2, "step_size": 0.1}
+    fed, options = hierarchies.CASES["means"].federation(), {"num_draws": 20, **QUIET}
+    server = pf.run(pf.infer.SFVI(surrogates=None, **settings), fed, **options)
+    peers = pf.run(pf.infer.P2PSFVI(**settings), fed, graph=pf.graph.complete(3), **options)
+    expected = torch.as_tensor(server.posterior["mu"].values)
+    found = torch.as_tensor(peers.posterior["mu"].values)
+    torch.testing.assert_close(found, expected.expand_as(found), rtol=1e-9, atol=1e-9)
+
+
+def test_draws_of_such_a_guide_are_not_weighted():
+    with pytest.raises(SettingError, match="P2PSFVI: bound='iwae' moves parameters of global sites alone"):
+        fed = hierarchies.CASES["means"].federation()
+        pf.run(pf.infer.P2PSFVI(guide=encoder, bound="iwae", num_steps=2), fed, graph=pf.graph.complete(3), **QUIET)
 
 
 def test_a_point_is_no_guide_of_agents():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.record import NONCENTRED, Record
+from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.problem import Problem
@@ -111,6 +112,11 @@ class ChainStore(NamedTuple):
         at = torch.linspace(0, kept - 1, min(num_draws, kept)).round().long()
         return buffer[:, at]
 
+    def columns(self, num_draws: int) -> dict[str, Tensor]:
+        """What is kept beside the draws of `sample`, (M, n)."""
+        beside = {name: value for name, value in self.buffers._asdict().items() if name != "draws"}
+        return {name: self.thinned(value, num_draws) for name, value in beside.items()}
+
     def figures(self) -> dict[str, float]:
         """The largest R-hat and the smallest ESS of the coordinates, and the number of kept draws of a chain."""
         return {"r_hat": float(self.r_hat), "ess": float(self.ess), "kept": float(self.kept)}
@@ -167,6 +173,31 @@ class ServerState(NamedTuple):
         steps, step_size = (value.expand(len(clients)) for value in (self.chains.steps, self.step_size))
         position = self.chains.position
         return Arrival(position.repeat_interleave(len(clients) // len(position), 0), clients, steps, step_size)
+
+    def with_failed_visits(self, messages: State, slots: Tensor, asked: Tensor) -> State:
+        """The messages of visits to clients `asked` (C,), of which `messages` came, to `slots`.
+
+        Where a visit failed the chain stays where it was, and its draws are its position, with a norm of zero.
+        """
+        filled = {
+            name: value.new_zeros(len(asked), *value.shape[1:]).index_copy(0, slots, value)
+            for name, value in messages.items()
+        }
+        lost = torch.ones(len(asked), dtype=torch.bool).index_fill(0, slots, False)
+        position = self.chains.position
+        start = position.repeat_interleave(len(asked) // len(position), 0)  # several clients a chain
+        filled["client"][lost] = asked[lost]
+        filled["position"][lost] = start[lost]
+        filled["draws"][lost] = start[lost].unsqueeze(1)
+        filled["step_size"][lost] = self.step_size
+        return filled
+
+    def rounds_to_look(self, local_steps: int, thin: int, wanted: int | None) -> int:
+        """Rounds until the chains are judged again; the run ends at `wanted` effective draws."""
+        steps = int(self.chains.steps)
+        draws = self.chains.next_look(wanted) - int(self.chains.kept)
+        first = max(steps, int(self.burn_in)) // thin
+        return -(-((first + draws) * thin - steps) // local_steps)
 
 
 #: Why chains whose steps are derived have no R-hat.

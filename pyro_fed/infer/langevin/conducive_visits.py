@@ -146,7 +146,6 @@ class VisitContributions(Contributions):
         start = torch.stack([shared["position"] for shared in before]).repeat_interleave(ends.shape[1] // chains, 1)
         mean, root = before[0]["held_mean"], before[0]["held_root"]
         dense = root.dim() == 2
-        away = start - mean
         shrunk = 1 - 0.5 * steps
         left = torch.cat([shrunk.flip(1).cumprod(1).flip(1)[:, 1:], shrunk.new_ones(len(steps), 1)], 1)
         midpoint = self.algorithm.rule.midpoint
@@ -154,8 +153,10 @@ class VisitContributions(Contributions):
         moved = (each.to(noise)[:, None, :, None] * noise).sum(2)
         if dense:
             unit = torch.eye(len(root), dtype=root.dtype, device=root.device)
-            away = _times_each(away, torch.linalg.solve_triangular(root, unit, upper=True))
-        white = shrunk.prod(1)[:, None, None] * away + moved
+            white = _times_each(start - mean, torch.linalg.solve_triangular(root, unit, upper=True))
+        else:
+            white = (start - mean) / root
+        white = shrunk.prod(1)[:, None, None] * white + moved
         expected = mean + (_times_each(white, root) if dense else root * white)
         spread = root.square().sum(-1).sqrt() if dense else root
         distance = ((ends - expected).abs() / spread).amax(-1)

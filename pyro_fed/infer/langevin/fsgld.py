@@ -22,7 +22,7 @@ prior, which Algorithm 1 has; it is included here.
 
 Deviation: if no step size is given, a round before the first (`surrogates.measuring`) measures how far the surrogates'
 scores are from the clients', and visits are so short that no parameter's variance grows by more than
-`step.visit_error` from it (`ops.visits` has the derivation). It also measures the largest curvature λ that a chain
+`step.visit_error` from it (`ops.langevin` has the derivation). It also measures the largest curvature λ that a chain
 meets at a client; steps are at most `STABLE_STEP_SHARE` of 4/λ, as a posterior may be steeper elsewhere. Such visits
 have five steps of 800 rows rather than forty of 100, with as much noise of minibatches and an eighth of the calls.
 """

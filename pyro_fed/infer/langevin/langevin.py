@@ -289,20 +289,7 @@ class Langevin(Tempered, Chains):
         return message_limits.grown(start, messages)
 
     def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
-        """A visit that failed: the chain stays where it was, and its draws are its position, with a norm of zero."""
-        filled = {
-            name: value.new_zeros(len(asked), *value.shape[1:]).index_copy(0, slots, value)
-            for name, value in messages.items()
-        }
-        lost = torch.ones(len(asked), dtype=torch.bool).index_fill(0, slots, False)
-        server = entries_as(ServerState, shared)
-        position = server.chains.position
-        start = position.repeat_interleave(len(asked) // len(position), 0)  # several clients a chain
-        filled["client"][lost] = asked[lost]
-        filled["position"][lost] = start[lost]
-        filled["draws"][lost] = start[lost].unsqueeze(1)
-        filled["step_size"][lost] = server.step_size
-        return filled
+        return entries_as(ServerState, shared).with_failed_visits(messages, slots, asked)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         return self.combine_rounds(shared, {name: value.unsqueeze(0) for name, value in messages.items()})[-1]
@@ -326,11 +313,8 @@ class Langevin(Tempered, Chains):
         server = entries_as(ServerState, shared)
         if server.visited is not None and not bool(server.visited.all()):
             return 1
-        chains, steps = server.chains, int(server.chains.steps)
-        wanted = chains.next_look(self.target_ess) - int(chains.kept)
-        first = max(steps, int(server.burn_in)) // self.thin
-        ahead = -(-((first + wanted) * self.thin - steps) // self.local_steps)
-        numbers = self.local_steps * self.visits_a_round(shared) * chains.position.shape[-1]
+        ahead = server.rounds_to_look(self.local_steps, self.thin, self.target_ess)
+        numbers = self.local_steps * self.visits_a_round(shared) * server.chains.position.shape[-1]
         return max(1, min(ahead, NUMBERS_IN_MEMORY // numbers))
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
@@ -385,9 +369,7 @@ class Langevin(Tempered, Chains):
 
     def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
         """Client visited, gradient norm (in preconditioned coordinates) and step size of each draw."""
-        chains = entries_as(ChainStore, shared)
-        columns = {name: value for name, value in chains.buffers._asdict().items() if name != "draws"}
-        return {name: chains.thinned(value, draws.shape[1]) for name, value in columns.items()}
+        return entries_as(ChainStore, shared).columns(draws.shape[1])
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of a chain that became non-finite: a smaller step, or less noise from minibatches."""

@@ -271,15 +271,6 @@ class P2PVI(PeerGaussian):
             return self
         return replace(self, update=replace(cast(Newton, self.update), memory=1))
 
-    def rows_of_round(self, data: ClientData, next_row: Tensor) -> tuple[ClientData, Tensor]:
-        """This round's rows, and the row (C,) where the next round begins."""
-        if self.batch_size is None:
-            return data, next_row
-        position = next_row[:, None] + torch.arange(self.batch_size, device=next_row.device)
-        index = data.row_index.gather(1, position.clamp_max(data.row_index.shape[1] - 1))
-        last = torch.minimum(position[:, -1] + 1, data.num_rows)
-        return data._replace(row_index=index, num_rows=last - next_row), last
-
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         return self.solver.draw_noise(problem, num_rows, generator)
 
@@ -305,7 +296,7 @@ class P2PVI(PeerGaussian):
         q, weight, agent = gaussian(shared), self.weight(shared["centrality"]), entries_as(Agent, local)
         old = agent.site if self.keeps_site else flat_like(q)  # as published a site is added to those before
         turn, at, lost, news = entries_as(Turn, local), q, without_distribution(q, agent.site), State()
-        rows, next_row = self.rows_of_round(data, turn.next_row)
+        rows, next_row = turn.rows(data, self.batch_size)
         if self.accelerates:
             history = entries_as(History, local).look_ahead(q)
             at = history.at

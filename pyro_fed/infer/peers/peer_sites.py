@@ -64,6 +64,15 @@ class Turn(NamedTuple):
     strict: Tensor | None = None
     pace: Tensor | None = None  # factor of the rate of its stochastic steps, (A,); None is one
 
+    def rows(self, data: ClientData, batch_size: int | None) -> tuple[ClientData, Tensor]:
+        """This turn's rows, all if `batch_size` is None, and the row (A,) where the next turn begins."""
+        if batch_size is None:
+            return data, self.next_row
+        position = self.next_row[:, None] + torch.arange(batch_size, device=self.next_row.device)
+        index = data.row_index.gather(1, position.clamp_max(data.row_index.shape[1] - 1))
+        last = torch.minimum(position[:, -1] + 1, data.num_rows)
+        return data._replace(row_index=index, num_rows=last - self.next_row), last
+
 
 class History(NamedTuple):
     """An agent's last rounds; leading axes are agents."""

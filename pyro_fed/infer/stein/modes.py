@@ -13,7 +13,7 @@ from a mode only the direction matters. Climbs with all rows then start at these
 
 **One mode** (`OneMode`). With a Gaussian prior and rows that are concave in their linear predictors there is one mode,
 and no other point climbs. The clients compare tangents of their rows' log-likelihoods with these at points spread over
-the prior and at the known mode (`density.derivatives.concavity`); one row of one client that is not concave is enough
+the prior and at the known mode (`density.derivatives`); one row of one client that is not concave is enough
 to search modes as usual.
 
 **The result.** Points that settle within `same_mode` SDs of each other are one mode. A mode's share of the posterior is

@@ -219,7 +219,8 @@ def first_states(problem: Problem, num_clients: int, start: Start, num_particles
     white, scores = found.white, start.shared.get("held_scores", start.local["scores"])
     residual, residuals = residuals_at(scores, sites, white, problem.dtype)
     tensors = {
-        **dict.fromkeys(("white", "averaged"), white),
+        "white": white,
+        "averaged": white,
         "residuals": residuals,
         "history": torch.zeros_like(white),
         "steps": white.new_zeros(()),
@@ -227,7 +228,10 @@ def first_states(problem: Problem, num_clients: int, start: Start, num_particles
         **as_state(found.product),
     }
     figures = {
-        **dict.fromkeys(("ksd", "noise", "mean_off", "sd_off"), torch.nan),
+        "ksd": torch.nan,
+        "noise": torch.nan,
+        "mean_off": torch.nan,
+        "sd_off": torch.nan,
         "modes": float((found.shares > 0.5 / num_particles).sum()),  # those that got a particle, rounded
         "apart": float(found.apart),
         "pass": 0.0,

@@ -3,7 +3,7 @@
 With C the covariance of the Gaussian q = p Π_s q_s, (C e)_i / √C_ii is the pull of a score e at parameter i, in its
 SDs. Each client sends means over standardised Sobol points under q, a few times D numbers; the server adds them up.
 
-**Mismatch** bounds FSGLD's visits (`ops.visits`) by the mean squares of the pulls of
+**Mismatch** bounds FSGLD's visits (`ops.langevin`) by the mean squares of the pulls of
 
     e_s(θ) = 1/f_s [∇ log p(x_s | θ) - α ∇ log q_s(θ)] - (1 - α) Σ_r ∇ log q_r(θ)
 

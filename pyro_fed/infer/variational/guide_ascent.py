@@ -15,12 +15,13 @@ One φ carries the noise of the few draws behind Adam's last steps. φ̄ average
 et al., 2020), and errs half as much as the φ at the end of a rate that falls a hundredfold.
 
 Latents inside the plate are integrated out of log p_k, which is what the best of all local guides would give. Where the
-guide has these sites, and takes any rows, its local part is used in place: see `guides.amortised`.
+guide has these sites, and takes any rows, its local part is used in place: see `guides.program`.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -78,6 +79,8 @@ class GuideAscent(KeptDraws, Tempered):
     """
 
     on_cpu: ClassVar[bool] = True
+    #: Settings that need more than sums of the clients' scores, and their values that do not.
+    by_sums: ClassVar[Mapping[str, Any]] = {"bound": "elbo"}
 
     guide: Any = AutoMultivariateNormal
     num_steps: int = 2000
@@ -96,8 +99,16 @@ class GuideAscent(KeptDraws, Tempered):
             raise SettingError(f"{type(self).__name__}: guide AutoLaplaceApproximation is fitted by FedLaplace()")
 
     def program(self, problem: Problem) -> GuideProgram:
-        """The guide as a function of its parameters."""
-        return guide_program(self.guide, problem)
+        """The guide as a function of its parameters; an amortised one takes settings by which sums are known."""
+        program = guide_program(self.guide, problem)
+        for setting, default in self.by_sums.items():
+            value = getattr(self, setting)
+            if program.amortised and value != default:
+                raise SettingError(
+                    f"{type(self).__name__}: {setting}={value!r} moves parameters of global sites alone, and this "
+                    f"guide has sites inside the plate: leave {setting} out, or leave these sites out of the guide"
+                )
+        return program
 
     def first_states(self, problem: Problem, num_clients: int, generator: torch.Generator) -> tuple[Fit, State]:
         """The guide at its own start, and the clients' own parts of an amortised one, (K, ...)."""

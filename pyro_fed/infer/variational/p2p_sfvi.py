@@ -1,19 +1,24 @@
 """Structured variational inference over a graph: agents fit any Pyro guide, and no server has the sum of their scores.
 
-    m_i = Σ_rows ∇_z log p_i(z_is) / v_i,   z_is = g_{φ_i}(ε_s)          the same ε_s at all agents, from the run's seed
+    r_i = Σ_rows ∇_z log p_i(z_is) / v_i,   z_is = g_{φ_i}(ε_s)          the same ε_s at all agents, from the run's seed
+    m_i ← m_i + r_i - r_i'                                               r_i' of the round before, zero in the first
     (m_i, φ_i) ← Σ_j W_ij (m_j, φ_j)                                     as often as shrinks disagreement enough
     φ_i ← φ_i + Adam(∇_φ E_q[log p_0 - log q_φ] + 1/S Σ_s (∂z_is/∂φ)' m_is)
 
 Source: `sfvi` for the step, Wang et al., *Peer-to-peer variational federated learning over arbitrary graphs*, Eq. (8),
-for the consensus. v is the centrality of W, v'W = v', so that the mean that agents approach, Σ_i v_i m_i, is the sum of
-all agents' scores: on a complete graph a round is the server's. Elsewhere each agent's m is off by `gossip_tolerance`
-of what scores differ by, their φ part by that many of Adam's steps, and the next round's consensus brings them together
-again: what Adam averages is the exact sum, taken at draws that are this far apart.
+for the consensus. v is the centrality of W, v'W = v', so that the mean that agents approach, Σ_i v_i m_i = Σ_i v_i r_i,
+is the sum of all agents' scores: on a complete graph a round is the server's.
+
+Elsewhere consensus leaves `gossip_tolerance` of what agents' m differ by. Agents with different data have scores r that
+differ by far more than the noise of the draws, and always in the same direction. Each agent's Adam divides them by a
+size of its own, so that steps by what is left of them would end elsewhere, on large data by several SDs. Therefore m
+tracks the sum from round to round (Zhu & Martínez 2010, *Discrete-time dynamic average consensus*; as gradients in
+Nedić, Olshevsky & Shi 2017): what does not change from one round to the next cancels in r_i - r_i'.
 
 P2PVI mixes Gaussians as products of densities. Guides of other families have no product; here scores are mixed, which
 are those of the posterior whatever the guide is, and parameters only as far as they differ by what consensus has left.
 
-Letters: m `delta`, φ `params`, W `graph`, v `centrality`, z `points`, S `num_particles`.
+Letters: m `delta`, r `scores`, φ `params`, W `graph`, v `centrality`, z `points`, S `num_particles`.
 """
 
 from __future__ import annotations
@@ -71,7 +76,8 @@ class P2PSFVI(GuideAscent, OnGraph):
         GraphError: a graph or a schedule in which not all agents are awake in every round.
 
     References:
-        Hassan, Salomone & Mengersen (2023), Algorithm 1; Wang et al., Eq. (8).
+        Hassan, Salomone & Mengersen (2023), Algorithm 1; Wang et al., Eq. (8); Nedić, Olshevsky & Shi (2017), Achieving
+        geometric convergence for distributed optimization over time-varying graphs.
 
     Example:
         >>> from pyro.infer.autoguide import AutoIAFNormal
@@ -122,7 +128,8 @@ class P2PSFVI(GuideAscent, OnGraph):
         fit, local = self.first_states(problem, num_clients, generator)
         points, sent = self.no_points(problem)
         one = {**as_entries(fit), "average": fit.params, "points": points, "delta": sent.double()}
-        return {name: value.expand(num_clients, *value.shape).clone() for name, value in one.items()}, local
+        shared = {name: value.expand(num_clients, *value.shape).clone() for name, value in one.items()}
+        return shared, {**local, "scores": shared["delta"]}
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Draw the round's points at every agent."""
@@ -131,9 +138,12 @@ class P2PSFVI(GuideAscent, OnGraph):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Compute m_i, and send it with φ_i."""
-        scores, after = self.scores_at_points(problem, shared, local, data, noise)
-        return {"delta": scores / shared["centrality"].unsqueeze(-1), "params": shared["params"]}, after, {}
+        """Compute m_i by the change of the agent's scores, and send it with φ_i."""
+        guide = {name: value for name, value in local.items() if name != "scores"}
+        found, after = self.scores_at_points(problem, shared, guide, data, noise)
+        scores = found / shared["centrality"].unsqueeze(-1)
+        message = {"delta": shared["delta"] + scores - local["scores"], "params": shared["params"]}
+        return message, {**after, "scores": scores}, {}
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
         """One step of consensus on scores and parameters."""

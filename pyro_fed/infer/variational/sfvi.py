@@ -29,8 +29,9 @@ Deviation: φ is averaged as it is, by rows; the paper takes Wasserstein barycen
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pyro.infer.autoguide import AutoDelta
@@ -45,7 +46,6 @@ from pyro_fed.density.derivatives import clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.guides.program import GuideProgram
 from pyro_fed.infer.averaging.local_sgd import StepContributions
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, fitted_surrogates, surrogate_phase
@@ -95,6 +95,7 @@ class SFVI(GuideAscent):
     """
 
     additive: ClassVar[bool] = True
+    by_sums: ClassVar[Mapping[str, Any]] = {"local_steps": 1, "bound": "elbo"}
 
     local_steps: int = 1
     surrogates: Surrogates = "auto"
@@ -128,18 +129,6 @@ class SFVI(GuideAscent):
         """The algorithm that fits the surrogates, if they have to be fitted; a guide is refused before it runs."""
         self.program(problem)
         return surrogate_phase(self.surrogates, self.temperature) if self.steps_without_rounds else None
-
-    def program(self, problem: Problem) -> GuideProgram:
-        """The guide as a function of its parameters; an amortised one takes settings by which sums are known."""
-        program = super().program(problem)
-        for setting in ("local_steps", "bound"):
-            value, default = getattr(self, setting), getattr(SFVI, setting)
-            if program.amortised and value != default:
-                raise SettingError(
-                    f"{type(self).__name__}: {setting}={value!r} moves parameters of global sites alone, and this "
-                    f"guide has sites inside the plate: leave {setting} out, or leave these sites out of the guide"
-                )
-        return program
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

@@ -1,7 +1,7 @@
 """Stochastic gradients of the client's free energy: "svi", a Gaussian guide by Adam, and "ivon", for networks.
 
-"svi" is Pyro's `SVI` on the tilted density, see `guides.fitting` for the objective. The guide begins at the end of a
-Newton step, with its inverse curvature as covariance, so that the step size, which falls linearly to zero, has no
+"svi" is Pyro's `SVI` on the tilted density, see `guides.gaussian_guides` for the objective. The guide begins at the end
+of a Newton step, with its inverse curvature as covariance, so that the step size, which falls linearly to zero, has no
 units. "ivon" takes diagonal natural-gradient steps from scores alone, see `sites.online_newton`; a site is the client's
 change of the cavity's natural parameters.
 """
