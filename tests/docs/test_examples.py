@@ -168,14 +168,14 @@ def names(supposed, study, monkeypatch, tmp_path):
 
     def as_far_as_the_first_round(function):
         def call(*args, **options):
-            with contextlib.suppress(FirstRound):
+            with contextlib.suppress(FirstRound), pytest.MonkeyPatch.context() as patch:
+                for part in ("run_phases", "run_stages"):
+                    patch.setattr(f"pyro_fed.runtime.run.{part}", stop)
                 function(*args, **{"progress": False, "compile": "off", **options})
             return supposed["traced" if getattr(args[0], "trace", False) else "idata"]
 
         return call
 
-    for part in ("run_phases", "run_stages"):
-        monkeypatch.setattr(f"pyro_fed.runtime.run.{part}", stop)
     for name in ("run", "fit"):
         monkeypatch.setattr(pf, name, as_far_as_the_first_round(getattr(pf, name)))
     monkeypatch.setattr("pyro_fed.analysis.criticism.sbc.run", pf.run)
