@@ -1,12 +1,12 @@
 r"""Expectation propagation over clients: the rounds of FedEP, PVI, FedSEP, FedPA, BCM, FedLap and their kin.
 
 Source: Guo et al., *Federated learning as variational inference*, Algorithms 1, 3 and 4; Vehtari et al. (2020). The
-answer is q = t_0 Π_k t_k, a product of Gaussian sites, so that a product is a sum of natural parameters. One round:
+answer is q = t_0 Π_k t_k, a product of Gaussian sites, whose natural parameters add up. One round:
 
     server   prepare      Δ_0 = (site of an expected Newton step at q) / t_0     the prior's
              download     q                                                      Algorithm 1, 3
     client   cavity       q_-k = q / t_k                                         Algorithm 4, 2
-             tilted       t̂_k = q̂_k / q_-k,   q̂_k ≈ p_k q_-k                     Algorithm 4, 3
+             tilted       t̂_k = q̂_k / q_-k, from q̂_k ≈ p_k q_-k                  Algorithm 4, 3
              local_step   Δ_k = t̂_k / t_k = q̂_k / q                              Algorithm 4, 4
     server   combine      q ← q Π_k (Δ_k)^s_k,   t_0 ← t_0 (Δ_0)^s_0             Algorithm 3, 2
              feedback     tells each client its s_k
@@ -16,6 +16,9 @@ The prior's site t_0 has η_0 = E_q[∇ log p_0] + Λ_0 m and Λ_0 = E_q[-∇² 
 the prior is Gaussian on the unconstrained scale: then no round computes Δ_0. Prior and clients move by the same rule,
 so q = t_0 Π_k t_k holds in every round. A step rule (`steps`) determines the fractions s_k, a tilted inference
 (`tilted`) q̂_k, and the setting `start` (`settings`) the first q.
+
+Where a change is one expected Newton step at q, messages also have E_q[log p_k]: with E_q[log p_0] and q's entropy
+their sum is the evidence's lower bound, and the server takes back a step that lowers it (`ascent`).
 
 Letters: q, t_0, Δ_0 and s_k are `Server`'s `q`, `prior`, `prior_change` and `fractions`; t_k is `local`; δ `damping`.
 Guo et al. write q_global, q_k and q̂_\k for q, t_k and q̂_k. The paper has δ alone: s_k = δ, unless a step is shortened.
@@ -188,7 +191,7 @@ class EP(SpreadGaussian, SiteKeeping):
         return self.solver.objections(gaussian(received), self.changes_of(messages), messages.get("value"))
 
     def begin_at(self, received: State, local: State, cavity: Gaussian) -> Gaussian:
-        """The Gaussians (C,) at which the clients' inference begins: q."""
+        """The Gaussians (C,) at which the clients' inference begins: q; FedLap, which learns curvatures, has others."""
         return gaussian(received)
 
     # -- what public algorithms override --------------------------------------------------------------------
@@ -199,7 +202,7 @@ class EP(SpreadGaussian, SiteKeeping):
 
     @property
     def by_newton(self) -> bool:
-        """Whether clients take exact Newton steps."""
+        """Whether clients take expected Newton steps, by which the default covariance and the cures are chosen."""
         return self.solver.newton_steps > 0
 
     def step_rule(self, clients: int) -> StepRule:
@@ -220,7 +223,7 @@ class EP(SpreadGaussian, SiteKeeping):
 
     @property
     def bound_is_known(self) -> bool:
-        """Whether clients send E_q[log p_k]: where a change is one Newton step, and clients have sites of their own."""
+        """Whether clients send E_q[log p_k]: of one expected Newton step, if q stays the product of their own sites."""
         return self.solver.newton_steps == 1 and self.is_product and not self.additive
 
     @property
@@ -284,7 +287,10 @@ class EP(SpreadGaussian, SiteKeeping):
         return 50 if self.solver.deterministic else self.solver.default_rounds
 
     def part_taken(self, after: State) -> float:
-        """The damping, by which `monitor` divides the change; 1 for a random inference or an optimiser's steps."""
+        """δ, by which `monitor` divides the change to have the distance that is left; 1 where steps do not shrink it.
+
+        These are an optimiser's steps, and those of a random inference, whose changes keep the size of their noise.
+        """
         converges = self.solver.deterministic and self.is_product
         return self.damping_for(len(after["fractions"])) if converges else 1.0
 
@@ -295,7 +301,7 @@ class EP(SpreadGaussian, SiteKeeping):
         return {**figures, **own, **ascent.reached_end(after), **left, **entries_as(Server, after).figures()}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """True if the run has returned to the best q repeatedly, or the bound has stopped rising."""
+        """True, which ends the rounds, if they return to one best q or the bound hardly rises; `findings` says so."""
         return True if figures[-1].get("in_vain") or figures[-1].get("slow") else None
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
@@ -324,7 +330,7 @@ class EP(SpreadGaussian, SiteKeeping):
         return self.controlled_by(self.control.evenly())
 
     def controlled_by(self, control: StepControl) -> Self:
-        """This algorithm with another control of Newton steps; itself if that is not a setting."""
+        """This algorithm with another control of Newton steps; itself where that is no setting (see `Controlled`)."""
         return self
 
 

@@ -14,9 +14,11 @@ for all clients. Its fixed point is the Gaussian of smallest KL(q ‖ posterior)
 
     Λ_k ← E_q[-∇² log p_k],   η_k ← E_q[∇ log p_k] + Λ_k m
 
-Deviations: a prior that is not Gaussian gets a site of its own at the server. Steps are shortened to keep q proper;
-precisions are never modified. With all clients at work single Newton steps are accelerated, because they alternate
-without end if the precision of one parameter follows the mean of another, and a diagonal curvature oversteps.
+Deviations: by default clients do not fit their tilted distributions; each takes a natural-gradient step at q, which
+does not depend on its cavity. EP proper is client="mcmc". A prior that is not Gaussian gets a site of its own at the
+server. Steps are shortened to keep q proper; precisions are never modified. With all clients at work single Newton
+steps are accelerated, because they alternate without end if the precision of one parameter follows the mean of another,
+and a diagonal curvature oversteps.
 
 The authors' code sums shares of one over the clients of the round, `changes="mean"`, as the published recipes do: the
 sum with a learning rate of 0.5 and momentum 0.9 overshoots. It also clips Δ_k, at a norm chosen by hand for each task
@@ -103,8 +105,8 @@ class FedSEP(Converging, WarmStarted, Optimising, Controlled):
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
             the covariance is full by default.
         num_points: Sobol points for expectations under q; even.
-        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
-            more than this share.
+        tolerance: the run has converged when no mean has more than this many SDs left to go, and no SD more than this
+            share. What is left is taken to be the round's move divided by δ.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how the clients approximate their tilted distributions: a `pf.infer.tilted` inference with its settings,
             or its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
@@ -114,8 +116,8 @@ class FedSEP(Converging, WarmStarted, Optimising, Controlled):
             `pf.infer.Averaging` (the same as published), or "auto": the prior if it is proper and there are more than
             100 parameters.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
-            clients of the round: q is then the geometric mean of their tilted distributions, which no noise of theirs
-            compounds.
+            clients of the round: q is then the geometric mean of their approximations q̂_k, so that their noise
+            averages out.
         step_control: how Newton steps are accelerated and held back.
         optimisers: of the changes, in place of fractions: a `pf.infer.Optimisers` with a server's optimiser alone.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.

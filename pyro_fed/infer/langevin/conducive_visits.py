@@ -43,7 +43,7 @@ from pyro_fed.infer.surrogates.surrogates import one_each
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class Conducive(Settings):
-    """The conducive gradient α g_s, which keeps a chain at a client unbiased.
+    """The conducive gradient α g_s, which makes the expected score nearly the same at all clients.
 
     Args:
         alpha: exploration weight α, positive; of `FSGLD` every value is unbiased, and 1 is the paper's.

@@ -49,7 +49,7 @@ from pyro_fed.ops.langevin import STABLE, longest_visit
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class FSGLD(ConduciveVisits):
-    """Federated SGLD: chains visit clients, whose stochastic gradients the conducive gradient keeps unbiased.
+    """Federated SGLD: chains visit clients, and the conducive gradient makes the expected score alike at all of them.
 
     Args:
         num_chains: M, chains that run at once.

@@ -138,7 +138,7 @@ class Langevin(Tempered, Chains):
         return math.gcd(self.thin, self.local_steps)
 
     def visits_a_round(self, shared: State) -> int:
-        """The number of visits in a round: one for each chain."""
+        """The number of visits in a round: one for each chain; FALD has one for each client of a chain."""
         return self.num_chains
 
     # -- the estimate of the score --------------------------------------------------------------------------
@@ -167,7 +167,10 @@ class Langevin(Tempered, Chains):
         return StepSizes(self.local_steps, self.rule.decay, self.rule.decay_offset)
 
     def derived_step(self, num_clients: int, start: Start | None) -> tuple[float, float]:
-        """The derived h in preconditioned coordinates, and the step of full length, to which burn-in refers."""
+        """The derived h in preconditioned coordinates, and the full length, to which burn-in refers: the same here.
+
+        `DSGLD` and `FSGLD` shorten h by how much clients differ.
+        """
         largest = cast(Derived, self.step).largest
         return largest, largest
 
@@ -261,7 +264,7 @@ class Langevin(Tempered, Chains):
         return {}
 
     def score_of_visit(self, problem: Problem, client: ClientState, position: Tensor, data: ClientData) -> Score:
-        """The estimate that visits of chains at these positions use."""
+        """The estimate in the visits that begin at these positions, on which control variates depend."""
         return self.build_gradient(client)
 
     def takes_all_rows(self, data: ClientData) -> bool:
@@ -300,7 +303,10 @@ class Langevin(Tempered, Chains):
         return self.states_after(shared, visits, visits)
 
     def states_after(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
-        """The server's state after each of R rounds, with kept chains (R, M, ...) and received visits (R, C, ...)."""
+        """The server's state after each of R rounds, with kept chains (R, M, ...) and received visits (R, C, ...).
+
+        The two are the same but for FALD, which averages the visits of a round into one chain.
+        """
         server = entries_as(ServerState, shared)
         after = shared | as_entries(self.adapt_steps(server, visits))
         burn_in = int(server.burn_in)

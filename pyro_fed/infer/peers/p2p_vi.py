@@ -105,8 +105,8 @@ class P2PVI(PeerGaussian):
         start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph; "local": each
             agent's own, with nothing exchanged, which needs more rows than parameters at every agent; "prior": every
             belief begins as the prior, or its Laplace approximation; "draw": with the prior's SDs about one draw from
-            it, common to all (a neural network's prior mean is a saddle), which needs `weighting="paper"`. "auto" is
-            "prior" as published and with "svi", which take nothing else but "draw", and where rows' scores jump;
+            it, common to all (a neural network's prior mean is a saddle), which needs `weighting="paper"`; "fedavg":
+            the point that averaging over the graph finds, of update="ivon" alone. "auto" is that there, and "prior" as published and with "svi", which take nothing else but "draw", and where rows' scores jump;
             "local", under the Gaussian nearest to the prior, where the prior's do; otherwise "consensus", or "local"
             if groups of agents are awake in turn.
         trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`.
@@ -202,12 +202,12 @@ class P2PVI(PeerGaussian):
 
     @property
     def by_newton(self) -> bool:
-        """Whether agents take exact Newton steps."""
+        """Whether agents take expected Newton steps."""
         return self.solver.newton_steps > 0
 
     @property
     def kind(self) -> Kind:
-        """The setting `curvature` of Newton steps; other updates take no curvature of likelihoods."""
+        """The curvature of likelihoods in Newton steps and starts; Hessians in the starts of updates without one."""
         return super().kind if self.solver.takes_curvature else "hessian"
 
     @property
