@@ -106,9 +106,10 @@ class P2PVI(PeerGaussian):
             agent's own, with nothing exchanged, which needs more rows than parameters at every agent; "prior": every
             belief begins as the prior, or its Laplace approximation; "draw": with the prior's SDs about one draw from
             it, common to all (a neural network's prior mean is a saddle), which needs `weighting="paper"`; "fedavg":
-            the point that averaging over the graph finds, of update="ivon" alone. "auto" is that there, and "prior" as published and with "svi", which take nothing else but "draw", and where rows' scores jump;
-            "local", under the Gaussian nearest to the prior, where the prior's do; otherwise "consensus", or "local"
-            if groups of agents are awake in turn.
+            the point that averaging over the graph finds, of update="ivon" alone. "auto" is that there, and "prior" as
+            published and with "svi", which take nothing else but "draw", and where rows' scores jump; "local", under
+            the Gaussian nearest to the prior, where the prior's do; otherwise "consensus", or "local" if groups of
+            agents are awake in turn.
         trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`.
         weighting: "exact" (each datum counts once, whatever the graph) or "paper" (as published).
         update: the solver of Eq. (3): `pf.infer.update.Newton` (expected Newton steps, closed form where conjugate),
