@@ -217,3 +217,12 @@ def require_agents(graph: Graph, num_agents: int) -> None:
             f"the graph has {graph.num_agents} agents, but the federation has {num_agents} clients: "
             f"build the graph for {num_agents} agents, or the federation with num_clients={graph.num_agents}"
         )
+
+
+def require_centrality(graph: Graph, name: str, sleepers: bool) -> None:
+    """Require a graph whose centrality stays as it is where agents sleep or links fail, so that data count once."""
+    if (sleepers or graph.random) and not graph.keeps_centrality:
+        raise GraphError(
+            f"{name}: agents that are asleep change the centrality of a graph whose W is not reversible, and data "
+            "would no longer count once; build it with mixing='metropolis'"
+        )

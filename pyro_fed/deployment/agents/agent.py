@@ -397,11 +397,12 @@ def _run_rounds(
 
 def _result(finish: Finish, shared: State, me: int) -> InferenceData:
     """The agent's own chain."""
-    alone = {name: value[me : me + 1].expand(len(value), *value.shape[1:]).clone() for name, value in shared.items()}
+    context, agents = finish.context, finish.context.federation.num_clients
+    own = finish.algorithm.conclude(context.problem, {name: value[me : me + 1] for name, value in shared.items()})
+    alone = {name: value.expand(agents, *value.shape[1:]).clone() for name, value in own.items()}
     draws = finish.drawn(alone)[me : me + 1]
-    own = {name: value[:1] for name, value in alone.items()}
-    finish.judge(CheckInputs(finish.algorithm, finish.context, own, draws, finish.audit))
-    record = finish.context.record
+    finish.judge(CheckInputs(finish.algorithm, context, own, draws, finish.audit))
+    record = context.record
     record.findings += record.clients_failed()
     return said_of(finish.result(alone, draws), record)
 

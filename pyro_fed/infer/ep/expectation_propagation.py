@@ -287,10 +287,7 @@ class EP(SpreadGaussian, SiteKeeping):
         return 50 if self.solver.deterministic else self.solver.default_rounds
 
     def part_taken(self, after: State) -> float:
-        """δ, by which `monitor` divides the change to have the distance that is left; 1 where steps do not shrink it.
-
-        These are an optimiser's steps, and those of a random inference, whose changes keep the size of their noise.
-        """
+        """δ, by which `monitor` divides the change; 1 where it is no share of what is left: of optimisers, of noise."""
         converges = self.solver.deterministic and self.is_product
         return self.damping_for(len(after["fractions"])) if converges else 1.0
 

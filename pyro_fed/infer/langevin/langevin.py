@@ -167,10 +167,7 @@ class Langevin(Tempered, Chains):
         return StepSizes(self.local_steps, self.rule.decay, self.rule.decay_offset)
 
     def derived_step(self, num_clients: int, start: Start | None) -> tuple[float, float]:
-        """The derived h in preconditioned coordinates, and the full length, to which burn-in refers: the same here.
-
-        `DSGLD` and `FSGLD` shorten h by how much clients differ.
-        """
+        """The derived h in preconditioned coordinates, which some shorten, and its full length, the unit of burn-in."""
         largest = cast(Derived, self.step).largest
         return largest, largest
 
@@ -303,10 +300,7 @@ class Langevin(Tempered, Chains):
         return self.states_after(shared, visits, visits)
 
     def states_after(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
-        """The server's state after each of R rounds, with kept chains (R, M, ...) and received visits (R, C, ...).
-
-        The two are the same but for FALD, which averages the visits of a round into one chain.
-        """
+        """The server's state after each of R rounds: chains (R, M, ...) to keep, and visits (R, C, ...)."""
         server = entries_as(ServerState, shared)
         after = shared | as_entries(self.adapt_steps(server, visits))
         burn_in = int(server.burn_in)

@@ -41,8 +41,9 @@ from pyro_fed.conventions.setting_checks import (
 )
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, row_dtype
-from pyro_fed.errors import DataError, GraphError, SettingError
+from pyro_fed.errors import DataError, SettingError
 from pyro_fed.graph import Graph
+from pyro_fed.graph.base import require_centrality
 from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.stein.importance import LEAST_EFFECTIVE_POINTS
@@ -116,11 +117,8 @@ class P2PFinite(Tempered, OnGraph):
     # -- over the graph -------------------------------------------------------------------------------------
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
         """The number of steps as set, or as many as shrink disagreement; one if groups of agents take turns."""
-        if self.weighting == "exact" and (sleepers or graph.random) and not graph.keeps_centrality:
-            raise GraphError(
-                "P2PFinite: agents that are asleep change the centrality of a graph whose W is not reversible, and "
-                "data would no longer count once; build it with mixing='metropolis'"
-            )
+        if self.weighting == "exact":
+            require_centrality(graph, type(self).__name__, sleepers)
         if self.gossip_steps is not None:
             return self.gossip_steps
         return 1 if graph.active(0) is not None else max(1, int(graph.consensus_rounds(self.gossip_tolerance)))

@@ -39,6 +39,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import GraphError
 from pyro_fed.graph import Consensus, Graph
+from pyro_fed.graph.base import require_centrality
 from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
@@ -131,11 +132,8 @@ class PeerGaussian(SpreadGaussian, OnGraph):
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
         """The number of steps as set; exactness needs a centrality that sleepers and failures do not change."""
-        if (sleepers or graph.random) and not graph.keeps_centrality and self.needs_centrality:
-            raise GraphError(
-                f"{type(self).__name__}: agents that are asleep change the centrality of a graph whose W is not "
-                "reversible, and data would no longer count once; build it with mixing='metropolis'"
-            )
+        if self.needs_centrality:
+            require_centrality(graph, type(self).__name__, sleepers)
         grouped = graph.active(0) is not None
         if self.gossip_steps is None:
             return 1 if grouped else graph.consensus(self.left_apart).steps

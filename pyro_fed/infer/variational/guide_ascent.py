@@ -170,6 +170,13 @@ class GuideAscent(KeptDraws, Tempered):
         rounds = (int(fit.step) - self.num_steps // 2) / steps_a_round
         return average.lerp(fit.params, 1 / max(rounds, 1.0))
 
+    def final_draws(self, problem: Problem, average: Tensor, seed: Tensor) -> Tensor:
+        """Draws (S, D) of the guide at φ̄, which are kept, at an ε that no step had."""
+        return self.program(problem).points(average, self.kept_draw_count, int(seed) - 1)
+
+    def advice(self, problem: Problem, before: State) -> str:
+        return f"take a shorter step_size ({self.step_size:g} was taken), or a guide that begins nearer"
+
     def adam_at(self, params: Tensor) -> State:
         """Adam's state before the first step."""
         return ADAM.init({"params": params}, self.step_size)

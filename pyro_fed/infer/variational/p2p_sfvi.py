@@ -41,6 +41,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import GraphError, SettingError
 from pyro_fed.graph import Consensus, Graph
+from pyro_fed.graph.base import require_centrality
 from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.infer.averaging.local_sgd import StepContributions
 from pyro_fed.infer.sites.records import as_entries, entries_as
@@ -85,6 +86,7 @@ class P2PSFVI(GuideAscent, OnGraph):
     """
 
     draws_are: ClassVar[str] = "agents"
+    needs_all: ClassVar[bool] = True
     without: ClassVar[Mapping[str, str]] = {
         "local_steps": "agents step by the sum of all scores; what they reach by their own rows is not the posterior's",
         "surrogates": "agents begin at the guide's own start",
@@ -109,6 +111,7 @@ class P2PSFVI(GuideAscent, OnGraph):
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
         """The fewest steps that shrink disagreement by the tolerance; all agents have to take part."""
+        require_centrality(graph, type(self).__name__, sleepers)
         if sleepers or graph.active(0) is not None:
             raise GraphError(
                 f"{type(self).__name__}: a step takes the scores of all agents, and some are asleep; leave schedule= "
@@ -160,9 +163,8 @@ class P2PSFVI(GuideAscent, OnGraph):
 
     def conclude(self, problem: Problem, shared: State) -> State:
         """Draw from every agent's guide, at the same ε."""
-        program, count = self.program(problem), self.kept_draw_count
-        each = zip(shared["average"], shared["seed"].tolist(), strict=True)
-        return {**shared, "draws": torch.stack([program.points(average, count, seed - 1) for average, seed in each])}
+        each = zip(shared["average"], shared["seed"], strict=True)
+        return {**shared, "draws": torch.stack([self.final_draws(problem, *agent) for agent in each])}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Each agent's draws, each once: (A, S, D), or the first `num_draws` of them."""
@@ -179,9 +181,6 @@ class P2PSFVI(GuideAscent, OnGraph):
     def witness(self, before: State, after: State) -> State:
         """The agents' parameters before and after the round."""
         return super().witness({"params": before["params"]}, {"params": after["params"]})
-
-    def advice(self, problem: Problem, before: State) -> str:
-        return f"take a shorter step_size ({self.step_size:g} was taken), or a guide that begins nearer"
 
 
 def _fits(shared: State) -> list[Fit]:

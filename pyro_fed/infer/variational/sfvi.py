@@ -204,14 +204,10 @@ class SFVI(GuideAscent):
 
     def conclude(self, problem: Problem, shared: State) -> State:
         """Draw from the guide."""
-        seed = int(shared["seed"]) - 1
-        return {**shared, "draws": self.program(problem).points(shared["average"], self.kept_draw_count, seed)}
+        return {**shared, "draws": self.final_draws(problem, shared["average"], shared["seed"])}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         return {"change": float((after["params"] - before["params"]).norm())}
-
-    def advice(self, problem: Problem, before: State) -> str:
-        return f"take a shorter step_size ({self.step_size:g} was taken), or a guide that begins nearer"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,3 +98,18 @@ def test_effects_stay_with_their_agent_and_what_is_common_is_the_simulation_s(tm
         alone = pf.Federation.from_clients(kind, {name: own(number)}, plate=plate, rows=rows)
         again = pf.predict(found, alone)  # its effects, given its own draws of what is common
         assert again.posterior_predictive["y"].shape == (1, 400, len(own(number)[1]))
+
+
+def test_agents_fit_a_guide_together_and_wait_for_each_other(tmp_path):
+    """A step means nothing without an agent's scores, so that none goes on alone: the simulation to the last bit."""
+    names = NAMES[:2]
+    path = peers_file(tmp_path, names, 'graph = "complete"')
+    algorithm = pf.infer.P2PSFVI(num_steps=4, num_particles=2, num_guide_draws=50)
+    agents = Rehearsal(tmp_path, algorithm)
+    for name in names:
+        agents.start(name)
+    assert agents.join() == dict.fromkeys(names, 0)
+    expected = simulated(algorithm, load_peers(path).graph, names)
+    for number, name in enumerate(names):
+        found = az.from_netcdf(str(agents.out(name)))
+        assert np.array_equal(found.posterior["w"].values[0], expected.posterior["w"].values[number])
