@@ -69,8 +69,9 @@ def run_recorded(algorithm, fed, **options):
     return seen
 
 
-@pytest.mark.parametrize("client", ["newton", "laplace"])
-@pytest.mark.parametrize("num_clients", [1, 2, 7, 50])
+@pytest.mark.parametrize(
+    ("num_clients", "client"), [(1, "newton"), (2, "newton"), (7, "newton"), (50, "newton"), (7, "laplace")]
+)
 def test_conjugate_regression_is_exact_after_one_round_and_after_every_later_one(num_clients, client):
     algorithm = pf.FedEP(client=client, damping=1.0, start="prior", tolerance=1e-300)
     seen = run_recorded(algorithm, regression(num_clients), num_rounds=3, **OFF)
