@@ -182,16 +182,16 @@ def _is_value(value: Any) -> bool:
     )
 
 
-def with_known_structure(problem: Problem, mode: str) -> Problem:
+def with_known_structure(problem: Problem) -> Problem:
     """The problem with all that this process knows of its model, also from the rows of another federation."""
     kept = problem.compiler
-    common = with_process_cache(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
+    common = with_process_cache(problem) if kept.level == "off" else None
     return replace(problem, compiler=replace(kept, common=common))
 
 
 def compile_problem(problem: Problem, mode: str, rounds: int, progress: bool, seconds: float | None = None) -> Problem:
     """The problem as a run compiles it; compiled steps, and the level that works, are kept for the next run."""
-    known = problem if problem.compiler.common is not None else with_known_structure(problem, mode)
+    known = problem if problem.compiler.common is not None else with_known_structure(problem)
     kept, common = known.compiler, known.compiler.common
     levels = kept.levels if common is None else common.levels
     if mode not in levels:
