@@ -9,6 +9,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.density.size import LARGE_DIM
+from pyro_fed.infer.stein import survey
 from pyro_fed.infer.surrogates import measuring
 from pyro_fed.runtime import replies, rounds
 
