@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.plots.style import COLORS, INK, MOST_MARKS, name_dots, new_axes, short_names, tidy, width_with
+from pyro_fed.analysis.plots.style import COLORS, MOST_MARKS, new_axes, short_names, tidy, width_with
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
@@ -17,6 +17,8 @@ from pyro_fed.graph import Graph
 
 #: Area of a node of mean centrality, in points².
 NODE_AREA = 350.0
+#: Distance of names from the middles of nodes, in units of the layout, whose places are in [-1, 1].
+NAME_DISTANCE = 0.09
 #: Largest number of agents that can be told apart in a figure.
 MAX_AGENTS = 1000
 #: The layout of at most this many agents minimises an energy; larger graphs use a faster spring simulation.
@@ -26,7 +28,7 @@ MAX_SOLVED = 200
 @checked
 def plot_graph(
     graph: Graph, *, round: int = 0, names: Mapping[int, str] | None = None, ax: Axes | None = None,
-    figsize: tuple[float, float] = (5.0, 5.0), seed: int = 0,
+    figsize: tuple[float, float] | None = None, seed: int = 0,
 ) -> Axes:  # fmt: skip
     """The links of a graph: node area by eigenvector centrality, link width by mixing weight.
 
@@ -55,7 +57,8 @@ def plot_graph(
             f"plot_graph draws at most {MAX_AGENTS} agents, which can still be told apart, received a graph of "
             f"{graph.num_agents}"
         )
-    ax = new_axes(ax, figsize)
+    labels = dict(zip(names or {}, short_names((names or {}).values()), strict=True))
+    ax = new_axes(ax, figsize or (5.0 + 0.13 * max(map(len, labels.values()), default=0), 5.0))
     links = graph.to_networkx()
     links.remove_edges_from(list(nx.selfloop_edges(links)))
     place = _layout(links, seed)
@@ -68,7 +71,7 @@ def plot_graph(
     if graph.num_agents <= MOST_MARKS:
         dark = v < 0.6 * v.max()
         for shade, color in ((dark, "white"), (~dark, "black")):
-            some = {i: str(i) for i in links if shade[i] and i not in (names or {})}
+            some = {i: str(i) for i in links if shade[i] and i not in labels}
             nx.draw_networkx_labels(links, place, some, font_size=8, font_color=color, ax=ax)
     ax.margins(0.1)
     ax.figure.colorbar(nodes, ax=ax, shrink=0.6, label="eigenvector centrality")
@@ -79,9 +82,12 @@ def plot_graph(
         fontsize=10,
     )
     ax.set_axis_off()
-    if names:
-        x, y = np.array([place[i] for i in names]).T
-        name_dots(ax, list(names.values()), x, y, dict.fromkeys(names.values(), INK))
+    if labels:
+        middle = np.mean([at[0] for at in place.values()])
+        for side, away in (("left", 1), ("right", -1)):  # outside of the nodes, so that they and the links are seen
+            beside = {i: at + np.array([away * NAME_DISTANCE, 0.0]) for i, at in place.items()}
+            some = {i: name for i, name in labels.items() if (place[i][0] >= middle) == (side == "left")}
+            nx.draw_networkx_labels(links, beside, some, font_size=9, horizontalalignment=side, clip_on=False, ax=ax)
     return ax
 
 
