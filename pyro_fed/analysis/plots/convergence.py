@@ -96,7 +96,7 @@ def plot_convergence(
 
 
 def _scale(values: Sequence[float] | np.ndarray) -> str:
-    """The scale of an axis for positive values of results: logarithmic if they differ by more than `LOG_SCALE_RATIO`."""
+    """The scale of an axis for positive values: logarithmic if they differ by more than `LOG_SCALE_RATIO`."""
     return "log" if len(values) and max(values) > LOG_SCALE_RATIO * min(values) else "linear"
 
 

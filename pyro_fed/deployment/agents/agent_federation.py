@@ -21,7 +21,8 @@ from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.agents.links import AUDIT, Links
 from pyro_fed.deployment.agents.outbox import At
-from pyro_fed.deployment.claimed_federation import MAX_ROWS, ClaimedFederation, padded_index
+from pyro_fed.deployment.claimed_federation import ClaimedFederation, padded_index
+from pyro_fed.deployment.limits import MAX_ROWS
 from pyro_fed.deployment.policy.rules import answer_share
 from pyro_fed.errors import PolicyError, ProtocolError, StoppedError
 from pyro_fed.federation.federation import Federation
