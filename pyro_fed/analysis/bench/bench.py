@@ -24,9 +24,9 @@ from pyro_fed.conventions.names import closest
 from pyro_fed.errors import SettingError
 
 #: Seconds of CPU time that a cell may take.
-LIMIT = 300.0
+CPU_LIMIT_SECONDS = 300.0
 #: For a quick benchmark: seconds of CPU time that a cell may take, and seconds after which no more cells are started.
-QUICK_LIMIT, QUICK_SECONDS = 30.0, 280.0
+QUICK_CPU_LIMIT_SECONDS, QUICK_SECONDS = 30.0, 280.0
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def run_benchmark(
     usual = [*algorithms.RECIPES, *algorithms.QUICK_ADAPTERS] if quick else []
     entries = algorithms.find(list(recipes) or usual, list(adapters))
     splits = {name: [Split.parse(text) for text in partitions or _splits(name, quick)] for name in chosen}
-    limit = limit or (QUICK_LIMIT if quick else LIMIT)
+    limit = limit or (QUICK_CPU_LIMIT_SECONDS if quick else CPU_LIMIT_SECONDS)
     store, code = Store(folder, any_version), code_version()
     left_out = [f"{name}: its data are not here" for name in missing_cases(posteriordb)] if not quick else []
     left_out += [f"{name}: does not split by rows, {why}" for name, why in NO_ROWS.items()] if not quick else []

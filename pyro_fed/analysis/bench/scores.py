@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
 
 #: Entries of larger kurtosis are not judged: the SD of 1,000 draws errs by sqrt((kurtosis - 1) / 4,000) of itself.
-LARGEST_KURTOSIS = 15.0
+MAX_KURTOSIS = 15.0
 #: Probability of the central intervals whose coverage is measured.
-INTERVAL = 0.9
+INTERVAL_PROBABILITY = 0.9
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def summarise_scores(rows: list[Parameter], distance: float) -> Scores:
 def parameters(mine: Draws, truth: Draws, behind: str = "") -> list[Parameter]:
     """The figures of each parameter that varies in the reference; `behind` is put behind the labels."""
     flat, known = mine.flat, truth.flat
-    ends = np.quantile(flat, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], axis=0)
+    ends = np.quantile(flat, [(1 - INTERVAL_PROBABILITY) / 2, (1 + INTERVAL_PROBABILITY) / 2], axis=0)
     within = ((known >= ends[0]) & (known <= ends[1])).mean(0)
     away = known - known.mean(0)
     variance = np.square(away).mean(0)
@@ -149,7 +149,7 @@ def parameters(mine: Draws, truth: Draws, behind: str = "") -> list[Parameter]:
             mean=float(means[i]),
             sd=float(sds[i]),
             coverage=float(within[i]),
-            judged=bool(kurtosis[i] <= LARGEST_KURTOSIS),
+            judged=bool(kurtosis[i] <= MAX_KURTOSIS),
         )
         for i, label in enumerate(truth.labels)
         if np.ptp(known[:, i]) > 0

@@ -29,7 +29,7 @@ BINS = 10
 #: What the name of a deployment's group of an estimand begins with.
 OF_DEPLOYMENT = "estimand_"
 #: Largest number of bins: more than any plot shows, few enough for the memory.
-MOST_BINS = 10_000
+MAX_BINS = 10_000
 
 
 class Reliability(NamedTuple):
@@ -50,8 +50,8 @@ def calibration_errors(probs: Tensor, value: Tensor, bins: int = BINS) -> dict[s
 
 def reliability(probs: Tensor, value: Tensor, bins: int = BINS) -> Reliability:
     """Confidence and accuracy by bin, of probabilities (n, C), averaged over draws, and observed classes (n,)."""
-    if not 1 <= bins <= MOST_BINS:
-        raise SettingError(f"calibration needs 1 to {MOST_BINS:,} bins of confidence, received bins={bins}")
+    if not 1 <= bins <= MAX_BINS:
+        raise SettingError(f"calibration needs 1 to {MAX_BINS:,} bins of confidence, received bins={bins}")
     if probs.dim() < 2 or not probs.numel() or value.shape != probs.shape[:-1]:
         raise DataError(
             f"calibration takes probabilities (n, C) and classes (n,), received {tuple(probs.shape)} and "

@@ -15,10 +15,10 @@ from pyro_fed.analysis.plots.style import (
     COLORS,
     INK,
     MARKERS,
-    MOST_MARKS,
+    MAX_MARKS,
+    PLOTTED_DRAWS,
     REFERENCE,
     REFERENCE_LINE,
-    SHOWN_DRAWS,
     GivenAxes,
     by_name,
     check_labels,
@@ -78,7 +78,7 @@ def plot_convergence(
     for name, idata in with_metric.items():
         values, megabytes = _series(idata["federation"], metric)
         style = {"color": palette[name], "label": name, "linewidth": 1.6}
-        style |= {"marker": "o", "markersize": 3} if len(values) <= MOST_MARKS else {}
+        style |= {"marker": "o", "markersize": 3} if len(values) <= MAX_MARKS else {}
         known = np.isfinite(values)  # rounds of an algorithm that the run started from lack this metric
         axes[0].plot(np.arange(1, len(values) + 1)[known], values[known], **style)
         if not flag(idata.attrs, "centralized"):
@@ -169,10 +169,6 @@ def plot_cost(
     return panel
 
 
-#: Each agent is named and drawn with a band if there are at most this many agents.
-MAX_NAMED = 10
-
-
 @checked
 def plot_consensus(
     idata: InferenceData,
@@ -227,7 +223,7 @@ def plot_consensus(
 
 
 def _draw_beliefs(ax: Axes, rounds: np.ndarray, mean: np.ndarray, sd: np.ndarray, names: np.ndarray) -> None:
-    few = mean.shape[1] <= MAX_NAMED
+    few = mean.shape[1] <= len(COLORS)  # each then has a name, a colour and a band
     for i in range(mean.shape[1]):
         line = ax.plot(
             rounds,
@@ -242,7 +238,7 @@ def _draw_beliefs(ax: Axes, rounds: np.ndarray, mean: np.ndarray, sd: np.ndarray
 
 
 #: Bins of the histograms of ranks.
-BINS = 20
+RANK_BINS = 20
 
 
 @checked
@@ -295,7 +291,7 @@ def plot_chains(
 
 
 def _path(ax: Axes, values: np.ndarray) -> None:
-    at = np.unique(np.linspace(0, values.shape[1] - 1, SHOWN_DRAWS).round().astype(int))
+    at = np.unique(np.linspace(0, values.shape[1] - 1, PLOTTED_DRAWS).round().astype(int))
     for i, chain in enumerate(values):
         ax.plot(at, chain[at], color=COLORS[i % len(COLORS)], linewidth=0.7, alpha=0.9)
     ax.set_xlabel("draw")
@@ -304,10 +300,10 @@ def _path(ax: Axes, values: np.ndarray) -> None:
 
 def _ranks(ax: Axes, values: np.ndarray) -> None:
     ranks = rankdata(values.reshape(-1)).reshape(values.shape)
-    edges = np.linspace(0.5, values.size + 0.5, BINS + 1)
+    edges = np.linspace(0.5, values.size + 0.5, RANK_BINS + 1)
     ax.axhline(1.0, color=REFERENCE_LINE, linewidth=1, linestyle="--")
     for i, chain in enumerate(ranks):
-        count = np.histogram(chain, edges)[0] / (values.shape[1] / BINS)
+        count = np.histogram(chain, edges)[0] / (values.shape[1] / RANK_BINS)
         ax.stairs(count, edges, color=COLORS[i % len(COLORS)], linewidth=1.3, baseline=None)
     ax.set(xlabel="rank among all draws", ylim=(0, None))
     ax.set_ylabel("draws over expected", fontsize=8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.colors import CenteredNorm
 
 from pyro_fed.analysis.plots.style import (
     COLORS,
@@ -27,9 +28,7 @@ from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 
 #: The figure of influence shows this many parameters: those that a client moves most.
-MOST_PARAMETERS = 20
-#: Shifts of the mean, in SDs, at which the colours of that figure end.
-STRONGEST = 3.0
+MAX_PARAMETERS = 20
 
 
 @checked
@@ -54,7 +53,7 @@ def plot_influence(
     """
     check_dataset(found, {"shift", "influence", "disagreement"}, "plot_influence", "pf.influence")
     most = np.nan_to_num(np.abs(found["shift"].values)).max(0)
-    chosen = np.sort(np.argsort(-most)[:MOST_PARAMETERS])
+    chosen = np.sort(np.argsort(-most)[:MAX_PARAMETERS])
     names = found["client"].values
     letters = max(len(shortened(label)) for label in found["parameter"].values)
     size = figsize or (4 + 0.35 * len(chosen), 1.2 + 0.09 * letters + 0.3 * len(names))
@@ -67,7 +66,7 @@ def plot_influence(
 def draw_shifts(ax: Axes, found: xr.Dataset, chosen: np.ndarray) -> None:
     """Draw the shifts of `pyro_fed.influence` in colours: a row for each client, a column for each chosen parameter."""
     shifts, labels = found["shift"].values[:, chosen], found["parameter"].values[chosen]
-    image = ax.pcolormesh(shifts, cmap="RdBu_r", vmin=-STRONGEST, vmax=STRONGEST)
+    image = ax.pcolormesh(shifts, cmap="RdBu_r", norm=CenteredNorm(halfwidth=usual_reach(shifts.ravel()) or 1.0))
     ax.set(xticks=np.arange(len(chosen)) + 0.5, yticks=np.arange(len(shifts)) + 0.5, title="shift of the mean (SDs)")
     ax.set_xticklabels(short_names(labels), rotation=90)
     ax.set_yticklabels(short_names(found["client"].values))

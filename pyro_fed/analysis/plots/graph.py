@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.plots.style import COLORS, MOST_MARKS, new_axes, short_names, tidy, width_with
+from pyro_fed.analysis.plots.style import COLORS, MAX_CLIENTS, MAX_MARKS, new_axes, short_names, tidy, width_with
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
@@ -21,8 +21,6 @@ NODE_AREA = 350.0
 NAME_DISTANCE = 0.09
 #: Largest number of agents that can be told apart in a figure.
 MAX_AGENTS = 1000
-#: The layout of at most this many agents minimises an energy; larger graphs use a faster spring simulation.
-MAX_SOLVED = 200
 
 
 @checked
@@ -68,7 +66,7 @@ def plot_graph(
     nodes = nx.draw_networkx_nodes(
         links, place, node_size=area, node_color=v, cmap="viridis", ax=ax, vmin=0.0, edgecolors="white"
     )
-    if graph.num_agents <= MOST_MARKS:
+    if graph.num_agents <= MAX_MARKS:
         dark = v < 0.6 * v.max()
         for shade, color in ((dark, "white"), (~dark, "black")):
             some = {i: str(i) for i in links if shade[i] and i not in labels}
@@ -99,7 +97,7 @@ def _layout(links: nx.DiGraph, seed: int) -> dict[int, np.ndarray]:
     if degrees == {2} or nx.density(undirected) == 1:
         place = nx.circular_layout(undirected)
     else:
-        few = len(links) <= MAX_SOLVED
+        few = len(links) <= MAX_MARKS  # a larger graph's energy takes long to minimise
         place = nx.kamada_kawai_layout(undirected) if few else nx.spring_layout(undirected, seed=seed)
     return place
 
@@ -116,10 +114,8 @@ def _draw_links(links: nx.DiGraph, place: dict[int, np.ndarray], area: np.ndarra
     nx.draw_networkx_edges(links, place, single, width=widths(single), node_size=area, edge_color="0.4", ax=ax)
 
 
-#: Each client's name is written at its bar if there are at most this many clients.
-MAX_NAMED = 30
 #: A name of at most this many letters fits below a bar.
-LONGEST_BESIDE = 4
+MAX_LETTERS_BELOW = 4
 
 
 @checked
@@ -145,8 +141,8 @@ def plot_partition(
     labels = [name for name in table.columns if str(name).startswith("label ")]
     labels = labels if len(labels) <= len(COLORS) else []  # too many values, as of counts: colours would repeat
     names = short_names(table.index)
-    named = len(names) <= MAX_NAMED
-    lying = named and max(map(len, names)) > LONGEST_BESIDE
+    named = len(names) <= MAX_CLIENTS
+    lying = named and max(map(len, names)) > MAX_LETTERS_BELOW
     upright = (float(np.clip(0.45 * len(names), 4.0, 12.0)), 3.0)
     ax = new_axes(ax, figsize or ((width_with(names, 4.6), 1.2 + 0.28 * len(names)) if lying else upright))
     place, floor = np.arange(len(table)), np.zeros(len(table))

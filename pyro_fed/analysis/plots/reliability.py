@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_fed.analysis.judging import metrics
 from pyro_fed.analysis.judging.calibration import BINS, calibration_errors, reliability
 from pyro_fed.analysis.judging.density import thin_posterior
-from pyro_fed.analysis.judging.distances import DRAWS_COMPARED
+from pyro_fed.analysis.judging.distances import MAX_COMPARED_DRAWS
 from pyro_fed.analysis.plots.style import (
     REFERENCE_LINE,
     SOFT,
@@ -77,7 +77,7 @@ def plot_reliability(
     axes = panels(ax, len(results), columns, size, sharex=True, sharey=True)
     palette = colors(results)
     for one, (name, idata) in zip(axes, results.items(), strict=True):
-        draws = unconstrained_draws(thin_posterior(idata, DRAWS_COMPARED), federation.problem)
+        draws = unconstrained_draws(thin_posterior(idata, MAX_COMPARED_DRAWS), federation.problem)
         found = metrics.predict_rows(federation.problem, draws, test)
         if found.probs is None:
             raise SettingError(

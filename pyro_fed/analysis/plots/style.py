@@ -34,11 +34,13 @@ DARK = {
 }  # fmt: skip
 
 #: An axis reaches to the largest of its values that is at most so many times the middle one; others stand at its edge.
-REACH = 6.0
-#: So many marks can be told apart: dots of rounds on a line, numbers in the nodes of a graph.
-MOST_MARKS = 60
+AXIS_REACH = 6.0
+#: So many marks can be told apart: dots of rounds on a line, numbers in the nodes of a graph, lines of a forest.
+MAX_MARKS = 60
+#: Clients whose names, or lines of their own, a figure has room for.
+MAX_CLIENTS = 40
 #: Draws of a path or of a scatter, evenly spaced: more would hide each other, and make a large file.
-SHOWN_DRAWS = 300
+PLOTTED_DRAWS = 300
 #: The interval of 90 % goes from the first to the second of these quantiles.
 INNER_90 = (0.05, 0.95)
 #: Largest side of a figure, in inches.
@@ -149,9 +151,9 @@ def short_names(names: Iterable[object]) -> list[str]:
 
 
 def usual_reach(values: np.ndarray) -> float:
-    """How far an axis reaches, so that a few values far from zero do not flatten the others: see `REACH`."""
+    """How far an axis reaches, so that a few values far from zero do not flatten the others: see `AXIS_REACH`."""
     sizes = np.sort(np.abs(values[np.isfinite(values)]))
-    return float(sizes[sizes <= REACH * sizes[len(sizes) // 2]].max()) if len(sizes) else 0.0
+    return float(sizes[sizes <= AXIS_REACH * sizes[len(sizes) // 2]].max()) if len(sizes) else 0.0
 
 
 def mark_outside(ax: Axes, values: np.ndarray, place: np.ndarray, color: str, *, beyond: bool = False) -> None:

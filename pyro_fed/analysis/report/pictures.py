@@ -20,12 +20,13 @@ from pyro_fed.analysis import plots
 from pyro_fed.analysis.criticism.checks import check_clients
 from pyro_fed.analysis.criticism.influence import contributions, influence
 from pyro_fed.analysis.judging.density import thin_posterior
-from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws
+from pyro_fed.analysis.judging.draws import MIN_CHAIN_DRAWS, Draws
 from pyro_fed.analysis.judging.moments import Gaps, gaps
+from pyro_fed.analysis.numbers import digits
 from pyro_fed.analysis.plots.comparison import most_different
 from pyro_fed.analysis.plots.criticism import draw_influence
 from pyro_fed.analysis.plots.forest import most_disputed
-from pyro_fed.analysis.plots.style import REFERENCE, line_colors, shortened
+from pyro_fed.analysis.plots.style import MAX_CLIENTS, MAX_MARKS, REFERENCE, line_colors, shortened
 from pyro_fed.analysis.report import svg
 from pyro_fed.audit.influence import by_the_outcome
 from pyro_fed.errors import PyroFedError
@@ -36,15 +37,10 @@ from pyro_fed.results.to_arviz import make_inference_data
 
 #: Width and height of panels in inches: of several side by side, and of a single one.
 NARROW, WIDE = (3.6, 2.6), (4.4, 2.8)
-#: Largest number of parameters in the forest, in the panels of densities, and in the panels of each client alone.
-MOST_IN_FOREST, MOST_PANELS, MOST_BY_CLIENT = 60, 9, 6
-#: Largest number of clients in a figure with a line for each; of more clients, those with the largest figures are
-#: shown.
-MOST_CLIENTS = 40
+#: Largest number of parameters in a figure with a panel for each.
+MAX_PANELS = 9
 #: Posterior draws for which rows are replicated at every client.
 REPLICATIONS = 200
-#: R-hat is written out below this; larger ones only say that the chains have nothing in common.
-LARGEST_RHAT_WRITTEN = 100
 
 #: Notes on how to read the figures.
 FOREST = """
@@ -176,7 +172,7 @@ class Compared:
         return {
             name: Chains(np.nan_to_num(rhat(one.values), nan=1.0), ess(one.values))
             for name, one in found.items()
-            if one.values.shape[1] >= FEWEST_OF_A_CHAIN
+            if one.values.shape[1] >= MIN_CHAIN_DRAWS
         }
 
     def over_centre(self, note: str, of_one: str) -> str:
@@ -234,7 +230,7 @@ def _without_legend(axes: Any) -> None:
 def _forest(about: Compared) -> Picture | None:
     if about.centre is None:
         return None
-    shown = about.different(about.centre, MOST_IN_FOREST)
+    shown = about.different(about.centre, MAX_MARKS)
     total, others = len(about.draws[about.centre].labels), max(1, len(about.drawable) - 1)
     size = (4.2, 0.9 + (0.09 * others + 0.1) * max(len(shown), 4))
 
@@ -273,7 +269,7 @@ def _posteriors(about: Compared) -> Picture | None:
         return Panel(draw, NARROW, about.moments(label))
 
     note = about.over_centre(POSTERIORS, POSTERIORS_OF_ONE)
-    return Picture([panel(one) for one in about.different(about.centre, MOST_PANELS)], note, about.legend)
+    return Picture([panel(one) for one in about.different(about.centre, MAX_PANELS)], note, about.legend)
 
 
 def _pair(about: Compared) -> Picture | None:
@@ -314,16 +310,11 @@ def _chains(about: Compared) -> Picture | None:
             axes[0].set_title(f"{name}: {shortened(worst)}", fontsize=10)
             axes[1].set_title("")
 
-        largest = written_rhat(float(chains.rhat.max()))
+        largest = digits(3)(float(chains.rhat.max()))
         alt = f"Paths and ranks of {len(draws.values)} chains of {name} in {worst}, R-hat {largest}"
         return Panel(draw, (3.6, 4.2), alt, axes=2)
 
     return Picture([panel(*one) for one in about.chains.items()], CHAINS, {}) if about.chains else None
-
-
-def written_rhat(value: float) -> str:
-    """An R-hat as text. R-hat of chains that stand still at different points is infinite or arbitrarily large."""
-    return f"{value:.3f}" if value <= LARGEST_RHAT_WRITTEN else f"above {LARGEST_RHAT_WRITTEN}"
 
 
 def _convergence(about: Compared) -> Picture | None:
@@ -378,7 +369,7 @@ def _predictive(about: Compared) -> Picture | None:
 
 def _strongest(order: np.ndarray) -> np.ndarray:
     """Numbers of the clients to show, in their own order: those with the smallest `order` if there are too many."""
-    return np.sort(np.argsort(np.nan_to_num(order, nan=np.inf), kind="stable")[:MOST_CLIENTS])
+    return np.sort(np.argsort(np.nan_to_num(order, nan=np.inf), kind="stable")[:MAX_CLIENTS])
 
 
 def _reliability(about: Compared) -> Picture | None:
@@ -479,7 +470,7 @@ def _by_client(about: Compared) -> Picture | None:
         size = (3.6, 1.0 + 0.22 * max(len(alone), 3))
         return Panel(lambda ax: plots.plot_client_forest(found, labels=[label], ax=ax), size, alt)
 
-    return Picture([panel(label) for label in most_disputed(found, MOST_BY_CLIENT)], f"{BY_CLIENT} By {chosen}.", {})
+    return Picture([panel(label) for label in most_disputed(found, MAX_PANELS)], f"{BY_CLIENT} By {chosen}.", {})
 
 
 def _best_result(about: Compared) -> str | None:

@@ -115,9 +115,8 @@ class Wire:
         self._channels = {j: self._channel(identity, j) for j in self.neighbours}
 
     def _serve(self, identity: Identity, address: str) -> Any:
-        at_a_time = (
-            MAX_WAITING_REQUESTS * len(self.neighbours) + 1
-        )  # the last tells further callers that too many are waiting
+        # The last one tells further callers that too many are waiting.
+        at_a_time = MAX_WAITING_REQUESTS * len(self.neighbours) + 1
         server = grpc.server(
             futures.ThreadPoolExecutor(at_a_time, thread_name_prefix="agent"),
             maximum_concurrent_rpcs=at_a_time,
