@@ -37,7 +37,7 @@ HEAT_PERCENTAGES = (0, 8, 16, 28, 40, 52, 64)
 #: Upper ends of the classes, in multiples of the limit.
 HEAT_LIMITS = (0.2, 0.5, 1.0, 2.0, 4.0, 10.0)
 #: Number of parameters in a diagnosis.
-PARAMETERS_SHOWN = 12
+MAX_DIAGNOSED_PARAMETERS = 12
 #: Errors of exact answers are drawn here, since a logarithmic axis has no zero.
 SMALLEST_ERROR = 1e-3
 
@@ -288,8 +288,8 @@ def _diagnosis(one: Outcome, number: str, adapted: bool) -> dict[str, Any]:
         "warned": one.warned,
         "error": one.error,
         "scores": {name: text for name, text in shown.items() if text != "–"},
-        "parameters": [_parameter(row) for row in one.parameters[:PARAMETERS_SHOWN]],
-        "more": len(one.parameters) if len(one.parameters) > PARAMETERS_SHOWN else 0,
+        "parameters": [_parameter(row) for row in one.parameters[:MAX_DIAGNOSED_PARAMETERS]],
+        "more": len(one.parameters) if len(one.parameters) > MAX_DIAGNOSED_PARAMETERS else 0,
         "settings": one.settings,
         "command": shlex.join(command),
     }

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy import stats
 
 from pyro_fed.analysis.bench.cases.case import Reference
 from pyro_fed.analysis.bench.clients import dataset
@@ -137,10 +138,8 @@ def parameters(mine: Draws, truth: Draws, behind: str = "") -> list[Parameter]:
     flat, known = mine.flat, truth.flat
     ends = np.quantile(flat, [(1 - INTERVAL_PROBABILITY) / 2, (1 + INTERVAL_PROBABILITY) / 2], axis=0)
     within = ((known >= ends[0]) & (known <= ends[1])).mean(0)
-    away = known - known.mean(0)
-    variance = np.square(away).mean(0)
-    kurtosis = np.power(away, 4).mean(0) / np.where(variance > 0, np.square(variance), 1.0)
-    means, sds, spread = flat.mean(0), flat.std(0), np.sqrt(variance)
+    kurtosis = stats.kurtosis(known, fisher=False)
+    means, sds, spread = flat.mean(0), flat.std(0), known.std(0)
     return [
         Parameter(
             label=label + behind,
