@@ -6,7 +6,8 @@ Times are rounded up to the end of their bin (a, b], events before censored rows
 
 with d_i events, c_i censored rows and n_i rows at risk in bin i. Where each distinct time has a bin of its own this is
 the curve of the rows; wider bins count rows that are censored within a bin as at risk to its end. `scipy.stats.ecdf`
-computes it. The limits are those of log(-log S) with Greenwood's variance (Kalbfleisch & Prentice 2002, The Statistical Analysis of Failure Time Data):
+computes it. The limits are those of log(-log S) with Greenwood's variance (Kalbfleisch & Prentice 2002, The Statistical
+Analysis of Failure Time Data):
 
     log(-log S) ± z sqrt(Σ_{i ≤ j} d_i / (n_i (n_i - d_i))) / log S
 
