@@ -1,6 +1,6 @@
 """A cell of the benchmark, which is a case, a split, an algorithm and a seed; its outcome, and the outcomes' files.
 
-Each outcome is a JSON file, named by cell and version, and written completely or not at all. `entry` is what a process
+Each outcome is a JSON file, named by cell and version, and written completely or not at all. `run_task` is what a process
 of the benchmark runs.
 """
 
@@ -278,7 +278,7 @@ class Task:
     limit: float | None
 
 
-def entry(task: Task) -> None:
+def run_task(task: Task) -> None:
     """Run a task's cell and write it."""
     case = all_cases(task.posteriordb)[task.cell.case]
     algorithm = Algorithm(task.cell.algorithm, task.path, task.adapter)

@@ -41,7 +41,7 @@ THREADS = "OMP_NUM_THREADS"
 class Died:
     """How a process ended without an answer, in words; `late` if it reached its limit of CPU time or of waiting."""
 
-    said: str
+    reason: str
     late: bool
 
 

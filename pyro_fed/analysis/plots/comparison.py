@@ -21,9 +21,9 @@ from pyro_fed.analysis.plots.style import (
     legend,
     new_axes,
     panels,
+    robust_extent,
     shortened,
     tidy,
-    usual_reach,
 )
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError, listed, shown
@@ -57,7 +57,7 @@ def plot_comparison(
         labels: parameters to show, such as `["w[0]", "xi"]`; by default those on which the results differ most.
         most: largest number of panels.
         ax: matplotlib axes, one for each panel; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes, one for each parameter.
@@ -175,7 +175,7 @@ def plot_pair(
         reference: name of the result drawn in grey; by default the first result.
         labels: two parameters; by default those on which results differ most.
         ax: matplotlib axes, one for each result but the reference; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes, one a result; of a reference alone, one.
@@ -243,7 +243,7 @@ def plot_particles(
         labels: two parameters, such as `["w[0]", "w[1]"]`; by default the first two.
         limits: (left, right, bottom, top); by default around the particles.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes.
@@ -276,7 +276,7 @@ def plot_particles(
 
 def _limits(xy: np.ndarray) -> tuple[float, float, float, float]:
     middle = np.median(xy, 0)
-    reach = np.array([usual_reach(part) for part in (xy - middle).T])
+    reach = np.array([robust_extent(part) for part in (xy - middle).T])
     low, high = np.maximum(xy.min(0), middle - reach), np.minimum(xy.max(0), middle + reach)
     room = PARTICLE_MARGIN * np.maximum(high - low, 1e-12)
     return low[0] - room[0], high[0] + room[0], low[1] - room[1], high[1] + room[1]

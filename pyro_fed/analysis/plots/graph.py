@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.plots.style import COLORS, MAX_CLIENTS, MAX_MARKS, new_axes, short_names, tidy, width_with
+from pyro_fed.analysis.plots.style import COLORS, MAX_CLIENTS, MAX_MARKS, new_axes, short_names, tidy, width_with_names
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
@@ -38,7 +38,7 @@ def plot_graph(
         round: the round whose centrality is shown.
         names: labels of agents; their numbers by default, up to 60 agents.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
         seed: seed of the layout.
 
     Returns:
@@ -129,7 +129,7 @@ def plot_partition(
     Args:
         federation: the clients.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes.
@@ -144,7 +144,7 @@ def plot_partition(
     named = len(names) <= MAX_CLIENTS
     lying = named and max(map(len, names)) > MAX_LETTERS_BELOW
     upright = (float(np.clip(0.45 * len(names), 4.0, 12.0)), 3.0)
-    ax = new_axes(ax, figsize or ((width_with(names, 4.6), 1.2 + 0.28 * len(names)) if lying else upright))
+    ax = new_axes(ax, figsize or ((width_with_names(names, 4.6), 1.2 + 0.28 * len(names)) if lying else upright))
     place, floor = np.arange(len(table)), np.zeros(len(table))
     for i, name in enumerate(labels or ["rows"]):
         size = table[name].to_numpy(dtype=float)

@@ -43,7 +43,7 @@ MAX_CLIENTS = 40
 PLOTTED_DRAWS = 300
 #: The interval of 90 % goes from the first to the second of these quantiles.
 INNER_90 = (0.05, 0.95)
-#: Largest side of a figure, in inches.
+#: Largest side of a figure, in checked_size.
 MAX_FIGURE_INCHES = 200.0
 
 #: Axes that a user may pass: one, several, or None for a new figure.
@@ -88,15 +88,15 @@ def tidy(ax: Axes, *, grid: Literal["x", "y", "both"] | None = "y") -> None:
 
 
 def new_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    """The user's axes, or the axes of a new figure of this size in inches."""
-    return plt.subplots(figsize=inches(size), layout="constrained")[1] if ax is None else ax
+    """The user's axes, or the axes of a new figure of this size in checked_size."""
+    return plt.subplots(figsize=checked_size(size), layout="constrained")[1] if ax is None else ax
 
 
-def inches(size: tuple[float, float]) -> tuple[float, float]:
+def checked_size(size: tuple[float, float]) -> tuple[float, float]:
     """Check the width and height of a figure, and return them; SettingError unless in (0, `MAX_FIGURE_INCHES`]."""
     if not all(0 < side <= MAX_FIGURE_INCHES for side in size):
         raise SettingError(
-            f"figsize must be two numbers of inches above 0 and at most {MAX_FIGURE_INCHES:g}, received {size}"
+            f"figsize must be two numbers of checked_size above 0 and at most {MAX_FIGURE_INCHES:g}, received {size}"
         )
     return size
 
@@ -114,7 +114,7 @@ def panels(ax: GivenAxes, count: int, columns: int, size: tuple[float, float], *
         return given[:count]
     columns = max(1, min(columns, count))
     options = {"layout": "constrained", "squeeze": False, **options}
-    _, made = plt.subplots(-(-count // columns), columns, figsize=inches(size), **options)
+    _, made = plt.subplots(-(-count // columns), columns, figsize=checked_size(size), **options)
     for unused in made.flat[count:]:
         unused.set_visible(False)
     return np.array(list(made.flat[:count]), dtype=object)
@@ -150,7 +150,7 @@ def short_names(names: Iterable[object]) -> list[str]:
     return apart if len(set(apart)) > len(set(short)) else short
 
 
-def usual_reach(values: np.ndarray) -> float:
+def robust_extent(values: np.ndarray) -> float:
     """How far an axis reaches, so that a few values far from zero do not flatten the others: see `AXIS_REACH`."""
     sizes = np.sort(np.abs(values[np.isfinite(values)]))
     return float(sizes[sizes <= AXIS_REACH * sizes[len(sizes) // 2]].max()) if len(sizes) else 0.0
@@ -178,6 +178,6 @@ def legend_above(ax: Axes, columns: int = 3) -> None:
     )  # fmt: skip
 
 
-def width_with(names: Iterable[object], least: float) -> float:
-    """The width of a figure, in inches, with room for names at its left."""
+def width_with_names(names: Iterable[object], least: float) -> float:
+    """The width of a figure, in checked_size, with room for names at its left."""
     return max(least, 3.2 + 0.075 * max((len(shortened(name)) for name in names), default=0))

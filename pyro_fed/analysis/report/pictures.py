@@ -113,7 +113,7 @@ class Chains(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Compared:
+class ReportData:
     """The results that the page shows, and figures that several pictures need."""
 
     table: pd.DataFrame
@@ -175,7 +175,7 @@ class Compared:
             if one.values.shape[1] >= MIN_CHAIN_DRAWS
         }
 
-    def over_centre(self, note: str, of_one: str) -> str:
+    def note_for(self, note: str, of_one: str) -> str:
         """The note of a figure of draws: `of_one` for one result, else `note` with the centre's name for `{centre}`."""
         centre = "the reference" if self.centre == self.reference else str(self.centre)
         return (note.format(centre=centre) if len(self.drawable) > 1 else of_one) + self.left_out
@@ -194,7 +194,7 @@ class Compared:
         return f"{label}: {'; '.join(said)}"
 
 
-def pictures(about: Compared) -> list[dict[str, Any]]:
+def pictures(about: ReportData) -> list[dict[str, Any]]:
     """The figures as the page's template takes them; one that cannot be drawn has a note that says why."""
     shown = []
     for number, (title, make) in enumerate(MAKERS):
@@ -227,7 +227,7 @@ def _without_legend(axes: Any) -> None:
             ax.get_legend().remove()
 
 
-def _forest(about: Compared) -> Picture | None:
+def _forest(about: ReportData) -> Picture | None:
     if about.centre is None:
         return None
     shown = about.different(about.centre, MAX_MARKS)
@@ -244,7 +244,7 @@ def _forest(about: Compared) -> Picture | None:
     return Picture([Panel(draw, size, alt)], note, about.legend if len(about.drawable) > 1 else {})
 
 
-def farthest_mean_text(about: Compared) -> str:
+def farthest_mean_text(about: ReportData) -> str:
     """A text on the mean that is farthest from the reference: its result, its parameter, and the distance."""
     far = about.gaps
     if not far:
@@ -257,7 +257,7 @@ def farthest_mean_text(about: Compared) -> str:
     )
 
 
-def _posteriors(about: Compared) -> Picture | None:
+def _posteriors(about: ReportData) -> Picture | None:
     if about.centre is None:
         return None
 
@@ -268,11 +268,11 @@ def _posteriors(about: Compared) -> Picture | None:
 
         return Panel(draw, NARROW, about.moments(label))
 
-    note = about.over_centre(POSTERIORS, POSTERIORS_OF_ONE)
+    note = about.note_for(POSTERIORS, POSTERIORS_OF_ONE)
     return Picture([panel(one) for one in about.different(about.centre, MAX_PANELS)], note, about.legend)
 
 
-def _pair(about: Compared) -> Picture | None:
+def _pair(about: ReportData) -> Picture | None:
     centre = about.centre
     others = [name for name in about.drawable if name != centre]
     if centre is None or len(about.draws[centre].labels) < 2:
@@ -291,7 +291,7 @@ def _pair(about: Compared) -> Picture | None:
         alt = f"{labels[0]} against {labels[1]}: correlation {own:.2f} for {name}, {truth:.2f} for {centre}"
         return Panel(draw, (3.6, 3.2), alt)
 
-    note = about.over_centre(PAIRS, PAIRS_OF_ONE)
+    note = about.note_for(PAIRS, PAIRS_OF_ONE)
     return Picture([panel(name) for name in others or [centre]], note, about.legend)
 
 
@@ -300,7 +300,7 @@ def _correlation(draws: Draws, labels: list[str]) -> float:
     return float(np.corrcoef(values.T)[0, 1]) if (np.ptp(values, axis=0) > 0).all() else math.nan
 
 
-def _chains(about: Compared) -> Picture | None:
+def _chains(about: ReportData) -> Picture | None:
     def panel(name: str, chains: Chains) -> Panel:
         draws = about.draws[name]
         worst = draws.labels[int(chains.rhat.argmax())]
@@ -317,7 +317,7 @@ def _chains(about: Compared) -> Picture | None:
     return Picture([panel(*one) for one in about.chains.items()], CHAINS, {}) if about.chains else None
 
 
-def _convergence(about: Compared) -> Picture | None:
+def _convergence(about: ReportData) -> Picture | None:
     recorded = {name: idata for name, idata in about.results.items() if "federation" in idata}
     shown = {name: one for name, one in recorded.items() if "change" in one["federation"]}
     if not shown:
@@ -344,7 +344,7 @@ def _convergence(about: Compared) -> Picture | None:
     return Picture([Panel(draw, (4.4, 5.0), alt, axes=2)], CONVERGENCE + "".join(evidence), palette)
 
 
-def _predictive(about: Compared) -> Picture | None:
+def _predictive(about: ReportData) -> Picture | None:
     federation = about.federation
     if not about.drawable or federation is None or not federation.holds_data:
         return None
@@ -354,7 +354,7 @@ def _predictive(about: Compared) -> Picture | None:
         found = check_clients(fewer, federation, {"mean of the rows": np.mean})
         p = found["p_value"].values[:, 0]
         outside = int((np.abs(p - 0.5) > 0.45).sum())
-        kept = _strongest(-np.abs(p - 0.5))
+        kept = _most_extreme_clients(-np.abs(p - 0.5))
         size = (3.6, 1.1 + 0.22 * max(len(kept), 3))
 
         def draw(ax: Any) -> None:
@@ -367,12 +367,12 @@ def _predictive(about: Compared) -> Picture | None:
     return Picture([panel(*one) for one in about.drawable.items()], PREDICTIVE + about.left_out, {})
 
 
-def _strongest(order: np.ndarray) -> np.ndarray:
+def _most_extreme_clients(order: np.ndarray) -> np.ndarray:
     """Numbers of the clients to show, in their own order: those with the smallest `order` if there are too many."""
     return np.sort(np.argsort(np.nan_to_num(order, nan=np.inf), kind="stable")[:MAX_CLIENTS])
 
 
-def _reliability(about: Compared) -> Picture | None:
+def _reliability(about: ReportData) -> Picture | None:
     federation = about.federation
     if about.test is None or federation is None or "ece" not in about.table:
         return None
@@ -393,7 +393,7 @@ def _reliability(about: Compared) -> Picture | None:
     return Picture([panel(*one) for one in measured.items()], RELIABILITY + about.left_out, {})
 
 
-def _who(about: Compared) -> Picture | None:
+def _rows_of_clients(about: ReportData) -> Picture | None:
     federation = about.federation
     if federation is None:
         return None
@@ -405,7 +405,7 @@ def _who(about: Compared) -> Picture | None:
     return Picture([Panel(lambda ax: plots.plot_partition(federation, ax=ax), WIDE, alt)], WHO, {})
 
 
-def _influence(about: Compared) -> Picture | None:
+def _influence(about: ReportData) -> Picture | None:
     of_clients = about.of_clients
     if about.federation is None:  # influence then follows from sites alone
         of_clients = {name: one for name, one in of_clients.items() if "sites" in one}
@@ -418,7 +418,7 @@ def _influence(about: Compared) -> Picture | None:
         if found.attrs["stands_apart"] and (federation is None or not by_the_outcome(federation, federation.problem)):
             notes.append(f" {name}: {found.attrs['stands_apart']}.".replace("..", "."))
         size = found["influence"].values
-        kept = _strongest(-size)
+        kept = _most_extreme_clients(-size)
         strongest = found["client"].values[int(np.nan_to_num(size, nan=-1.0, posinf=np.inf).argmax())]
 
         def draw(ax: Any) -> None:
@@ -435,13 +435,13 @@ def _influence(about: Compared) -> Picture | None:
     return Picture(panels, INFLUENCE + "".join(notes), {})
 
 
-def _contributions(about: Compared) -> Picture | None:
+def _contributions(about: ReportData) -> Picture | None:
     chosen = _best_result(about)
     if chosen is None:
         return None
     found = contributions(about.results[chosen], about.federation)
     share = found["contribution"].values
-    kept = _strongest(-share)
+    kept = _most_extreme_clients(-share)
     most = found["client"].values[int(np.nan_to_num(share, nan=-1.0).argmax())]
     alt = (
         f"Client {most} brings most, {100 * np.nanmax(share):.0f} % of the information; the prior "
@@ -452,12 +452,12 @@ def _contributions(about: Compared) -> Picture | None:
     return Picture([panel], f"{CONTRIBUTIONS} By {chosen}.", {})
 
 
-def _by_client(about: Compared) -> Picture | None:
+def _by_client(about: ReportData) -> Picture | None:
     chosen = _best_result(about)
     if chosen is None:
         return None
     found = contributions(about.results[chosen], about.federation)
-    found = found.isel(client=_strongest(-found["contribution"].values))
+    found = found.isel(client=_most_extreme_clients(-found["contribution"].values))
     if not np.isfinite(found["mean"].values / found["sd"].values).any():
         return None
 
@@ -473,7 +473,7 @@ def _by_client(about: Compared) -> Picture | None:
     return Picture([panel(label) for label in most_disputed(found, MAX_PANELS)], f"{BY_CLIENT} By {chosen}.", {})
 
 
-def _best_result(about: Compared) -> str | None:
+def _best_result(about: ReportData) -> str | None:
     """Name of the best result of a federated run: by mean error, else by KSD, else the first; None if there is none."""
     names = [name for name in about.of_clients if not about.draws[name].spreadless]
     federation = about.federation
@@ -486,7 +486,7 @@ def _best_result(about: Compared) -> str | None:
     return names[0]
 
 
-def _cost(about: Compared) -> Picture | None:
+def _cost(about: ReportData) -> Picture | None:
     if "mean_error" not in about.table or "bytes_up" not in about.table:
         return None
     known = about.table[["mean_error", "bytes_up"]].astype(float).dropna()
@@ -498,7 +498,7 @@ def _cost(about: Compared) -> Picture | None:
 
 
 #: The figures in the order of the page.
-MAKERS: tuple[tuple[str, Callable[[Compared], Picture | None]], ...] = (
+MAKERS: tuple[tuple[str, Callable[[ReportData], Picture | None]], ...] = (
     ("All parameters", _forest),
     ("Posteriors", _posteriors),
     ("Two parameters together", _pair),
@@ -507,7 +507,7 @@ MAKERS: tuple[tuple[str, Callable[[Compared], Picture | None]], ...] = (
     ("Error against bytes", _cost),
     ("Can the model make such data?", _predictive),
     ("Do probabilities mean what they say?", _reliability),
-    ("Who holds what", _who),
+    ("Who holds what", _rows_of_clients),
     ("Who moves the answer", _influence),
     ("What each client brings", _contributions),
     ("Each client alone", _by_client),

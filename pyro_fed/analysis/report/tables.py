@@ -11,7 +11,7 @@ import numpy as np
 from pyro_fed.analysis.judging.calibration import OF_DEPLOYMENT, calibration_table
 from pyro_fed.analysis.numbers import digits, number_text, significant
 from pyro_fed.analysis.plots.forest import OUTER
-from pyro_fed.analysis.report.pictures import Compared
+from pyro_fed.analysis.report.pictures import ReportData
 from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit
 from pyro_fed.ops.arviz_versions import group_of, names_of_groups
 from pyro_fed.results.inference_data import InferenceData
@@ -29,13 +29,13 @@ wanted of so many chains: R-hat at most, effective draws at least.
 """
 
 
-def posterior_tables(about: Compared) -> list[dict[str, Any]]:
+def posterior_tables(about: ReportData) -> list[dict[str, Any]]:
     """The posterior and the chains' mixing, as the page's template takes tables."""
     found = [_summary(about, about.centre)] if about.centre is not None else []
     return found + ([_mixing_table(about)] if about.chains else [])
 
 
-def _summary(about: Compared, centre: str) -> dict[str, Any]:
+def _summary(about: ReportData, centre: str) -> dict[str, Any]:
     truth = about.draws[centre]
     flat = truth.flat
     low, high = np.quantile(flat, OUTER, axis=0)
@@ -62,7 +62,7 @@ def _summary(about: Compared, centre: str) -> dict[str, Any]:
     return {"title": "Posterior", "note": note, "first": "parameter", "columns": list(columns), "rows": rows}
 
 
-def _mixing_table(about: Compared) -> dict[str, Any]:
+def _mixing_table(about: ReportData) -> dict[str, Any]:
     rows = {}
     for name, chains in about.chains.items():
         draws = about.draws[name]

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from pyro_fed.analysis.bench.bench import Results, as_values, confusion, from_values, in_short, medians, summary
+from pyro_fed.analysis.bench.bench import Results, as_values, confusion, from_values, medians, outcome_line, summary
 from pyro_fed.analysis.bench.cell import Outcome
 from pyro_fed.analysis.bench.page import write_page
 
@@ -115,7 +115,7 @@ def test_outcomes_are_counted_and_scores_are_medians(results):
     rows = summary(results)
     assert [row[:2] for row in rows] == [["fedep", "2"], ["other", "2"]]
     assert from_values(as_values(results)) == results
-    assert "wrong, said" in in_short(results.outcomes[1]) and "no answer" in in_short(results.outcomes[3])
+    assert "wrong, said" in outcome_line(results.outcomes[1]) and "no answer" in outcome_line(results.outcomes[3])
 
 
 def test_a_page_of_nothing(tmp_path):
