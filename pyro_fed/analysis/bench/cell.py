@@ -1,7 +1,7 @@
 """A cell of the benchmark, which is a case, a split, an algorithm and a seed; its outcome, and the outcomes' files.
 
-Each outcome is a JSON file, named by cell and version, and written completely or not at all. `run_task` is what a process
-of the benchmark runs.
+Each outcome is a JSON file, named by cell and version, and written completely or not at all. A process of the benchmark
+calls `run_task`.
 """
 
 from __future__ import annotations

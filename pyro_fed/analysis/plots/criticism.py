@@ -66,7 +66,7 @@ def plot_influence(
 def draw_shifts(ax: Axes, found: xr.Dataset, chosen: np.ndarray) -> None:
     """Draw the shifts of `pyro_fed.influence` in colours: a row for each client, a column for each chosen parameter."""
     shifts, labels = found["shift"].values[:, chosen], found["parameter"].values[chosen]
-    image = ax.pcolormesh(shifts, cmap="RdBu_r", norm=CenteredNorm(halfwidth=robust_extent(shifts.ravel()) or 1.0))
+    image = ax.pcolormesh(shifts, cmap="RdBu_r", norm=CenteredNorm(halfrange=robust_extent(shifts.ravel()) or 1.0))
     ax.set(xticks=np.arange(len(chosen)) + 0.5, yticks=np.arange(len(shifts)) + 0.5, title="shift of the mean (SDs)")
     ax.set_xticklabels(short_names(labels), rotation=90)
     ax.set_yticklabels(short_names(found["client"].values))
