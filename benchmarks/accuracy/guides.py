@@ -8,12 +8,12 @@ Five clients. `FedEP` federates a guide that is an exponential family, `FedLapla
 Pooled is `pyro.infer.SVI` with the same guide, steps, draws a step, Adam, rates and average of the second half of its
 parameters as SFVI, and in each step with the random numbers of SFVI's. SFVI makes the first half of its steps at the
 server, towards FedEP's Gaussian, so that clients compute half as many gradients. Errors of means are in SDs of the
-exact posterior, of SDs in logarithms, the largest of all parameters; 4,000 draws add 0.016 and 0.011. Draws of SFVI's and of
-the pooled guide are made with the same random numbers; those of FedEP with its own. "Chance" is the largest SD of the
-distance of two pooled runs with random numbers of their own: √2 standard errors of the pooled run's average, by ten
-batches of its parameters. The reference is exact (conjugate), or a fine grid. KL is that of the guide to the posterior,
-in nats, by 4,000 draws and the grid's evidence. Rounds include FedEP's. Gradients are those of one client's rows, a
-draw each. Bytes are those of one client in all rounds, seconds the CPU's for the whole run without its audit.
+exact posterior, of SDs in logarithms, the largest of all parameters; 4,000 draws add 0.016 and 0.011. Draws of SFVI's
+and of the pooled guide are made with the same random numbers; those of FedEP with its own. "Chance" is the largest SD
+of the distance of two pooled runs with random numbers of their own: √2 standard errors of the pooled run's average, by
+ten batches of its parameters. The reference is exact (conjugate), or a fine grid. KL is that of the guide to the
+posterior, in nats, by 4,000 draws and the grid's evidence. Rounds include FedEP's. Gradients are those of one client's
+rows, a draw each. Bytes are those of one client in all rounds, seconds the CPU's for the whole run without its audit.
 """
 
 from __future__ import annotations
