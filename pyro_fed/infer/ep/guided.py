@@ -203,7 +203,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
             path=Path.begin(natural),
         )
         flat = natural.new_zeros(num_clients, len(natural))
-        return as_entries(server), Site(flat, flat.clone())._asdict()
+        return as_entries(server), self.client_state(flat, flat.clone())
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute the change of the prior's site."""
@@ -222,16 +222,24 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Compute the changes of the clients' sites."""
-        site, draws, batch = entries_as(Site, local), self._draws(problem, shared["natural"][0]), data.full_batch()
+        old, draws, batch = self.old_site(shared, local), self._draws(problem, shared["natural"][0]), data.full_batch()
         points = draws.z.unsqueeze(1).expand(-1, len(batch.weight), -1).to(problem.dtype)
         points = in_blocks(points, len(batch.weight) * batch.width() * problem.num_nodes)
         _, (scores, values) = problem.scan(self._scores, (), batch, points, len(points), BATCHES)
-        delta = _site(draws, scores.transpose(0, 1).flatten(1, 2).double()) - site.natural
+        delta = _site(draws, scores.transpose(0, 1).flatten(1, 2).double()) - old
         value = values.transpose(0, 1).flatten(1).double().mean(1)
         usable = delta.isfinite().all(1) & value.isfinite()
         delta = torch.where(usable.unsqueeze(-1), delta, 0.0)
         value = torch.where(usable, value, torch.finfo(value.dtype).min)
-        return {"delta": delta, "value": value}, Site(site.natural, delta)._asdict(), {"usable": usable.double()}
+        return {"delta": delta, "value": value}, self.client_state(old, delta), {"usable": usable.double()}
+
+    def old_site(self, received: State, local: State) -> Tensor:
+        """The site that changes refer to, (C, P): a client's own."""
+        return entries_as(Site, local).natural
+
+    def client_state(self, natural: Tensor, delta: Tensor) -> State:
+        """What clients keep: their sites, and the changes that they have sent."""
+        return Site(natural, delta)._asdict()
 
     def _scores(self, problem: Problem, carry: Any, batch: Batch, points: Tensor) -> tuple[Any, Any]:
         def log_lik(z: Tensor) -> Tensor:
@@ -316,6 +324,34 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         if not bad:
             return []
         return [sentences.sites_not_finite(clients=bad)]
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class GuidedFedSEP(GuidedFedEP):
+    """`FedSEP(guide=function)`: clients keep no sites, and changes refer to the average of all.
+
+    References:
+        Khan & Lin (2017); Li et al. (2015), Stochastic expectation propagation.
+    """
+
+    def client_state(self, natural: Tensor, delta: Tensor) -> State:
+        """An empty state, because the clients keep nothing."""
+        return {}
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """λ, and the average site, which clients receive."""
+        server = entries_as(Server, shared)
+        average = (server.natural - server.prior_natural) / server.num_clients
+        return Algorithm.download(self, {"natural": server.natural, "average": average}, clients)
+
+    def old_site(self, received: State, local: State) -> Tensor:
+        """The average site, (C, P)."""
+        return received["average"]
+
+    def settle(self, told: State, local: State) -> State:
+        """An empty state, because the clients keep nothing."""
+        return {}
 
 
 def _site(draws: Draws, scores: Tensor) -> Tensor:

@@ -106,14 +106,17 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("algorithm", [pf.FedEP, pf.infer.FedSEP])
 @pytest.mark.parametrize("num_clients", [1, 7])
 @pytest.mark.parametrize("name", CASES)
-def test_conjugate_posteriors_are_exact_for_any_partition(name, num_clients):
+def test_conjugate_posteriors_are_exact_for_any_partition(name, num_clients, algorithm):
     """The audit, which is silent, sees the same q of any partition: it is asked once."""
     model, guide, data, expected = CASES[name]
     parts = [range(k, 40, num_clients) for k in range(num_clients)]
     fed = pf.Federation(model, (data,), plate="data", partition=pf.partition.Explicit(parts), dtype=F64)
-    natural, idata = parameters(pf.FedEP(guide=guide, num_points=8), fed, num_rounds=5, audit=num_clients > 1)
+    natural, idata = parameters(
+        algorithm(guide=guide, num_points=8), fed, num_rounds=5, audit=num_clients > 1 and algorithm is pf.FedEP
+    )
     torch.testing.assert_close(natural, torch.tensor([float(v) for v in expected], dtype=F64), rtol=1e-6, atol=1e-6)
     assert idata["posterior"].sizes["draw"] == 100
 
@@ -172,8 +175,8 @@ def test_settings_that_a_hand_written_guide_does_not_take_are_refused():
         name = next(iter(settings))
         with pytest.raises(pf.errors.SettingError, match=f"FedEP: {name}=.* has no effect: a hand-written guide"):
             pf.FedEP(guide=gamma_guide, damping=0.5, **settings)
-    with pytest.raises(pf.errors.SettingError, match="by FedEP and PVI alone"):
-        pf.infer.FedSEP(guide=gamma_guide)
+    with pytest.raises(pf.errors.SettingError, match="by FedEP, FedSEP, PVI and P2PVI alone"):
+        pf.infer.BCM(guide=gamma_guide)
 
 
 def correlated_lines(x, y):
@@ -198,8 +201,9 @@ def normals_and_gamma(x, y):
     pyro.sample("s", dist.Gamma(torch.tensor(20.0, dtype=F64), torch.tensor(20.0, dtype=F64)))
 
 
+@pytest.mark.parametrize("algorithm", [pf.FedEP, pf.infer.FedSEP])
 @pytest.mark.parametrize(("model", "guide"), [(correlated_lines, normals), (scaled_lines, normals_and_gamma)])
-def test_an_own_mean_field_guide_of_correlated_parameters_is_as_robust_as_an_automatic_one(model, guide):
+def test_an_own_mean_field_guide_of_correlated_parameters_is_as_robust_as_an_automatic_one(model, guide, algorithm):
     """Correlations of 0.9: undamped steps overstep by four times their length, to 1e11 in fifty rounds."""
     generator = torch.Generator().manual_seed(0)
     common, own = (torch.randn(200, size, generator=generator, dtype=F64) for size in (1, 5))
@@ -207,7 +211,8 @@ def test_an_own_mean_field_guide_of_correlated_parameters_is_as_robust_as_an_aut
     y = x @ torch.linspace(-1, 1, 5, dtype=F64) + torch.randn(200, generator=generator, dtype=F64)
     fed = pf.Federation(model, (x, y), plate="data", num_clients=5, dtype=F64)
     written, automatic = (
-        pf.run(pf.FedEP(guide=one), fed, audit=False, **QUIET | {"num_draws": 4000}) for one in (guide, AutoNormal)
+        pf.run(one, fed, audit=False, **QUIET | {"num_draws": 4000})
+        for one in (algorithm(guide=guide), pf.FedEP(guide=AutoNormal))
     )
     assert written.attrs["num_rounds"] <= 40
     draws = [torch.as_tensor(idata["posterior"]["w"].values[0]) for idata in (written, automatic)]
