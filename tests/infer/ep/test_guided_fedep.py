@@ -1,4 +1,4 @@
-"""FedEP with hand-written guides against exact conjugate posteriors, whatever the partition."""
+"""FedEP, FedSEP and P2PVI with hand-written guides against exact conjugate posteriors, whatever the partition."""
 
 import dataclasses
 
@@ -121,6 +121,33 @@ def test_conjugate_posteriors_are_exact_for_any_partition(name, num_clients, alg
     assert idata["posterior"].sizes["draw"] == 100
 
 
+@pytest.mark.parametrize("graph", [pf.graph.ring(7), pf.graph.star(7)], ids=["ring", "star"])
+@pytest.mark.parametrize("name", CASES)
+def test_on_a_graph_every_agent_has_the_conjugate_posterior(name, graph):
+    """The star's agents have unequal centralities. Two rounds, the second of which moves nothing."""
+    model, guide, data, expected = CASES[name]
+    partition = pf.partition.Explicit([range(k, 40, 7) for k in range(7)])
+    fed = pf.Federation(model, (data,), plate="data", partition=partition, dtype=F64)
+    natural, idata = parameters(pf.P2PVI(guide=guide, num_points=8), fed, graph=graph, audit=False)
+    expected = torch.tensor([float(v) for v in expected], dtype=F64).expand(7, -1)
+    torch.testing.assert_close(natural, expected, rtol=1e-6, atol=1e-6)
+    assert (idata.attrs["num_rounds"], idata["posterior"].sizes["chain"]) == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("graph", "options"),
+    [(pf.graph.complete(6), {"schedule": pf.schedule.UniformRandom(3)}), (pf.graph.rotating_stars(4, 2), {})],
+    ids=["schedule", "turns"],
+)
+def test_agents_that_sleep_end_at_the_same_posterior(graph, options):
+    model, guide, data, expected = CASES["gamma"]
+    fed = pf.Federation(model, (data,), plate="data", num_clients=graph.num_agents, dtype=F64)
+    algorithm = pf.P2PVI(guide=guide, num_points=8)
+    natural, _ = parameters(algorithm, fed, graph=graph, audit=False, num_rounds=100, **options)
+    expected = torch.tensor([float(v) for v in expected], dtype=F64).expand(graph.num_agents, -1)
+    torch.testing.assert_close(natural, expected, rtol=1e-3, atol=1e-3)
+
+
 def test_partial_participation_ends_at_the_same_posterior():
     model, guide, data, expected = CASES["gamma"]
     fed = pf.Federation(model, (data,), plate="data", num_clients=6)
@@ -175,8 +202,16 @@ def test_settings_that_a_hand_written_guide_does_not_take_are_refused():
         name = next(iter(settings))
         with pytest.raises(pf.errors.SettingError, match=f"FedEP: {name}=.* has no effect: a hand-written guide"):
             pf.FedEP(guide=gamma_guide, damping=0.5, **settings)
+    with pytest.raises(pf.errors.SettingError, match=r"P2PVI: update=.* has no effect: a hand-written guide"):
+        pf.P2PVI(guide=gamma_guide, update="svi")
     with pytest.raises(pf.errors.SettingError, match="by FedEP, FedSEP, PVI and P2PVI alone"):
         pf.infer.BCM(guide=gamma_guide)
+
+
+def test_an_automatic_guide_of_agents_says_their_covariance():
+    assert pf.P2PVI(guide=AutoNormal).covariance == "diag"
+    with pytest.raises(pf.errors.SettingError, match="covariance='full' is not that of the guide, 'diag'"):
+        pf.P2PVI(guide=AutoNormal, covariance="full")
 
 
 def correlated_lines(x, y):
@@ -201,7 +236,7 @@ def normals_and_gamma(x, y):
     pyro.sample("s", dist.Gamma(torch.tensor(20.0, dtype=F64), torch.tensor(20.0, dtype=F64)))
 
 
-@pytest.mark.parametrize("algorithm", [pf.FedEP, pf.infer.FedSEP])
+@pytest.mark.parametrize("algorithm", [pf.FedEP, pf.infer.FedSEP, pf.P2PVI])
 @pytest.mark.parametrize(("model", "guide"), [(correlated_lines, normals), (scaled_lines, normals_and_gamma)])
 def test_an_own_mean_field_guide_of_correlated_parameters_is_as_robust_as_an_automatic_one(model, guide, algorithm):
     """Correlations of 0.9: undamped steps overstep by four times their length, to 1e11 in fifty rounds."""
@@ -210,9 +245,10 @@ def test_an_own_mean_field_guide_of_correlated_parameters_is_as_robust_as_an_aut
     x = 0.9**0.5 * common + 0.1**0.5 * own
     y = x @ torch.linspace(-1, 1, 5, dtype=F64) + torch.randn(200, generator=generator, dtype=F64)
     fed = pf.Federation(model, (x, y), plate="data", num_clients=5, dtype=F64)
+    graph = {"graph": pf.graph.ring(5)} if algorithm is pf.P2PVI else {}
     written, automatic = (
-        pf.run(one, fed, audit=False, **QUIET | {"num_draws": 4000})
-        for one in (algorithm(guide=guide), pf.FedEP(guide=AutoNormal))
+        pf.run(one, fed, audit=False, **options, **QUIET | {"num_draws": 4000})
+        for one, options in ((algorithm(guide=guide), graph), (pf.FedEP(guide=AutoNormal), {}))
     )
     assert written.attrs["num_rounds"] <= 40
     draws = [torch.as_tensor(idata["posterior"]["w"].values[0]) for idata in (written, automatic)]
