@@ -9,15 +9,15 @@ Sources: those of `ep.guided` for sites and steps; Wang et al., Eq. (8), for the
 change counts once, and Σ_i v_i λ_i = Σ_i t_i in every round, wherever sites were taken. The evidence's bound at x is
 mixed in the same way. Beliefs begin at the guide's own q, the sum of the sites v_i λ_i that the first round replaces.
 
-Where groups of agents take turns or links fail, no agent sees whole steps: then x_i is λ_i, and changes are damped.
+With consensus steps as published, `gossip_steps`, no agent sees whole steps: x_i is λ_i, and changes are damped.
 
 Letters: λ `natural`, t `site`, x `at`, f `move`, F `fisher`, c `share`, v `centrality`, s `fraction`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.errors import GraphError
 from pyro_fed.graph import Graph
 from pyro_fed.guides.written import Draws
 from pyro_fed.infer.ep.ascent import has_fallen
@@ -64,16 +65,12 @@ class Agent(NamedTuple):
 class GuidedP2PVI(PeerBeliefs, GuideSites):
     """`P2PVI(guide=function)`: a guide's own exponential families, mixed in their natural parameters.
 
-    Args:
-        sees_whole: whether a round's consensus is complete, so that agents see whole steps, and accelerate.
-
     References:
         Wang et al., Eq. (8); Khan & Lin (2017).
     """
 
+    needs_all: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = UNKNOWN | {"moved"}
-
-    sees_whole: bool = True
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 100 rounds, until the agents agree and have converged."""
@@ -82,15 +79,20 @@ class GuidedP2PVI(PeerBeliefs, GuideSites):
     @property
     def accelerates(self) -> bool:
         """Whether sites are taken at points of the agents' own, which needs a complete consensus."""
-        return self.sees_whole and self.gossip_steps is None
+        return self.gossip_steps is None
 
     @property
     def left_apart(self) -> float:
         return SEEN_WHOLE if self.gossip_tolerance is None and self.accelerates else super().left_apart
 
-    def on_graph(self, graph: Graph) -> Self:
-        """Turn acceleration off if a round's consensus is not complete: agents then do not see whole steps."""
-        return replace(self, sees_whole=graph.active(0) is None and not graph.random)
+    def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
+        """As of other beliefs; all agents have to take part in every round."""
+        if sleepers or graph.random or graph.active(0) is not None:
+            raise GraphError(
+                "P2PVI: a hand-written guide needs a fixed graph on which all agents are awake, because each follows "
+                "the steps that all make together; leave schedule= out, and take such a graph, or an automatic guide"
+            )
+        return super().consensus_steps(graph, sleepers)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
