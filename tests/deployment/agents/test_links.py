@@ -21,7 +21,7 @@ from pyro_fed.deployment.agents.neighbours import Neighbours, neighbours_of
 from pyro_fed.deployment.agents.outbox import At, Farewell, NoMessage, Outbox, Why
 from pyro_fed.deployment.agents.peers import LinkSettings, Peers, load_peers
 from pyro_fed.deployment.agents.statements import Statements
-from pyro_fed.deployment.agents.wire import SERVICE, WAITING, Unwelcome, Wire, with_step
+from pyro_fed.deployment.agents.wire import MAX_WAITING_REQUESTS, SERVICE, Unwelcome, Wire, with_step
 from pyro_fed.deployment.rows import load_rows
 from pyro_fed.errors import DataError, ProtocolError, QuorumError, SettingError
 from pyro_fed.graph.consensus import AlongCircuit
@@ -152,9 +152,9 @@ def test_a_neighbour_that_asks_too_much_holds_nobody_else_up(ring):
     try:
         flood = [
             east.wire._call(0, with_step("Take", never, message), 20.0)[1]
-            for _ in range(2 * WAITING * len(north.wire.neighbours))
+            for _ in range(2 * MAX_WAITING_REQUESTS * len(north.wire.neighbours))
         ]
-        beyond = len(flood) - WAITING
+        beyond = len(flood) - MAX_WAITING_REQUESTS
         end = time.monotonic() + 10.0
         while sum(call.done() for call in flood) < beyond and time.monotonic() < end:
             time.sleep(0.01)
@@ -756,7 +756,7 @@ def test_certificates_do_not_outlive_their_authority(tmp_path, monkeypatch):
     with pytest.raises(SettingError, match=r"ca\.crt is no certificate"):
         Identity.load(tmp_path, "b")
     monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 0)
-    monkeypatch.setattr(certificates, "CLOCKS", 10 * 24 * 60)
+    monkeypatch.setattr(certificates, "MAX_CLOCK_SKEW_MINUTES", 10 * 24 * 60)
     write_certificates(tmp_path / "old", ["a"], days=-1)  # of an authority whose time is over
     for make in (lambda: Identity.load(tmp_path / "old", "a"), lambda: write_certificates(tmp_path / "old", ["b"])):
         with pytest.raises(SettingError, match=r"\.crt is valid from .* until .*, and now it is"):
