@@ -177,7 +177,7 @@ def run(
     check_seconds(max_seconds)
     name = type(algorithm).__name__
     with default_of(federation.problem.dtype), budget.of_preparation(f"the settings of {name} were chosen"):
-        problem = with_known_structure(federation.problem)
+        problem = with_known_structure(federation.problem, compile)
         stages = stages_of(algorithm, problem, graph)
     for one in stages:
         check_taken_up(one.algorithm)

@@ -182,16 +182,20 @@ def _is_value(value: Any) -> bool:
     )
 
 
-def with_known_structure(problem: Problem) -> Problem:
-    """The problem with all that this process knows of its model, also from the rows of another federation."""
-    kept = problem.compiler
-    common = with_process_cache(problem) if kept.level == "off" else None
+def with_known_structure(problem: Problem, mode: str) -> Problem:
+    """The problem with all that this process knows of its model, also from the rows of another federation.
+
+    Where nothing is traced, no trace can be out of date: facts about the model are all that is taken over.
+    """
+    kept, common = problem.compiler, None
+    if kept.level == "off":
+        common = common_of(problem) if LEVELS.get(mode) == "off" else with_process_cache(problem)
     return replace(problem, compiler=replace(kept, common=common))
 
 
 def compile_problem(problem: Problem, mode: str, rounds: int, progress: bool, seconds: float | None = None) -> Problem:
     """The problem as a run compiles it; compiled steps, and the level that works, are kept for the next run."""
-    known = problem if problem.compiler.common is not None else with_known_structure(problem)
+    known = problem if problem.compiler.common is not None else with_known_structure(problem, mode)
     kept, common = known.compiler, known.compiler.common
     levels = kept.levels if common is None else common.levels
     if mode not in levels:
