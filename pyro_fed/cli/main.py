@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from pyro_fed.analysis.numbers import MAX_PARAMETERS
 from pyro_fed.cli import options
 from pyro_fed.cli.check import check
 from pyro_fed.cli.compare import bench, compare
@@ -187,7 +188,7 @@ def main() -> None:
     "--parameters",
     "max_parameters",
     type=click.IntRange(min=1),
-    default=options.MAX_PARAMETERS,
+    default=MAX_PARAMETERS,
     show_default=True,
     help="Parameters in the posterior's table.",
 )

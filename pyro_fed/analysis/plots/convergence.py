@@ -56,7 +56,7 @@ def plot_convergence(
             converged); where it is given for each client, their mean is shown.
         log: logarithmic vertical axis.
         ax: two matplotlib axes; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The two axes, an array (2,): against rounds and against bytes.
@@ -123,7 +123,7 @@ def plot_cost(
         table: the table of `pyro_fed.compare` with a reference.
         error: a column of it, such as "mean_error" or "ksd".
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes, with a mark for each result: a logarithmic one of errors, and one of bytes that is logarithmic if they
@@ -185,7 +185,7 @@ def plot_consensus(
         parameter: the parameter's place in the flat unconstrained vector, from 0.
         reference: mean and SD to compare with, such as those of a centralised run.
         ax: two matplotlib axes; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The two axes, an array (2,): beliefs above, disagreement below.
@@ -257,7 +257,7 @@ def plot_chains(
         labels: parameters, such as `["w[0]"]`; by default those whose chains differ most (R-hat).
         most: largest number of parameters shown.
         ax: matplotlib axes, two for each parameter; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes (parameter, 2). Ranks of chains that agree are flat, at the grey line.

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from pyro_fed.analysis.judging.draws import Draws
-from pyro_fed.analysis.numbers import percent, readable_bytes, readable_seconds
+from pyro_fed.analysis.numbers import MAX_PARAMETERS, percent, readable_bytes, readable_seconds
 from pyro_fed.codes.finding import texts
 from pyro_fed.conventions import html
 from pyro_fed.conventions.calls import Checked
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 #: Column at which the values of a block begin, and the width at which its lines are wrapped.
 NAME_WIDTH, LINE_WIDTH = 24, 110
-#: Number of scalars of the posterior in the text of an overview.
-OVERVIEW_ROWS = 10
 
 
 def doubt_sentences(idata: InferenceData) -> list[str]:
@@ -92,7 +90,7 @@ def doubts_block(idata: InferenceData) -> str:
     return "\n".join([heading("Doubts"), *(f"  {line}" for line in doubt_sentences(idata) or [none])])
 
 
-def posterior_table(idata: InferenceData, max_rows: int) -> str:
+def posterior_table(idata: InferenceData, max_rows: int = MAX_PARAMETERS) -> str:
     """The first rows of `posterior_frame` as a block."""
     table = posterior_frame(idata)
     text = table.head(max_rows).to_string(float_format=lambda number: f"{number:.3g}")
@@ -168,7 +166,7 @@ class Overview(metaclass=Checked):
         return "nothing speaks against it" if flag(self.idata.attrs, "audited") else "it was not audited"
 
     def __repr__(self) -> str:
-        blocks = [self.title, *(f"  {doubt}" for doubt in self.doubts), posterior_table(self.idata, OVERVIEW_ROWS)]
+        blocks = [self.title, *(f"  {doubt}" for doubt in self.doubts), posterior_table(self.idata)]
         if "federation" in self.idata:
             blocks.append(cost_block(self.idata))
         return "\n".join(blocks)
