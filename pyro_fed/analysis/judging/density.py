@@ -23,6 +23,7 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.arviz_versions import group_of
+from pyro_fed.ops.entries import evenly
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import unconstrained_draws
 from pyro_fed.runtime.run import final_state
@@ -113,8 +114,7 @@ def thin_posterior(idata: InferenceData, count: int) -> dict[str, xr.Dataset]:
     """The group `posterior` alone, with about `count` draws evenly spaced over every chain, at least two of each."""
     posterior = group_of(idata, "posterior")
     each = max(2, count // posterior.sizes["chain"])
-    kept = np.unique(np.linspace(0, posterior.sizes["draw"] - 1, each).round().astype(int))
-    return {"posterior": posterior.isel(draw=kept)}
+    return {"posterior": posterior.isel(draw=evenly(posterior.sizes["draw"], each).numpy())}
 
 
 @dataclass(frozen=True, kw_only=True)

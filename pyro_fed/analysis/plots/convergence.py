@@ -33,6 +33,7 @@ from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.arviz_versions import rhat
+from pyro_fed.ops.entries import evenly
 from pyro_fed.results.inference_data import InferenceData, flag
 
 #: Numbers of rounds or bytes of results that differ by more than this factor are shown on a logarithmic axis.
@@ -291,7 +292,7 @@ def plot_chains(
 
 
 def _path(ax: Axes, values: np.ndarray) -> None:
-    at = np.unique(np.linspace(0, values.shape[1] - 1, PLOTTED_DRAWS).round().astype(int))
+    at = evenly(values.shape[1], PLOTTED_DRAWS).numpy()
     for i, chain in enumerate(values):
         ax.plot(at, chain[at], color=COLORS[i % len(COLORS)], linewidth=0.7, alpha=0.9)
     ax.set_xlabel("draw")
