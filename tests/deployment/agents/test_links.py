@@ -29,6 +29,8 @@ from pyro_fed.ops.mixing import mix
 from pyro_fed.runtime.network import connect
 
 QUICK = LinkSettings(patience=1.5, patience_all=30.0, retry_every=0.02, knock=0.5)
+#: Where nobody dies: whoever is slow is waited for.
+PATIENT = LinkSettings(patience=60.0, patience_all=60.0, retry_every=0.02, knock=60.0)
 SAID = {"seed": "0"}
 
 
@@ -410,24 +412,26 @@ def put_into(agent, round):
 
 
 class Node(threading.Thread):
-    """An agent of numbers: rounds, a state on disk after each, and a death."""
+    """An agent of numbers: rounds, a state on disk after each, and a death; `together` is where all leave at once."""
 
     LAST, WAIT_AT, SETTLES_AT = 20, 10, 13
 
-    def __init__(self, peers, identity, saved, back, dies_at=None, fewest=False):
+    def __init__(self, peers, identity, saved, back, dies_at=None, fewest=False, together=None):
         super().__init__(name=identity.name)
-        self.peers, self.identity, self.saved, self.back = peers, identity, saved, back
+        self.peers, self.identity, self.saved, self.back, self.together = peers, identity, saved, back, together
         self.algorithm, self.me = Mean(dies_at, fewest), peers.number(identity.name)
         self.error, self.heard = None, []
 
     def run(self):
         try:
-            links = wired(self.peers, self.identity, self.me)
+            links = wired(self.peers, self.identity, self.me, PATIENT if self.together else QUICK)
         except Exception as error:
             self.error = error
             return
         try:
             self._rounds(links)
+            if self.together:
+                self.together.wait(60)
         except InterruptedError:
             pass
         except Exception as error:
@@ -495,7 +499,8 @@ def test_agents_on_a_circuit_have_the_simulation_s_beliefs_to_the_last_bit(chord
     algorithm, saved, back = Mean(fewest=True), {}, threading.Event()
     assert isinstance(peers.graph.consensus(1e-6), AlongCircuit)
     back.set()
-    nodes = [Node(peers, Identity.load(folder, name), saved, back, fewest=True) for name in NAMES]
+    together = threading.Barrier(len(NAMES))
+    nodes = [Node(peers, Identity.load(folder, name), saved, back, fewest=True, together=together) for name in NAMES]
     for node in nodes:
         node.start()
     network, q = connect(algorithm, peers.graph, None, 5, 0), {"q": torch.zeros(5, 2, dtype=torch.float64)}
