@@ -108,7 +108,7 @@ def write_report(
     loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     verdicts = [_verdict(name, one, table, reference) for name, one in said.items()]
-    about = pictures.Compared(table, results, federation, reference, test)
+    about = pictures.ReportData(table, results, federation, reference, test)
     sections = [*_tables(table), *tables.posterior_tables(about), *tables.answer_tables(results)]
     sections += pictures.pictures(about)
     page = environment.get_template("report.html").render(
