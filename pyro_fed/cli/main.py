@@ -355,6 +355,6 @@ def show(recipe_name: str, model: str | None) -> None:
     if model is not None:
         fed = build_federation(library.load_model(model), None, "iid", 0).federation
         graph = chosen.run_options(fed.num_clients).get("graph")
-        said = str(pf.explain(chosen.build(), fed, graph=graph))
+        explanation = str(pf.explain(chosen.build(), fed, graph=graph))
         click.echo(f"\n# On {model}:")
-        click.echo("\n".join(f"# {line}" for line in said.splitlines()))
+        click.echo("\n".join(f"# {line}" for line in explanation.splitlines()))

@@ -58,16 +58,16 @@ def against_density(
         "prior_count": count.value,
         "prior_count_se": count.error,
     }
-    said = doubts.density_findings(count, distance, draws.labels[distance.farthest])
+    findings = doubts.density_findings(count, distance, draws.labels[distance.farthest])
     if sds is not None:
-        said += doubts.spread_findings(z, sds)
+        findings += doubts.spread_findings(z, sds)
     if not flag(idata.attrs, "audited"):
         whole = on_unconstrained_scale(idata, problem, draws.kind)
         # A problem that no run has compiled is compiled here. Others keep the level that worked in their run.
         traced = compile_problem(problem, "auto", 1, progress=False) if problem.compiler.level == "off" else problem
         moved = torch.from_numpy(whole.values).to(problem.dtype)
-        said += audit_draws(federation, moved, draws.kind or "chains", traced)
-    return values, said
+        findings += audit_draws(federation, moved, draws.kind or "chains", traced)
+    return values, findings
 
 
 def on_unconstrained_scale(idata: InferenceData | dict[str, xr.Dataset], problem: Problem, kind: str) -> Draws:

@@ -79,8 +79,8 @@ def steps_block(steps: pd.DataFrame) -> str:
     lines = []
     for row in steps.to_dict("records"):
         cost = f"{row['rounds']} rounds, {readable_bytes(row['bytes'])}, {readable_seconds(row['seconds'])}"
-        said = row["doubts"] or "nothing speaks against it"
-        lines.append(field(str(row["algorithm"]), f"{cost}{' (chosen)' if row['chosen'] else ''}: {said}"))
+        doubts = row["doubts"] or "nothing speaks against it"
+        lines.append(field(str(row["algorithm"]), f"{cost}{' (chosen)' if row['chosen'] else ''}: {doubts}"))
     return "\n".join([heading("What was done"), *lines])
 
 
@@ -201,9 +201,10 @@ def comparison_figures(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """The columns of `pyro_fed.compare` by result, `findings` and `warnings`, their texts, as lists."""
     from pyro_fed.analysis.judging.compare import findings_of  # which takes torch
 
-    said = findings_of(table)
+    findings = findings_of(table)
     lists = {
-        name: {"findings": [one.to_plain() for one in every], "warnings": texts(every)} for name, every in said.items()
+        name: {"findings": [one.to_plain() for one in every], "warnings": texts(every)}
+        for name, every in findings.items()
     }
     return {
         str(name): {str(key): value for key, value in row.items()} | lists[str(name)]

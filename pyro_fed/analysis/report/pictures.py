@@ -185,11 +185,11 @@ class ReportData:
 
     def moments(self, label: str) -> str:
         """A text with the mean and SD of a parameter in each result."""
-        said = []
+        moments = []
         for name, draws in self.draws.items():
             values = draws.flat[:, draws.labels.index(label)]
-            said.append(f"{name} {values.mean():.3g} ± {values.std():.2g}")
-        return f"{label}: {'; '.join(said)}"
+            moments.append(f"{name} {values.mean():.3g} ± {values.std():.2g}")
+        return f"{label}: {'; '.join(moments)}"
 
 
 def pictures(about: ReportData) -> list[dict[str, Any]]:
@@ -463,9 +463,9 @@ def _by_client(about: ReportData) -> Picture | None:
     def panel(label: str) -> Panel:
         one = found.sel(parameter=label)
         alone, spread = one["mean"].values, np.isfinite(one["mean"].values)
-        said = f"{alone[spread].min():.2g} to {alone[spread].max():.2g}" if spread.any() else "nothing"
+        alone_text = f"{alone[spread].min():.2g} to {alone[spread].max():.2g}" if spread.any() else "nothing"
         every = f"{float(one['all_mean']):.2g} ± {float(one['all_sd']):.2g}"
-        alt = f"{label}: clients alone say {said}, all together {every}"
+        alt = f"{label}: clients alone say {alone_text}, all together {every}"
         size = (3.6, 1.0 + 0.22 * max(len(alone), 3))
         return Panel(lambda ax: plots.plot_client_forest(found, labels=[label], ax=ax), size, alt)
 
@@ -491,8 +491,8 @@ def _cost(about: ReportData) -> Picture | None:
     known = about.table[["mean_error", "bytes_up"]].astype(float).dropna()
     if not len(known):
         return None
-    said = [f"{name}: error {row.mean_error:.2f} for {row.bytes_up / 1e6:,.3g} MB" for name, row in known.iterrows()]
-    alt = "; ".join(said)
+    points = [f"{name}: error {row.mean_error:.2f} for {row.bytes_up / 1e6:,.3g} MB" for name, row in known.iterrows()]
+    alt = "; ".join(points)
     return Picture([Panel(lambda ax: plots.plot_cost(about.table, ax=ax), (4.4, 3.2), alt)], COST, {})
 
 

@@ -236,8 +236,10 @@ def _rules(lines: list[Line]) -> dict[str, Any]:
             rows += [[RULES.get(name, name + ": {}").format(_value_in_words(value)), since, line["policy"][:12]]
                      for name, value in changed.items()]  # fmt: skip
     approvals = [str(one) for one in dict.fromkeys(line["approval"] for line in lines) if one]
-    said = f"Approved by the site: {', '.join(approvals)}." if approvals else "The site had approved nothing by hash."
-    note = f"Rules of policy.toml, which the site's own process applies before a message is sent. {said}"
+    approved = (
+        f"Approved by the site: {', '.join(approvals)}." if approvals else "The site had approved nothing by hash."
+    )
+    note = f"Rules of policy.toml, which the site's own process applies before a message is sent. {approved}"
     return _table("Under which rules", note, ["rule", "from", "hash of the rules"], rows)
 
 
