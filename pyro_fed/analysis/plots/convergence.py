@@ -89,16 +89,19 @@ def plot_convergence(
         tidy(one)
         if log:
             one.set_yscale("log")
-        one.set_xscale(_scale([line.get_xdata()[-1] for line in one.lines if len(line.get_xdata())]))
+        _scale_across(one, [line.get_xdata()[-1] for line in one.lines if len(line.get_xdata())])
     axes[0].set_ylabel(f"{metric} of the round" if metric == "change" else metric)
     if len(results) > 1:
         axes[0].legend(frameon=False, fontsize=9)
     return axes
 
 
-def _scale(values: Sequence[float] | np.ndarray) -> str:
-    """The scale of an axis for positive values: logarithmic if they differ by more than `LOG_SCALE_RATIO`."""
-    return "log" if len(values) and max(values) > LOG_SCALE_RATIO * min(values) else "linear"
+def _scale_across(ax: Axes, values: Sequence[float] | np.ndarray) -> None:
+    """Make a horizontal axis logarithmic if positive values differ by more than `LOG_SCALE_RATIO`, else rarely ticked."""
+    if len(values) and max(values) > LOG_SCALE_RATIO * min(values):
+        ax.set_xscale("log")
+    else:
+        ax.locator_params(axis="x", nbins=4)
 
 
 def _series(record: xr.Dataset, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -152,7 +155,8 @@ def plot_cost(
         )
     panel = new_axes(ax, figsize)
     palette = line_colors([str(name) for name in table.index])
-    panel.set(xscale=_scale(sent[known]), yscale="log")
+    panel.set_yscale("log")
+    _scale_across(panel, sent[known])
     for number, name in enumerate(palette):
         if known[number]:
             marker = MARKERS[number // len(COLORS) % len(MARKERS)]
