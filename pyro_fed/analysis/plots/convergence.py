@@ -97,7 +97,7 @@ def plot_convergence(
 
 
 def _scale_across(ax: Axes, values: Sequence[float] | np.ndarray) -> None:
-    """Make a horizontal axis logarithmic if positive values differ by more than `LOG_SCALE_RATIO`, else give few ticks."""
+    """Make the x axis logarithmic if its values differ by more than `LOG_SCALE_RATIO`; a linear one has few ticks."""
     if len(values) and max(values) > LOG_SCALE_RATIO * min(values):
         ax.set_xscale("log")
     else:
