@@ -485,6 +485,7 @@ def divergence(case: Case, fed: Any, params: Any, evidence: float) -> float:
 def measured(name: str, settings: Settings) -> dict[str, Any]:
     """The record of a case: errors of both sides, how far they are apart, and what a federated run costs."""
     warnings.simplefilter("ignore")
+    pyro.enable_validation(False)
     case = BY_NAME[name]
     model, data, exact = case.problem
     fed = pf.Federation(model, data, plate="data", num_clients=min(5, len(data[0]) // 2), dtype=F64)
