@@ -439,7 +439,11 @@ class OneByOne(pf.infer.SFVI):
 
 def federated(case: Case, fed: Any, settings: Settings) -> tuple[Any, dict[str, Any]]:
     """Draws (S, D) of a federated run, (A, S, D) of agents on a ring, and figures."""
-    adam = {"num_steps": settings.steps, "num_particles": settings.particles, "step_size": settings.rate}
+    adam: dict[str, Any] = {
+        "num_steps": settings.steps,
+        "num_particles": settings.particles,
+        "step_size": settings.rate,
+    }
     options = OPTIONS
     begun = time.process_time()
     if case.by == "FedEP":

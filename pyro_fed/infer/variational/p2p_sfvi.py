@@ -116,7 +116,9 @@ class P2PSFVI(GuideAscent, OnGraph):
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The algorithm that leaves a Gaussian at every agent; a guide is refused before it runs."""
         self.program(problem)
-        return P2PVI(temperature=self.temperature) if self.surrogates == "p2pvi" else self.surrogates or None
+        if self.surrogates == "p2pvi":
+            return P2PVI(temperature=self.temperature)
+        return self.surrogates if isinstance(self.surrogates, Algorithm) else None
 
     def contributions(self) -> Contributions:
         """The agents' scores, which cannot be bounded: the guides that agents mix keep what they have received."""
