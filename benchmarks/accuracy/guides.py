@@ -26,7 +26,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from benchmarks.accuracy.guide_cases import BY_NAME, Settings, measured
+from benchmarks.helpers.guide_cases import BY_NAME, Settings, measured
 from benchmarks.helpers.records import Records, add_options, matches, run_missing
 from benchmarks.helpers.tables import heading, row
 
