@@ -54,6 +54,23 @@ def guides_start_of(case: Case) -> Decision | None:
     """The Gaussian that a guide is fitted to before the first round, where a fit of it has no conditions of its own."""
     if case.algorithm.surrogates != "auto":
         return None
+    return _without_gaussian(case) or surrogates_of(case)
+
+
+def guides_start_over_graph_of(case: Case) -> Decision | None:
+    """The same of agents."""
+    if case.algorithm.surrogates != "auto":
+        return None
+    if (none := _without_gaussian(case)) is not None:
+        return none
+    dim = parameters(case.traits.dim)
+    if not case.traits.few_parameters:
+        return Decision(None, f"{dim}, more than P2PVI has a full covariance for by default")
+    return Decision("p2pvi", f"{dim}, for which P2PVI has a full covariance")
+
+
+def _without_gaussian(case: Case) -> Decision | None:
+    """Why a guide begins at its own start, or None."""
     traits = case.traits
     if traits.large() or traits.layers:
         return Decision(None, "a network or another large model, whose Gaussian costs as many rounds as the guide")
@@ -63,7 +80,7 @@ def guides_start_of(case: Case) -> Decision | None:
         return Decision(None, f"the priors of {sorted(traits.improper)} are improper: no Gaussian is fitted")
     if case.setup.combination is not None:
         return Decision(None, "the clients' messages are combined in another way than by sums")
-    return surrogates_of(case)
+    return None
 
 
 def elbo_on_large_models(case: Case) -> None:
@@ -87,6 +104,7 @@ def structure_of(case: Case) -> Decision | None:
 
 SURROGATES = Row("surrogates", surrogates_of, "surrogates='fedep', 'laplace' or 'local_sgld', or an algorithm")
 GUIDES_START = Row("surrogates", guides_start_of, f"{SURROGATES.override}, or None")
+AGENTS_START = Row("surrogates", guides_start_over_graph_of, "surrogates='p2pvi' or None")
 STRUCTURE = Row("covariance", structure_of, "covariance='full' or 'diag'")
 
 
@@ -166,7 +184,7 @@ TABLES = {
     FedAIS: Table((SURROGATES,), (few_enough_to_weigh, affordable_rows)),
     LocalSGLD: Table((STRUCTURE,)),
     SFVI: Table((GUIDES_START,), (elbo_on_large_models,)),
-    P2PSFVI: Table((), (elbo_on_large_models,)),
+    P2PSFVI: Table((AGENTS_START,), (elbo_on_large_models,)),
     Langevin: Table((SURROGATES,)),
     FedHMC: Table((SURROGATES,), (is_small, affordable_rows)),
     FSGLD: Table(FSGLD_ROWS, (affordable_rows,)),

@@ -83,7 +83,8 @@ class Neighbours(Network):
             )
         self._owed = within(kept, "owed")
         links.outbox.restore(within(kept, "last"))
-        if not kept:
+        apart = phase > 0 and isinstance(algorithm, OnGraph) and algorithm.begins_apart
+        if not kept and not apart:
             self._compare(phase, {**shared, **(local if phase == 0 else {})})
 
     def _compare(self, phase: int, state: State) -> None:

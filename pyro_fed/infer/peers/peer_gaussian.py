@@ -86,7 +86,7 @@ class PeerBeliefs(Algorithm, OnGraph):
     gossip_tolerance: float | None = None  # see `gossip_steps`; None is 0.01
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[misc]  # of the other base of a subclass
         check_positive(self, "tolerance")
         check_between(self, "damping", 0, 1)
         if self.gossip_tolerance is not None:
