@@ -27,19 +27,27 @@ from pyro_fed.infer.papers.pmd import PMD
 from pyro_fed.infer.pooled.svi import SVI
 from pyro_fed.infer.surrogates.fedais import FedAIS
 from pyro_fed.infer.surrogates.local_sgld import LocalSGLD
+from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.infer.variational.p2p_sfvi import P2PSFVI
 from pyro_fed.infer.variational.sfvi import SFVI
 from pyro_fed.policy.choice import Case, Decision, Row, Table, affordable_rows, few_enough_to_weigh, proper_prior
 from pyro_fed.policy.gaussian import LARGE_BATCH, on_large, parameters
+from pyro_fed.policy.results import MAX_POINTWISE
 
 #: Steps of a visit to a large model, and one step in so many that is kept.
 STEPS, THIN = 5, 25
-#: Numbers in the tables of all chains of SAGA-LD beyond which they are refused: 4 GB in double precision.
-LARGEST_TABLES = 500_000_000
+
+
+def require_dimension(case: Case) -> None:
+    """Refuse surrogates given as tensors whose dimension is not the model's."""
+    given, dim = case.algorithm.surrogates, case.traits.dim
+    if isinstance(given, Given) and given.dim != dim:
+        raise SettingError(f"Given: the surrogates have dimension {given.dim}, the model's vector {dim}")
 
 
 def surrogates_of(case: Case) -> Decision | None:
     """The algorithm that fits the surrogates."""
+    require_dimension(case)
     if case.algorithm.surrogates != "auto":
         return None
     dim = case.traits.dim
@@ -52,6 +60,7 @@ def surrogates_of(case: Case) -> Decision | None:
 
 def guides_start_of(case: Case) -> Decision | None:
     """The Gaussian that a guide is fitted to before the first round, where a fit of it has no conditions of its own."""
+    require_dimension(case)
     if case.algorithm.surrogates != "auto":
         return None
     return _without_gaussian(case) or surrogates_of(case)
@@ -128,10 +137,10 @@ def tables_are_small(case: Case) -> None:
     """Refuse tables of a gradient for every row and chain that are too large."""
     rows, dim, chains = case.traits.num_rows, case.traits.dim, case.algorithm.num_chains
     numbers = chains * rows * dim
-    if numbers > LARGEST_TABLES:
+    if numbers > MAX_POINTWISE:
         raise SettingError(
             f"{type(case.algorithm).__name__}: gradients of {rows} rows in {dim} dimensions for {chains} "
-            f"chains are {numbers:.3g} numbers, more than {LARGEST_TABLES:.3g}: take fewer chains, or "
+            f"chains are {numbers:.3g} numbers, more than {MAX_POINTWISE:.3g}: take fewer chains, or "
             'SGLD(control_variate="visit"), which is SVRG-LD'
         )
 
@@ -180,6 +189,17 @@ def support_stands_still(case: Case) -> None:
     )
 
 
+def likelihood_is_a_factor(case: Case) -> None:
+    """Refuse to temper the likelihood where it is no factor of the joint density, as with latents of rows' own."""
+    algorithm = case.algorithm
+    if algorithm.temperature != 1 and case.traits.local_dim:
+        raise SettingError(
+            f"{type(algorithm).__name__}: temperature={algorithm.temperature:g} raises the rows' likelihood to a "
+            "power. It is no factor of the joint density with latents inside the partitioned plate: NUTS, FedEP and "
+            "others integrate these out, and have a temperature"
+        )
+
+
 TABLES = {
     FedAIS: Table((SURROGATES,), (few_enough_to_weigh, affordable_rows)),
     LocalSGLD: Table((STRUCTURE,)),
@@ -192,5 +212,5 @@ TABLES = {
     SAGALD: Table((SURROGATES,), (tables_are_small,)),
     P2PFinite: Table(checks=(DRAWN_CANDIDATES,)),
     PMD: Table(checks=(DRAWN_PARTICLES,)),
-    SVI: Table(checks=(support_stands_still,)),
+    SVI: Table(checks=(support_stands_still, likelihood_is_a_factor)),
 }
