@@ -445,6 +445,7 @@ def test_rows_whose_factor_is_nan_beyond_a_latent_are_named_and_a_wall():
     ):
         fed = federated(model, y)
     assert float(fed.problem.log_lik(torch.tensor([[math.log(3.0), 0.0]]).double())) == -math.inf
+    assert "'row' is zero on a part of the prior" in pf.explain(pf.Auto(), fed).outlook
     v = y.numpy()[:, None, None]
 
     def log_density(t, k):
