@@ -105,8 +105,8 @@ def rows(
     y: Array,
     likelihood: Callable[..., Any],
     log: Callable[..., Array],
-    wall: Callable[..., Tensor] | None = None,
-    inside: Callable[..., Array] | None = None,
+    wall: Any = None,
+    inside: Any = None,
     **priors: Prior,
 ) -> Written:
     """A model whose rows have a distribution, or a log density (a factor); `wall` is a factor outside of the plate.
@@ -265,8 +265,8 @@ def exposures() -> dict[str, Written]:
 
     def masked(x: Tensor, y: Tensor) -> None:
         a, b = _priors(AB).values()
-        with pyro.plate("data", len(y)), pyro.poutine.mask(mask=x > 0):
-            pyro.sample("y", dist.Poisson(torch.exp(a + b * x) * x), obs=y)
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Poisson(torch.exp(a + b * x) * x).mask(x > 0), obs=y)
 
     def mean(x: Array, a: Array, b: Array) -> Array:
         return np.exp(a + b * x) * x
