@@ -45,11 +45,6 @@ def settings_findings(algorithm: Algorithm, draws: Tensor) -> list[Finding]:
     return found
 
 
-def compares_clients(problem: Problem) -> bool:
-    """Whether clients' sites are computed at the draws: these take each row's curvature."""
-    return not problem.traits.large() and not not_audited(problem)
-
-
 def not_audited(problem: Problem) -> list[Finding]:
     """Why a result is not audited, and what is therefore unchecked; none if it can be audited."""
     many = unaffordable_operations(problem.traits, lambda: cost_of(problem).operations, SCORES, LOOKS[1])

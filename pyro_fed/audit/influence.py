@@ -52,7 +52,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS
-from pyro_fed.density.observations import observed_values
+from pyro_fed.density.observations import possible_outcomes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.density.rows.labelled import plain
@@ -245,15 +245,11 @@ def _outlying_client_clause(found: Without, k: int, name: str, labels: list[str]
 
 def by_the_outcome(federation: Federation, problem: Problem) -> bool:
     """Whether the partition dealt rows out by an outcome, or by a function of it, such as labels or `y > 0`."""
-    # Which of its arguments a `pyro.factor` takes for the outcome is not known: each of the rows' columns may be it.
     count = problem.num_rows
     by = federation.partition.dealt_by(count, row_labels(problem.arguments))
     if by is None:
         return False
-    values = [*observed_values(problem).values()]
-    if problem.layout.factors:
-        values += [leaf for _, nested, leaf in problem.arguments.columns if nested is None]
-    outcomes = [plain(value).detach().cpu() for value in values]
+    outcomes = [plain(value).detach().cpu() for value in possible_outcomes(problem)]
     of_rows = [value.reshape(count, -1).numpy() for value in outcomes if value.dim() and len(value) == count]
     return any(is_function(by, column) for value in of_rows for column in value.T)
 

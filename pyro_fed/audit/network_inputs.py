@@ -116,7 +116,7 @@ class _Values(fx.Interpreter):
 
 def of_no_use(problem: Problem, draws: Tensor) -> list[Finding]:
     """One finding on a network that predicts rows, by draws (S, D), no better by their own than by others' inputs."""
-    if not problem.traits.layers or problem.layout.local or len(problem.layout.observed) != 1 or problem.layout.factors:
+    if not (problem.traits.layers and problem.traits.one_outcome):
         return []
     rows = tuple(leaf[evenly(len(leaf), ROWS)] for leaf in problem.rows)
     if len(rows[0]) < FEWEST_ROWS:

@@ -35,7 +35,6 @@ from pyro_fed.audit import (
     reported_without_variance,
     settings_findings,
 )
-from pyro_fed.audit.audit import compares_clients
 from pyro_fed.audit.client_sites import answer_and_sites, log_likelihoods_of
 from pyro_fed.audit.influence import FEWEST_CLIENTS, StandingApart, by_the_outcome, who_stands_apart
 from pyro_fed.audit.mirrored_clients import mirrored_clients
@@ -213,7 +212,7 @@ def _contradicting_clients(judged: CheckInputs, sites: State) -> dict[str, str]:
     context, problem = judged.context, judged.problem
     tempered = getattr(judged.algorithm, "temperature", 1.0) != 1  # sites are then not those of the likelihoods
     whole = sites and context.federation.holds_data and context.combination is None and not tempered
-    if not whole or not compares_clients(problem):
+    if not whole or problem.traits.large():  # sites take the curvature of each row
         return {}
 
     def log_lik(client: int, points: Tensor) -> Tensor:
@@ -233,7 +232,7 @@ def _sites_at_draws(judged: CheckInputs) -> State:
     """The clients' sites at the draws, for algorithms that keep none; empty if they cannot be computed."""
     context, federation, problem = judged.context, judged.context.federation, judged.problem
     several = not judged.algorithm.pooled and federation.num_clients >= FEWEST_CLIENTS
-    if not several or not federation.holds_data or context.combination is not None or not compares_clients(problem):
+    if not several or not federation.holds_data or context.combination is not None or problem.traits.large():
         return {}
     return answer_and_sites(federation, judged.draws.flatten(0, 1))
 

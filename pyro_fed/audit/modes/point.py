@@ -92,9 +92,9 @@ def _below(evidence: Evidence, at: Tensor) -> list[Finding]:
     top = float(score[0].norm()) / bend if bend > 0 else float(at.norm().clamp_min(1.0))
     tried = heights(at + top * torch.tensor(PARTS, dtype=torch.float64)[:, None] * along)[1]
     risen = float(torch.where(tried.isfinite(), tried, -torch.inf).max() - value[0])
-    if not risen > problem.dim / 2:
+    if not risen > len(at) / 2:
         return []
-    return [sentences.point_is_below_the_mode(nats=risen, dim=problem.dim, cures=[_cure(evidence)])]
+    return [sentences.point_is_below_the_mode(nats=risen, dim=len(at), cures=[_cure(evidence)])]
 
 
 def _cure(evidence: Evidence) -> str:
