@@ -1,7 +1,8 @@
 """Every check of the audit, in the order in which a run makes them; a new check is a module and an entry here.
 
 Independent draws have means with standard errors of n^(-1/2) SDs. So n = (z / `MATTERS`)² draws keep all means within
-what matters, where the worst of D means is off by more than z standard errors with probability `ALPHA` (`margin`).
+what matters, where the worst of D means is off by more than z standard errors with probability `FALSE_ALARM`
+(`margin`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit.densities import precision, splitting
-from pyro_fed.audit.evidence import DRAWN_ANEW, FEWEST_DRAWS, Evidence, Unknown
+from pyro_fed.audit.evidence import DRAWN_ANEW, Evidence, Unknown
 from pyro_fed.audit.hmc import SCORES
 from pyro_fed.audit.modes.angles import findings_with_causes
 from pyro_fed.audit.modes.missed_modes import missed_modes
@@ -26,7 +27,7 @@ from pyro_fed.audit.moments import margin, moments_verdict, wrong_moments
 from pyro_fed.audit.motion import LOOKS
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import MATTERS
+from pyro_fed.conventions.limits import MATTERS, MIN_EFFECTIVE_DRAWS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import cost_of
 from pyro_fed.federation.federation import Federation
@@ -103,12 +104,12 @@ def audit_draws(federation: Federation, draws: Tensor, draws_are: str, problem: 
         problem: the model's densities, as a run compiles them; by default the federation's, which are not compiled.
 
     Returns:
-        One finding a reason. Fewer than `FEWEST_DRAWS` independent draws are not judged, and give none.
+        One finding a reason. Fewer than `MIN_EFFECTIVE_DRAWS` independent draws are not judged, and give none.
 
     Example:
         >>> audit_draws(fed, draws, "chains")
     """
-    if draws_are in DRAWN_ANEW and draws.shape[0] * draws.shape[1] < FEWEST_DRAWS:
+    if draws_are in DRAWN_ANEW and draws.shape[0] * draws.shape[1] < MIN_EFFECTIVE_DRAWS:
         return []
     algorithm = cast("Algorithm", Unknown(draws_are))  # the check reads nothing else of the algorithm
     record = Record(federation.client_names)

@@ -18,13 +18,14 @@ Biometrika 70, 1983): nearly nothing early, when standard errors are poorly know
 
 - as wrong, once an interval is beyond 1;
 - as right, once all intervals are within 1 and no chains are on their way: none has an estimate that is plainly not
-  zero, above `MOVING`, and larger than at the look before by more than its standard error;
+  zero, and larger than at the look before by more than its standard error;
 - after the last look. Then an estimate beyond 1 that is plainly not zero is called wrong (`wrong_moments`). If that is
   undecided, more chains are run.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -33,7 +34,6 @@ from torch import Tensor
 
 from pyro_fed.audit.hmc import SCORES, Chains, Detour
 from pyro_fed.audit.moments import (
-    ALPHA,
     Moments,
     Quantities,
     kurtosis,
@@ -44,20 +44,18 @@ from pyro_fed.audit.moments import (
     wrong_moments,
 )
 from pyro_fed.audit.target import DRAWS_A_DIMENSION, Target
-from pyro_fed.conventions.limits import STANDARD_ERRORS, Limits
+from pyro_fed.conventions.limits import FALSE_ALARM, STANDARD_ERRORS, Limits
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import walks
 
 #: Numbers of transitions before each look.
 LOOKS = 2, 4, 8, 16, 24, 48
-#: Part of the limits above which a plain error means that chains may be on their way.
-MOVING = 0.25
 
 
 def spent(share: float) -> float:
-    """The probability, of `ALPHA` in all, of a wrong end by a look after this share of all transitions."""
-    normal = NormalDist()
-    return 2 * normal.cdf(normal.inv_cdf(ALPHA / 2) / share**0.5) if share > 0 else 0.0
+    """The probability, of `FALSE_ALARM` in all, of a wrong end by a look after this share of all transitions."""
+    quantile = -NormalDist().inv_cdf(FALSE_ALARM / 2)
+    return math.erfc(quantile / (2 * share) ** 0.5) if share > 0 else 0.0
 
 
 @dataclass
@@ -91,7 +89,7 @@ class SequentialTest:
     def _on_their_way(self, found: Moments) -> bool:
         """Whether chains that find nothing wrong should go on: they still move, or do not decide about the aim."""
         plain = found.excess > max(STANDARD_ERRORS, margin(len(found.mean))) * found.noise
-        moving = plain & (found.excess > MOVING) & (found.excess - self.before > found.noise)
+        moving = plain & (found.excess - self.before > found.noise)
         if self.aim is None or bool(moving.any()):
             return bool(moving.any())
         off, noise = found.against(self.aim)

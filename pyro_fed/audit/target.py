@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp
 
-from pyro_fed.conventions.limits import NEGLIGIBLE, SUM_ROUNDING_UNITS
+from pyro_fed.conventions.limits import NEGLIGIBLE, SAME_SHARE, SUM_ROUNDING_UNITS
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.few_rows import (
     MORE,
@@ -57,11 +57,9 @@ DRAWS_A_DIMENSION = 4
 #: Points are computed in groups of these sizes, the last one filled up, since each further size would be traced: of
 #: climbs, of few chains and many, and of weighted points.
 BATCHES = 16, FEWEST_CHAINS, CHAINS, MANY_CHAINS
-#: An SD smaller than this share of the largest is rounding.
-SMALLEST_SD_SHARE = 1e-10
 #: Half the distance over which scores are compared for a curvature: in the result's SDs, or as a multiple of a
-#: parameter's size or of one.
-SCORE_STEP = 1e-3
+#: parameter's size or of one. The error of central differences is least near the cube root of the rounding error.
+SCORE_STEP = torch.finfo(torch.float32).eps ** (1 / 3)
 #: How much farther from the mean the draws at which densities are compared are moved.
 OUTWARD_FACTOR = 1.5
 
@@ -296,7 +294,7 @@ def whitening_factor(z: Tensor) -> Tensor:
     """L of draws (S, D), see the module's header: a Cholesky factor (D, D), or SDs (D,) of many parameters."""
     count, dim = z.shape
     sd = z.std(0)
-    sd = sd.clamp_min(SMALLEST_SD_SHARE * float(sd.max()) if float(sd.max()) > 0 else 1.0)
+    sd = sd.clamp_min(SAME_SHARE * float(sd.max()) if float(sd.max()) > 0 else 1.0)  # less is rounding
     if dim > LARGE_DIM:
         return sd
     u = (z - z.mean(0)) / sd
@@ -306,7 +304,7 @@ def whitening_factor(z: Tensor) -> Tensor:
     correlation = (1 - share) * correlation + share * eye
     factor, info = torch.linalg.cholesky_ex(correlation)
     if int(info):
-        factor = torch.linalg.cholesky((1 - SMALLEST_SD_SHARE**0.5) * correlation + SMALLEST_SD_SHARE**0.5 * eye)
+        factor = torch.linalg.cholesky((1 - SAME_SHARE) * correlation + SAME_SHARE * eye)
     scaled: Tensor = sd[:, None] * factor
     return scaled
 

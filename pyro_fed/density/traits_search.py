@@ -34,7 +34,7 @@ class ModelSearch(Search):
 
     def one_outcome(self) -> bool:
         layout = self.problem.layout
-        return len(layout.observed) == 1 and not layout.factors and not self.problem.local_dim
+        return len(layout.observed) == 1 and not layout.factors and not layout.local
 
     def labels(self) -> bool:
         return self.one_outcome() and bool(self._observation().has_enumerate_support)

@@ -15,7 +15,7 @@ from pyro_fed.algorithm.contract import Plan, Stage
 from pyro_fed.algorithm.record import BySums
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import off_aim
-from pyro_fed.audit.moments import LONG, kurtosis
+from pyro_fed.audit.moments import LONG_TAIL_KURTOSIS, kurtosis
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, doubts_among, is_about
 from pyro_fed.conventions.limits import STANDARD_ERRORS, Limits
@@ -139,7 +139,7 @@ def _undetermined_sds(plan: Plan, one: Answer, other: Answer) -> Tensor:
     chance = (
         torch.stack([(answer.tails - 1) / answer.draws[..., 0].numel() for answer in (one, other)]).sum(0).sqrt() / 2
     )
-    long = torch.minimum(one.tails, other.tails) > LONG
+    long = torch.minimum(one.tails, other.tails) > LONG_TAIL_KURTOSIS
     return long & (STANDARD_ERRORS * chance > math.log(plan.sd_factor))
 
 

@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.combination import MIN_COHORT, Bounded
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import BySums, Record
 from pyro_fed.algorithm.states import State
@@ -36,7 +36,7 @@ from pyro_fed.audit import (
     settings_findings,
 )
 from pyro_fed.audit.client_sites import answer_and_sites, log_likelihoods_of
-from pyro_fed.audit.influence import FEWEST_CLIENTS, StandingApart, by_the_outcome, who_stands_apart
+from pyro_fed.audit.influence import StandingApart, by_the_outcome, who_stands_apart
 from pyro_fed.audit.mirrored_clients import mirrored_clients
 from pyro_fed.audit.network_inputs import of_no_use, out_of_range
 from pyro_fed.audit.weights import judged_by_weights
@@ -231,7 +231,7 @@ def _contradicting_clients(judged: CheckInputs, sites: State) -> dict[str, str]:
 def _sites_at_draws(judged: CheckInputs) -> State:
     """The clients' sites at the draws, for algorithms that keep none; empty if they cannot be computed."""
     context, federation, problem = judged.context, judged.context.federation, judged.problem
-    several = not judged.algorithm.pooled and federation.num_clients >= FEWEST_CLIENTS
+    several = not judged.algorithm.pooled and federation.num_clients >= MIN_COHORT
     if not several or not federation.holds_data or context.combination is not None or problem.traits.large():
         return {}
     return answer_and_sites(federation, judged.draws.flatten(0, 1))

@@ -17,18 +17,18 @@ from pyro_fed.algorithm.contributions import SentMessages
 from pyro_fed.algorithm.record import Round, as_figures, figure_array
 from pyro_fed.algorithm.states import State, select
 from pyro_fed.conventions.calls import cast_checked
-from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, ClientData
 from pyro_fed.ops.entries import all_finite
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
-from pyro_fed.runtime.executors.local import NUMBERS_AT_ONCE, Vectorised, owner
+from pyro_fed.runtime.executors.local import Vectorised, owner
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.network import Network, Server, Traffic
 from pyro_fed.runtime.replies import gather
 from pyro_fed.runtime.run_errors import refuse_divergence
 
 #: The fewest clients whose messages are compared, to find one that stands apart from the others.
-FEWEST_COMPARED = 5
+MIN_COMPARED_CLIENTS = 5
 
 #: The most rounds that are done at once: Ctrl-C is heard between them.
 MOST_ROUNDS = 100
@@ -141,7 +141,7 @@ def _measures_shifts(phase: Phase, context: Context) -> bool:
 
 def _comparable(phase: Phase, context: Context, clients: int) -> bool:
     """Whether the messages of a round's clients can be compared with each other to find one that stands apart."""
-    if not phase.last or clients < FEWEST_COMPARED or phase.ledger or not phase.algorithm.additive:
+    if not phase.last or clients < MIN_COMPARED_CLIENTS or phase.ledger or not phase.algorithm.additive:
         return False
     if context.combination is not None or context.executor.sums_alone:
         return False
@@ -169,7 +169,7 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
         return 1
     if overrides(algorithm, "prepare", "refine"):
         return 1
-    numbers = NUMBERS_AT_ONCE // (10 * max(1, context.problem.dim))
+    numbers = NUMBERS_IN_MEMORY // (10 * max(1, context.problem.dim))
     in_time = int(min(MOST_ROUNDS, budget.at_once(context.record)))
     return max(1, min(left, in_time, algorithm.rounds_ahead(phase.shared), numbers))
 

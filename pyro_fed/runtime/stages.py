@@ -40,7 +40,7 @@ NUMERICAL = (DivergenceError, ImproperGaussianError, LinAlgError)
 #: No further stage is tried after so many in a row whose doubts are about the densities themselves, which all stages
 #: share. It is more than one, since an integral or a rounding error may be worse at one answer's draws than at
 #: another's.
-MOST_OF_DENSITY = 2
+MAX_DENSITY_DOUBTS = 2
 
 
 @dataclass
@@ -114,8 +114,8 @@ class _Trial:
     @property
     def hopeless(self) -> bool:
         """Whether the last stages' doubts are about the densities themselves, which the next stage would share."""
-        last = self.answers[-MOST_OF_DENSITY:]
-        return len(last) == MOST_OF_DENSITY and all(answer.has(Topic.DENSITY) for answer in last)
+        last = self.answers[-MAX_DENSITY_DOUBTS:]
+        return len(last) == MAX_DENSITY_DOUBTS and all(answer.has(Topic.DENSITY) for answer in last)
 
     @property
     def why(self) -> str:

@@ -7,8 +7,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.audit.audit import draws as of_these
-from pyro_fed.audit.modes.missed_modes import EMPTY
-from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.conventions.limits import MATTERS, NEGLIGIBLE_MASS, SD_MATTERS
 from tests.helpers.evidence import evidence_of
 
 
@@ -64,6 +63,6 @@ def test_particles_are_in_every_mode(seed):
     fed = pf.Federation(wave, (ROWS,), plate="data", num_clients=3)
     idata = pf.run(pf.DSVGD(), fed, progress=False, log_likelihood=False, compile="trace", seed=seed)
     held, mass = shares(torch.from_numpy(idata["posterior"]["w"].values.ravel()).double())
-    assert bool((held[mass > EMPTY] > 0).all())
+    assert bool((held[mass > NEGLIGIBLE_MASS] > 0).all())
     assert float((held - mass).abs().sum()) / 2 < 0.15  # a hundred exact draws: 0.10 ± 0.02
     assert idata.attrs["doubts"] == ""

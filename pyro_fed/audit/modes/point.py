@@ -19,19 +19,17 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
-from pyro_fed.audit.modes.climbs import CLIMB, Mode, climb_ends, mode_by_newton
+from pyro_fed.audit.evidence import Evidence, Unknown
+from pyro_fed.audit.modes.climbs import MAX_CLIMB_STEPS, Mode, climb_ends, mode_by_newton
 from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.moments import worst_moment
 from pyro_fed.audit.target import SCORE_STEP, Target, for_checks, scores_at
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.limits import MATTERS
+from pyro_fed.conventions.limits import MATTERS, MIN_EFFECTIVE_DRAWS
+from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.policy.audit import COSTLY_CLIMBS, affords_a_climb
-
-#: Where the log density is computed along its gradient, as parts of the distance to the top of a parabola.
-PARTS = (1.0, 0.5, 0.2, 0.05, 0.01)
 
 
 def off_mode(evidence: Evidence) -> list[Finding]:
@@ -41,7 +39,7 @@ def off_mode(evidence: Evidence) -> list[Finding]:
         return []
     at = points.mean(0)
     mode = None
-    for start in _starts(evidence, at) if affords_a_climb(problem.traits, CLIMB) else ():
+    for start in _starts(evidence, at) if affords_a_climb(problem.traits, MAX_CLIMB_STEPS) else ():
         target = Target.around(problem, start, evidence.temperature)
         mode = _mode(target, start)
         if mode is not None:
@@ -90,7 +88,8 @@ def _below(evidence: Evidence, at: Tensor) -> list[Finding]:
     bend = float(along @ (score[0] - heights((at + gap * along)[None])[0][0])) / gap
     # To the top of a parabola of this bend; or as far as the point is from the origin, if it bends the other way.
     top = float(score[0].norm()) / bend if bend > 0 else float(at.norm().clamp_min(1.0))
-    tried = heights(at + top * torch.tensor(PARTS, dtype=torch.float64)[:, None] * along)[1]
+    halved = top * 0.5 ** torch.arange(HALVINGS, dtype=torch.float64)
+    tried = heights(at + halved[:, None] * along)[1]
     risen = float(torch.where(tried.isfinite(), tried, -torch.inf).max() - value[0])
     if not risen > len(at) / 2:
         return []
@@ -107,7 +106,7 @@ def _cure(evidence: Evidence) -> str:
 def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) -> list[Finding]:
     """One finding on a mean or SD that is not what the mode suggests, or on other modes; or none."""
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT)
-    normal = torch.randn(FEWEST_DRAWS, len(mode.at), generator=generator, dtype=torch.float64)
+    normal = torch.randn(MIN_EFFECTIVE_DRAWS, len(mode.at), generator=generator, dtype=torch.float64)
     factor = torch.linalg.cholesky(mode.precision)
     draws = target.model(mode.at + torch.linalg.solve_triangular(factor.T, normal.T, upper=True).T)
     around = replace(evidence, algorithm=cast("Algorithm", Unknown("independent")), draws=draws[None], shared={})

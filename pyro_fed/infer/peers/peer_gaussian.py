@@ -41,6 +41,7 @@ from pyro_fed.errors import GraphError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.base import require_centrality
 from pyro_fed.graph.consensus import MAX_TOLERANCE
+from pyro_fed.graph.mixing import mix
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
 from pyro_fed.infer.peers.local_laplace import gaussian_prior, or_infinity, range_over_agents, repeated
@@ -60,7 +61,6 @@ from pyro_fed.infer.sites.gaussian_sites import (
 )
 from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.mixing import mix
 
 #: Length of the Newton step, in SDs, at which the start is close enough: later rounds take sites anew.
 START_TOLERANCE = 1e-2
