@@ -49,7 +49,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK, ClientData
 from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.ops.entries import evenly
-from pyro_fed.ops.importance import LARGEST
+from pyro_fed.ops.importance import MAX_LOG_DENSITY
 from pyro_fed.policy.audit import CHAINS, FEWEST_CHAINS, MANY_CHAINS, SCORE_COST, takes_some_rows
 
 #: With this many draws for each dimension their covariance is not shrunk.
@@ -178,7 +178,7 @@ class Target:
         if self.few is not None:
             missed, slope = self.few.value_and_gradient(white)
             value, pulled = value + missed, pulled + slope
-        usable = value.isfinite() & (value < LARGEST) & pulled.isfinite().all(-1)
+        usable = value.isfinite() & (value < MAX_LOG_DENSITY) & pulled.isfinite().all(-1)
         return torch.where(usable, value, -torch.inf), torch.where(usable[:, None], pulled, 0.0)
 
     def values(self, white: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class Target:
         value = value.double()
         if self.few is not None:
             value = value + self.few.value_and_gradient(white)[0]
-        return torch.where(value.isfinite() & (value < LARGEST), value, -torch.inf)
+        return torch.where(value.isfinite() & (value < MAX_LOG_DENSITY), value, -torch.inf)
 
     def terms(self, z: Tensor) -> Tensor:
         """Log densities of the prior and of each of the N rows, (S, 1 + N) float64, at the model's points z (S, D)."""

@@ -19,12 +19,12 @@ from pyro_fed.ops.backtrack import HALVINGS
 #: A tail of this shape is too long for weighted means (Vehtari et al. 2024).
 LARGEST_PARETO_K = 0.7
 #: Parts of a sample of weighted draws that are compared.
-PARTS = 8
+SAMPLE_PARTS = 8
 #: If the effective number is at least this share of the draws, a large k does not matter: the tail has little weight.
 TRUSTED_SHARE = 0.95
 #: A log density so large is rounded to nats in float64: what is above it is no density, but what rounding has made of
 #: parameters beyond all that a model can compute (1e303, of a Kalman filter whose variances are 1e260).
-LARGEST = 1 / torch.finfo(torch.float64).eps
+MAX_LOG_DENSITY = 1 / torch.finfo(torch.float64).eps
 
 
 class Smoothed(NamedTuple):
@@ -104,22 +104,23 @@ def _unsampled_tail(weights: Tensor, k: float) -> float:
 def weighted_errors(draws: Tensor, log_weights: Tensor) -> tuple[float, float]:
     """Errors of the weighted mean, in SDs, and SD, as a logarithm, of the worst parameter of draws (S, D).
 
-    Parts of the draws, each smoothed by itself, give means and SDs whose spread over √`PARTS` is the standard error,
-    long tails included; where weights have not settled, those of a part are off from the whole's in one direction,
-    and the whole is off from what it would be with more draws by about as much. Both are added: |bias| + 2 errors.
+    Parts of the draws, each smoothed by itself, give means and SDs whose spread over √`SAMPLE_PARTS` is the standard
+    error, long tails included; where weights have not settled, those of a part are off from the whole's in one
+    direction, and the whole is off from what it would be with more draws by about as much. Both are added: |bias| + 2
+    errors.
     """
     parts = [weighted_moments(*part) for part in in_parts(draws.double(), log_weights)]
     mean, sd = weighted_moments(draws.double(), log_weights)
     means = (torch.stack([part[0] for part in parts]) - mean) / sd
     sds = (torch.stack([part[1] for part in parts]) / sd).log()
-    errors = [float((x.mean(0).abs() + 2 * x.std(0) / PARTS**0.5).max()) for x in (means, sds)]
+    errors = [float((x.mean(0).abs() + 2 * x.std(0) / SAMPLE_PARTS**0.5).max()) for x in (means, sds)]
     return errors[0], errors[1]
 
 
 def in_parts(draws: Tensor, log_weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """`PARTS` parts of the same size of draws (S, D) and their log weights (S,), each spread over all of them."""
-    size = len(draws) // PARTS * PARTS
-    return [(draws[i:size:PARTS], log_weights[i:size:PARTS]) for i in range(PARTS)]
+    """Draws (S, D) and log weights (S,) in `SAMPLE_PARTS` parts of one size, each spread over all of them."""
+    end = len(draws) // SAMPLE_PARTS * SAMPLE_PARTS
+    return [(draws[first:end:SAMPLE_PARTS], log_weights[first:end:SAMPLE_PARTS]) for first in range(SAMPLE_PARTS)]
 
 
 def weighted_moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:

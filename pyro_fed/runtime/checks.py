@@ -51,13 +51,13 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.entries import evenly
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.executors import Executor, Work
-from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
+from pyro_fed.runtime.executors.base import LOG_LIK, MAX_ASKED_DRAWS
 from pyro_fed.runtime.integral_checks import integral_findings
 
 #: The evidence is not known if the standard error of its logarithm is larger, in nats: a factor of e.
 LARGEST_EVIDENCE_ERROR = 1.0
 #: A run that has asked as many clients as so many passes over all of them, and never some, has left these out.
-ENOUGH_PASSES = 2
+PASSES_WITHOUT_A_CLIENT = 2
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def absent_clients(judged: CheckInputs) -> list[Finding]:
     rows, names = context.federation.row_counts.tolist(), context.federation.client_names
     left = [k for k in range(len(rows)) if rows[k] and k not in took]
     asked_clients = sum(len(one.clients) for one in record.rounds)
-    over = record.converged is True or asked_clients >= ENOUGH_PASSES * len(rows)
+    over = record.converged is True or asked_clients >= PASSES_WITHOUT_A_CLIENT * len(rows)
     missing = [names[k] for k in left if over or k in failed]
     return [sentences.clients_took_no_part(clients=missing)] if missing else []
 
@@ -252,7 +252,7 @@ def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
     record, problem, flat = evidence.record, evidence.problem, evidence.draws.flatten(0, 1)
     if problem.traits.many_parameters:
         return [sentences.not_audited_by_sums(why=f"importance weights of {problem.dim:,} parameters say nothing")]
-    points = flat[evenly(len(flat), MOST_DRAWS)]
+    points = flat[evenly(len(flat), MAX_ASKED_DRAWS)]
     try:
         everyone = list(range(evidence.federation.num_clients))
         work = Work(len(record.rounds), evidence.seed, everyone, {"draws": points.expand(len(everyone), *points.shape)})

@@ -31,10 +31,10 @@ from pyro_fed.runtime.run_errors import refuse_divergence
 MIN_COMPARED_CLIENTS = 5
 
 #: The most rounds that are done at once: Ctrl-C is heard between them.
-MOST_ROUNDS = 100
+MAX_FUSED_ROUNDS = 100
 #: A method for one round, and the method that does the same for several. A class that overrides the first without the
 #: second has its rounds done one at a time.
-SAME = {"combine": "combine_rounds", "download": "onward"}
+METHODS_OF_SEVERAL_ROUNDS = {"combine": "combine_rounds", "download": "onward"}
 
 
 def one_round(phase: Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:
@@ -159,7 +159,10 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
     algorithm = phase.algorithm
     if not isinstance(algorithm, Chains) or type(context.executor) is not Vectorised:
         return 1
-    if not all(issubclass(owner(algorithm, several), owner(algorithm, one)) for one, several in SAME.items()):
+    if not all(
+        issubclass(owner(algorithm, several), owner(algorithm, one))
+        for one, several in METHODS_OF_SEVERAL_ROUNDS.items()
+    ):
         return 1
     between = (phase.given, context.checkpoint, context.combination, context.evaluation)
     budget = context.budget
@@ -170,7 +173,7 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
     if overrides(algorithm, "prepare", "refine"):
         return 1
     numbers = NUMBERS_IN_MEMORY // (10 * max(1, context.problem.dim))
-    in_time = int(min(MOST_ROUNDS, budget.at_once(context.record)))
+    in_time = int(min(MAX_FUSED_ROUNDS, budget.at_once(context.record)))
     return max(1, min(left, in_time, algorithm.rounds_ahead(phase.shared), numbers))
 
 

@@ -8,7 +8,7 @@ It ends at a mode if |∇f| is small there and the curvature H (by differences o
 constant the mode's mass is
 
     log M = f - log |H| / 2                                                                    (Laplace)
-    log M = log mean of exp f / t over `FEWEST_POINTS` points of t - D/2 log 2π                (importance weights)
+    log M = log mean of exp f / t over `POINTS_A_ROUND` points of t - D/2 log 2π                (importance weights)
 
 where t is a Student's t with the mode's curvature, and points that are nearer to another mode count as zero.
 
