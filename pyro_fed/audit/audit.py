@@ -21,8 +21,8 @@ from pyro_fed.audit.evidence import DRAWN_ANEW, Evidence, Unknown
 from pyro_fed.audit.hmc import SCORES
 from pyro_fed.audit.modes.angles import findings_with_causes
 from pyro_fed.audit.modes.missed_modes import missed_modes
-from pyro_fed.audit.modes.point import off_mode
-from pyro_fed.audit.moment_findings import stillness
+from pyro_fed.audit.modes.point import point_findings
+from pyro_fed.audit.moment_findings import wrong_moment_findings
 from pyro_fed.audit.moments import margin, moments_verdict, wrong_moments
 from pyro_fed.audit.motion import LOOKS
 from pyro_fed.codes import sentences
@@ -56,40 +56,40 @@ def not_audited(problem: Problem) -> list[Finding]:
 Check = Callable[[Evidence], list[Finding]]
 
 
-def draws(evidence: Evidence) -> list[Finding]:
+def wrong_draw_findings(evidence: Evidence) -> list[Finding]:
     """Draws that are not the posterior's, by chains that begin at them or by missed modes: one finding, or none."""
     found = evidence.moments
     if len(evidence.record.modes) > 1:  # of a plan's earlier stage: chains say nothing of mass elsewhere
-        wrong = [*missed_modes(evidence), *stillness(evidence)]
+        wrong = [*missed_modes(evidence), *wrong_moment_findings(evidence)]
     elif found is not None and found.by == "weights":  # an error that chains do not find may be a missed mode
-        wrong = missed_modes(evidence) or stillness(evidence)
+        wrong = missed_modes(evidence) or wrong_moment_findings(evidence)
     else:
-        wrong = stillness(evidence) or missed_modes(evidence)
+        wrong = wrong_moment_findings(evidence) or missed_modes(evidence)
     return findings_with_causes(evidence, wrong)
 
 
 #: Whether the densities are those of a posterior, and exact enough. If one of these checks has a finding, the other
 #: checks are not made: they would see its consequences, and advise another algorithm against them.
 FIRST: tuple[Check, ...] = (splitting, precision)
-CHECKS: tuple[Check, ...] = (draws, off_mode)
+CHECKS: tuple[Check, ...] = (wrong_draw_findings, point_findings)
 
 
-def of_density(evidence: Evidence) -> list[Finding]:
+def density_findings(evidence: Evidence) -> list[Finding]:
     """Why the densities are not the posterior's, or not exact enough, which no algorithm can mend: one finding each."""
     return [one for check in FIRST for one in check(evidence)]
 
 
-def of_draws(evidence: Evidence) -> list[Finding]:
+def draw_findings(evidence: Evidence) -> list[Finding]:
     """Why the draws are not those of a posterior whose densities are right, one finding a reason."""
     return [one for check in CHECKS for one in check(evidence)]
 
 
-def found_right(evidence: Evidence) -> bool:
+def is_confirmed_right(evidence: Evidence) -> bool:
     """Whether all means and SDs are right by more than chance, by chains or weights, and no mode is missed."""
     found, weighed = evidence.moments, evidence.by_weights
     if found is None or found.stuck or bool(wrong_moments(found).any()):
         return False
-    estimates = [found] if weighed is None else [found, weighed.where_told(found)]
+    estimates = [found] if weighed is None else [found, weighed.completed_by(found)]
     right = any(moments_verdict(one) is False for one in estimates)
     return right and not missed_modes(evidence, strict=True)
 
@@ -114,4 +114,6 @@ def audit_draws(federation: Federation, draws: Tensor, draws_are: str, problem: 
     algorithm = cast("Algorithm", Unknown(draws_are))  # the check reads nothing else of the algorithm
     record = Record(federation.client_names)
     with torch.no_grad():
-        return stillness(Evidence(algorithm, federation, problem or federation.problem, {}, draws, record, seed=0))
+        return wrong_moment_findings(
+            Evidence(algorithm, federation, problem or federation.problem, {}, draws, record, seed=0)
+        )

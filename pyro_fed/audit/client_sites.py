@@ -85,7 +85,7 @@ def _stepping(problem: Problem, q: Gaussian) -> FedEP:
     return cast_checked(resolve(named, problem.traits).algorithm, FedEP)
 
 
-def with_product(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussian]:
+def product_and_sites(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussian]:
     """The product of the prior's site and the clients' sites after a step under `at`, and the clients' sites (K,)."""
     sites = sites_at(federation, at)
     return _stepping(federation.problem, at).prior_site(federation.problem, at).product(sites.product_over(0)), sites
@@ -102,5 +102,5 @@ def answer_and_sites(federation: Federation, draws: Tensor) -> State:
         # So narrow that the expected curvature is the curvature at the point.
         spread = draws.new_full((problem.dim,), SAME_SHARE, dtype=torch.float64)
         at = STRUCTURES[structure].from_moments(draws[0].double(), spread.diag() if structure == "full" else spread)
-    q, sites = with_product(federation, at)
+    q, sites = product_and_sites(federation, at)
     return {**as_state(sites), **as_state(q, "q_")} if bool(q.is_proper()) else {}

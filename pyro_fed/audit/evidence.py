@@ -23,7 +23,7 @@ from pyro_fed.audit.hmc import Detour
 from pyro_fed.audit.moments import Moments, Quantities, moments_verdict, wrong_moments
 from pyro_fed.audit.motion import moments_by_chains
 from pyro_fed.audit.target import Target, for_checks, near_draws, on_few_rows
-from pyro_fed.audit.weighted_points import WeightedPoints, moments_by_weights, weighed_points
+from pyro_fed.audit.weighted_points import WeightedPoints, moments_by_weights, sample_weighted_points
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MIN_DRAWS, MIN_EFFECTIVE_DRAWS, NEAR_LIMIT_SHARE, NEGLIGIBLE_MASS, Limits
 from pyro_fed.density.checks.slopes import steps
@@ -166,13 +166,13 @@ class Evidence:
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 3)
         detour = Detour.of(near, self.flat, generator)
         if detour is None:
-            return weighed_points(near, near.white(around), lambda: self.from_prior, generator)
+            return sample_weighted_points(near, near.white(around), lambda: self.from_prior, generator)
 
         # A mixture of a few Gaussians has no points in the neck of a funnel, and the weights do not show that.
         def from_prior() -> Tensor | None:
             return None if self.from_prior is None else detour.form.to_noncentred(self.from_prior)
 
-        found = weighed_points(detour.target, detour.white_noncentred(around), from_prior, generator)
+        found = sample_weighted_points(detour.target, detour.white_noncentred(around), from_prior, generator)
         return None if found is None else replace(found, white=near.white(detour.back(found.white)))
 
     @cached_property
@@ -220,10 +220,10 @@ class Evidence:
             return found
         if bool(wrong_moments(weighed).any()):
             return weighed
-        both = weighed.where_told(found).unless_refuted(found)
+        both = weighed.completed_by(found).corrected_by(found)
         if moments_verdict(both) is None:
             found = self._by_chains(7, again=True) or found
-            both = weighed.where_told(found).unless_refuted(found)
+            both = weighed.completed_by(found).corrected_by(found)
         by_chains = bool(wrong_moments(found).any()) and moments_verdict(both, NEAR_LIMIT_SHARE) is not False
         return found if by_chains else both
 

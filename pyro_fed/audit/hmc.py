@@ -68,12 +68,12 @@ class Chains:
         """Chains that begin at w (S, D)."""
         return cls(target, place, *target(place), generator)
 
-    def put(self, place: Tensor) -> None:
+    def move_to(self, place: Tensor) -> None:
         """Move the chains to other places w (S, D)."""
         self.place = place
         self.value, self.score = self.target(place)
 
-    def settle(self) -> None:
+    def shorten_steps(self) -> None:
         """One trajectory of every chain, and more with shorter steps until `WANTED_ACCEPTANCE` is reached."""
         self.move()
         while self.accepted < WANTED_ACCEPTANCE and self.shorter > SHORTEST_STEP_SHARE:
@@ -146,8 +146,8 @@ class Detour:
         there = self.white_noncentred(chains.target.model(chains.place))
         if self.chains is None:
             self.chains = Chains.begin(self.target, there, self.generator)
-            self.chains.settle()
+            self.chains.shorten_steps()
         else:
-            self.chains.put(there)
+            self.chains.move_to(there)
             self.chains.move()
-        chains.put(chains.target.white(self.back(self.chains.place)))
+        chains.move_to(chains.target.white(self.back(self.chains.place)))

@@ -160,12 +160,12 @@ class Moments:
         ratio = ratio.clamp_min(torch.finfo(ratio.dtype).tiny)
         return cls(mean, mean_error, ratio.log(), error / ratio)
 
-    def where_told(self, other: Moments) -> Moments:
+    def completed_by(self, other: Moments) -> Moments:
         """These estimates, with those of `other` in place of the numbers that are not judged here."""
         told = self.mean_error > 0
         return self._with(other, ~told, ~told)
 
-    def unless_refuted(self, chains: Moments) -> Moments:
+    def corrected_by(self, chains: Moments) -> Moments:
         """These estimates, with the chains' in place of numbers that chains have plainly moved further.
 
         Chains that begin at the result's draws have a memory of these, so that they rather move too little than too
@@ -283,7 +283,7 @@ def _regression(solve: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tensor
     return slope[:, 0, 0], memory, (solve[:, 0] * left).T, torch.where(at_bound, 0.0, (solve[:, start] * left).T)
 
 
-def told_by_tails(left: Tensor, come: Tensor, dim: int, chains: int) -> Tensor:
+def judgeable_sds(left: Tensor, come: Tensor, dim: int, chains: int) -> Tensor:
     """Which SDs (F,) can be judged by so many chains, from the kurtosis of the draws and of the posterior (F,).
 
     With kurtosis k the logarithm of the SD of n draws has the standard error sqrt((k - 1) / n) / 2. If that is more

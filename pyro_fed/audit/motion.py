@@ -36,11 +36,11 @@ from pyro_fed.audit.hmc import SCORES, Chains, Detour
 from pyro_fed.audit.moments import (
     Moments,
     Quantities,
+    judgeable_sds,
     kurtosis,
     margin,
     moments_of_chains,
     moments_verdict,
-    told_by_tails,
     wrong_moments,
 )
 from pyro_fed.audit.target import DRAWS_A_DIMENSION, Target
@@ -52,7 +52,7 @@ from pyro_fed.policy.audit import walks
 LOOKS = 2, 4, 8, 16, 24, 48
 
 
-def spent(share: float) -> float:
+def spent_chance(share: float) -> float:
     """The probability, of `FALSE_ALARM` in all, of a wrong end by a look after this share of all transitions."""
     quantile = -NormalDist().inv_cdf(FALSE_ALARM / 2)
     return math.erfc(quantile / (2 * share) ** 0.5) if share > 0 else 0.0
@@ -80,7 +80,7 @@ class SequentialTest:
     def look(self, found: Moments) -> None:
         """Judge the estimates at this look, and decide whether to look again."""
         until = self.looks.pop(0)
-        chance = spent(until / self.last) - spent(self.share)
+        chance = spent_chance(until / self.last) - spent_chance(self.share)
         self.share, self.verdict = until / self.last, moments_verdict(found, chance=chance)
         if self.verdict or (self.verdict is False and not self._on_their_way(found)):
             self.looks.clear()
@@ -128,7 +128,7 @@ def moments_by_chains(
                 if places:
                     chains.move()
                 else:
-                    chains.settle()
+                    chains.shorten_steps()
                 if detour is not None:
                     detour.move(chains)
                 places.append(chains.place)
@@ -137,7 +137,7 @@ def moments_by_chains(
             been = target.model(torch.cat(places[later:]))
             values = quantities(been).unflatten(0, (-1, len(at)))
             found = moments_of_chains(begun, (values - centre) / scale, torch.stack(momenta[later:]))
-            known = told_by_tails(kurtosis(reported), kurtosis(values.flatten(0, 1)), problem.dim, len(at))
+            known = judgeable_sds(kurtosis(reported), kurtosis(values.flatten(0, 1)), problem.dim, len(at))
             found = replace(
                 found,
                 log_sd=found.log_sd * known,

@@ -43,7 +43,7 @@ MAX_CONTRIBUTION = 30.0
 MEDIAN = NormalDist().inv_cdf(0.75)
 
 
-def out_of_range(problem: Problem, from_prior: Callable[[], Tensor | None]) -> list[Finding]:
+def range_findings(problem: Problem, from_prior: Callable[[], Tensor | None]) -> list[Finding]:
     """One finding on the column that is furthest out of range of a network's units, by draws of the prior; or none."""
     draws = from_prior() if problem.traits.layers else None
     if draws is None:
@@ -112,7 +112,7 @@ class _Values(fx.Interpreter):
         return found
 
 
-def of_no_use(problem: Problem, draws: Tensor) -> list[Finding]:
+def useless_input_findings(problem: Problem, draws: Tensor) -> list[Finding]:
     """One finding on a network that predicts rows, by draws (S, D), no better by their own than by others' inputs."""
     if not (problem.traits.layers and problem.traits.one_outcome):
         return []

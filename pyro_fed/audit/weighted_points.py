@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.moments import LONG_TAIL_KURTOSIS, Moments, Quantities, kurtosis, told_by_tails
+from pyro_fed.audit.moments import LONG_TAIL_KURTOSIS, Moments, Quantities, judgeable_sds, kurtosis
 from pyro_fed.audit.target import BATCHES, Target
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
@@ -76,7 +76,7 @@ class WeightedPoints:
     white: Tensor
 
 
-def weighed_points(
+def sample_weighted_points(
     target: Target, draws: Tensor, from_prior: Callable[[], Tensor | None], generator: torch.Generator
 ) -> WeightedPoints | None:
     """Weighted points of the posterior around whitened draws (S, D); None if their weights cannot be trusted."""
@@ -144,7 +144,7 @@ def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, fo
     return moments_of_weighted_points(found.weights, points, quantities(draws.double()), target.problem.dim)
 
 
-def few_draws_tell(
+def undetermined_sd_findings(
     target: Target, quantities: Quantities, draws: Tensor, points_of: Callable[[], WeightedPoints | None]
 ) -> list[Finding]:
     """One finding on the longest tail that leaves an SD undetermined by right draws (S, D), or none."""
@@ -198,7 +198,7 @@ def _tail(terms: Tensor) -> float:
     return smoothed(terms.clamp_min(torch.finfo(terms.dtype).tiny).log()).pareto_k
 
 
-def reported_without_variance(problem: Problem, draws: Tensor) -> list[Finding]:
+def infinite_variance_findings(problem: Problem, draws: Tensor) -> list[Finding]:
     """One finding on the deterministic site outside the plate with the longest tail without a variance, or none."""
     names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
     if not names or len(draws) < MIN_TAIL_DRAWS:
@@ -241,7 +241,7 @@ def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, d
     chance = ((come - 1) / len(draws)).sqrt() / 2  # of as many exact draws
     lacking = variance.log() / 2 > STANDARD_ERRORS * torch.hypot(chance, log_error)
     enough = (STANDARD_ERRORS * chance <= math.log(SD_MATTERS)) | ((chance <= math.log(SD_MATTERS)) & lacking)
-    usable &= torch.where(own, enough, told_by_tails(left, come, dim, CHAINS))
+    usable &= torch.where(own, enough, judgeable_sds(left, come, dim, CHAINS))
     figures = mean / variance.sqrt(), mean_error, variance.log() / 2, log_error
     mean, mean_error, log_sd, log_error = (torch.where(usable, figure, 0.0) for figure in figures)
     return Moments(mean, mean_error, log_sd, log_error, by="weights")

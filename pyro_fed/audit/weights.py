@@ -31,7 +31,7 @@ UNCHECKED = (
 )
 
 
-def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -> list[Finding]:
+def weight_findings(evidence: Evidence, points: Tensor, log_density: Tensor) -> list[Finding]:
     """Findings by importance weights from the log density (S,) at points (S, D), or a note why there are none."""
     record, algorithm = evidence.record, evidence.algorithm
     name = type(algorithm).__name__

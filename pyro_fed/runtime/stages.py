@@ -12,7 +12,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is ther
 
 from pyro_fed.algorithm.contract import Algorithm, Plan, Stage
 from pyro_fed.algorithm.record import NONCENTRED, BySums
-from pyro_fed.audit import perhaps_wrong
+from pyro_fed.audit import possibly_wrong_findings
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, texts
 from pyro_fed.conventions import progress
@@ -254,7 +254,7 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     record, answer = finish.context.record, choice.answer
     record.figures, record.until, record.converged = answer.figures, answer.until, answer.converged
     record.measured = answer.measured
-    doubts = choice.doubts or perhaps_wrong(answer.measured, plan.aim)
+    doubts = choice.doubts or possibly_wrong_findings(answer.measured, plan.aim)
     record.findings = [*trial.notes_of(answer), *record.clients_failed(), *doubts]
     record.sites, record.sites_of = answer.sites, answer.sites_of
     record.stands_apart = answer.stands_apart

@@ -72,7 +72,7 @@ class Angle:
         return parameter in (self.label, self.name) or finding.where.get("site") == self.name
 
 
-def across_ends(evidence: Evidence) -> list[Angle]:
+def angles_across_ends(evidence: Evidence) -> list[Angle]:
     """The angles whose posterior extends across the ends of their interval."""
     problem, target = evidence.problem, evidence.target
     if target is None or not affords(problem.traits):
@@ -141,7 +141,7 @@ def _angle(evidence: Evidence, site: Site, number: int, lower: float, upper: flo
 
 def findings_with_causes(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
     """Findings against draws, with such an angle as the cause in place of its consequences; none leads to no search."""
-    for angle in across_ends(evidence) if findings else []:
+    for angle in angles_across_ends(evidence) if findings else []:
         its = [one for one in findings if angle.is_in(one)]
         if its:
             lost = max(float(one.figures.get("lost", 0.0)) for one in its)
@@ -152,9 +152,9 @@ def findings_with_causes(evidence: Evidence, findings: list[Finding]) -> list[Fi
     return findings
 
 
-def as_numbers(evidence: Evidence) -> list[Finding]:
+def angle_notes(evidence: Evidence) -> list[Finding]:
     """A note on the first such angle of correct draws, or none: the mean and the SD of its values mean nothing."""
     return [
         sentences.angle_has_no_mean(parameter=angle.label, lower=angle.lower, upper=angle.upper, cures=[angle.cure])
-        for angle in across_ends(evidence)[:1]
+        for angle in angles_across_ends(evidence)[:1]
     ]

@@ -32,7 +32,7 @@ from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.policy.audit import COSTLY_CLIMBS, affords_a_climb
 
 
-def off_mode(evidence: Evidence) -> list[Finding]:
+def point_findings(evidence: Evidence) -> list[Finding]:
     """One finding on a point that is not the mode, or where the posterior's mean or SD is not at the mode; or none."""
     problem, points = evidence.problem, evidence.flat.double()
     if evidence.algorithm.draws_are != "point":
@@ -45,11 +45,11 @@ def off_mode(evidence: Evidence) -> list[Finding]:
         if mode is not None:
             break
     if mode is None:
-        return _below(evidence, at)
+        return _below_mode_findings(evidence, at)
     sd = torch.linalg.inv(mode.precision).diagonal().sqrt()
     away = ((target.white(points) - mode.at) / sd).abs().amax(0)
     if not float(away.max()) > MATTERS:
-        return _off_mean(evidence, target, mode, points)
+        return _mean_findings(evidence, target, mode, points)
     worst = int(away.argmax())
     return [
         sentences.point_is_not_the_mode(
@@ -72,7 +72,7 @@ def _mode(target: Target, start: Tensor) -> Mode | None:
     return mode_by_newton(target, ends[0]) if bool(arrived[0]) else None
 
 
-def _below(evidence: Evidence, at: Tensor) -> list[Finding]:
+def _below_mode_findings(evidence: Evidence, at: Tensor) -> list[Finding]:
     """Whether a point (D,) is farther below the posterior's mode than most draws would be: one finding, or none."""
     problem = for_checks(evidence.problem)
 
@@ -103,7 +103,7 @@ def _cure(evidence: Evidence) -> str:
     return f"Take more rounds, with fewer steps each or shorter ones{without}"
 
 
-def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) -> list[Finding]:
+def _mean_findings(evidence: Evidence, target: Target, mode: Mode, points: Tensor) -> list[Finding]:
     """One finding on a mean or SD that is not what the mode suggests, or on other modes; or none."""
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT)
     normal = torch.randn(MIN_EFFECTIVE_DRAWS, len(mode.at), generator=generator, dtype=torch.float64)
