@@ -25,8 +25,11 @@ from torch import Tensor
 from pyro_fed.algorithm.combination import MIN_COHORT
 from pyro_fed.audit.influence import by_sites
 from pyro_fed.codes.sentences import MAX_DESCRIBED
-from pyro_fed.conventions.limits import FALSE_ALARM, MIN_DRAWS, MIN_EFFECTIVE_DRAWS, STANDARD_ERRORS
+from pyro_fed.conventions.limits import FALSE_ALARM, MIN_DRAWS, STANDARD_ERRORS
 from pyro_fed.ops.gaussian import Gaussian
+
+#: Draws of the others' posterior.
+NUM_DRAWS_OF_OTHERS = 256
 
 
 def mirrored_clients(
@@ -67,7 +70,7 @@ def _log_ratio(
     """Client k's log E_k; -inf if the others have no proper posterior, or one of the means is NaN."""
     if not bool(others.is_proper()):
         return LogRatio(-math.inf, False)
-    draws = others.even_sample(MIN_EFFECTIVE_DRAWS, generator)
+    draws = others.even_sample(NUM_DRAWS_OF_OTHERS, generator)
     as_said, opposite = (log_lik(k, z).nan_to_num(nan=-math.inf) for z in (draws, -draws))
     value = float(torch.logsumexp(opposite, 0) - torch.logsumexp(as_said, 0))
     if math.isnan(value):

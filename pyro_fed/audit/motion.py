@@ -18,7 +18,7 @@ Biometrika 70, 1983): nearly nothing early, when standard errors are poorly know
 
 - as wrong, once an interval is beyond 1;
 - as right, once all intervals are within 1 and no chains are on their way: none has an estimate that is plainly not
-  zero, and larger than at the look before by more than its standard error;
+  zero, above `MIN_MOVING_ERROR`, and larger than at the look before by more than its standard error;
 - after the last look. Then an estimate beyond 1 that is plainly not zero is called wrong (`wrong_moments`). If that is
   undecided, more chains are run.
 """
@@ -50,6 +50,8 @@ from pyro_fed.policy.audit import walks
 
 #: Numbers of transitions before each look.
 LOOKS = 2, 4, 8, 16, 24, 48
+#: Part of the limits above which a plain error means that chains may be on their way.
+MIN_MOVING_ERROR = 0.25
 
 
 def spent_chance(share: float) -> float:
@@ -89,7 +91,7 @@ class SequentialTest:
     def _on_their_way(self, found: Moments) -> bool:
         """Whether chains that find nothing wrong should go on: they still move, or do not decide about the aim."""
         plain = found.excess > max(STANDARD_ERRORS, margin(len(found.mean))) * found.noise
-        moving = plain & (found.excess - self.before > found.noise)
+        moving = plain & (found.excess > MIN_MOVING_ERROR) & (found.excess - self.before > found.noise)
         if self.aim is None or bool(moving.any()):
             return bool(moving.any())
         off, noise = found.against(self.aim)

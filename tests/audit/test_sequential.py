@@ -75,9 +75,9 @@ def test_results_beyond_the_limits_by_half_are_called_wrong(model, mean, ratio, 
 
 
 def test_the_looks_spend_alpha_in_all():
-    """As O'Brien and Fleming's boundaries do, nearly all of it at the end: 1.645 / √t at the share t, of two sides."""
+    """As O'Brien and Fleming's boundaries do, nearly all of it at the end: 1.96 / √t at the share t, of two sides."""
     assert spent_chance(0.0) == 0.0
-    assert spent_chance(0.25) == pytest.approx(2 * stats.norm.sf(2 * 1.6448536), rel=1e-6)
+    assert spent_chance(0.25) == pytest.approx(2 * stats.norm.sf(2 * 1.959964), rel=1e-6)
     assert spent_chance(1.0) == pytest.approx(FALSE_ALARM)
 
 
