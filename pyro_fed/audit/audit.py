@@ -1,7 +1,7 @@
 """Every check of the audit, in the order in which a run makes them; a new check is a module and an entry here.
 
 Independent draws have means with standard errors of n^(-1/2) SDs. So n = (z / `MATTERS`)² draws keep all means within
-what matters, where the worst of D means is off by more than z standard errors with probability `FALSE_ALARM`
+what matters, where the worst of D means is off by more than z standard errors with probability `TEST_LEVEL`
 (`margin`).
 """
 

@@ -15,12 +15,12 @@ from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.density.derivatives.scores import log_likelihoods
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, Batch, ClientData, in_chunks
-from pyro_fed.density.traits import WORKED_NUMBERS
+from pyro_fed.density.rows.batches import Batch, ClientData, in_chunks
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
 from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, add_batch_axis, as_state, gaussian, site_of
 from pyro_fed.ops.gaussian import STRUCTURES, Gaussian
+from pyro_fed.ops.memory import count_in_memory, count_in_step
 from pyro_fed.policy import resolve
 
 
@@ -57,7 +57,7 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
     a_point = max(q.eta.shape[-1], data.row_index.shape[1] * problem.num_nodes)
     points = algorithm.points(add_batch_axis(q))
     # Coordinates of points or densities of rows, of all clients: with more rows fewer points are taken.
-    affordable = WORKED_NUMBERS // max(1, a_point * len(data.num_rows))
+    affordable = count_in_step(a_point * len(data.num_rows))
     if affordable < len(points):
         points = replace(algorithm, num_points=max(FEWEST_POINTS, affordable // 2 * 2)).points(add_batch_axis(q))
     derivatives = algorithm.derivatives("full" if q.dense else "diag")
@@ -71,7 +71,7 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
             moments = derivatives.of_likelihood(problem, everywhere, clients.full_batch())
         return as_state(site_of(moments, mean))
 
-    size = max(1, NUMBERS_IN_MEMORY // max(1, a_point * len(points)))
+    size = count_in_memory(a_point * len(points))
     found = [of_some(data.of(slice(k, k + size))) for k in range(0, len(data.num_rows), size)]
     state = {name: torch.cat([one[name] for one in found]) for name in found[0]}
     for value in state.values():

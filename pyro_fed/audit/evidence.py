@@ -29,10 +29,10 @@ from pyro_fed.conventions.limits import MIN_DRAWS, MIN_EFFECTIVE_DRAWS, NEAR_LIM
 from pyro_fed.density.checks.slopes import steps
 from pyro_fed.density.checks.source import Line
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.density.symmetry import spread
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import CANDIDATES, evenly
+from pyro_fed.ops.memory import count_in_memory
 from pyro_fed.policy.audit import CLIMBS, MOST_DRAWS, may_round
 
 #: The most groups; and how many times as long as the SD of the values on either side a gap has to be.
@@ -100,7 +100,7 @@ class Evidence:
         """All draws (S, D); of a distribution that can give more, `DISTRIBUTION_DRAWS` or as many as memory allows."""
         found = self.draws.flatten(0, 1)
         more = bool(self.shared) and self.algorithm.draws_are in DRAWN_ANEW
-        many = min(DISTRIBUTION_DRAWS, max(MIN_EFFECTIVE_DRAWS, NUMBERS_IN_MEMORY // max(1, self.problem.dim)))
+        many = min(DISTRIBUTION_DRAWS, max(MIN_EFFECTIVE_DRAWS, count_in_memory(self.problem.dim)))
         if len(found) >= many or not more:
             return found
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 2)

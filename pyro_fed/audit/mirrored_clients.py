@@ -5,7 +5,7 @@
 Mirrored parameters, -θ, describe rows whose labels are flipped, or in which a sign is turned. If client k's rows come
 from the same model as the others', the denominator is the rows' predictive density, and E_k has the mean one, even of
 very few rows. By Markov's inequality the probability that E_k is K / α or more at any of K honest clients is at most α,
-`FALSE_ALARM`. (E_k is an e-value: Vovk & Wang 2021, *E-values: calibration, combination and applications*.) Distances
+`TEST_LEVEL`. (E_k is an e-value: Vovk & Wang 2021, *E-values: calibration, combination and applications*.) Distances
 between sites have no such guarantee: among ten clients of 8 rows, one with flipped labels is found in 43 % of cohorts;
 by sites alone in 11 % (`benchmarks.faults.naming`).
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from pyro_fed.algorithm.combination import MIN_COHORT
 from pyro_fed.audit.influence import by_sites
 from pyro_fed.codes.sentences import MAX_DESCRIBED
-from pyro_fed.conventions.limits import FALSE_ALARM, MIN_DRAWS, STANDARD_ERRORS
+from pyro_fed.conventions.limits import MIN_DRAWS, STANDARD_ERRORS, TEST_LEVEL
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Draws of the others' posterior.
@@ -37,7 +37,7 @@ def mirrored_clients(
 ) -> dict[int, float]:
     """log E_k of the clients whose rows are K / α times as likely under mirrored parameters, by the client's number."""
     # E_k is computed for the clients whose sites point to the opposite: an E_k that is large enough goes with that.
-    least = math.log(max(1, int((rows > 0).sum())) / FALSE_ALARM)
+    least = math.log(max(1, int((rows > 0).sum())) / TEST_LEVEL)
     left, found = rows.nonzero().flatten().tolist(), dict[int, float]()
     fewest = max(MIN_COHORT, len(left) // 2 + 1)
     while len(left) >= fewest and len(found) < MAX_DESCRIBED and bool(q.is_proper()):

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.limits import FALSE_ALARM, SAME_SHARE, SD_MATTERS, STANDARD_ERRORS, WRONG, Limits
+from pyro_fed.conventions.limits import SAME_SHARE, SD_MATTERS, STANDARD_ERRORS, TEST_LEVEL, WRONG, Limits
 from pyro_fed.density.checks.points import NUM_DRAWS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
@@ -197,12 +197,12 @@ class Moments:
         return self.accepted < STUCK_ACCEPTANCE
 
 
-def margin(numbers: int, chance: float = FALSE_ALARM) -> float:
+def margin(numbers: int, chance: float = TEST_LEVEL) -> float:
     """The number of standard errors by which the worst of F means and SDs is off with the probability `chance`."""
     return -NormalDist().inv_cdf(chance / (2 * numbers))
 
 
-def moments_verdict(found: Moments, within: float = 1.0, chance: float = FALSE_ALARM) -> bool | None:
+def moments_verdict(found: Moments, within: float = 1.0, chance: float = TEST_LEVEL) -> bool | None:
     """True if the result is wrong by more than chance, False if all errors are within the limits, else None."""
     off = margin(len(found.mean), chance) * found.noise
     if bool((found.excess - off > 1).any()):

@@ -44,7 +44,7 @@ from pyro_fed.audit.moments import (
     wrong_moments,
 )
 from pyro_fed.audit.target import DRAWS_A_DIMENSION, Target
-from pyro_fed.conventions.limits import FALSE_ALARM, STANDARD_ERRORS, Limits
+from pyro_fed.conventions.limits import STANDARD_ERRORS, TEST_LEVEL, Limits
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import walks
 
@@ -55,8 +55,8 @@ MIN_MOVING_ERROR = 0.25
 
 
 def spent_chance(share: float) -> float:
-    """The probability, of `FALSE_ALARM` in all, of a wrong end by a look after this share of all transitions."""
-    quantile = -NormalDist().inv_cdf(FALSE_ALARM / 2)
+    """The probability, of `TEST_LEVEL` in all, of a wrong end by a look after this share of all transitions."""
+    quantile = -NormalDist().inv_cdf(TEST_LEVEL / 2)
     return math.erfc(quantile / (2 * share) ** 0.5) if share > 0 else 0.0
 
 

@@ -10,13 +10,16 @@ MATTERS, SD_MATTERS = 0.25, 1.25
 NEGLIGIBLE = 0.1
 #: An estimate that is so many standard errors from a value plainly differs from it.
 STANDARD_ERRORS = 3.0
+#: Chance that a test of a result speaks against a right one, over all its parameters together.
+FALSE_ALARM_CHANCE = 0.01
+#: The same of the tests that decide on a doubt by themselves: of an answer just at the limits in all its numbers, and of
+#: a cohort of honest clients. A smaller chance would find less.
+TEST_LEVEL = 0.05
 #: Fewer draws than this, or weighted draws worth fewer, say nothing of a distribution.
 MIN_DRAWS = 10
 #: Fewer independent draws than this, or weighted points worth fewer, do not show a distribution's means and SDs: the
 #: effective number that Vehtari et al. (2021), *Rank-normalization, folding, and localization*, recommend.
 MIN_EFFECTIVE_DRAWS = 400
-#: The chance that a right answer, or an honest client, is called wrong by a test of all its numbers, or of a cohort.
-FALSE_ALARM = 0.05
 #: A share of a distribution's mass that is outside of some 95 % interval and may be left out; a larger one may not.
 NEGLIGIBLE_MASS = 0.025
 #: Part of the limits from which on an error is near them: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times the right one.

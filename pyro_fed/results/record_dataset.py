@@ -9,7 +9,7 @@ import xarray as xr
 
 from pyro_fed.algorithm.record import Record
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
+from pyro_fed.ops.memory import fits_in_memory
 
 
 class _Table(NamedTuple):
@@ -42,7 +42,7 @@ def federation_group(record: Record) -> xr.Dataset:
     schedule asked all clients, those that were not chosen have the bytes of the question and the answer.
 
     Returns:
-        The group `federation`; over (round, slot) if the table would have more than `NUMBERS_IN_MEMORY` cells.
+        The group `federation`; over (round, slot) if the table would not fit into memory.
     """
     table = _shape(record)
     shapes = {name: value.shape[1:] for one in record.rounds for name, value in one.info.items()}
@@ -81,7 +81,7 @@ def sites_group(record: Record, problem: Problem) -> xr.Dataset:
 def _shape(record: Record) -> _Table:
     counts = np.array([len(one.clients) for one in record.rounds], dtype=np.int64)
     clients = np.array([client for one in record.rounds for client in one.clients], dtype=np.int64)
-    full = len(counts) * len(record.client_names) <= NUMBERS_IN_MEMORY
+    full = fits_in_memory(len(counts) * len(record.client_names))
     width = len(record.client_names) if full else int(counts.max(initial=0))
     columns = clients if full else np.arange(len(clients)) - np.repeat(counts.cumsum() - counts, counts)
     cells = np.repeat(np.arange(len(counts)), counts) * width + columns

@@ -17,8 +17,9 @@ from pyro_fed.algorithm.contributions import SentMessages
 from pyro_fed.algorithm.record import Round, as_figures, figure_array
 from pyro_fed.algorithm.states import State, select
 from pyro_fed.conventions.calls import cast_checked
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.ops.entries import all_finite
+from pyro_fed.ops.memory import count_in_memory
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.executors.local import Vectorised, owner
@@ -172,7 +173,7 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
         return 1
     if overrides(algorithm, "prepare", "refine"):
         return 1
-    numbers = NUMBERS_IN_MEMORY // (10 * max(1, context.problem.dim))
+    numbers = count_in_memory(10 * context.problem.dim)
     in_time = int(min(MAX_FUSED_ROUNDS, budget.at_once(context.record)))
     return max(1, min(left, in_time, algorithm.rounds_ahead(phase.shared), numbers))
 

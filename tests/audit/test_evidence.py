@@ -11,12 +11,12 @@ import pyro_fed as pf
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit.evidence import DISTRIBUTION_DRAWS, PRIOR_DRAWS, Evidence
 from pyro_fed.conventions.limits import MIN_EFFECTIVE_DRAWS
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
+from pyro_fed.ops.memory import count_in_memory
 
 
 @pytest.mark.parametrize(
     ("dim", "expected"),
-    [(2, DISTRIBUTION_DRAWS), (5_000, NUMBERS_IN_MEMORY // 5_000), (50_000, MIN_EFFECTIVE_DRAWS)],
+    [(2, DISTRIBUTION_DRAWS), (5_000, count_in_memory(5_000)), (50_000, MIN_EFFECTIVE_DRAWS)],
 )
 def test_the_audits_own_draws_are_bounded_in_numbers(dim, expected):
     algorithm = SimpleNamespace(

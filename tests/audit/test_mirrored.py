@@ -10,7 +10,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.audit.mirrored_clients import mirrored_clients
-from pyro_fed.conventions.limits import FALSE_ALARM
+from pyro_fed.conventions.limits import TEST_LEVEL
 from pyro_fed.ops.gaussian import FullGaussian
 
 MEAN, CLIENTS = 1.0, 10
@@ -64,7 +64,7 @@ def test_honest_clients_are_told_less_often_than_promised():
     counts = torch.full((8,), 2)
     sums = 0.5 * counts + counts.sqrt() * torch.randn(500, 8, generator=generator, dtype=torch.float64)
     false = sum(bool(found(cohort, counts)) for cohort in sums) / len(sums)
-    assert false < FALSE_ALARM + 3 * math.sqrt(FALSE_ALARM * (1 - FALSE_ALARM) / len(sums))
+    assert false < TEST_LEVEL + 3 * math.sqrt(TEST_LEVEL * (1 - TEST_LEVEL) / len(sums))
 
 
 def model(x, y):

@@ -19,9 +19,10 @@ from pyro_fed.conventions.calls import cast_checked, checked
 from pyro_fed.conventions.resources import tick
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.size import clients_at_once
 from pyro_fed.errors import SettingError
+from pyro_fed.ops.memory import fits_in_memory
 from pyro_fed.policy.results import uncompiled_level
 from pyro_fed.runtime.executors.base import Executor, Reply, Work, in_full_precision
 from pyro_fed.runtime.messages import Spec, spec_of, spec_of_one
@@ -164,7 +165,7 @@ class Vectorised(Local):
         widths = [value[0].numel() for value in (*self.local.values(), *pytree.tree_leaves(data.rows)) if len(value)]
         numbers = len(asked) * sum(widths[: len(self.local)])
         numbers += data.row_index.numel() * sum(widths[len(self.local) :])
-        if self.width != count or self.room < count or numbers > NUMBERS_IN_MEMORY:
+        if self.width != count or self.room < count or not fits_in_memory(numbers):
             return None
         local = select(self.local, asked)
         given = (contiguous(first.shared), local, noise, clients, place.reshape(-1, count))
