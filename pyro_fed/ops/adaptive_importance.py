@@ -22,7 +22,6 @@ Letters: p `log_density`, n, m and S = F F' of t as in `ops.student`, ν `FREEDO
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,9 +33,8 @@ from pyro_fed.ops.student import Mixture, fitted
 
 #: Degrees of freedom of each component; components of a fit, and its steps.
 FREEDOM, COMPONENTS, FIT_STEPS = 5, 8, 10
-#: A weight whose logarithm is so much less than the largest one counts as zero: sums of weights, and of their products
-#: with squared distances, do not have its digits.
-NEGLIGIBLE_NATS = -2 * math.log(torch.finfo(torch.float64).eps)
+#: A weight whose logarithm is so much less than the largest one counts as zero.
+NEGLIGIBLE_NATS = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.ops.arviz_versions import psis
 from pyro_fed.ops.backtrack import HALVINGS
 
@@ -42,7 +41,7 @@ class Smoothed(NamedTuple):
 def smoothed(log_weights: Tensor) -> Smoothed:
     """Pareto-smoothed weights from the logarithms (S,) of raw ones, which need not be normalised."""
     log_weights = log_weights.double()
-    if float(log_weights.std()) < SAME_SHARE:  # what is left is rounding
+    if float(log_weights.std()) < torch.finfo(torch.float64).eps ** 0.5:  # what is left is rounding
         return Smoothed(torch.full_like(log_weights, 1 / len(log_weights)), -math.inf)
     smooth, k = psis(log_weights.cpu().numpy())
     weights = torch.as_tensor(smooth, device=log_weights.device).exp()

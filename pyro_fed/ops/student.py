@@ -27,7 +27,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.ops.gaussian import DiagGaussian
 from pyro_fed.ops.importance import systematic
 from pyro_fed.ops.points import even_normals
@@ -126,7 +125,7 @@ def _factors(covariance: Tensor, worth: Tensor) -> Tensor:
     """Cholesky factors of covariances (J, D, D) from points that are worth the numbers (J,)."""
     dim = covariance.shape[-1]
     # Components that have found one point stay densities.
-    diagonal = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1) + SAME_SHARE)
+    diagonal = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1) + torch.finfo(covariance.dtype).eps ** 0.5)
     towards = (dim / (worth + dim)).reshape(-1, 1, 1)
     lower, failed = torch.linalg.cholesky_ex((1 - towards) * covariance + towards * diagonal)
     return torch.where((failed == 0).reshape(-1, 1, 1), lower, diagonal.sqrt())

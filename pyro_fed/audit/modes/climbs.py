@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import SCORE_STEP, Target
-from pyro_fed.conventions.limits import NEGLIGIBLE, ROUNDING_UNITS
+from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.ops.adaptive_importance import FREEDOM, NEGLIGIBLE_NATS
 from pyro_fed.ops.backtrack import MIN_FRACTION
 from pyro_fed.ops.importance import log_mean
@@ -34,8 +34,8 @@ from pyro_fed.ops.matrices import equilibrated_cholesky, inverse_of
 from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent, newton_steps
 from pyro_fed.ops.student import Mixture
 
-#: The most steps of a climb.
-MAX_CLIMB_STEPS = 60
+#: The most steps of a climb, and the length, in the metric of its curvature, of a gradient at which it has arrived.
+MAX_CLIMB_STEPS, ARRIVAL_SDS = 60, 0.05
 #: Longest step, in the result's SDs; far away, a quarter of the distance.
 MAX_STEP_SDS = 3.0
 #: Modes nearer to each other than this, in SDs of either one, are one mode; a draw this near to a mode belongs to it.
@@ -96,7 +96,7 @@ class Climbers:
     @property
     def arrived(self) -> Tensor:
         """Which climbs are at a maximum, (M,): so near that the distance, in the mode's SDs, does not matter."""
-        return (self.left_over < NEGLIGIBLE) & self.value.isfinite()
+        return (self.left_over < ARRIVAL_SDS) & self.value.isfinite()
 
     def keep(self, which: Tensor) -> None:
         """Continue with the climbs that a mask (M,) selects; the others end."""
@@ -135,7 +135,7 @@ def climb_ends(target: Target, start: Tensor) -> tuple[Tensor, Tensor]:
     climbs = Climbers.begin(target, start)
     for _ in range(MAX_CLIMB_STEPS):
         climbs.move()
-        if bool((climbs.left_over < NEGLIGIBLE).all()):
+        if bool((climbs.left_over < ARRIVAL_SDS).all()):
             break
     return climbs.w, climbs.arrived
 
@@ -179,7 +179,7 @@ def mode_by_newton(target: Target, w: Tensor) -> Mode | None:
         climb = climb.tell(look, look.finite(), control)
         if not bool(climb.value.isfinite()):
             return None
-        if float(climb.length) < NEGLIGIBLE and bool(torch.linalg.eigvalsh(climb.curvature[0])[0] > 0):
+        if float(climb.length) < ARRIVAL_SDS and bool(torch.linalg.eigvalsh(climb.curvature[0])[0] > 0):
             step, length = newton_steps(climb.score, climb.curvature, torch.zeros_like(climb.damping), control.floor)
             precision = climb.curvature[0]
             log_mass = float(climb.value + length.square() / 2 - torch.linalg.slogdet(precision)[1] / 2)
