@@ -5,9 +5,9 @@
 Mirrored parameters, -θ, describe rows whose labels are flipped, or in which a sign is turned. If client k's rows come
 from the same model as the others', the denominator is the rows' predictive density, and E_k has the mean one, even of
 very few rows. By Markov's inequality the probability that E_k is K / α or more at any of K honest clients is at most α,
-`TEST_LEVEL`. (E_k is an e-value: Vovk & Wang 2021, *E-values: calibration, combination and applications*.) Distances
-between sites have no such guarantee: among ten clients of 8 rows, one with flipped labels is found in 43 % of cohorts;
-by sites alone in 11 % (`benchmarks.faults.naming`).
+`MAX_FALSE_NAMING`. (E_k is an e-value: Vovk & Wang 2021, *E-values: calibration, combination and applications*.)
+Distances between sites have no such guarantee: among ten clients of 8 rows, one with flipped labels is found in 43 % of
+cohorts; by sites alone in 11 % (`benchmarks.faults.naming`).
 
 q_-k is a Gaussian, and both expectations are means over draws of it. If one of these means depends on few draws, as for
 a parameter that only this client informs, the client is not judged.
@@ -25,9 +25,11 @@ from torch import Tensor
 from pyro_fed.algorithm.combination import MIN_COHORT
 from pyro_fed.audit.influence import by_sites
 from pyro_fed.codes.sentences import MAX_DESCRIBED
-from pyro_fed.conventions.limits import MIN_DRAWS, STANDARD_ERRORS, TEST_LEVEL
+from pyro_fed.conventions.limits import MIN_DRAWS, STANDARD_ERRORS
 from pyro_fed.ops.gaussian import Gaussian
 
+#: α: the largest chance that an honest client of a cohort is named.
+MAX_FALSE_NAMING = 0.05
 #: Draws of the others' posterior.
 NUM_DRAWS_OF_OTHERS = 256
 
@@ -37,7 +39,7 @@ def mirrored_clients(
 ) -> dict[int, float]:
     """log E_k of the clients whose rows are K / α times as likely under mirrored parameters, by the client's number."""
     # E_k is computed for the clients whose sites point to the opposite: an E_k that is large enough goes with that.
-    least = math.log(max(1, int((rows > 0).sum())) / TEST_LEVEL)
+    least = math.log(max(1, int((rows > 0).sum())) / MAX_FALSE_NAMING)
     left, found = rows.nonzero().flatten().tolist(), dict[int, float]()
     fewest = max(MIN_COHORT, len(left) // 2 + 1)
     while len(left) >= fewest and len(found) < MAX_DESCRIBED and bool(q.is_proper()):

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.limits import SAME_SHARE, SD_MATTERS, STANDARD_ERRORS, TEST_LEVEL, WRONG, Limits
+from pyro_fed.conventions.limits import SAME_SHARE, SD_MATTERS, STANDARD_ERRORS, WRONG, Limits
 from pyro_fed.density.checks.points import NUM_DRAWS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
@@ -41,6 +41,8 @@ from pyro_fed.ops.entries import evenly
 
 #: Added to the name of a number on the unconstrained scale, if the site's own scale is another one.
 UNCONSTRAINED = " (unconstrained)"
+#: Chance that a result just at the limit, in all coordinates, is called wrong: a smaller one would find less.
+TEST_LEVEL = 0.1
 #: Memory of the start above which a chain carries too little information.
 MAX_MEMORY = 0.7
 #: Mean acceptance below which chains are stuck, even with the shortest steps.

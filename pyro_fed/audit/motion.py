@@ -34,6 +34,7 @@ from torch import Tensor
 
 from pyro_fed.audit.hmc import SCORES, Chains, Detour
 from pyro_fed.audit.moments import (
+    TEST_LEVEL,
     Moments,
     Quantities,
     judgeable_sds,
@@ -44,7 +45,7 @@ from pyro_fed.audit.moments import (
     wrong_moments,
 )
 from pyro_fed.audit.target import DRAWS_A_DIMENSION, Target
-from pyro_fed.conventions.limits import STANDARD_ERRORS, TEST_LEVEL, Limits
+from pyro_fed.conventions.limits import STANDARD_ERRORS, Limits
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import walks
 

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from pyro_fed.audit.moments import margin
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MIN_DRAWS
@@ -41,6 +40,8 @@ MAX_CONTRIBUTION = 30.0
 #: Median of |w| for w ~ N(0, 1). The size of weights is their median over this: if their scales have long tails, as
 #: in a horseshoe, a root mean square would be that of few extreme weights, which data rule out.
 MEDIAN = NormalDist().inv_cdf(0.75)
+#: Inputs are of use if the mean of Δ is more than this many standard errors above zero.
+USEFUL_STANDARD_ERRORS = 2.0
 
 
 def range_findings(problem: Problem, from_prior: Callable[[], Tensor | None]) -> list[Finding]:
@@ -123,7 +124,7 @@ def useless_input_findings(problem: Problem, draws: Tensor) -> list[Finding]:
     own, *others = (torch.stack(parts).logsumexp(0) for parts in zip(*found, strict=True))
     gain = own - torch.stack(others).mean(0)
     mean, error = float(gain.mean()), float(gain.std()) / math.sqrt(len(gain))
-    if not mean <= margin(1) * error:
+    if not mean <= USEFUL_STANDARD_ERRORS * error:
         return []
     name = problem.layout.single_observed()
     return [sentences.inputs_tell_nothing(site=name, rows=len(gain), gain=mean, error=error)]

@@ -12,9 +12,6 @@ NEGLIGIBLE = 0.1
 STANDARD_ERRORS = 3.0
 #: Chance that a test of a result speaks against a right one, over all its parameters together.
 FALSE_ALARM_CHANCE = 0.01
-#: The same of tests that decide on a doubt by themselves, of an answer just at the limits in all its numbers, and of a
-#: cohort of honest clients: a smaller chance would find less.
-TEST_LEVEL = 0.05
 #: Fewer draws than this, or weighted draws worth fewer, say nothing of a distribution.
 MIN_DRAWS = 10
 #: Fewer independent draws than this, or weighted points worth fewer, do not show a distribution's means and SDs: the
