@@ -58,6 +58,8 @@ DRAWS_A_DIMENSION = 4
 #: Points are computed in groups of these sizes, the last one filled up, since each further size would be traced: of
 #: climbs, of few chains and many, and of weighted points.
 BATCHES = 16, FEWEST_CHAINS, CHAINS, MANY_CHAINS
+#: An SD smaller than this share of the largest is rounding.
+MIN_SD_SHARE = 1e-10
 #: Half the distance over which scores are compared for a curvature: in the result's SDs, or as a multiple of a
 #: parameter's size or of one. The error of central differences is least near the cube root of the rounding error.
 SCORE_STEP = torch.finfo(torch.float32).eps ** (1 / 3)
@@ -295,7 +297,7 @@ def whitening_factor(z: Tensor) -> Tensor:
     """L of draws (S, D), see the module's header: a Cholesky factor (D, D), or SDs (D,) of many parameters."""
     count, dim = z.shape
     sd = z.std(0)
-    sd = sd.clamp_min(SAME_SHARE * float(sd.max()) if float(sd.max()) > 0 else 1.0)  # less is rounding
+    sd = sd.clamp_min(MIN_SD_SHARE * float(sd.max()) if float(sd.max()) > 0 else 1.0)
     if dim > LARGE_DIM:
         return sd
     u = (z - z.mean(0)) / sd

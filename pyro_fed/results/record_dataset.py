@@ -9,7 +9,10 @@ import xarray as xr
 
 from pyro_fed.algorithm.record import Record
 from pyro_fed.density.problem import Problem
-from pyro_fed.ops.memory import fits_in_memory
+
+#: The record is a full table over (round, client) with up to so many cells. With more it is over (round, slot), and has
+#: the clients' numbers as a variable.
+MAX_CELLS = 2_000_000
 
 
 class _Table(NamedTuple):
@@ -42,7 +45,7 @@ def federation_group(record: Record) -> xr.Dataset:
     schedule asked all clients, those that were not chosen have the bytes of the question and the answer.
 
     Returns:
-        The group `federation`; over (round, slot) if the table would not fit into memory.
+        The group `federation`; over (round, slot) if the table would have more than `MAX_CELLS` cells.
     """
     table = _shape(record)
     shapes = {name: value.shape[1:] for one in record.rounds for name, value in one.info.items()}
@@ -81,7 +84,7 @@ def sites_group(record: Record, problem: Problem) -> xr.Dataset:
 def _shape(record: Record) -> _Table:
     counts = np.array([len(one.clients) for one in record.rounds], dtype=np.int64)
     clients = np.array([client for one in record.rounds for client in one.clients], dtype=np.int64)
-    full = fits_in_memory(len(counts) * len(record.client_names))
+    full = len(counts) * len(record.client_names) <= MAX_CELLS
     width = len(record.client_names) if full else int(counts.max(initial=0))
     columns = clients if full else np.arange(len(clients)) - np.repeat(counts.cumsum() - counts, counts)
     cells = np.repeat(np.arange(len(counts)), counts) * width + columns
