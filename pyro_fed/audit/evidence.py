@@ -25,7 +25,7 @@ from pyro_fed.audit.motion import moments_by_chains
 from pyro_fed.audit.target import Target, for_checks, near_draws, on_few_rows
 from pyro_fed.audit.weighted_points import WeightedPoints, moments_by_weights, sample_weighted_points
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.limits import MIN_DRAWS, MIN_EFFECTIVE_DRAWS, NEAR_LIMIT_SHARE, NEGLIGIBLE_MASS, Limits
+from pyro_fed.conventions.limits import MIN_DRAWS, MIN_EFFECTIVE_DRAWS, NEAR_LIMIT_SHARE, Limits
 from pyro_fed.density.checks.slopes import steps
 from pyro_fed.density.checks.source import Line
 from pyro_fed.density.problem import Problem
@@ -37,6 +37,8 @@ from pyro_fed.policy.audit import CLIMBS, MOST_DRAWS, may_round
 
 #: The most groups; and how many times as long as the SD of the values on either side a gap has to be.
 MAX_GROUPS, GROUP_GAP_SDS = 16, 4.0
+#: The smallest share of all draws that the judged groups have together.
+MIN_GROUPED_SHARE = 0.9
 #: The kinds of draws (`Algorithm.draws_are`) that come from a distribution, which can give any number of them.
 DRAWN_ANEW = ("independent", "agents")
 #: Draws for the moments of a distribution that can give more draws than the run has. By chance an SD of this many is
@@ -53,7 +55,7 @@ def groups(draws: Tensor) -> list[Tensor]:
     number = keys.unique(dim=0, return_inverse=True)[1]
     parts = [draws[number == one] for one in dict.fromkeys(number.tolist())]
     judged = [part for part in parts if len(part) >= MIN_DRAWS]
-    enough = sum(map(len, judged)) >= (1 - NEGLIGIBLE_MASS) * len(draws)
+    enough = sum(map(len, judged)) >= MIN_GROUPED_SHARE * len(draws)
     return judged if 1 < len(judged) <= MAX_GROUPS and enough else []
 
 
