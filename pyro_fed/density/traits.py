@@ -59,6 +59,9 @@ class Search(ABC):
     def layers(self) -> bool: ...
 
     @abstractmethod
+    def one_outcome(self) -> bool: ...
+
+    @abstractmethod
     def labels(self) -> bool: ...
 
     @abstractmethod
@@ -152,6 +155,11 @@ class Traits:
     def layers(self) -> bool:
         """Whether rows go through layers of weights, which makes the model a network of any size."""
         return self.search.layers()
+
+    @cached_property
+    def one_outcome(self) -> bool:
+        """Whether a row has one observation, whose distribution follows from its inputs and the flat vector."""
+        return self.search.one_outcome()
 
     @cached_property
     def labels(self) -> bool:
