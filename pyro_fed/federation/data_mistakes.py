@@ -20,7 +20,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.limits import ROUNDING_UNITS
+from pyro_fed.conventions.limits import ROUNDING_UNITS, SAME_SHARE
 from pyro_fed.conventions.names import as_it_looks
 from pyro_fed.density.checks.lookups import num_elements
 from pyro_fed.density.checks.points import FEW_ROWS, NUM_DRAWS, RADIUS, ROWS_TOGETHER
@@ -47,8 +47,8 @@ DUPLICATES_OVER_CHANCE = 2.0
 GRID_TOLERANCE = 0.01
 #: The most findings of one kind that a warning lists.
 MAX_LISTED = 3
-#: Relative step to the next value; if differences change by more than the second number, they jump there.
-RELATIVE_STEP, LARGEST_SLOPE_CHANGE = 1e-6, 0.1
+#: If differences change by more than this share of their size from a value to the next, they jump there.
+LARGEST_SLOPE_CHANGE = 0.1
 
 
 def warn_of_odd_data(
@@ -284,7 +284,7 @@ def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) 
         return double.pointwise_log_lik(z, (*some[:number], changed, *some[number + 1 :]))
 
     try:
-        here, twice, near = (densities(factor) for factor in (1, 2, 1 + RELATIVE_STEP))
+        here, twice, near = (densities(factor) for factor in (1, 2, 1 + SAME_SHARE))
     except (RuntimeError, ValueError, IndexError, TypeError):  # the value is an index that the table does not have
         return True
     if not all(bool(found.isfinite().all()) for found in (here, twice, near)):

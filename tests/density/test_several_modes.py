@@ -13,7 +13,7 @@ from torch.func import grad, hessian
 
 import pyro_fed as pf
 from pyro_fed.density.latents.draws import draw_locals
-from pyro_fed.density.latents.modes import MOST_STARTS, Climber, needed_starts
+from pyro_fed.density.latents.modes import MAX_STARTS, Climber, needed_starts
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.integral_checks import integral_findings
 
@@ -170,7 +170,7 @@ def test_two_latents_a_row_have_modes_too():
 
 
 @pytest.mark.parametrize(
-    "starts", [((1.0,), (1.0, 2.0)), ((float("nan"),),), (1.0, 2.0), tuple((float(i),) for i in range(MOST_STARTS + 1))]
+    "starts", [((1.0,), (1.0, 2.0)), ((float("nan"),),), (1.0, 2.0), tuple((float(i),) for i in range(MAX_STARTS + 1))]
 )
 def test_places_that_are_none_are_refused(starts):
     with pytest.raises(SettingError, match="starts must be at most 8 places"):

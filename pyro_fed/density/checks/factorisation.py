@@ -53,7 +53,7 @@ from pyro_fed.ops.memory import count_in_memory, count_in_step
 #: Rows that are examined in pairs, and the number of columns whose extreme rows are among them.
 PAIRED_ROWS, EXTREME_COLUMNS = 1024, 32
 #: With fewer rows each is paired with itself: two pairs of four rows may share everything with the four.
-FEWEST_TO_PAIR = 6
+MIN_PAIRED_ROWS = 6
 #: Numbers of rows and of points, if the model has to be run pair by pair.
 LOOPED_ROWS, LOOPED_POINTS = 12, 2
 
@@ -146,10 +146,10 @@ def _reference_rows(num_rows: int, dim: int) -> int:
 def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
     """Places (R, 2): rows with extreme values and others at random, each once; few paired with themselves."""
     count = len(rows[0])
-    if count < FEWEST_TO_PAIR:
+    if count < MIN_PAIRED_ROWS:
         return torch.arange(count).unsqueeze(-1).expand(-1, 1 if count == 2 else 2)
     most = LOOPED_ROWS if problem.looped else min(PAIRED_ROWS, count_in_memory(3 * problem.dim))
-    most = max(most, FEWEST_TO_PAIR)
+    most = max(most, MIN_PAIRED_ROWS)
     at_random = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
     chosen = list(dict.fromkeys([*_extremes(rows)[: most // 2], *at_random]))[: min(most, count) // 2 * 2]
     order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(3))

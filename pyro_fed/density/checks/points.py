@@ -1,7 +1,7 @@
 """Points and rows at which a model is examined: near zero, and where its prior has its mass."""
 
 #: Spread of the points near zero.
-SPREAD = 0.1
+NEAR_ZERO_SD = 0.1
 #: Half the width of the interval for latents whose prior cannot be drawn from, and of the second point.
 RADIUS = 2.0
 #: Largest distance from zero: a heavy tail's draw overflows, and shows nothing.

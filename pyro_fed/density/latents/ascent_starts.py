@@ -7,9 +7,10 @@ slope of the modes at c (the theorem of implicit functions, H the curvature of f
     x(θ) ≈ x(c) + H⁻¹ ∂²f/∂x∂θ (θ - c)
 
 so that one step or two arrive, and fewer nodes may do. Both are looked at where they are least likely to, at the points
-that are farthest from the mean: fewer nodes are taken where they hardly move the rows' log-likelihood (`AGREE`). A
-client whose rows are not integrated well there begins at zero, with all nodes; its own rows decide. At a few points the
-modes are found at each of them. All climbs are one compiled step, taken as often as needed.
+that are farthest from the mean: fewer nodes are taken where they move the log-likelihood of all rows by no more than
+`NEGLIGIBLE` nats, and by no more than `NEGLIGIBLE` of that at one of these points more than at the others. A client
+whose rows are not integrated well there begins at zero, with all nodes; its own rows decide. At a few points the modes
+are found at each of them. All climbs are one compiled step, taken as often as needed.
 """
 
 from __future__ import annotations
@@ -45,11 +46,6 @@ T = TypeVar("T")
 
 #: Points that are looked at beside the mean, the farthest.
 NUM_OUTERMOST_POINTS = 4
-#: Newton steps to the modes at a point until it is seen which clients' rows have arrived.
-STEPS_BETWEEN_LOOKS = 4
-#: Nats by which fewer nodes may move the log-likelihood of all clients at one such point more than at the others,
-#: beyond rounding of its terms; at all of them by what is negligible.
-AGREE = 0.01
 
 
 class AscentStarts(NamedTuple):
@@ -98,7 +94,7 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
     rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * size.double().amax(1)
     level = differences.double().mean(1, keepdim=True)
     apart = (differences - level).abs().amax(1)  # (C, rules)
-    enough = apart <= (AGREE * share + rounding).unsqueeze(1)
+    enough = apart <= (NEGLIGIBLE**2 * share + rounding).unsqueeze(1)
     enough &= level[:, 0].abs() <= (NEGLIGIBLE * share + rounding).unsqueeze(1)
     arrive = there.any(1) & enough.any(1)
     if not bool(arrive.any()):
@@ -154,7 +150,7 @@ def _modes(problem: Problem, points: Tensor, batch: Batch) -> Centre:
     state = problem.mapped(_feet, (0, BATCHES), calls=0)(points, batch)
     left, there = rule.mode_steps or rule.max_mode_steps, bare.all(1)
     while left and not bool(there.all()):
-        taken = min(left, STEPS_BETWEEN_LOOKS)
+        taken = min(left, NEAR_STEPS)
         later, after = problem.scan(_climb, state, (points, batch), (), taken, (0, BATCHES))
         state = pytree.tree_map(partial(chosen, there), state, later)
         there = there | ((after[-1] <= rule.mode_tolerance) | bare.unsqueeze(1)).flatten(1).all(1)

@@ -147,7 +147,7 @@ BUMP_POWER = 4.0
 #: New modes of a row that are kept: those of the largest mass.
 MAX_NEW_MODES = 3
 #: Places besides zero from which modes are looked for, at most.
-MOST_STARTS = 8
+MAX_STARTS = 8
 
 
 class Rule(Protocol):
@@ -269,7 +269,7 @@ def needed_starts(
     known = found.mode.shape[1] - MAX_NEW_MODES
     mass = log_mass(found)  # (S, J + new, m)
     lacking = mass[:, known:] - torch.logsumexp(mass, 1, keepdim=True) > math.log(rule.node_tolerance)
-    while len(starts) < MOST_STARTS and bool(lacking.any()):
+    while len(starts) < MAX_STARTS and bool(lacking.any()):
         places = found.mode[:, known:][lacking].double()
         middle = places.median(0).values
         spread = places.std(0, correction=0).clamp_min(torch.finfo(places.dtype).tiny)

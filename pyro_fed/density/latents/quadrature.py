@@ -15,8 +15,8 @@ given θ, such as the two signs of x in y = x², have nodes around each (`modes`
 
 What a model needs is found when it is read, at random θ. Modes take a fixed number of Newton steps, so that they can be
 compiled: as many as they needed, and one more; a node that is a little off costs accuracy, not correctness. Where f_i
-is a parabola around its mode three nodes a dimension are enough. Elsewhere one latent gets as many as a row's log
-marginal likelihood needs, and several latents as many as leave its score and curvature unchanged.
+is a parabola around its mode three nodes a dimension are enough, elsewhere as many as a row's log marginal likelihood
+needs.
 
 **Derivatives** in θ hold the nodes fixed: where the rule integrates well, it does so for nodes anywhere near. The
 gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's. Where x | θ, y_i is Gaussian, three nodes a
@@ -30,13 +30,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.calls import Checked
@@ -45,7 +43,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, RADIUS, ROWS_TOGETHER
 from pyro_fed.density.latents.modes import (
-    MOST_STARTS,
+    MAX_STARTS,
     Ascent,
     Centre,
     Climber,
@@ -68,11 +66,10 @@ PROBES = 16
 #: Nodes a dimension that integrate a Gaussian with its first two derivatives; and the distance from the mode, in SDs,
 #: at which a log density is compared with a parabola.
 GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
-#: Rules that are tried if it is no parabola, in nodes a dimension; for several latents in models of at most so many
-#: parameters.
-ORDERS, MAX_PROBED_DIM = (5, 7, 9, 11, 13), 32
+#: Rules that are tried if it is no parabola, in nodes a dimension.
+ORDERS = (5, 7, 9, 11, 13)
 #: The fewest nodes that are placed by tails, and how many times as many the rule has that others are compared with.
-FEWEST_OF_TAILS, FINER_RULE = 7, 4
+MIN_TAIL_NODES, FINER_RULE_FACTOR = 7, 4
 #: Where the ascent to the modes of such latents starts: log densities with a kink at zero have no curvature there.
 ASCENT_OFFSET = 0.05
 #: Newton steps from the modes at one θ, moved along their slopes, to those at another of the same posterior, at most.
@@ -121,8 +118,7 @@ class Quadrature(metaclass=Checked):
         starts: places from which modes of a row's latents are looked for, besides zero: unconstrained, a tuple of d
             numbers each. Each mode that is found is integrated by nodes of its own. () stands for a single mode; None
             finds at random θ whether there are more, and where.
-        node_tolerance: how far the score of the log marginal likelihood may be from that by the next rule, in SDs, and
-            its curvature relatively, at random θ; of one latent, a row's log marginal likelihood.
+        node_tolerance: how far a row's log marginal likelihood may be from that by `max_order` nodes, at random θ.
         gaussian_tolerance: how far a Gaussian's log density may be from a parabola.
         max_nodes: nodes a row; where they do not make three a dimension, so many Sobol points are taken.
         mode_steps: Newton steps to the mode of each row's latents; None counts what the model needs, at most
@@ -169,9 +165,9 @@ class Quadrature(metaclass=Checked):
         check_positive(self, "node_tolerance", "gaussian_tolerance", "mode_tolerance", "shorten", "floor")
         starts = self.starts or ()
         places = all(isinstance(one, tuple) and len(one) == len(starts[0]) for one in starts)
-        if len(starts) > MOST_STARTS or not (places and all(math.isfinite(x) for one in starts for x in one)):
+        if len(starts) > MAX_STARTS or not (places and all(math.isfinite(x) for one in starts for x in one)):
             raise SettingError(
-                f"Quadrature: starts must be at most {MOST_STARTS} places, tuples of as many finite numbers each as a "
+                f"Quadrature: starts must be at most {MAX_STARTS} places, tuples of as many finite numbers each as a "
                 f"row has latents, such as ((-2.0,), (2.0,)); received {self.starts}"
             )
 
@@ -188,19 +184,16 @@ class Quadrature(metaclass=Checked):
         centres = modes_at_points(problem, found, theta, rows) if found.starts else _one_each(modes)
         if self.order is None:
             gaussian = not found.starts and found._bend(problem, theta, rows, centres) <= self.gaussian_tolerance
-            order = min(GAUSSIAN_ORDER, self.max_order) if gaussian else found._sufficient_order(problem, theta, rows)
-            found = replace(found, order=order)
-        if self.tails is not None:
-            return found
-        if not found._errs(problem, theta, rows, centres):
-            found = replace(found, tails=False)
-            return replace(found, order=self.order or found._enough_for_one(problem, theta, rows, centres))
-        found = replace(found, tails=True)  # its ascent starts elsewhere
-        if self.mode_steps:
-            return found
-        counting = replace(found, mode_steps=None)
-        steps, _ = counting._climbed(problem, theta, rows, counting._foot(problem, theta, rows))
-        return replace(found, mode_steps=steps)
+            found = replace(found, order=min(GAUSSIAN_ORDER, self.max_order) if gaussian else self.max_order)
+        if self.tails is None:
+            found = replace(found, tails=found._errs(problem, theta, rows, centres))
+        if self.order is None and not found.by_tails(problem.local_dim):
+            return replace(found, order=found._sufficient_order(problem, theta, rows, centres))
+        if self.tails is None and found.tails and not self.mode_steps:  # the ascent starts elsewhere
+            counting = replace(found, mode_steps=None)
+            steps, _ = counting._climbed(problem, theta, rows, counting._foot(problem, theta, rows))
+            return replace(found, mode_steps=steps)
+        return found
 
     def _with_feet(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Quadrature, Tensor, Ascent]:
         """These settings, θ (S, D) and finite feet of rows' ascents there, if need be beside zero or at prior draws."""
@@ -240,10 +233,10 @@ class Quadrature(metaclass=Checked):
 
     def _errs(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
         """Whether `max_order` nodes placed by the curvature err at θ (S, D), and those placed by tails do not."""
-        if problem.local_dim > 1 or self.places(1) < FEWEST_OF_TAILS:
+        if problem.local_dim > 1 or self.places(1) < MIN_TAIL_NODES:
             return False
         usual, tails = (replace(self, tails=by_tails) for by_tails in (False, True))
-        many = replace(tails, order=FINER_RULE * self.places(1), max_nodes=FINER_RULE * self.max_nodes)
+        many = replace(tails, order=FINER_RULE_FACTOR * self.places(1), max_nodes=FINER_RULE_FACTOR * self.max_nodes)
         at_rest = bool((centres.decrement <= self.mode_tolerance).all())
         of_tails = centres if at_rest else modes_at_points(problem, tails, theta, rows)
         exact = many._log_marginals(problem, theta, rows, of_tails)
@@ -256,62 +249,27 @@ class Quadrature(metaclass=Checked):
         found = tails._log_marginals(problem, theta, rows, of_tails)
         return self._largest_difference(found, exact) <= max(self.node_tolerance, error)
 
-    def _enough_for_one(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> int:
-        """The fewest nodes of `ORDERS` by which a row's log marginal likelihood at θ (S, D) is that by `order`."""
-        most = self.places(1)
-        if problem.local_dim > 1 or self.starts:
-            return most
+    def _sufficient_order(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> int | None:
+        """The fewest nodes a dimension of `ORDERS` by which rows' log marginal likelihoods are those by `order`."""
+        tried = [order for order in ORDERS if order < self.places(problem.local_dim)]
+        if self.starts or not tried:
+            return self.order
 
         def values(order: int) -> Tensor:
             return replace(self, order=order)._log_marginals(problem, theta, rows, centres)
 
-        exact = values(most)
+        exact = self._log_marginals(problem, theta, rows, centres)
         allowed = self.node_tolerance + ROUNDING_UNITS * torch.finfo(exact.dtype).eps * exact.abs()
-        for order in ORDERS:
-            if order < most and bool(((values(order) - exact).abs() <= allowed)[exact.isfinite()].all()):
+        for order in tried:
+            if bool(((values(order) - exact).abs() <= allowed)[exact.isfinite()].all()):
                 return order
-        return most
+        return self.order
 
     @staticmethod
     def _largest_difference(found: Tensor, exact: Tensor) -> float:
         """The largest difference, of those that are known."""
         known = exact.isfinite()
         return float((found - exact).nan_to_num(nan=math.inf).abs()[known].max()) if bool(known.any()) else 0.0
-
-    def _sufficient_order(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
-        """The fewest nodes a dimension of `ORDERS` whose score and curvature at θ (S, D) are those of the next rule."""
-        dim = problem.local_dim
-        most = replace(self, order=self.max_order)
-        tried = [order for order in ORDERS if order <= most.places(dim)]
-        if dim == 1 or problem.dim > MAX_PROBED_DIM or len(tried) < 2:
-            return self.max_order
-        at = evenly(len(rows[0]), PROBES).unique()
-        theta, rows = theta[:FEW_DRAWS], tuple(leaf[at] for leaf in rows)
-        unit = torch.eye(problem.dim, dtype=theta.dtype, device=theta.device)
-
-        def derivatives(order: int) -> tuple[Tensor, Tensor]:
-            rule = replace(self, order=order)
-
-            def log_lik(z: Tensor) -> Tensor:
-                return rule.log_parts(problem, z, rows)[1].sum()
-
-            def at(one: Tensor) -> tuple[Tensor, Tensor]:
-                score, pull = vjp(grad(log_lik), one)[:2]
-                return score, problem.vmap(lambda v: pull(v)[0])(unit)
-
-            score, curvature = problem.vmap(at)(theta)
-            return score.double(), curvature.double()
-
-        found = derivatives(tried[0])
-        for order, finer in pairwise(tried):
-            (score, curvature), found = found, derivatives(finer)
-            values, vectors = torch.linalg.eigh(-0.5 * (found[1] + found[1].mT))
-            whitening = vectors / (1 + values.abs()).sqrt().unsqueeze(1)  # as under a prior of unit scale
-            off = torch.linalg.vector_norm(whitening.mT @ (found[0] - score).unsqueeze(-1), dim=(1, 2))
-            bent = torch.linalg.matrix_norm(whitening.mT @ (found[1] - curvature) @ whitening, 2)
-            if bool((torch.maximum(off, bent) <= self.node_tolerance).all()):
-                return order
-        return self.max_order
 
     def _foot(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
         """Where the ascents at several θ (S, D) begin."""
@@ -351,7 +309,7 @@ class Quadrature(metaclass=Checked):
 
     def by_tails(self, dim: int) -> bool:
         """Whether nodes are placed by tails, see `tails`."""
-        return bool(self.tails) and dim == 1 and self.places(1) >= FEWEST_OF_TAILS
+        return bool(self.tails) and dim == 1 and self.places(1) >= MIN_TAIL_NODES
 
     def nodes(self, dim: int) -> tuple[Tensor, Tensor]:
         """The rule for N(0, I): nodes (Q, d) and log weights (Q,), float64."""
