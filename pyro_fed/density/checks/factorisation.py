@@ -33,14 +33,14 @@ from pyro_fed.density.checks.first_run import FirstRun, local_points, points
 from pyro_fed.density.checks.plates import plate_tree
 from pyro_fed.density.checks.points import FEW_ROWS, MAX_PRIOR_DRAW, MAX_TRIES, RADIUS, ROWS_TOGETHER
 from pyro_fed.density.checks.slopes import (
-    OF_STEPS,
+    STEPS_CURE,
     StepWatcher,
     check_slope,
     line_leaving_graph,
     no_derivative_error,
     points_beside,
-    said_of,
     steps,
+    steps_warning,
 )
 from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined, slopes_and_bends
 from pyro_fed.density.edges import find_walls
@@ -97,7 +97,7 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
                 _is_flat(whole),
             )
             if stepping.found and (stepped := steps(judged, sample.z[0])):
-                warn_user(f"{said_of(stepped)}. {OF_STEPS}")
+                warn_user(f"{steps_warning(stepped)}. {STEPS_CURE}")
             if not bool(whole.regular.any()):
                 points = torch.cat([sample.z, _prior_draws(judged, sample)[: len(sample.z)]])
                 try:

@@ -24,7 +24,7 @@ from torch.func import grad
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.points import NEAR_ZERO_SD
+from pyro_fed.density.checks.points import points_near_zero
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps
 from pyro_fed.density.compiling.digest import PLAIN, TORCH_PLAIN, digest
 from pyro_fed.density.compiling.tracing import Step
@@ -34,8 +34,7 @@ from pyro_fed.ops.batched import vmap
 
 def trial(problem: RowDensities) -> tuple[Tensor, tuple[Any, ...]]:
     """The trial arguments of mapping and compiling: vectors (2, D), and two clients of two rows, each (2, 2, ...)."""
-    generator = torch.Generator().manual_seed(0)
-    vectors = NEAR_ZERO_SD * torch.randn(2, problem.dim, generator=generator, dtype=problem.bound.dtype)
+    vectors = points_near_zero(2, problem.dim).to(problem.bound.dtype)
     clients = pytree.tree_map(lambda leaf: leaf[:2].expand(2, *leaf[:2].shape), problem.rows)
     return vectors.to(problem.rows[0].device), clients
 

@@ -49,7 +49,7 @@ from pyro_fed.density.derivatives.other_curvatures import fisher_information, wi
 from pyro_fed.density.derivatives.rowwise import (
     MIN_STRUCTURE_WORK,
     at_points,
-    dealt_out,
+    deal_rows,
     expected_sums,
     shared_curvature,
 )
@@ -251,7 +251,7 @@ class Derivatives:
             if summed is not None:
                 return summed / cut.shape[2]
         total = torch.zeros(clients, dim, *([dim] if self.structure == "full" else []), dtype=torch.float64)
-        dealt = Batch(tuple(dealt_out(leaf, shares) for leaf in batch.rows), dealt_out(batch.weight, shares, 0.0))
+        dealt = Batch(tuple(deal_rows(leaf, shares) for leaf in batch.rows), deal_rows(batch.weight, shares, 0.0))
         found, _ = problem.scan(self._curvature_step, total.to(points.device), (), (cut, dealt), shares, 0)
         mean: Tensor = found / cut.shape[2]
         return mean
@@ -260,7 +260,7 @@ class Derivatives:
         """`_shared_curvature` of rows with linear predictors in what they share; None without these."""
         if not shares(problem):
             return None
-        dealt = [dealt_out(leaf, len(cut)) for leaf in batch.rows], dealt_out(batch.weight, len(cut), 0.0)
+        dealt = [deal_rows(leaf, len(cut)) for leaf in batch.rows], deal_rows(batch.weight, len(cut), 0.0)
         total = torch.zeros(1, dtype=torch.float64, device=cut.device)
         for number, points in enumerate(cut):
             own = Batch(tuple(leaf[number] for leaf in dealt[0]), dealt[1][number])
@@ -291,7 +291,9 @@ class Derivatives:
         generator = torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, points.shape, generator=generator).to(points) * 2 - 1
         both = torch.stack([points, signs.to(points.device)], 2)
-        found = self._mean(problem, self._prior_step, in_blocks(both, points.shape[-1]), (), 0, len(points))
+        found = self._mean(
+            problem, self._prior_step, in_blocks(both, count_in_memory(points.shape[-1])), (), 0, len(points)
+        )
         return with_kinks(problem, points, found)
 
     def _mean(self, problem: Problem, step: Any, blocks: Tensor, const: Any, dims: Any, count: int) -> Moments:

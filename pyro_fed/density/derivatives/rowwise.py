@@ -243,7 +243,7 @@ def shared_curvature(problem: Problem, cut: Tensor, batch: Batch) -> Tensor | No
     numbers = few.width + len(few.direct)
     times = -(-longest // piece_size(longest, max(clients * count * numbers, dim * few.width)))
     cuts = shares * times
-    dealt = Batch(tuple(dealt_out(leaf, cuts) for leaf in batch.rows), dealt_out(batch.weight, cuts, 0.0))
+    dealt = Batch(tuple(deal_rows(leaf, cuts) for leaf in batch.rows), deal_rows(batch.weight, cuts, 0.0))
     parts = predictors(problem, dealt.weight.shape[-1], wide=True)
     if parts is None:
         return None
@@ -254,7 +254,7 @@ def shared_curvature(problem: Problem, cut: Tensor, batch: Batch) -> Tensor | No
     return curvature
 
 
-def dealt_out(leaf: Tensor, shares: int, filling: float | None = None) -> Tensor:
+def deal_rows(leaf: Tensor, shares: int, filling: float | None = None) -> Tensor:
     """(C, n, ...) → (B, C, ⌈n/B⌉, ...): row i to share i mod B; short ones get the last row again, or a number."""
     clients, count = leaf.shape[:2]
     missing = -count % shares

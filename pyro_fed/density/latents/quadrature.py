@@ -41,17 +41,17 @@ from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, RADIUS, ROWS_TOGETHER
+from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, RADIUS, ROWS_TOGETHER, points_within_radius
 from pyro_fed.density.latents.modes import (
     MAX_STARTS,
     Ascent,
     Centre,
-    Climber,
+    NewtonAscent,
     Rows,
-    alive,
     log_shares,
     modes_at_points,
     needed_starts,
+    without_failed_ascents,
 )
 from pyro_fed.density.latents.tails import Line, Profile, line
 from pyro_fed.density.starts import draw_starts
@@ -173,41 +173,40 @@ class Quadrature(metaclass=Checked):
 
     def fitted(self, problem: RowDensities) -> Quadrature:
         """These settings with `order` and `mode_steps`, the numbers that the model needs, filled in."""
-        generator = torch.Generator().manual_seed(0)
-        theta = 2 * torch.rand(PROBES, problem.dim, generator=generator, dtype=problem.bound.dtype) - 1
+        theta = points_within_radius(PROBES, problem.dim).to(problem.bound.dtype)
         few = min(FEW_ROWS, max(FEW_DRAWS, ROWS_TOGETHER * problem.num_rows // problem.widest))
-        theta, at = RADIUS * theta, evenly(problem.bound.num_rows, few).unique()
+        at = evenly(problem.bound.num_rows, few).unique()
         rows = tuple(leaf[at] for leaf in problem.rows)
-        rule, theta, foot = self._with_feet(problem, theta, rows)
-        steps, modes = rule._climbed(problem, theta, rows, foot)
+        rule, theta, start = self._at_finite_starts(problem, theta, rows)
+        steps, modes = rule._ascend(problem, theta, rows, start)
         found = replace(rule, mode_steps=steps)._for_modes(problem, theta, rows, modes)
         centres = modes_at_points(problem, found, theta, rows) if found.starts else _one_each(modes)
         if self.order is None:
-            gaussian = not found.starts and found._bend(problem, theta, rows, centres) <= self.gaussian_tolerance
+            gaussian = not found.starts and found._is_gaussian(problem, theta, rows, centres)
             found = replace(found, order=min(GAUSSIAN_ORDER, self.max_order) if gaussian else self.max_order)
         if self.tails is None:
-            found = replace(found, tails=found._errs(problem, theta, rows, centres))
+            found = replace(found, tails=found._needs_tails(problem, theta, rows, centres))
         if self.order is None and not found.by_tails(problem.local_dim):
             return replace(found, order=found._sufficient_order(problem, theta, rows, centres))
         if self.tails is None and found.tails and not self.mode_steps:  # the ascent starts elsewhere
             counting = replace(found, mode_steps=None)
-            steps, _ = counting._climbed(problem, theta, rows, counting._foot(problem, theta, rows))
+            steps, _ = counting._ascend(problem, theta, rows, counting._start_ascents(problem, theta, rows))
             return replace(found, mode_steps=steps)
         return found
 
-    def _with_feet(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Quadrature, Tensor, Ascent]:
-        """These settings, θ (S, D) and finite feet of rows' ascents there, if need be beside zero or at prior draws."""
-        foot = self._foot(problem, theta, rows)
-        finite = _is_finite(foot)
+    def _at_finite_starts(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Quadrature, Tensor, Ascent]:
+        """These settings, θ (S, D) and finite starts of ascents there, if need be beside zero or at prior draws."""
+        start = self._start_ascents(problem, theta, rows)
+        finite = _is_finite(start)
         if bool(finite.all()):
-            return self, theta, foot
+            return self, theta, start
         draws = draw_starts(problem, PROBES, torch.Generator().manual_seed(0), None, RADIUS, checked=False)
         theta = torch.cat([theta, draws])
         rules = [self] if self.offset is not None else [self, replace(self, offset=ASCENT_OFFSET)]
-        tried = [(rule, rule._foot(problem, theta, rows)) for rule in rules]
-        rule, foot = max(tried, key=lambda one: int(_is_finite(one[1]).sum()))
-        finite = _is_finite(foot) if bool(_is_finite(foot).any()) else torch.ones_like(finite)
-        return rule, theta[finite], pytree.tree_map(lambda part: part[finite], foot)
+        tried = [(rule, rule._start_ascents(problem, theta, rows)) for rule in rules]
+        rule, start = max(tried, key=lambda one: int(_is_finite(one[1]).sum()))
+        finite = _is_finite(start) if bool(_is_finite(start).any()) else torch.ones_like(finite)
+        return rule, theta[finite], pytree.tree_map(lambda part: part[finite], start)
 
     def _for_modes(self, problem: RowDensities, theta: Tensor, rows: Rows, modes: Centre) -> Quadrature:
         """With the places from which all modes at θ (S, D) are found, where rows have several beside `modes`."""
@@ -231,7 +230,7 @@ class Quadrature(metaclass=Checked):
         )(theta, centres)
         return found
 
-    def _errs(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
+    def _needs_tails(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
         """Whether `max_order` nodes placed by the curvature err at θ (S, D), and those placed by tails do not."""
         if problem.local_dim > 1 or self.places(1) < MIN_TAIL_NODES:
             return False
@@ -271,30 +270,32 @@ class Quadrature(metaclass=Checked):
         known = exact.isfinite()
         return float((found - exact).nan_to_num(nan=math.inf).abs()[known].max()) if bool(known.any()) else 0.0
 
-    def _foot(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
+    def _start_ascents(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
         """Where the ascents at several θ (S, D) begin."""
-        climber = self.climber
-        found: Ascent = problem.vmap(lambda one: climber.foot(problem, one, rows, self.start(problem, one, rows)))(
+        newton = self.newton_ascent
+        found: Ascent = problem.vmap(lambda one: newton.start_at(problem, one, rows, self.start(problem, one, rows)))(
             theta
         )
         return found
 
-    def _climbed(self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent) -> tuple[int, Centre]:
+    def _ascend(self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent) -> tuple[int, Centre]:
         """Newton steps to the modes at several θ (S, D), and one more, and what they lead to, (S, m, ...)."""
-        climber = self.climber
-        climb = problem.vmap(lambda one, state: climber.climb(problem, one, rows, state))
+        newton = self.newton_ascent
+        step = problem.vmap(lambda one, state: newton.step(problem, one, rows, state))
         steps, most = 1, self.mode_steps or self.max_mode_steps
-        while steps < most and (self.mode_steps or bool((climber.summit(state).decrement > self.mode_tolerance).any())):
-            state, steps = climb(theta, state), steps + 1
-        return steps, climber.summit(climb(theta, state))
+        while steps < most and (
+            self.mode_steps or bool((newton.centre_of(state).decrement > self.mode_tolerance).any())
+        ):
+            state, steps = step(theta, state), steps + 1
+        return steps, newton.centre_of(step(theta, state))
 
-    def _bend(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> float:
-        """How far log joint densities are from parabolas, `GAUSSIAN_REACH` SDs from the modes at θ, beyond rounding."""
+    def _is_gaussian(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
+        """Whether log joint densities are parabolas, `GAUSSIAN_REACH` SDs from the modes at θ, up to rounding."""
         axes = torch.eye(problem.local_dim, dtype=problem.bound.dtype)
         lines = torch.cat([axes, axes.mean(0, keepdim=True)])
         directions = GAUSSIAN_REACH * torch.cat([lines, -lines]) / lines.norm(dim=1).repeat(2).unsqueeze(1)
 
-        def bend(one: Tensor, centre: Centre) -> Tensor:
+        def distance(one: Tensor, centre: Centre) -> Tensor:
             top = problem.conditional_parts(one, rows, centre.mode)[1]
 
             def along(direction: Tensor) -> Tensor:
@@ -305,7 +306,8 @@ class Quadrature(metaclass=Checked):
             beyond: Tensor = apart - ROUNDING_UNITS * torch.finfo(top.dtype).eps * top.abs()
             return beyond.amax()
 
-        return float(problem.vmap(bend)(theta, Centre(*(part[:, 0] for part in centres))).max())
+        found = problem.vmap(distance)(theta, Centre(*(part[:, 0] for part in centres)))
+        return bool((found <= self.gaussian_tolerance).all())
 
     def by_tails(self, dim: int) -> bool:
         """Whether nodes are placed by tails, see `tails`."""
@@ -332,37 +334,37 @@ class Quadrature(metaclass=Checked):
         self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log prior (), and each row's log marginal likelihood (m,), at θ (D,); ascents begin at zero, or by `near`."""
-        nodes = self.placed(problem, theta, rows, near)
+        nodes = self.nodes_at(problem, theta, rows, near)
         prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
         return prior[0], torch.logsumexp(values + nodes.log_weight, 0)
 
-    def placed(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes | None = None) -> Nodes:
+    def nodes_at(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes | None = None) -> Nodes:
         """The nodes of the rows' latents at θ (D,), those of one mode after the other; constants for derivatives."""
         if near is not None:
-            return self.placed_around(problem, theta, rows, self.centre_near(problem, theta, rows, near), near)
+            return self.nodes_at_modes(problem, theta, rows, self.centre_near(problem, theta, rows, near), near)
         if self.starts:
-            return self._around_each(problem, theta, rows, self.centres(problem, theta, rows))
-        return self.around(problem, theta, rows, self.centre(problem, theta, rows))
+            return self._nodes_around_each(problem, theta, rows, self.centres(problem, theta, rows))
+        return self.nodes_around(problem, theta, rows, self.centre(problem, theta, rows))
 
-    def placed_around(
+    def nodes_at_modes(
         self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, near: NearbyModes
     ) -> Nodes:
-        """`placed` at modes that are known: the nodes that are enough near this θ, or the usual."""
-        return by_curvature(centre, *near.nodes) if near.nodes else self.around(problem, theta, rows, centre)
+        """`nodes_at` at modes that are known: the nodes that are enough near this θ, or the usual."""
+        return by_curvature(centre, *near.nodes) if near.nodes else self.nodes_around(problem, theta, rows, centre)
 
-    def placed_alike(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes) -> Nodes:
+    def nodes_in_curvature_units(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes) -> Nodes:
         """The nodes at θ (D,) in units of the curvatures there, for other θ: C'(x - m), and weights without |C|."""
         centre = self.centre_near(problem, theta, rows, near)
-        nodes = self.around(problem, theta, rows, centre)
+        nodes = self.nodes_around(problem, theta, rows, centre)
         return Nodes(centre.units_of(nodes.place), nodes.log_weight + log_det_lower(centre.factor))
 
-    def around(
+    def nodes_around(
         self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, part: tuple[Centre, int] | None = None
     ) -> Nodes:
         """The nodes around one mode of each row, or of its share of the density, as for `profile`."""
         dim = centre.mode.shape[-1]
         if self.by_tails(dim):
-            nodes = self._along(self._line(problem, theta, rows, centre, part))
+            nodes = self._line_nodes(self._line(problem, theta, rows, centre, part))
         else:
             nodes = by_curvature(centre, *self.nodes(dim))
         if part is None:
@@ -370,14 +372,14 @@ class Quadrature(metaclass=Checked):
         shares = problem.vmap(lambda place: log_shares(part[0], place)[part[1]])(nodes.place)
         return nodes._replace(log_weight=nodes.log_weight + shares)
 
-    def _around_each(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> Nodes:
+    def _nodes_around_each(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> Nodes:
         """The nodes around all modes of each row, those of one mode after the other."""
-        each = [self.around(problem, theta, rows, centre.at(j), (centre, j)) for j in range(len(centre.mode))]
+        each = [self.nodes_around(problem, theta, rows, centre.at(j), (centre, j)) for j in range(len(centre.mode))]
         return Nodes(*(torch.cat(parts) for parts in zip(*each, strict=True)))
 
     def log_masses(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> tuple[Tensor, Tensor]:
         """Log prior (), and the part of each row's log marginal likelihood that is each mode's, (J, m)."""
-        nodes = self._around_each(problem, theta, rows, centre)
+        nodes = self._nodes_around_each(problem, theta, rows, centre)
         prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
         return prior[0], torch.logsumexp((values + nodes.log_weight).unflatten(0, (len(centre.mode), -1)), 1)
 
@@ -404,7 +406,7 @@ class Quadrature(metaclass=Checked):
 
         return line(look, centre.mode[:, 0], 1 / centre.factor[:, 0, 0], self.places(1))
 
-    def _along(self, placed: Line) -> Nodes:
+    def _line_nodes(self, placed: Line) -> Nodes:
         """The nodes of a line of tails."""
         like = placed.centre
         share = torch.linspace(0, 1, self.places(1), dtype=like.dtype, device=like.device).unsqueeze(-1)
@@ -421,7 +423,7 @@ class Quadrature(metaclass=Checked):
     ) -> Profile:
         """Rows' densities along nodes placed by tails; of a `part`, all modes and one's number, its share alone."""
         placed = self._line(problem, theta, rows, centre, part)
-        place, log_weight = self._along(placed)
+        place, log_weight = self._line_nodes(placed)
         values = problem.vmap(self._density(problem, theta, rows, part))(place)
         return Profile(placed, values + log_weight - placed.log_step(len(place)))
 
@@ -429,16 +431,16 @@ class Quadrature(metaclass=Checked):
         """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives."""
         theta = theta.detach()
         steps = self.mode_steps or self.max_mode_steps
-        return self.climber.climbed(problem, theta, rows, self.start(problem, theta, rows), steps)
+        return self.newton_ascent.ascend(problem, theta, rows, self.start(problem, theta, rows), steps)
 
     def centre_near(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes) -> Centre:
         """Modes of the rows' latents at θ (D,), from what is known near it, and curvatures a step before them."""
-        here, climber = theta.detach(), self.climber
-        state = climber.foot(problem, here, rows, near.modes(here))
+        here, newton = theta.detach(), self.newton_ascent
+        state = newton.start_at(problem, here, rows, near.modes(here))
         *before, last = near.steps.unbind()
         for share in before:
-            state = climber.climb(problem, here, rows, state, share)
-        end = climber.summit(state)  # of the last step nothing is looked at but its beginning
+            state = newton.step(problem, here, rows, state, share)
+        end = newton.centre_of(state)  # of the last step nothing is looked at but its beginning
         step = last * solve_lower_transposed(end.factor, solve_lower(end.factor, state.here.score))
         return end._replace(mode=(end.mode + step).detach())
 
@@ -449,20 +451,22 @@ class Quadrature(metaclass=Checked):
             return Centre(*(part.unsqueeze(0) for part in first))
         here = theta.detach()
 
-        def climb(start: Tensor) -> Centre:
-            return self.climber.climbed(problem, here, rows, start.expand_as(first.mode), self.max_mode_steps)
+        def ascend(start: Tensor) -> Centre:
+            return self.newton_ascent.ascend(problem, here, rows, start.expand_as(first.mode), self.max_mode_steps)
 
-        others = problem.vmap(climb)(torch.tensor(self.starts, dtype=here.dtype, device=here.device))
-        return alive(Centre(*(torch.cat([a.unsqueeze(0), b]) for a, b in zip(first, others, strict=True))))
+        others = problem.vmap(ascend)(torch.tensor(self.starts, dtype=here.dtype, device=here.device))
+        return without_failed_ascents(
+            Centre(*(torch.cat([a.unsqueeze(0), b]) for a, b in zip(first, others, strict=True)))
+        )
 
     def from_places(self, starts: tuple[tuple[float, ...], ...]) -> Quadrature:
         """These settings with other `starts`."""
         return replace(self, starts=starts)
 
     @property
-    def climber(self) -> Climber:
-        """How modes are climbed to."""
-        return Climber(self.shorten, self.floor)
+    def newton_ascent(self) -> NewtonAscent:
+        """The search for modes, with these settings."""
+        return NewtonAscent(self.shorten, self.floor)
 
     def start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
         """Where the rows' ascents begin, (m, d)."""
@@ -476,9 +480,9 @@ def _one_each(modes: Centre) -> Centre:
     return Centre(*(part.unsqueeze(1) for part in modes))
 
 
-def _is_finite(foot: Ascent) -> Tensor:
+def _is_finite(start: Ascent) -> Tensor:
     """At which θ log densities, scores and curvatures of all rows are finite, (S,)."""
-    return torch.stack([part.isfinite().flatten(1).all(1) for part in foot.here]).all(0)
+    return torch.stack([part.isfinite().flatten(1).all(1) for part in start.here]).all(0)
 
 
 def by_curvature(centre: Centre, units: Tensor, log_weights: Tensor) -> Nodes:

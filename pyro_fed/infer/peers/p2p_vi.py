@@ -51,7 +51,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice
-from pyro_fed.density.derivatives import Kind, of_some_rows
+from pyro_fed.density.derivatives import Kind, few_rows_findings
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -355,7 +355,7 @@ class P2PVI(PeerGaussian):
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about a target other than the posterior, and about rows that no round has reached."""
         notes = [*self._other_target(record), *super().warnings(record, problem)]
-        notes += of_some_rows(problem, self.solver.few_rows)
+        notes += few_rows_findings(problem, self.solver.few_rows)
         left = record.last("rows_left")
         if left.sum() == 0:
             return notes
