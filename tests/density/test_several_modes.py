@@ -103,8 +103,8 @@ def test_draws_are_in_all_modes_by_their_mass(name, tails):
 
 def test_ascents_end_where_all_have_arrived(monkeypatch):
     """Rows that are Gaussian given the rest arrive by a step or two, from however far; at most 25 were always taken."""
-    problem, steps, climb = HIERARCHIES["means"].federation(3).problem, [], NewtonAscent.step
-    monkeypatch.setattr(NewtonAscent, "climb", lambda *given: steps.append(1) or climb(*given))
+    problem, steps, step = HIERARCHIES["means"].federation(3).problem, [], NewtonAscent.step
+    monkeypatch.setattr(NewtonAscent, "step", lambda *given: steps.append(1) or step(*given))
     theta = torch.zeros(2, problem.dim).double()
     assert needed_starts(problem, replace(problem.quadrature, starts=None), theta, problem.rows) == ()
     assert len(steps) <= problem.quadrature.mode_steps + 3
