@@ -84,6 +84,9 @@ class Search(ABC):
     def moving_supports(self) -> dict[str, list[str]]: ...
 
     @abstractmethod
+    def walls(self) -> tuple[str, ...]: ...
+
+    @abstractmethod
     def funnel_hint(self) -> list[str]: ...
 
     @abstractmethod
@@ -208,6 +211,11 @@ class Traits:
     def moving_supports(self) -> dict[str, list[str]]:
         """Latents whose support depends on other latents, with these, as for u ~ Uniform(0, theta)."""
         return self.search.moving_supports()
+
+    @cached_property
+    def walls(self) -> tuple[str, ...]:
+        """Sites whose density is zero on a part of the prior: beyond a parameter's constraint, or where it is NaN."""
+        return self.search.walls()
 
     @cached_property
     def funnel_hint(self) -> list[str]:

@@ -73,6 +73,9 @@ class ModelSearch(Search):
     def moving_supports(self) -> dict[str, list[str]]:
         return latents_of_moving_support(self.problem.bound)
 
+    def walls(self) -> tuple[str, ...]:
+        return tuple(sorted(self.problem.bound.walls))
+
     def funnel_hint(self) -> list[str]:
         return funnel_hint(self.problem)
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.combination import Bounded
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import All, Schedule
@@ -188,9 +188,7 @@ class FALD(ConduciveVisits):
         arrivals = entries_as(ServerState, shared).arrivals(clients)
         return arrivals._asdict() | {"weight": self.visit_weights(shared, clients)}
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make T steps with the client's share of the noise."""
         scaled = {**noise, "normal": noise["normal"] * shared["weight"].rsqrt().unsqueeze(-1)}
         message, news, info = super().local_step(problem, shared, local, data, scaled)
@@ -201,7 +199,7 @@ class FALD(ConduciveVisits):
 
     def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
         """p_c of each visit, (C,): the client's share among the clients of its chain."""
-        f = shared["share"][clients].unflatten(-1, (self.num_chains, -1))
+        f = shared["visit_share"][clients].unflatten(-1, (self.num_chains, -1))
         part: Tensor = (f / f.sum(-1, keepdim=True)).flatten(-2)
         return part
 
@@ -227,7 +225,7 @@ class FALD(ConduciveVisits):
 
     def visits_a_round(self, shared: State) -> int:
         """One visit to every client, for each chain."""
-        return self.num_chains * len(shared["share"])
+        return self.num_chains * len(shared["visit_share"])
 
     def _by_chain(self, value: Tensor) -> Tensor:
         """(R, K M, ...) by chain, (R, M, K, ...)."""

@@ -24,7 +24,9 @@ FAMILIES = {
     "FedLaplace": recipe_text("FedLaplace"),
     "FedAvg": recipe_text("FedAvg", "num_rounds = 2"),
     "DSVGD": recipe_text("DSVGD", "num_rounds = 2", num_particles=6, local_steps=3, start="prior"),
-    "FSGLD": recipe_text("FSGLD", "num_rounds = 2", num_chains=2, local_steps=5, burn_in=0, batch_size=2)
+    "FSGLD": recipe_text(
+        "FSGLD", "num_rounds = 2", num_chains=2, local_steps=5, burn_in=0, batch_size=2, surrogates="laplace"
+    )
     + '[settings.step]\nname = "fixed"\nsize = 0.01\n',
 }
 
@@ -111,12 +113,12 @@ def test_answers_one_by_one_late_doubled_and_of_another_round(case):
     assert found.waiting == ["south", "west"] and found.exchange == 1
     assert [path.name for path in found.requests] == [south.name, west.name]
     found = case.combine(first, case.answer(south))
-    assert "answer-north-001.study: the answer of north to exchange 1 is here already" in found.said[0]
+    assert "answer-north-001.study: the answer of north to exchange 1 is here already" in found.answers_taken[0]
     assert not found.refused and found.waiting == ["west"]
     found = case.combine(case.answer(west))
     assert found.exchange == 2
     again = case.combine(first, case.answered("north", 0))
-    assert not again.refused and [text[-15:] for text in again.said] == ["is here already"] * 2
+    assert not again.refused and [text[-15:] for text in again.answers_taken] == ["is here already"] * 2
     result, _ = case.finish(again)
     assert same_draws(result, expected(case))
 
