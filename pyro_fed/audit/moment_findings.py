@@ -19,7 +19,7 @@ from pyro_fed.audit.moments import Moments, margin, worst_moment
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEAR_LIMIT_SHARE, SD_MATTERS, STANDARD_ERRORS, WRONG, Limits
-from pyro_fed.density.checks.slopes import OF_STEPS, said_of
+from pyro_fed.density.checks.slopes import STEPS_CURE, steps_warning
 from pyro_fed.density.forms import with_hint
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.policy.audit import flat_priors_with_few_rows
@@ -45,8 +45,8 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
     if flat_priors_with_few_rows(traits):
         return cures.proper_priors(sorted(traits.improper), traits.num_rows)
     if evidence.jump_lines:
-        said = said_of(evidence.jump_lines)
-        return f"{said[0].upper() + said[1:]}. {cures.WEIGHTS_NEED_NO_SCORES}. {OF_STEPS}"
+        said = steps_warning(evidence.jump_lines)
+        return f"{said[0].upper() + said[1:]}. {cures.WEIGHTS_NEED_NO_SCORES}. {STEPS_CURE}"
     if evidence.record.converged is False and evidence.record.rounds_help:
         return _cure_with_hint(cures.MORE_ROUNDS, evidence)
     if {"precision", "eta"} <= evidence.shared.keys() and not gaussian(evidence.shared).dense:

@@ -34,10 +34,10 @@ from torch import Tensor
 from torch.func import grad_and_value, vjp
 
 from pyro_fed.conventions.limits import NEGLIGIBLE, SAME_SHARE, SUM_ROUNDING_UNITS
+from pyro_fed.density.checks.points import NUM_DRAWS
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.few_rows import (
-    MORE,
-    PROBES,
+    MORE_ROWS,
     Quadratic,
     likelihoods_at,
     pick_rows,
@@ -333,7 +333,7 @@ def on_few_rows(target: Target, white: Tensor) -> Target:
     problem, counts = target.problem, _row_counts(target.problem)
     if not counts or not problem.traits.few_parameters:
         return target
-    at = OUTWARD_FACTOR * white[evenly(len(white), PROBES)]
+    at = OUTWARD_FACTOR * white[evenly(len(white), NUM_DRAWS)]
     value, whole = target.values(at), _parabola(target, _all_rows(target), len(white))
     if not bool(value.isfinite().all()):
         return target
@@ -351,7 +351,7 @@ def on_few_rows(target: Target, white: Tensor) -> Target:
 
 def _row_counts(problem: Problem) -> list[int]:
     """Numbers of rows that are tried in the place of all; none if these are few or not tensors, or looped over."""
-    return [*row_numbers(problem.dim, problem.num_rows, MORE)] if takes_some_rows(problem.traits) else []
+    return [*row_numbers(problem.dim, problem.num_rows, MORE_ROWS)] if takes_some_rows(problem.traits) else []
 
 
 def _by_rows(target: Target, rows: ClientData, missed: Quadratic) -> Target:

@@ -22,7 +22,7 @@ from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.factorisation import check_splits, where_different
 from pyro_fed.density.checks.first_run import FirstRun, check_modules, first_run, refusing_writes
 from pyro_fed.density.checks.lookups import NegativeLookups
-from pyro_fed.density.checks.points import ROWS_TOGETHER, SPREAD
+from pyro_fed.density.checks.points import ROWS_TOGETHER, points_near_zero
 from pyro_fed.density.checks.sites import describe
 from pyro_fed.density.checks.source import line_of
 from pyro_fed.density.compiling.compiler import FAILURES, Compiler, reason_of
@@ -138,8 +138,7 @@ def _from_few_rows(
 
 def _all_are_regular(problem: Problem) -> bool:
     """Whether all rows are valid and finite near zero, and each block's densities are those of its halves."""
-    generator, exact = torch.Generator().manual_seed(0), problem.doubled()
-    z = SPREAD * torch.randn(problem.dim, generator=generator, dtype=torch.float64)
+    z, exact = points_near_zero(1, problem.dim)[0], problem.doubled()
 
     def total(point: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
         outside, inside = exact.log_terms(point, rows, validate=True)
@@ -178,7 +177,7 @@ def _one_by_one(problem: Problem) -> ModelError:
     )
 
 
-def rebuilt(problem: Problem, arguments: Arguments, quadrature: Quadrature | None) -> Problem:
+def rebuild(problem: Problem, arguments: Arguments, quadrature: Quadrature | None) -> Problem:
     """The densities of the same model on other data of the same shapes, with compiled steps reused where they may be.
 
     The model is run once, validated: its likelihood is known to be a sum over rows. `quadrature` is the user's, with

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.points import FEW_ROWS, MAX_TRIES, RADIUS, ROWS_TOGETHER, SPREAD
+from pyro_fed.density.checks.points import FEW_ROWS, MAX_TRIES, RADIUS, ROWS_TOGETHER, points_near_zero
 from pyro_fed.density.checks.undefined import slopes_and_bends
 from pyro_fed.density.compiling.compiler import FAILURES, failure
 from pyro_fed.density.layout import Site
@@ -133,7 +133,7 @@ def regular_start(problem: RowDensities) -> Tensor:
     # A formula such as (exp(c t) - 1) / c is NaN exactly at c = 0, and a constraint that latents share may end there.
     # If no point is inside of all edges, one on an edge is taken, else zeros: the computations there report the error.
     zeros, generator = torch.zeros(problem.dim, dtype=problem.bound.dtype), torch.Generator().manual_seed(0)
-    near = SPREAD * torch.randn(problem.dim, generator=generator, dtype=zeros.dtype)
+    near = points_near_zero(1, problem.dim)[0].to(zeros)
     beside = torch.stack([near, -near])
     if _is_regular(problem, zeros) and _all_finite(problem, beside):
         return zeros

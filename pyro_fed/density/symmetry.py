@@ -33,9 +33,9 @@ from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.density.problem import Problem
 
 #: Values at two modes are the same up to this share of their size, or of one.
-SAME_VALUE = 1e-4
+SAME_VALUE_SHARE = 1e-4
 #: The largest group whose elements are listed: the orders of six components.
-LARGEST_GROUP = 720
+MAX_GROUP_SIZE = 720
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def between(problem: Problem, one: Tensor, other: Tensor) -> Symmetry | None:
         for reduce in (torch.min, torch.max)
     )
     alike = (lower[:, None] == lower) & (upper[:, None] == upper)
-    near = SAME_VALUE * y.abs().clamp_min(1.0)[:, None]
+    near = SAME_VALUE_SHARE * y.abs().clamp_min(1.0)[:, None]
     kept = alike & ((y[:, None] - x).abs() < near)
     reflected = alike & ((y[:, None] - (lower + upper - x)).abs() < near)
     moves = 2.0 * (places[:, None] != places).sum(-1)
@@ -103,7 +103,7 @@ def holds(problem: Problem, symmetry: Symmetry, points: Tensor, density: Callabl
 
 
 def group_of(generators: Sequence[Symmetry]) -> list[Symmetry] | None:
-    """All products of some maps, the identity first; None if there are more than `LARGEST_GROUP`."""
+    """All products of some maps, the identity first; None if there are more than `MAX_GROUP_SIZE`."""
     count = len(generators[0].source)
     none = Symmetry(torch.arange(count), torch.ones(count).double(), torch.zeros(count).double())
     found = {none.key: none}
@@ -112,7 +112,7 @@ def group_of(generators: Sequence[Symmetry]) -> list[Symmetry] | None:
         products = [each.after(one) for one in latest for each in generators]
         latest = list({one.key: one for one in products if one.key not in found}.values())
         found |= {one.key: one for one in latest}
-        if len(found) > LARGEST_GROUP:
+        if len(found) > MAX_GROUP_SIZE:
             return None
     return list(found.values())
 

@@ -24,12 +24,12 @@ from pyro_fed.errors import DataError, SettingError, warn_user
 from pyro_fed.ops.entries import all_finite, evenly
 
 #: Largest relative error of the smallest precision that is accepted in float32; an SD has half of it.
-LARGEST_ERROR = 0.05
+MAX_PRECISION_ERROR = 0.05
 #: The most columns that are examined.
-MOST_COLUMNS = 256
+MAX_COLUMNS = 256
 #: Singular values below this many units of rounding, relative to the largest, are zero. That is few: Julian dates over
 #: a season, whose mean is 80,000 times their SD, are no constant.
-DEPENDENT = 32
+DEPENDENT_UNITS = 32
 
 
 def not_finite(
@@ -172,7 +172,7 @@ def wide_enough(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.dim() not in (1, 2):
             continue
         error, column = _error(leaf)
-        if error > LARGEST_ERROR:
+        if error > MAX_PRECISION_ERROR:
             of = f"column {column} of argument '{name}'" if leaf.dim() == 2 else f"argument '{name}'"
             warn_user(
                 f"computed in float64: {of} is so nearly a combination of the others and a constant that float32 would "
@@ -187,7 +187,7 @@ def _error(leaf: Tensor) -> tuple[float, int]:
     """eps·κ² of the columns and a constant, and the column with the largest part in the least informed direction."""
     eps = torch.finfo(torch.float32).eps
     step = -(-len(leaf) // ROWS_TOGETHER)
-    columns = leaf[::step].reshape(len(leaf[::step]), -1)[:, :MOST_COLUMNS].double()
+    columns = leaf[::step].reshape(len(leaf[::step]), -1)[:, :MAX_COLUMNS].double()
     if not bool(columns.isfinite().all()) or len(columns) <= columns.shape[1] + 1:
         return 0.0, 0
     varying = (columns != columns[0]).any(0)
@@ -198,7 +198,7 @@ def _error(leaf: Tensor) -> tuple[float, int]:
     design = design / design.norm(dim=0)
     _, values, directions = torch.linalg.svd(design, full_matrices=False)
     # Columns that are dependent up to rounding, as those of a factor's levels, are informed by the prior alone.
-    told = values > DEPENDENT * eps * values[0]
+    told = values > DEPENDENT_UNITS * eps * values[0]
     last = int(told.nonzero().max())
     condition = float(values[0] / values[last])
     return eps * condition**2, int(kept[int(directions[last, :-1].abs().argmax())])

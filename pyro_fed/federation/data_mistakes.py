@@ -20,10 +20,10 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.limits import ROUNDING_UNITS
+from pyro_fed.conventions.limits import ROUNDING_UNITS, SAME_SHARE
 from pyro_fed.conventions.names import as_it_looks
 from pyro_fed.density.checks.lookups import num_elements
-from pyro_fed.density.checks.points import FEW_ROWS, NUM_DRAWS, RADIUS, ROWS_TOGETHER
+from pyro_fed.density.checks.points import FEW_ROWS, NUM_DRAWS, ROWS_TOGETHER, points_within_radius
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.files import blocks, picked
@@ -47,8 +47,8 @@ DUPLICATES_OVER_CHANCE = 2.0
 GRID_TOLERANCE = 0.01
 #: The most findings of one kind that a warning lists.
 MAX_LISTED = 3
-#: Relative step to the next value; if differences change by more than the second number, they jump there.
-RELATIVE_STEP, LARGEST_SLOPE_CHANGE = 1e-6, 0.1
+#: If differences change by more than this share of their size from a value to the next, they jump there.
+LARGEST_SLOPE_CHANGE = 0.1
 
 
 def warn_of_odd_data(
@@ -185,7 +185,7 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
     twice = count[group] > 1
     if int(twice.sum()) < MIN_DUPLICATE_ROWS:
         return
-    times = [_times(group[rows]) for rows in clients]
+    times = [_repeat_count(group[rows]) for rows in clients]
     whole = [f"every row of client {name} is there {n} times" for name, n in zip(names, times, strict=True) if n > 1]
     if whole:
         _warn_of_all(
@@ -194,7 +194,7 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
             "cases. Leave the copies out (a table joined twice?)",
         )
         return
-    if not _told_apart(columns, group, len(count), int(twice.sum())):
+    if not _has_measurements(columns, group, len(count), int(twice.sum())):
         return
     sizes = [(int(twice[rows].sum()), k) for k, rows in enumerate(clients) if len(rows)]
     many = [(n, k) for n, k in sizes if n >= MIN_DUPLICATE_ROWS and n >= MIN_DUPLICATE_SHARE * len(clients[k])]
@@ -232,7 +232,7 @@ def _row_keys(columns: Sequence[Tensor]) -> Tensor:
     return key
 
 
-def _times(rows: Tensor) -> int:
+def _repeat_count(rows: Tensor) -> int:
     """The greatest common divisor of the counts of a client's distinct rows; 1 if it has too few distinct rows."""
     if len(rows) < 2 * MIN_DISTINCT_ROWS:
         return 1
@@ -240,7 +240,7 @@ def _times(rows: Tensor) -> int:
     return math.gcd(*counts.tolist()) if len(counts) >= MIN_DISTINCT_ROWS else 1
 
 
-def _told_apart(columns: Sequence[Tensor], group: Tensor, number: int, twice: int) -> bool:
+def _has_measurements(columns: Sequence[Tensor], group: Tensor, number: int, twice: int) -> bool:
     """Whether some column holds measurements, which would not be equal in so many rows by chance."""
     # It has another value in nearly every distinct row, and is not on a grid so coarse that n rows are likely to
     # coincide, like counts and rounded numbers: in M places about n² / M of them do.
@@ -251,7 +251,7 @@ def _told_apart(columns: Sequence[Tensor], group: Tensor, number: int, twice: in
         if leaf.is_floating_point():
             for column in leaf[first].double().T:
                 values = column[~column.isnan()].unique()
-                met = len(group) ** 2 / _places(values)
+                met = len(group) ** 2 / _grid_point_count(values)
                 if (
                     len(values) >= DISTINCT_COLUMN_SHARE * number
                     and twice > MIN_DUPLICATE_ROWS + DUPLICATES_OVER_CHANCE * met
@@ -260,7 +260,7 @@ def _told_apart(columns: Sequence[Tensor], group: Tensor, number: int, twice: in
     return False
 
 
-def _places(values: Tensor) -> float:
+def _grid_point_count(values: Tensor) -> float:
     """Number of grid points between the least and the largest of sorted distinct numbers; infinite without a grid."""
     if len(values) < 2:
         return 1.0
@@ -272,8 +272,7 @@ def _places(values: Tensor) -> float:
 
 def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) -> bool:
     """Whether the densities of rows follow their value in one column; True if they cannot be computed."""
-    generator = torch.Generator().manual_seed(0)
-    z = RADIUS * (2 * torch.rand(NUM_DRAWS, problem.dim, generator=generator, dtype=torch.float64) - 1)
+    z = points_within_radius(NUM_DRAWS, problem.dim)
     double = problem.doubled()
     some = tuple(leaf[rows[:FEW_ROWS]] for leaf in double.rows)
 
@@ -284,7 +283,7 @@ def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) 
         return double.pointwise_log_lik(z, (*some[:number], changed, *some[number + 1 :]))
 
     try:
-        here, twice, near = (densities(factor) for factor in (1, 2, 1 + RELATIVE_STEP))
+        here, twice, near = (densities(factor) for factor in (1, 2, 1 + SAME_SHARE))
     except (RuntimeError, ValueError, IndexError, TypeError):  # the value is an index that the table does not have
         return True
     if not all(bool(found.isfinite().all()) for found in (here, twice, near)):

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_fed.conventions import html
 from pyro_fed.conventions.calls import cast_checked, checked, explained
 from pyro_fed.conventions.names import as_it_looks, check_shown_name
-from pyro_fed.density.build import build, rebuilt
+from pyro_fed.density.build import build, rebuild
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.sites import OutsideSupportError
 from pyro_fed.density.checks.undefined import UndefinedError
@@ -465,7 +465,7 @@ class Federation:
         if missing is not None and not problem.arguments.incomplete:
             raise missing
         with explained_failures(arguments, problem.model, problem.plate):
-            other = self.with_problem(rebuilt(problem, arguments, self._quadrature))
+            other = self.with_problem(rebuild(problem, arguments, self._quadrature))
         check_handled(other.problem, missing)
         return other
 

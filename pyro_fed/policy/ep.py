@@ -7,7 +7,7 @@ regression on hundreds of covariates, a full covariance and exact Hessians cost 
 
 from __future__ import annotations
 
-from pyro_fed.density.derivatives.few_rows import fewer_rows, first_row_count, have_few
+from pyro_fed.density.derivatives.few_rows import fewer_rows, first_row_count, has_many_rows
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.fedlap import CURVATURE_SPREAD, FedLapCov
 from pyro_fed.infer.ep.fedpa import BCM
@@ -79,7 +79,7 @@ def few_rows_lead(case: Case) -> bool:
     algorithm, traits = case.algorithm, case.traits
     if not algorithm.bound_is_known or case.setup.private or algorithm.step_control.memory == 0:
         return False  # each round has noise of privacy of its own
-    if not (traits.layers and have_few(traits)):
+    if not (traits.layers and has_many_rows(traits)):
         return False
     rows: int = algorithm.rows_of_rounds(traits.num_rows)
     return fewer_rows(rows) >= first_row_count(traits.dim)

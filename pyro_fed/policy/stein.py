@@ -8,7 +8,7 @@ the labels that this client's rows do not have.
 
 from __future__ import annotations
 
-from pyro_fed.density.derivatives.few_rows import have_few
+from pyro_fed.density.derivatives.few_rows import has_many_rows
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.infer.stein.dsvgd import DSVGD
@@ -111,7 +111,7 @@ def by_few_rows_of(case: Case) -> Decision | None:
     """The phase before a search for modes: by few rows, or by all."""
     if case.algorithm.after != "auto":
         return None
-    if not case.algorithm.by_few_rows and have_few(case.traits):
+    if not case.algorithm.by_few_rows and has_many_rows(case.traits):
         return Decision("few_rows", f"{case.traits.num_rows:,} rows: the climbs begin by few of them")
     return Decision("one_mode", "all rows from the beginning")
 
@@ -130,7 +130,7 @@ def one_mode_rows_of(case: Case) -> Decision | None:
     """Whether few rows decide if there is one mode, or all."""
     if case.algorithm.by_few_rows is not None:
         return None
-    many = have_few(case.traits)
+    many = has_many_rows(case.traits)
     return Decision(
         many, f"{case.traits.num_rows:,} rows: " + ("few of them, as modes are searched" if many else "all")
     )

@@ -104,7 +104,7 @@ def _log_lik_difference_sd(problem: Problem, theta: Tensor, rule: Quadrature, ex
     else:
         near = first_client(known.batch.near[0])
         own = near if rule == problem.quadrature else near._replace(nodes=())
-        finer = exact.placed_alike(problem, some.mean(0), rows, near._replace(nodes=()))
+        finer = exact.nodes_in_curvature_units(problem, some.mean(0), rows, near._replace(nodes=()))
         error, nodes = partial(_difference_near, problem, rows, rule, own, finer), len(finer.log_weight)
     pieces = in_chunks(some, nodes * problem.widest)
     apart = float(torch.cat([problem.vmap(error)(piece) for piece in pieces]).std(correction=0))
@@ -123,7 +123,7 @@ def _difference_near(
 ) -> Tensor:
     """The same where modes are known, at which the exact nodes (Q, m) are placed, in units of the curvatures."""
     centre = rule.centre_near(problem, theta, rows, near)
-    found = rule.placed_around(problem, theta, rows, centre, near)
+    found = rule.nodes_at_modes(problem, theta, rows, centre, near)
     precise = Nodes(centre.places_at(exact.place), exact.log_weight - log_det_lower(centre.factor))
     place = torch.cat([precise.place, found.place])
     values = problem.vmap(lambda x: problem.conditional_parts(theta, rows, x)[1])(place)

@@ -15,10 +15,10 @@ from pyro_fed.audit.moments import Quantities, wrong_moments
 from pyro_fed.audit.motion import moments_by_chains
 from pyro_fed.audit.target import Target, on_few_rows, on_rows_alone
 from pyro_fed.conventions.limits import NEGLIGIBLE
-from pyro_fed.density.derivatives.few_rows import MORE, first_row_count
+from pyro_fed.density.derivatives.few_rows import MORE_ROWS, first_row_count
 
 N, DIM = 17_000, 3
-ROWS = first_row_count(DIM, MORE)  # that stand for all at first
+ROWS = first_row_count(DIM, MORE_ROWS)  # that stand for all at first
 
 
 def logistic(x, y):
@@ -112,7 +112,7 @@ def test_rows_that_decide_alone_are_not_left_out():
     problem = federation(x, generator).problem
     draws = laplace(problem, torch.zeros(DIM), generator)
     target, few = targets(problem, draws)
-    assert few.few is not None and few.few.count == MORE * ROWS
+    assert few.few is not None and few.few.count == MORE_ROWS * ROWS
     assert bool((few.few.rows[0][:, 2] != 0).any())
     white = target.white(draws)
     assert float((few(white)[0] - target(white)[0]).abs().quantile(0.98)) < NEGLIGIBLE

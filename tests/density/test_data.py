@@ -9,7 +9,13 @@ from algorithms import PAPER, line, line_data, unequal_lines
 from short_runs import quiet, values
 
 import pyro_fed as pf
-from pyro_fed.density.rows.batches import SORTED_ROWS, ClientData, draw_anew, draw_epochs, draw_minibatches
+from pyro_fed.density.rows.batches import (
+    SORTED_ROWS,
+    ClientData,
+    draw_epochs,
+    draw_independent_minibatches,
+    draw_minibatches,
+)
 
 MANY = 2 * SORTED_ROWS
 
@@ -59,7 +65,7 @@ def test_minibatches_drawn_anew_from_many_rows(size):
 
     The rows that two have in common are hypergeometric, n m²/n² in the mean; of 900 pairs, within 5 of its SDs.
     """
-    picks = draw_anew(MANY, size, 901, torch.Generator().manual_seed(0), torch.float64)
+    picks = draw_independent_minibatches(MANY, size, 901, torch.Generator().manual_seed(0), torch.float64)
     sets = [set(row) for row in picks.position.tolist()]
     assert all(len(one) == size for one in sets)
     common = np.mean([len(a & b) for a, b in itertools.pairwise(sets)])

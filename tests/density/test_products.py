@@ -5,7 +5,7 @@ import torch
 from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
-from pyro_fed.density.compiling import simplify, tracing
+from pyro_fed.density.compiling import tracing
 
 CLIENTS, POINTS, ROWS, COLUMNS = 3, 5, 7, 6
 
@@ -37,7 +37,7 @@ def test_one_product_in_the_place_of_copies(function, width, monkeypatch):
         return tracing.trace(step, pytree.tree_flatten((w, x))[1], [w, x])
 
     plain = traced()
-    monkeypatch.setattr(simplify, "LARGE_COPY_NUMBERS", 1)
+    monkeypatch.setattr("pyro_fed.ops.memory.RESULT_NUMBERS", 1)
     spread = traced()
     torch.testing.assert_close(spread.run(w, x)[0], step(w, x), rtol=1e-12, atol=1e-12)
     changed = [str(node) for node in spread.graph.nodes] != [str(node) for node in plain.graph.nodes]

@@ -8,6 +8,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.density.compiling import tracing
 from pyro_fed.density.compiling.recording import record
+from pyro_fed.ops.memory import CACHE_NUMBERS
 
 X = torch.linspace(-1.0, 2.0, 12, dtype=torch.float64).reshape(4, 3)
 
@@ -151,11 +152,11 @@ def test_what_depends_on_no_input_is_computed_once_and_not_where_it_is_written_o
 
 def test_constants_that_take_much_memory_are_made_anew():
     def large(z):
-        return [z + torch.ones(tracing.LARGEST_KEPT + 1, dtype=z.dtype).cumsum(0).sum()]
+        return [z + torch.ones(CACHE_NUMBERS + 1, dtype=z.dtype).cumsum(0).sum()]
 
     traced = tracing.trace(large, pytree.tree_structure((0,)), [X.clone()])
     kept = [buffer.untyped_storage().nbytes() for buffer in traced.run.buffers()]
-    assert kept and max(kept) <= 8 * tracing.LARGEST_KEPT
+    assert kept and max(kept) <= 8 * CACHE_NUMBERS
     assert torch.equal(traced.run(X)[0], large(X)[0])
 
 
@@ -235,7 +236,7 @@ def test_a_step_fits_the_strides_of_its_leaves(part):
 
 @pytest.mark.parametrize("most", [X.numel() - 1, X.numel()])
 def test_rows_of_data_are_not_copied_for_a_trace(monkeypatch, most):
-    monkeypatch.setattr(tracing, "ROWS", most)
+    monkeypatch.setattr("pyro_fed.ops.memory.RESULT_NUMBERS", most)
     taken = tracing.copy_strided(X)
     assert taken is not X, "inputs are told apart by identity"
     assert (taken.data_ptr() == X.data_ptr()) == (most < X.numel())

@@ -534,9 +534,9 @@ def test_rows_that_share_the_points_have_nearly_the_curvature_that_all_points_gi
     points = (0.5 + 0.3 * sobol)[:, None]
     for kind in ("hessian", "fisher"):
         how = Derivatives("full", kind)
-        monkeypatch.setattr(derivatives, "MOST_NUMBERS", 10**12)
+        monkeypatch.setattr(derivatives, "MAX_CURVATURE_NUMBERS", 10**12)
         whole = how.of_likelihood(problem, points, batch)
-        monkeypatch.setattr(derivatives, "MOST_NUMBERS", 1)
+        monkeypatch.setattr(derivatives, "MAX_CURVATURE_NUMBERS", 1)
         shared = how.of_likelihood(problem, points, batch)
         assert how.shares(problem, 128, batch) == 16
         torch.testing.assert_close(shared.score, whole.score)
@@ -555,7 +555,7 @@ def test_persons_whose_abilities_are_integrated_out_share_the_points(monkeypatch
     points = (0.2 * standardised_sobol(32, problem.dim))[:, None]
     how = Derivatives("full", "hessian")
     whole = how.of_likelihood(problem, points, batch)
-    monkeypatch.setattr(derivatives, "MOST_INTEGRATED", 1)
+    monkeypatch.setattr(derivatives, "MAX_INTEGRATED_NUMBERS", 1)
     assert how.shares(problem, 32, batch) == 4
     shared = how.of_likelihood(problem, points, batch)
     torch.testing.assert_close(shared.score, whole.score)
@@ -570,7 +570,7 @@ def test_shares_of_the_points_are_exact_where_the_curvature_is_constant(monkeypa
 
     x, y = torch.randn(23, 2, dtype=torch.float64), torch.randn(23, dtype=torch.float64)
     fed = pf.Federation(line, (x, y), plate="data", num_clients=1)
-    monkeypatch.setattr(derivatives, "MOST_NUMBERS", 1)
+    monkeypatch.setattr(derivatives, "MAX_CURVATURE_NUMBERS", 1)
     monkeypatch.setattr(Traits, "linear_predictors", False)
     exact = torch.linalg.inv(torch.eye(2).double() + x.T @ x)
     batch = Batch(tuple(leaf[None] for leaf in fed.problem.rows), torch.ones(1, 23).double())

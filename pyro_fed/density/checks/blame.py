@@ -33,10 +33,6 @@ from pyro_fed.density.checks.source import (
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import ModelError, listed
 
-#: The most results that are recorded.
-MAX_RESULTS = 100_000
-
-
 #: The cures in every message on rows that do not factorise.
 _CURE = (
     "Each row's term may depend on that row, its own latents and the latents outside the plate alone; standardise or "
@@ -294,7 +290,7 @@ class _Recording(CallWatcher):
 
     def note(self, function: Any, args: Sequence[Any], value: Any) -> None:
         line = current_line()
-        if line is not None and len(self.results) < MAX_RESULTS:
+        if line is not None:
             self.results.append(_Result(function, line, _detached_copy(value)))
 
 

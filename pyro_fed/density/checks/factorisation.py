@@ -33,14 +33,14 @@ from pyro_fed.density.checks.first_run import FirstRun, local_points, points
 from pyro_fed.density.checks.plates import plate_tree
 from pyro_fed.density.checks.points import FEW_ROWS, MAX_PRIOR_DRAW, MAX_TRIES, RADIUS, ROWS_TOGETHER
 from pyro_fed.density.checks.slopes import (
-    OF_STEPS,
+    STEPS_CURE,
     StepWatcher,
     check_slope,
     line_leaving_graph,
     no_derivative_error,
     points_beside,
-    said_of,
     steps,
+    steps_warning,
 )
 from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined, slopes_and_bends
 from pyro_fed.density.edges import find_walls
@@ -53,7 +53,7 @@ from pyro_fed.ops.memory import count_in_memory, count_in_step
 #: Rows that are examined in pairs, and the number of columns whose extreme rows are among them.
 PAIRED_ROWS, EXTREME_COLUMNS = 1024, 32
 #: With fewer rows each is paired with itself: two pairs of four rows may share everything with the four.
-FEWEST_TO_PAIR = 6
+MIN_PAIRED_ROWS = 6
 #: Numbers of rows and of points, if the model has to be run pair by pair.
 LOOPED_ROWS, LOOPED_POINTS = 12, 2
 
@@ -97,7 +97,7 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
                 _is_flat(whole),
             )
             if stepping.found and (stepped := steps(judged, sample.z[0])):
-                warn_user(f"{said_of(stepped)}. {OF_STEPS}")
+                warn_user(f"{steps_warning(stepped)}. {STEPS_CURE}")
             if not bool(whole.regular.any()):
                 points = torch.cat([sample.z, _prior_draws(judged, sample)[: len(sample.z)]])
                 try:
@@ -146,10 +146,10 @@ def _reference_rows(num_rows: int, dim: int) -> int:
 def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
     """Places (R, 2): rows with extreme values and others at random, each once; few paired with themselves."""
     count = len(rows[0])
-    if count < FEWEST_TO_PAIR:
+    if count < MIN_PAIRED_ROWS:
         return torch.arange(count).unsqueeze(-1).expand(-1, 1 if count == 2 else 2)
     most = LOOPED_ROWS if problem.looped else min(PAIRED_ROWS, count_in_memory(3 * problem.dim))
-    most = max(most, FEWEST_TO_PAIR)
+    most = max(most, MIN_PAIRED_ROWS)
     at_random = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
     chosen = list(dict.fromkeys([*_extremes(rows)[: most // 2], *at_random]))[: min(most, count) // 2 * 2]
     order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(3))

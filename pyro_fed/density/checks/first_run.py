@@ -20,7 +20,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is ther
 
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.lookups import NegativeLookups
-from pyro_fed.density.checks.points import MAX_PRIOR_DRAW, MAX_TRIES, RADIUS, SPREAD
+from pyro_fed.density.checks.points import MAX_PRIOR_DRAW, MAX_TRIES, NEAR_ZERO_SD, RADIUS
 from pyro_fed.density.layout import Site
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.trace_sites import Message, unconstraining
@@ -80,7 +80,7 @@ def refusing_writes(names: Sequence[str], leaves: Sequence[Any]) -> Iterator[Non
 def first_run(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRun:
     """A validated run near zero; at zero or a draw of the priors if that is refused (such as p + q < 1)."""
     try:
-        return _run_at(run, SPREAD, dtype)
+        return _run_at(run, NEAR_ZERO_SD, dtype)
     except PyroFedError:
         raise
     except (ValueError, RuntimeError) as near:
@@ -145,7 +145,7 @@ def points(problem: RowDensities, seen: FirstRun) -> Tensor:
     first run was spread, the first point is its own.
     """
     generator = torch.Generator().manual_seed(0)
-    near = SPREAD * torch.randn(problem.dim, generator=generator, dtype=torch.float64)
+    near = NEAR_ZERO_SD * torch.randn(problem.dim, generator=generator, dtype=torch.float64)
     if seen.spread:
         near = torch.cat([near[:0], *(seen.point[name].flatten().double() for name in problem.sites)])
     middle, far = (
@@ -171,7 +171,7 @@ def local_points(problem: RowDensities, seen: FirstRun, at: Tensor) -> Tensor:
     """Unconstrained latents (3, n, d), float64, of the rows with numbers `at` (n,), at the three points."""
     generator = torch.Generator().manual_seed(1)
     drawn = torch.randn(3, len(at), problem.local_dim, generator=generator, dtype=torch.float64)
-    drawn[0] *= SPREAD
+    drawn[0] *= NEAR_ZERO_SD
     if seen.spread:
         own: list[Any] = [site.by_rows(seen.point[name])[at] for name, site in problem.layout.local.items()]
         drawn[0] = torch.cat([drawn[0, :, :0], *own], -1)

@@ -51,15 +51,15 @@ DIFFERENCE_TOLERANCE, WRONG_GRADIENT_SHARE = 1e-3, 1e-2
 #: torch's message on an operation that it cannot differentiate.
 NO_DERIVATIVE = re.compile(r"derivative for '?(?:aten::)?(\w+)")
 #: Users' names of operations that have other names in torch.
-CALLED = {"igamma": "special_gammainc", "igammac": "special_gammaincc"}
+TORCH_NAMES = {"igamma": "special_gammainc", "igammac": "special_gammaincc"}
 #: The cure for steps.
-OF_STEPS = (
+STEPS_CURE = (
     "Write it smoothly, such as torch.sigmoid((x - t) / width) in place of x > t, and the latent itself in place of a "
     "rounded one; or make what is counted a discrete latent (pyro.sample of a Categorical), which is summed over"
 )
 
 #: The cure for a likelihood that is the same at all points.
-FLAT = (
+FLAT_LIKELIHOOD = (
     "the likelihood is the same at all points at which it was looked at, near zero and where the prior has its mass, "
     "though its gradient is not zero: it is lost in rounding there, as a difference of two distribution functions is "
     "that underflows beside the number that is added to it. Compute it on the log scale: log F(b) + "
@@ -121,7 +121,7 @@ def check_slope(
             odd.append(name)
     names, line = listed(map(repr, odd or sites)), left()
     if flat and not line:
-        raise ModelError(FLAT)
+        raise ModelError(FLAT_LIKELIHOOD)
     if not line and _right_elsewhere(run, torch.cat([points[1:], _nearby(at)]), direction):
         return
     raise ModelError(
@@ -146,7 +146,7 @@ def steps(problem: RowDensities, z: Tensor) -> dict[str, Line]:
     }
 
 
-def said_of(found: Mapping[str, Line]) -> str:
+def steps_warning(found: Mapping[str, Line]) -> str:
     """A sentence on latents in steps, found by `steps`."""
     lines = listed(list(dict.fromkeys(map(line_text, found.values()))))
     return (
@@ -162,10 +162,10 @@ def no_derivative_error(problem: RowDensities, error: Exception) -> ModelError |
         return None
     rows = tuple(leaf[:2] for leaf in problem.rows)
     point = torch.zeros(problem.dim + len(rows[0]) * problem.local_dim, dtype=torch.float64, requires_grad=True)
-    names = frozenset((match[1], CALLED.get(match[1], match[1])))
+    names = frozenset((match[1], TORCH_NAMES.get(match[1], match[1])))
     found = cuts(problem.doubled(), *_parts(problem, point, rows), names)
     at = f" at {line_text(found[0].line)}" if found else ""
-    cure = OF_STEPS if match[1] in STEP_OPERATIONS else "Write it by functions that have one"
+    cure = STEPS_CURE if match[1] in STEP_OPERATIONS else "Write it by functions that have one"
     return ModelError(f"torch has no derivative of {match[1]}{at}, and all algorithms here follow gradients. {cure}")
 
 

@@ -63,7 +63,7 @@ COMPILING_SHARE = 0.1
 #: Calls by vmap that cost as much as a trace (measured, one thread: 4 to 9).
 TRACE_AFTER = 4
 #: Fewer calls than this never pay for Inductor, however large the graph.
-FEWEST_FOR_INDUCTOR = SECONDS_TO_COMPILE_NODE / SECONDS_SAVED_PER_NODE
+MIN_INDUCTOR_CALLS = SECONDS_TO_COMPILE_NODE / SECONDS_SAVED_PER_NODE
 
 
 class SharedCache(Protocol):
@@ -263,7 +263,7 @@ class Compiler:
         """The step for the leaves of all arguments, and each argument's form."""
         shapes = tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
         traced = self.level in ("trace", "inductor")
-        waits = self.auto and traced and calls * self.rounds <= FEWEST_FOR_INDUCTOR
+        waits = self.auto and traced and calls * self.rounds <= MIN_INDUCTOR_CALLS
         exact = waits and now < TRACE_AFTER
         level = ("exact" if exact else "trace") if traced else self.level
         key = (_identity(function), level, _Forms(specs), shapes)

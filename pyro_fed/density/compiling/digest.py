@@ -44,7 +44,7 @@ REFUSED = frozenset(
     )
 )
 #: Objects and bytes of content that are followed, at most: beyond it is cheaper to trace.
-MOST_OBJECTS, MOST_BYTES = 20_000, 64_000_000
+MAX_OBJECTS, MAX_BYTES = 20_000, 64_000_000
 #: Values that are what their text says.
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice)
 TORCH_PLAIN = (torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
@@ -87,7 +87,7 @@ class Walk:
             self.hash.update(struct.pack("<q", len(raw)))
             self.hash.update(raw)
             self.bytes += len(raw)
-        if self.bytes > MOST_BYTES:
+        if self.bytes > MAX_BYTES:
             raise UnknownContent("too much content")
 
     def feed(self, value: Any) -> None:
@@ -100,7 +100,7 @@ class Walk:
             return
         self.seen[id(value)] = len(self.seen)
         self.alive.append(value)
-        if len(self.seen) > MOST_OBJECTS:
+        if len(self.seen) > MAX_OBJECTS:
             raise UnknownContent("too many objects")
         self._feed_new(value)
 
@@ -153,7 +153,7 @@ class Walk:
         self.say(str(value.dtype), str(value.device), repr(tuple(value.shape)), repr(value.stride()))
         self.say(int(value.requires_grad))
         self.bytes += value.numel() * value.element_size()
-        if self.bytes > MOST_BYTES:
+        if self.bytes > MAX_BYTES:
             raise UnknownContent("too much content")
         plain = value.detach().cpu().contiguous().as_strided((value.numel(),), (1,))  # an expanded 1 has a stride of 0
         self.say(plain.view(torch.uint8).numpy().tobytes())

@@ -45,7 +45,7 @@ from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_memory, fits_in_memory
 #: Of the intervals of a row so many are cut, each into so many.
 NUM_CUT_INTERVALS, PIECES_PER_INTERVAL = 6, 16
 #: A score that changes over an interval as short as rounding by more than this part of what it is at most has jumped.
-JUMP = 0.05
+JUMP_SHARE = 0.05
 IGNORED_NATS = 10.0
 #: A score that turns over an interval as short as rounding changes by this part of what it is at a cusp, or at most
 #: anywhere, or more: by 1 at a hinge, by 2 at an absolute value; and the log density by no more than this.
@@ -66,7 +66,7 @@ def scores_jump(problem: Problem, parts: Predictors, z: Tensor) -> bool:
         with resizing_quietly():
             two_lines = torch.randn(2, len(z), generator=generator).to(z)
             found = _largest_jumps(parts, z, rows, two_lines)
-            return bool((found.jump > JUMP * found.most).any())
+            return bool((found.jump > JUMP_SHARE * found.most).any())
     except FAILURES:
         return False
 
@@ -113,7 +113,7 @@ def prior_turns(problem: Problem) -> Tensor:
             for some in every.split(count_in_memory(_numbers_along_line(len(z)))):
                 lines = torch.zeros(len(some), len(z)).scatter(1, some.unsqueeze(1), 1.0).to(z)
                 found = _largest_jumps(whole, z, (z[:1],), lines)
-                jumps = ((found.jump > JUMP * found.most) & (found.change < LARGEST_VALUE_CHANGE)).any(2)[:, 0]
+                jumps = ((found.jump > JUMP_SHARE * found.most) & (found.change < LARGEST_VALUE_CHANGE)).any(2)[:, 0]
                 jumped |= zip(some.tolist(), jumps.tolist(), strict=True)
     except FAILURES:
         return turns

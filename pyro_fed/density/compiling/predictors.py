@@ -30,10 +30,10 @@ S = TypeVar("S")
 
 #: Predictors a row, and they and other entries of z together, that are worth it: each costs a derivative, and the
 #: expectations of these many numbers are taken together.
-MOST_PREDICTORS, MOST_NUMBERS = 4, 6
+MAX_PREDICTORS, MAX_ROW_NUMBERS = 4, 6
 #: Parameters a number, of wide predictors: those of a network's rows, its first layer's units and the entries of z
 #: behind them, are many, but fewer than all of z.
-WIDE_SHARE = 2
+WIDE_RATIO = 2
 #: Rows at which the parts are compared with the model.
 CHECK_ROWS = 7
 
@@ -66,7 +66,7 @@ class Predictors:
     @property
     def is_wide(self) -> bool:
         """Whether predictors are so many that derivatives along all of them are taken in one batched call."""
-        return self.width > MOST_PREDICTORS or self.width + len(self.direct) > MOST_NUMBERS
+        return self.width > MAX_PREDICTORS or self.width + len(self.direct) > MAX_ROW_NUMBERS
 
     #: Steps that are made of it may be kept with it, see `process`.
     is_traced = True
@@ -139,8 +139,8 @@ def some_rows(problem: Problem, count: int) -> Rows:
 def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool, with_latents: bool = False) -> Predictors | None:
     """The predictors that a graph of log-likelihoods (m,) of z (D,) and m rows shows.
 
-    `wide` allows more numbers than `MOST_NUMBERS`, up to one in `WIDE_SHARE` parameters. `with_latents`: the first of
-    the rows are their latents, in which predictors are linear too; then m may be the rows of a nested plate, and
+    `wide` allows more numbers than `MAX_ROW_NUMBERS`, up to one in `WIDE_RATIO` parameters. `with_latents`: the first
+    of the rows are their latents, in which predictors are linear too; then m may be the rows of a nested plate, and
     entries of z that go elsewhere are `direct`.
     """
     nodes = list(graph.graph.nodes)
@@ -167,7 +167,7 @@ def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool, with_laten
     widths = [torch.Size(shape).numel() // count for shape in shapes]
     direct = _direct(graph, [node for node in ends if node not in in_rows], dim)
     numbers = len(direct) + sum(widths)
-    if (sum(widths) > MOST_PREDICTORS or numbers > MOST_NUMBERS) and not (wide and WIDE_SHARE * numbers <= dim):
+    if (sum(widths) > MAX_PREDICTORS or numbers > MAX_ROW_NUMBERS) and not (wide and WIDE_RATIO * numbers <= dim):
         return None
     linear, rest = subgraph(graph, ours, []), subgraph(graph, None, ours)
 

@@ -24,7 +24,7 @@ from torch.func import grad
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.points import SPREAD
+from pyro_fed.density.checks.points import points_near_zero
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps
 from pyro_fed.density.compiling.digest import PLAIN, TORCH_PLAIN, digest
 from pyro_fed.density.compiling.tracing import Step
@@ -34,8 +34,7 @@ from pyro_fed.ops.batched import vmap
 
 def trial(problem: RowDensities) -> tuple[Tensor, tuple[Any, ...]]:
     """The trial arguments of mapping and compiling: vectors (2, D), and two clients of two rows, each (2, 2, ...)."""
-    generator = torch.Generator().manual_seed(0)
-    vectors = SPREAD * torch.randn(2, problem.dim, generator=generator, dtype=problem.bound.dtype)
+    vectors = points_near_zero(2, problem.dim).to(problem.bound.dtype)
     clients = pytree.tree_map(lambda leaf: leaf[:2].expand(2, *leaf[:2].shape), problem.rows)
     return vectors.to(problem.rows[0].device), clients
 
@@ -48,7 +47,7 @@ def run_trial(problem: RowDensities) -> None:
 
 
 #: Models whose steps are kept; the one that was not used for longest goes first.
-MOST_MODELS = 32
+MAX_MODELS = 32
 
 
 class Probe(NamedTuple):
@@ -95,7 +94,7 @@ def common_of(problem: Problem) -> Common | None:
         found = Common(mark, level, _probe(problem))
         _MODELS[mark] = found
     _MODELS.move_to_end(mark)
-    while len(_MODELS) > MOST_MODELS:
+    while len(_MODELS) > MAX_MODELS:
         _MODELS.popitem(last=False)
     return found
 

@@ -15,7 +15,7 @@ place (`spread_products`), where the rows are read once:
 
     X_c w_cs  of (C S, n, k) and (C S, k, h)    →  X_c [w_c1 ... w_cS]  of (C, n, k) and (C, k, S h)
 
-Sums are taken in another order, so that last bits differ: it is done only for copies of at least `LARGE_COPY_NUMBERS`,
+Sums are taken in another order, so that last bits differ: it is done only for copies beyond memory,
 which those of small models are not.
 """
 
@@ -27,6 +27,8 @@ from typing import Any, cast
 
 from torch import Tensor, fx, ops
 
+from pyro_fed.ops.memory import fits_in_memory
+
 aten = ops.aten
 
 ADD = aten.add.Tensor
@@ -34,8 +36,6 @@ PART = aten.slice_backward.default
 POWER = aten.pow.Tensor_Scalar
 
 
-#: Numbers in a copy from which on it is not made: 32 MB in double precision, more than a processor's cache holds.
-LARGE_COPY_NUMBERS = 4_000_000
 #: By so much the copy must be larger than those of the other factor and of the product, whose axes change places.
 MIN_COPY_RATIO = 2
 #: What `matmul` makes a batch of matrices of, from its end.
@@ -216,7 +216,7 @@ def _copy_source(node: Any) -> fx.Node | None:
         return None
     spread: Any = copy.args[0]
     meta = spread.meta.get("tensor_meta")
-    if meta is None or len(meta.shape) != 4 or meta.stride[1] != 0 or meta.shape.numel() < LARGE_COPY_NUMBERS:
+    if meta is None or len(meta.shape) != 4 or meta.stride[1] != 0 or fits_in_memory(meta.shape.numel()):
         return None
     fits = _shape(node) == (meta.shape[0] * meta.shape[1], *meta.shape[2:])
     return cast(fx.Node, spread) if fits else None

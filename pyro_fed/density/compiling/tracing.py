@@ -23,6 +23,7 @@ from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.resources import tick
 from pyro_fed.density.compiling.recording import LIKE, Recorder, record
 from pyro_fed.density.compiling.simplify import changes_nothing, looks, simplify, spread_products
+from pyro_fed.ops.memory import CACHE_NUMBERS, fits_in_memory
 
 #: Operations whose binding in Python, of the same name, takes the same arguments: in the module, and of a tensor.
 FUNCTIONS = frozenset(
@@ -37,11 +38,6 @@ FUNCTIONS = frozenset(
         *("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "gather", "index_select"),
     )
 )
-#: Numbers of a constant at most that is kept in place of the operations that make it; larger ones cost memory, and of
-#: their operations the time is not that of the calls.
-LARGEST_KEPT = 100_000
-#: Numbers from which on an input is rows of data: a copy would cost memory.
-ROWS = 10_000_000
 #: Views; of the same numbers in another shape or order, those of the same shape and strides show the same.
 VIEW = torch.ops.aten.view.default
 #: A view that does not say so.
@@ -146,10 +142,10 @@ def release(root: torch.nn.Module, *graphs: torch.fx.Graph) -> None:
 
 
 def copy_strided(leaf: Tensor, change: Callable[[Tensor], Tensor] = torch.clone) -> Tensor:
-    """A copy of the same strides, by `change` of the numbers in memory; rows of data, above `ROWS`, are not copied."""
+    """A copy of the same strides, by `change` of the numbers in memory; rows of data, beyond memory, are not copied."""
     if not leaf.numel():
         return leaf.clone()
-    if leaf.numel() > ROWS and leaf.is_contiguous() and leaf.storage_offset() == 0:
+    if not fits_in_memory(leaf.numel()) and leaf.is_contiguous() and leaf.storage_offset() == 0:
         return leaf.detach()
     extent = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
     return change(leaf.as_strided((extent,), (1,))).as_strided(leaf.shape, leaf.stride(), 0)
@@ -316,7 +312,7 @@ def _has(node: torch.fx.Node, values: Mapping[torch.fx.Node, Tensor]) -> bool:
 
 def _is_light(value: Tensor) -> bool:
     """Whether a constant may be kept."""
-    return value.untyped_storage().nbytes() <= LARGEST_KEPT * value.itemsize
+    return value.untyped_storage().nbytes() <= CACHE_NUMBERS * value.itemsize
 
 
 @lru_cache(maxsize=1024)

@@ -2,10 +2,10 @@ from .derivatives import Derivatives as Derivatives
 from .derivatives import Kind as Kind
 from .derivatives import Structure as Structure
 from .derivatives import in_blocks as in_blocks
+from .few_rows import few_rows_findings as few_rows_findings
 from .few_rows import fewer_rows as fewer_rows
 from .few_rows import first_row_count as first_row_count
 from .few_rows import log_likelihoods_at as log_likelihoods_at
-from .few_rows import of_some_rows as of_some_rows
 from .few_rows import pick_rows as pick_rows
 from .other_curvatures import count_tangents_below as count_tangents_below
 from .other_curvatures import points_for_tangents as points_for_tangents

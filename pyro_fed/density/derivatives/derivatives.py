@@ -9,8 +9,8 @@ Points at which a density or a derivative is not finite, beyond an edge of where
 logarithm of the others' share is part of the value: with it E_q[f] + H(q) is a bound of what q has within that edge.
 
 A row's curvature costs as many gradients as there are parameters, or values of its observation. Where all rows at all
-points would be more than `MOST_NUMBERS`, value and score are taken so, and the curvature of each row at its own share
-of the points,
+points would be more than `MAX_CURVATURE_NUMBERS`, value and score are taken so, and the curvature of each row at its
+own share of the points,
 
     E_q[-∇² log p] ≈ Σ_b Σ_(rows i ≡ b mod B) 1/s Σ_(points of share b) -∇² log p_i        B shares of s points
 
@@ -47,9 +47,9 @@ from pyro_fed.density.derivatives.nodes import (
 )
 from pyro_fed.density.derivatives.other_curvatures import fisher_information, with_kinks
 from pyro_fed.density.derivatives.rowwise import (
-    LEAST_STRUCTURE_WORK,
+    MIN_STRUCTURE_WORK,
     at_points,
-    dealt_out,
+    deal_rows,
     expected_sums,
     shared_curvature,
 )
@@ -66,10 +66,10 @@ Kind = Literal["hessian", "fisher"]
 
 #: Rows × points × parameters × values of an observation, or parameters again for Hessians: 2 to 10 s a round. What has
 #: more and no linear predictors has its rows share the points.
-MOST_NUMBERS = 150_000_000
-#: The same as `MOST_NUMBERS` of rows whose own latents are integrated out: a node's density is one of all that the row
-#: has, as the eight answers of a person, and the curvature is that of a logarithm of sums besides. 1 to 5 s a round.
-MOST_INTEGRATED = MOST_NUMBERS // 8
+MAX_CURVATURE_NUMBERS = 150_000_000
+#: The same of rows whose own latents are integrated out: a node's density is one of all that the row has, as the eight
+#: answers of a person, and the curvature is that of a logarithm of sums besides. 1 to 5 s a round.
+MAX_INTEGRATED_NUMBERS = MAX_CURVATURE_NUMBERS // 8
 #: Of a network's rows so many times fewer: values and scores, which the steps are judged by, are at all points all the
 #: same. Of 60 to 90 parameters and 240 rows a run takes 3 to 6 s in place of 6 to 11, and log densities of test rows
 #: are within 0.02 of those with all points (`benchmarks/networks/kinds.py`).
@@ -208,8 +208,8 @@ class Derivatives:
     def _max_rowwise_numbers(self, problem: Problem) -> int:
         """Numbers up to which every row has its derivatives at every point."""
         if problem.local_dim:
-            return MOST_INTEGRATED
-        return MOST_NUMBERS // LAYERED_DIVISOR if problem.traits.layers else MOST_NUMBERS
+            return MAX_INTEGRATED_NUMBERS
+        return MAX_CURVATURE_NUMBERS // LAYERED_DIVISOR if problem.traits.layers else MAX_CURVATURE_NUMBERS
 
     def shares(self, problem: Problem, count: int, batch: Batch) -> int:
         """Into how many shares the points are cut, of which a row has one for its curvature; a power of two."""
@@ -251,7 +251,7 @@ class Derivatives:
             if summed is not None:
                 return summed / cut.shape[2]
         total = torch.zeros(clients, dim, *([dim] if self.structure == "full" else []), dtype=torch.float64)
-        dealt = Batch(tuple(dealt_out(leaf, shares) for leaf in batch.rows), dealt_out(batch.weight, shares, 0.0))
+        dealt = Batch(tuple(deal_rows(leaf, shares) for leaf in batch.rows), deal_rows(batch.weight, shares, 0.0))
         found, _ = problem.scan(self._curvature_step, total.to(points.device), (), (cut, dealt), shares, 0)
         mean: Tensor = found / cut.shape[2]
         return mean
@@ -260,7 +260,7 @@ class Derivatives:
         """`_shared_curvature` of rows with linear predictors in what they share; None without these."""
         if not shares(problem):
             return None
-        dealt = [dealt_out(leaf, len(cut)) for leaf in batch.rows], dealt_out(batch.weight, len(cut), 0.0)
+        dealt = [deal_rows(leaf, len(cut)) for leaf in batch.rows], deal_rows(batch.weight, len(cut), 0.0)
         total = torch.zeros(1, dtype=torch.float64, device=cut.device)
         for number, points in enumerate(cut):
             own = Batch(tuple(leaf[number] for leaf in dealt[0]), dealt[1][number])
@@ -284,7 +284,7 @@ class Derivatives:
     def _structure_pays(self, problem: Problem, num_points: int) -> bool:
         """Whether linear predictors save more than they take to look for, or curvatures say nothing without them."""
         work = problem.num_rows * problem.dim * num_points  # the same for all executors, whatever rows they have
-        return self.kind == "hessian" and (work >= LEAST_STRUCTURE_WORK or problem.traits.non_smooth_scores)
+        return self.kind == "hessian" and (work >= MIN_STRUCTURE_WORK or problem.traits.non_smooth_scores)
 
     def of_prior(self, problem: Problem, points: Tensor) -> Moments:
         """Means over points (S, 1, D) of the log prior."""

@@ -23,6 +23,7 @@ from torch import Tensor
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import SAME_NATS, SUM_ROUNDING_UNITS
+from pyro_fed.density.checks.points import NUM_DRAWS
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.density.derivatives.rowwise import TRIED_ROWS
@@ -35,11 +36,9 @@ from pyro_fed.ops.entries import evenly, with_trailing_axes
 from pyro_fed.ops.matrices import equilibrated_cholesky
 from pyro_fed.ops.memory import count_in_memory
 
-#: Rows that stand for all at first are `TRIED_ROWS`, of all clients, and at least so many a parameter; `MORE` times as
-#: many where they do not.
-ROWS_A_PARAMETER, MORE = 50, 4
-#: Draws at which both are compared.
-PROBES = 32
+#: Rows that stand for all at first are `TRIED_ROWS`, of all clients, and at least so many a parameter; `MORE_ROWS`
+#: times as many where they do not.
+ROWS_A_PARAMETER, MORE_ROWS = 50, 4
 
 
 class Quadratic(NamedTuple):
@@ -61,24 +60,24 @@ class Quadratic(NamedTuple):
 def row_numbers(dim: int, num_rows: int, divisor: int = 1) -> Iterator[int]:
     """Numbers of rows that are tried in the place of all, up to a quarter; `divisor` as for `first_row_count`."""
     count = first_row_count(dim, divisor)
-    while count * MORE <= num_rows:
+    while count * MORE_ROWS <= num_rows:
         yield count
-        count *= MORE
+        count *= MORE_ROWS
 
 
 def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
     """Log-likelihoods (C, S) of C clients at draws of their own (C, S, D), by few rows where these are found to do."""
-    probes = evenly(draws.shape[1], PROBES)
+    probes = evenly(draws.shape[1], NUM_DRAWS)
     if not _worth_a_try(problem, draws):
         return clients_log_likelihoods(problem, draws, data)
     exact = clients_log_likelihoods(problem, draws[:, probes], data)
     share = data.num_rows / problem.num_rows
     rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * exact.abs().amax(1)
-    allowed = (SAME_NATS * share.sqrt()).unsqueeze(1) * _farther(draws, probes) + rounding.unsqueeze(1)
+    allowed = (SAME_NATS * share.sqrt()).unsqueeze(1) * _third_order_growth(draws, probes) + rounding.unsqueeze(1)
     at_mean = likelihoods_at(problem, _mean(draws), data, draws.shape[1])
     for count in row_numbers(problem.dim, problem.num_rows):
         few, times = pick_rows(problem, data, count)
-        found = _by_few(problem, draws, few, times, at_mean)
+        found = _likelihoods_by_few(problem, draws, few, times, at_mean)
         agree = ((found[:, probes] - exact).abs() <= allowed).all(1)
         if bool(agree.all()):
             return found
@@ -93,16 +92,16 @@ def first_row_count(dim: int, divisor: int = 1) -> int:
 
 def fewer_rows(num_rows: int) -> int:
     """How many rows stand for so many: a quarter."""
-    return num_rows // MORE
+    return num_rows // MORE_ROWS
 
 
-def have_few(traits: Traits) -> bool:
+def has_many_rows(traits: Traits) -> bool:
     """Whether rows are so many that some may stand for all, and rows in tensors, of which some can be taken."""
-    many = traits.num_rows >= max(MANY_ROWS_A_PARAMETER * traits.dim, MORE * first_row_count(traits.dim))
+    many = traits.num_rows >= max(MANY_ROWS_A_PARAMETER * traits.dim, MORE_ROWS * first_row_count(traits.dim))
     return many and traits.rows_in_tensors
 
 
-def of_some_rows(problem: Problem, count: int | None) -> list[Finding]:
+def few_rows_findings(problem: Problem, count: int | None) -> list[Finding]:
     """What to say of an answer whose rounds took `count` rows of all clients; nothing where it is all of them."""
     if count is None or count >= problem.num_rows:
         return []
@@ -111,11 +110,12 @@ def of_some_rows(problem: Problem, count: int | None) -> list[Finding]:
 
 def _worth_a_try(problem: Problem, draws: Tensor) -> bool:
     """Whether rows are many, have a shape of their own and are not looped over."""
-    many = have_few(problem.traits) and problem.dim <= FULL_DIM  # beyond, second derivatives cost more than they save
-    return many and not problem.looped and draws.shape[1] > PROBES + 2 * problem.dim
+    # Of more parameters second derivatives cost more than they save.
+    many = has_many_rows(problem.traits) and problem.dim <= FULL_DIM
+    return many and not problem.looped and draws.shape[1] > NUM_DRAWS + 2 * problem.dim
 
 
-def _by_few(problem: Problem, draws: Tensor, few: ClientData, times: Tensor, at_mean: Moments) -> Tensor:
+def _likelihoods_by_few(problem: Problem, draws: Tensor, few: ClientData, times: Tensor, at_mean: Moments) -> Tensor:
     """By some rows of each client, and what these miss to second order."""
     mean = _mean(draws)
     some = (with_trailing_axes(times, part) * part for part in likelihoods_at(problem, mean, few, draws.shape[1]))
@@ -137,7 +137,7 @@ def pick_rows(problem: Problem, data: ClientData, count: int) -> tuple[ClientDat
     return few, rows.double() / wanted.clamp_min(1)
 
 
-def _farther(draws: Tensor, probes: Tensor) -> Tensor:
+def _third_order_growth(draws: Tensor, probes: Tensor) -> Tensor:
     """How much larger a term of third order is at some draws than at the median one, at least one: (C, probes)."""
     mean = _mean(draws).unsqueeze(1)
     away = draws.double() - mean

@@ -64,7 +64,7 @@ class Integrated:
         slopes = vmap(lambda z: parts.linear(z, origin, *leaves))(eye) - parts.linear(0 * eye[0], origin, *leaves)
 
         def at(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            place, log_weight = problem.quadrature.placed(problem, z, rows, near)
+            place, log_weight = problem.quadrature.nodes_at(problem, z, rows, near)
 
             def look(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
                 """Predictors (n, p), and of each row the log joint density (m,) with derivatives in u and in t."""

@@ -5,8 +5,9 @@ Under q = N(m, R R') a client's mean score and curvature are taken at few points
     R' Δ E[s]    and    R' ΔE[H] R
 
 the shift of the mean in SDs, and the change of the precision as a part of q's. `as_many_as_needed` takes 1, n, 2 n,
-4 n, ... points, n the fewest that have q's covariance, until two rules in a row differ by less than `AGREE`. The mean
-alone misses what is of second order, and n points what is of fourth: of these two the square of the difference counts.
+4 n, ... points, n the fewest that have q's covariance, until two rules in a row differ by less than
+`RULE_TOLERANCE`. The mean alone misses what is of second order, and n points what is of fourth: of these two the square
+of the difference counts.
 
 With very many rows a parameter q is narrow, and m ± √D R e_j, a pair of points a number, is tried against the mean
 alone: it has q's mean and covariance and no more, and misses about the square of their difference (`bend_of_pairs`).
@@ -32,19 +33,19 @@ ORDERS = {1: 9, 2: 7, 3: 5}
 MANY_ROWS_A_PARAMETER, FEW_ORDERS = 500, {1: 5, 2: 4, 3: 3}
 #: With fewer rows a parameter predictors may vary over several times what a row's function does: on average a row's
 #: curvature times its predictor's variance is no more than parameters a row.
-SCARCE = 10
+SCARCE_ROWS_A_PARAMETER = 10
 #: There nodes are equally spaced, by how many predictors a row has: how many each, and over how many SDs to each side.
 #: Of a logistic's curvature with an SD of 8 they miss 1e-4, 9 Gauss-Hermite nodes 1.1 and 41 of them 0.14.
-WIDE = {1: (65, 6.0), 2: (21, 5.0)}
+WIDE_RULES = {1: (65, 6.0), 2: (21, 5.0)}
 #: The order of the rule that is a pair of nodes a number, √numbers SDs away: exact up to cubes.
 PAIRS = 2
 #: Rows are straight if pairs and the mean alone find curvatures that differ by no more than such a part of q's
 #: precision, and scores by no more than `MATTERS` SDs (of all clients together).
-CLOSE = 0.02
+PAIR_CURVATURE_TOLERANCE = 0.02
 #: Sobol points for more numbers, and where rows are scarce.
-SOBOL, WIDE_SOBOL = 128, 512
+SOBOL_POINTS, WIDE_SOBOL_POINTS = 128, 512
 #: The difference of two rules, in SDs and as a part of q's precision, with which the finer one is accepted.
-AGREE = 0.005
+RULE_TOLERANCE = 0.005
 #: The fewest points of a rule but that of the mean alone: four and their opposites.
 FEWEST_POINTS = 8
 
@@ -68,12 +69,12 @@ def rule(order: int, numbers: int, wide: int) -> tuple[Tensor, Tensor]:
     if order == PAIRS:
         half = numbers**0.5 * torch.eye(numbers, dtype=torch.float64)
         return torch.cat([half, -half]), torch.full((2 * numbers,), 0.5 / numbers, dtype=torch.float64)
-    if wide in WIDE and order:
-        return _product(rule(order, numbers - wide, 0), _equally_spaced(*WIDE[wide], wide))
+    if wide in WIDE_RULES and order:
+        return _product(rule(order, numbers - wide, 0), _equally_spaced(*WIDE_RULES[wide], wide))
     if order:
         nodes, weights = gauss_hermite(ORDERS[1] if wide else order, numbers)  # wide: as fine as for one number
         return nodes, weights.exp()
-    count = WIDE_SOBOL if wide else SOBOL
+    count = WIDE_SOBOL_POINTS if wide else SOBOL_POINTS
     return standardised_sobol(count, numbers), torch.full((count,), 1.0 / count, dtype=torch.float64)
 
 
@@ -100,7 +101,7 @@ def bend_of_pairs(score: Tensor, curvature: Tensor, share: Tensor, allowed_shift
         share: of all rows, that each client has.
         allowed_shift: SDs that scores may differ by, of all clients together.
     """
-    return torch.maximum(curvature / share / CLOSE, score / share / allowed_shift)
+    return torch.maximum(curvature / share / PAIR_CURVATURE_TOLERANCE, score / share / allowed_shift)
 
 
 def as_many_as_needed(points: Tensor, means: Callable[[Tensor], Moments]) -> Moments:
@@ -119,7 +120,7 @@ def as_many_as_needed(points: Tensor, means: Callable[[Tensor], Moments]) -> Mom
         spread = (root @ standardised_sobol(number, dim).to(root).mT).movedim(2, 0)  # (number, C, D)
         finer = means((mean + spread).to(points.dtype).contiguous())
         difference = torch.maximum(*differences(found, finer, root))
-        agree = (difference.square() if spent == 1 else difference) < AGREE  # NaN is not less
+        agree = (difference.square() if spent == 1 else difference) < RULE_TOLERANCE  # NaN is not less
         found = where_settled(settled, found, finer)
         settled = settled | agree
         if bool(settled.all()):

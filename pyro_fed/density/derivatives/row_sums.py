@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.density.compiling.predictors import MOST_PREDICTORS, Predictors, curvatures
+from pyro_fed.density.compiling.predictors import MAX_PREDICTORS, Predictors, curvatures
 from pyro_fed.density.derivatives.nodes import rule
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
@@ -181,7 +181,7 @@ def sums_of(
     score = flat @ by_u.flatten() + by_t @ of_t
     if slopes.shape[2] == 1:
         turned = slopes * uu[..., 0]
-    elif slopes.shape[2] > MOST_PREDICTORS:
+    elif slopes.shape[2] > MAX_PREDICTORS:
         turned = torch.einsum("dbq,bpq->dbp", slopes, uu)
     else:  # one predictor after another: torch sums over a handful of numbers, each time, thirty times as slowly
         turned = reduce(torch.add, [slopes[..., q : q + 1] * uu[..., q] for q in range(slopes.shape[2])])

@@ -23,7 +23,7 @@ from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predic
 from pyro_fed.density.derivatives.nodes import (
     MANY_ROWS_A_PARAMETER,
     PAIRS,
-    SCARCE,
+    SCARCE_ROWS_A_PARAMETER,
     bend_of_pairs,
     order_of,
     rule,
@@ -38,12 +38,12 @@ from pyro_fed.ops.memory import count_in_cache
 #: Rows in a piece, at least: the axis of rows is found by its length.
 SMALLEST_PIECE = 8
 #: Rows × parameters × points from which on the structure is looked for: below, it costs more than it saves.
-LEAST_STRUCTURE_WORK = 1_000_000
+MIN_STRUCTURE_WORK = 1_000_000
 #: Numbers a row up to which its expectation is tried by pairs of nodes alone.
-MOST_IN_PAIRS = 16
+MAX_PAIRED_NUMBERS = 16
 #: Whether rows of several numbers are straight is asked of so many rows first: where these are so many times as bent as
 #: straight rows may be, at every client, as a network's, curvatures of all of them would be in vain.
-TRIED_ROWS, PLAINLY_BENT = 4096, 3.0
+TRIED_ROWS, CLEARLY_BENT_RATIO = 4096, 3.0
 #: Predictors of so many rows at a time, where there are some.
 Find = Callable[[int], Predictors | None]
 
@@ -72,7 +72,7 @@ def expected_sums(problem: Problem, mean: Tensor, root: Tensor | None, data: Cli
 def _may_pair(problem: Problem) -> bool:
     """Whether rows of more numbers than a finer rule is for are many, and these not too many for pairs of nodes."""
     parts = predictors(problem, CHECK_ROWS, wide=True)
-    if parts is None or parts.width + len(parts.direct) > MOST_IN_PAIRS:
+    if parts is None or parts.width + len(parts.direct) > MAX_PAIRED_NUMBERS:
         return False
     return problem.num_rows >= MANY_ROWS_A_PARAMETER * problem.dim
 
@@ -95,7 +95,7 @@ def _where_straight(
     thin = problem.num_rows // TRIED_ROWS
     if several and thin > 1 and isinstance(data, ClientData):
         few, bent = _pair_sums_and_bend(problem, several, mean, root, thin_rows(data, thin))
-        if few is None or not bool((bent <= PLAINLY_BENT).any()):  # so is NaN
+        if few is None or not bool((bent <= CLEARLY_BENT_RATIO).any()):  # so is NaN
             return None, none
     few, bent = _pair_sums_and_bend(problem, several, mean, root, data)
     return few, bent < 1.0  # NaN is not less
@@ -145,8 +145,8 @@ def _of_clients(
 
 
 def scarce(problem: Problem) -> bool:
-    """Whether there are so few rows a parameter that predictors may be wide, see `SCARCE`."""
-    return problem.num_rows < SCARCE * problem.dim
+    """Whether there are so few rows a parameter that predictors may be wide, see `SCARCE_ROWS_A_PARAMETER`."""
+    return problem.num_rows < SCARCE_ROWS_A_PARAMETER * problem.dim
 
 
 def _plan(problem: Problem, longest: int, order: int, several: bool) -> tuple[Rowwise, int, int] | None:
@@ -243,7 +243,7 @@ def shared_curvature(problem: Problem, cut: Tensor, batch: Batch) -> Tensor | No
     numbers = few.width + len(few.direct)
     times = -(-longest // piece_size(longest, max(clients * count * numbers, dim * few.width)))
     cuts = shares * times
-    dealt = Batch(tuple(dealt_out(leaf, cuts) for leaf in batch.rows), dealt_out(batch.weight, cuts, 0.0))
+    dealt = Batch(tuple(deal_rows(leaf, cuts) for leaf in batch.rows), deal_rows(batch.weight, cuts, 0.0))
     parts = predictors(problem, dealt.weight.shape[-1], wide=True)
     if parts is None:
         return None
@@ -254,7 +254,7 @@ def shared_curvature(problem: Problem, cut: Tensor, batch: Batch) -> Tensor | No
     return curvature
 
 
-def dealt_out(leaf: Tensor, shares: int, filling: float | None = None) -> Tensor:
+def deal_rows(leaf: Tensor, shares: int, filling: float | None = None) -> Tensor:
     """(C, n, ...) → (B, C, ⌈n/B⌉, ...): row i to share i mod B; short ones get the last row again, or a number."""
     clients, count = leaf.shape[:2]
     missing = -count % shares

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.func import grad, grad_and_value, vjp
 from torch.utils import _pytree as pytree
 
+from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.density.derivatives.composed_rows import at_each_composed
-from pyro_fed.density.derivatives.rowwise import LEAST_STRUCTURE_WORK, at_each
+from pyro_fed.density.derivatives.rowwise import MIN_STRUCTURE_WORK, at_each
 from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks, row_pieces
@@ -23,11 +24,8 @@ from pyro_fed.ops.entries import choose
 from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_cache, fits_in_memory
 from pyro_fed.ops.newton_ascent import Look
 
-#: Rounds of a search, for which the structure of rows is determined once.
-USUAL_ROUNDS = 10
-#: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
-#: diagonal is scaled to one may have if there is no curvature; and parts of such a direction that are named.
-FLAT_UNITS, MOST_NAMED_PARTS, NAMED_PART = 10.0, 4, 0.1
+#: Parts of a flat direction that are named: how many, and the smallest, relative to the largest.
+MAX_NAMED_PARTS, NAMED_PART_SHARE = 4, 0.1
 
 
 def prior_values(problem: Problem, points: Tensor) -> Tensor:
@@ -211,7 +209,7 @@ def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Lo
     """C clients' log-likelihoods at points (C, M, D): by their rows' structure, or in pieces, if rows are many."""
     clients, count, dim = points.shape
     # With one point, `FedLaplace` has looked for the structure before: asking for it costs nothing.
-    if count == 1 or problem.num_rows * dim * count * USUAL_ROUNDS >= LEAST_STRUCTURE_WORK:
+    if count == 1 or problem.num_rows * dim * count >= MIN_STRUCTURE_WORK:
         found = at_each(problem, points, data) or at_each_composed(problem, points, data)
         if found is not None:
             return Look(*found)
@@ -251,11 +249,11 @@ def flat_direction(problem: Problem, precision: Tensor) -> str:
         return ""
     scale = precision.diagonal().clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
     values, directions = torch.linalg.eigh(scale[:, None] * precision * scale)
-    if float(values[0]) > FLAT_UNITS * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
+    if float(values[0]) > ROUNDING_UNITS * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
         return ""
     parts = directions[:, 0] * scale
     parts = parts * parts[parts.abs().argmax()].sign() / parts.abs().max()
-    largest = parts.abs().argsort(descending=True, stable=True)[:MOST_NAMED_PARTS].sort().values.tolist()
-    terms = [(parts[i] < 0, f"'{problem.name_of(i)}'") for i in largest if float(parts[i].abs()) > NAMED_PART]
+    largest = parts.abs().argsort(descending=True, stable=True)[:MAX_NAMED_PARTS].sort().values.tolist()
+    terms = [(parts[i] < 0, f"'{problem.name_of(i)}'") for i in largest if float(parts[i].abs()) > NAMED_PART_SHARE]
     first, *others = terms
     return ("-" if first[0] else "") + first[1] + "".join(f" {'-' if minus else '+'} {name}" for minus, name in others)

@@ -7,9 +7,10 @@ slope of the modes at c (the theorem of implicit functions, H the curvature of f
     x(θ) ≈ x(c) + H⁻¹ ∂²f/∂x∂θ (θ - c)
 
 so that one step or two arrive, and fewer nodes may do. Both are looked at where they are least likely to, at the points
-that are farthest from the mean: fewer nodes are taken where they hardly move the rows' log-likelihood (`AGREE`). A
-client whose rows are not integrated well there begins at zero, with all nodes; its own rows decide. At a few points the
-modes are found at each of them. All climbs are one compiled step, taken as often as needed.
+that are farthest from the mean: fewer nodes are taken where they move the log-likelihood of all rows by no more than
+`NEGLIGIBLE` nats, and by no more than `NEGLIGIBLE` of that at one of these points more than at the others. A client
+whose rows are not integrated well there begins at zero, with all nodes; its own rows decide. At a few points the modes
+are found at each of them. All ascents are one compiled step, taken as often as needed.
 """
 
 from __future__ import annotations
@@ -45,11 +46,6 @@ T = TypeVar("T")
 
 #: Points that are looked at beside the mean, the farthest.
 NUM_OUTERMOST_POINTS = 4
-#: Newton steps to the modes at a point until it is seen which clients' rows have arrived.
-STEPS_BETWEEN_LOOKS = 4
-#: Nats by which fewer nodes may move the log-likelihood of all clients at one such point more than at the others,
-#: beyond rounding of its terms; at all of them by what is negligible.
-AGREE = 0.01
 
 
 class AscentStarts(NamedTuple):
@@ -98,7 +94,7 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
     rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * size.double().amax(1)
     level = differences.double().mean(1, keepdim=True)
     apart = (differences - level).abs().amax(1)  # (C, rules)
-    enough = apart <= (AGREE * share + rounding).unsqueeze(1)
+    enough = apart <= (NEGLIGIBLE**2 * share + rounding).unsqueeze(1)
     enough &= level[:, 0].abs() <= (NEGLIGIBLE * share + rounding).unsqueeze(1)
     arrive = there.any(1) & enough.any(1)
     if not bool(arrive.any()):
@@ -151,36 +147,36 @@ def _at_few_points(problem: Problem, points: Tensor, batch: Batch) -> AscentStar
 def _modes(problem: Problem, points: Tensor, batch: Batch) -> Centre:
     """The modes of C clients' rows at points (C, P, D): one step is compiled, and taken as often as a client needs."""
     rule, bare = problem.quadrature, batch.weight == 0
-    state = problem.mapped(_feet, (0, BATCHES), calls=0)(points, batch)
+    state = problem.mapped(_start_ascents, (0, BATCHES), calls=0)(points, batch)
     left, there = rule.mode_steps or rule.max_mode_steps, bare.all(1)
     while left and not bool(there.all()):
-        taken = min(left, STEPS_BETWEEN_LOOKS)
-        later, after = problem.scan(_climb, state, (points, batch), (), taken, (0, BATCHES))
+        taken = min(left, NEAR_STEPS)
+        later, after = problem.scan(_newton_step, state, (points, batch), (), taken, (0, BATCHES))
         state = pytree.tree_map(partial(chosen, there), state, later)
         there = there | ((after[-1] <= rule.mode_tolerance) | bare.unsqueeze(1)).flatten(1).all(1)
         left -= taken
-    return rule.climber.summit(state)
+    return rule.newton_ascent.centre_of(state)
 
 
-def _feet(problem: Problem, points: Tensor, batch: Batch) -> Ascent:
+def _start_ascents(problem: Problem, points: Tensor, batch: Batch) -> Ascent:
     """Where ascents begin at points (P, D): near what is known, or where ascents to unknown modes do."""
     rule = problem.quadrature
 
     def at(theta: Tensor) -> Ascent:
         start = batch.near[0].modes(theta) if batch.near else rule.start(problem, theta, batch.rows)
-        return rule.climber.foot(problem, theta, batch.rows, start)
+        return rule.newton_ascent.start_at(problem, theta, batch.rows, start)
 
     found: Ascent = problem.vmap(at)(points)
     return found
 
 
-def _climb(problem: Problem, state: Ascent, const: tuple[Tensor, Batch], _: tuple[()]) -> tuple[Ascent, Tensor]:
+def _newton_step(problem: Problem, state: Ascent, const: tuple[Tensor, Batch], _: tuple[()]) -> tuple[Ascent, Tensor]:
     """A Newton step at each point (P, D), and what it leaves, in SDs of a row's latents, (P, m)."""
-    (points, batch), climber = const, problem.quadrature.climber
+    (points, batch), newton = const, problem.quadrature.newton_ascent
 
     def at(theta: Tensor, state: Ascent) -> tuple[Ascent, Tensor]:
-        state = climber.climb(problem, theta, batch.rows, state)
-        return state, climber.summit(state).decrement
+        state = newton.step(problem, theta, batch.rows, state)
+        return state, newton.centre_of(state).decrement
 
     found: tuple[Ascent, Tensor] = problem.vmap(at)(points, state)
     return found
@@ -207,20 +203,20 @@ def _slope(problem: Problem, points: Tensor, batch: Batch, centre: Centre) -> Te
 def _trial(problem: Problem, probes: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """What steps from near leave at points (C, P, D), in SDs (C, P, steps, m), and `_by_rules` there."""
     bare = batch._replace(near=())
-    foot = problem.mapped(_feet, (0, BATCHES), calls=0)(probes, batch)
-    state, left = problem.scan(_climb, foot, (probes, bare), (), batch.near[0].steps.shape[1], (0, BATCHES))
+    start = problem.mapped(_start_ascents, (0, BATCHES), calls=0)(probes, batch)
+    state, left = problem.scan(_newton_step, start, (probes, bare), (), batch.near[0].steps.shape[1], (0, BATCHES))
     differences, size = problem.mapped(_by_rules, (0, BATCHES, 0), calls=0)(probes, bare, state)
     return torch.where(batch.weight.unsqueeze(1) > 0, left, 0.0).movedim(0, 2), differences, size
 
 
 def _by_rules(problem: Problem, probes: Tensor, batch: Batch, state: Ascent) -> tuple[Tensor, Tensor]:
     """What rules with fewer nodes add to the log-likelihood at points (P, D), (P, rules), and its size, (P,)."""
-    rule, climber = problem.quadrature, problem.quadrature.climber
+    rule, newton = problem.quadrature, problem.quadrature.newton_ascent
 
     def at(theta: Tensor, state: Ascent) -> tuple[Tensor, Tensor]:
-        centre = climber.summit(state)
+        centre = newton.centre_of(state)
         tried = [by_curvature(centre, *one) for one in _rules(rule, problem.local_dim)]
-        every = [*tried, rule.around(problem, theta, batch.rows, centre)]
+        every = [*tried, rule.nodes_around(problem, theta, batch.rows, centre)]
         place = torch.cat([nodes.place for nodes in every])
         values = problem.vmap(lambda x: problem.conditional_parts(theta, batch.rows, x)[1])(place)
         parts = values.split([len(nodes.place) for nodes in every])

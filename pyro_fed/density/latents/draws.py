@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 #: T is found at so many draws of θ, such that so much of the start may be left: one draw of a thousand.
-PILOTS, FORGOTTEN = 8, 1e-3
+PILOT_DRAWS, START_SHARE_LEFT = 8, 1e-3
 
 
 class Proposals(NamedTuple):
@@ -124,7 +124,7 @@ def _steps(
 ) -> int:
     """T, by the largest weight of a few draws' proposals and the mean one, of the row that asks for most."""
     rule = problem.quadrature
-    pilots = evenly(len(theta), min(PILOTS, len(theta)))
+    pilots = evenly(len(theta), min(PILOT_DRAWS, len(theta)))
     offer = problem.mapped(weighted_proposals, (0, 0, 0, None), calls=0)
     seen = []
     for pilot in pilots.split(len(_chunks(problem, len(theta), rule.draw_steps)[0])):
@@ -137,7 +137,7 @@ def _steps(
     left = -math.expm1(-largest)  # 1 - 1/M
     if not 0 < left < 1:
         return rule.draw_steps
-    return min(rule.draw_steps, max(1, math.ceil(math.log(FORGOTTEN) / math.log(left))))
+    return min(rule.draw_steps, max(1, math.ceil(math.log(START_SHARE_LEFT) / math.log(left))))
 
 
 def _proposals(rule: Quadrature, modes: Tensor, last: Tensor, steps: int, generator: torch.Generator) -> Proposals:

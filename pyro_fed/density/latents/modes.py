@@ -76,41 +76,41 @@ class Ascent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Climber:
+class NewtonAscent:
     """Newton's method uphill, by a `Quadrature`'s settings of these names."""
 
     shorten: float
     floor: float
 
-    def climbed(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor, steps: int) -> Centre:
-        """The end of the way from places (m, d), at θ (D,)."""
-        state = self.foot(problem, theta, rows, place)
+    def ascend(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor, steps: int) -> Centre:
+        """The modes that so many steps from places (m, d) lead to, at θ (D,)."""
+        state = self.start_at(problem, theta, rows, place)
         for _ in range(steps):
-            state = self.climb(problem, theta, rows, state)
-        return self.summit(state)
+            state = self.step(problem, theta, rows, state)
+        return self.centre_of(state)
 
-    def foot(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Ascent:
-        """The beginning of the way."""
+    def start_at(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Ascent:
+        """The ascents at places (m, d), before their first step."""
         return Ascent(place, look(problem, theta, rows, place), theta.new_ones(len(place)))
 
-    def climb(
+    def step(
         self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent, part: Tensor | float = 1.0
     ) -> Ascent:
-        """One step, or a part of it."""
+        """The ascents after one more Newton step, or a part of it."""
         place, here, share = state
-        trial = place + part * share.unsqueeze(-1) * self.newton(here)[0]
+        trial = place + part * share.unsqueeze(-1) * self.direction(here)[0]
         there = look(problem, theta, rows, trial)
         better = there.value >= here.value
         chosen = Moments(*(choose(better, new, old) for new, old in zip(there, here, strict=True)))
         return Ascent(choose(better, trial, place), chosen, torch.where(better, 1.0, share * self.shorten))
 
-    def summit(self, state: Ascent) -> Centre:
-        """Where it has come to; constants for derivatives."""
-        step, factor = self.newton(state.here)
+    def centre_of(self, state: Ascent) -> Centre:
+        """The places that the ascents have reached, with curvatures; constants for derivatives."""
+        step, factor = self.direction(state.here)
         decrement = (step * state.here.score).sum(-1).abs().sqrt()
         return Centre(*(part.detach() for part in (state.place, factor, decrement, state.here.value)))
 
-    def newton(self, here: Moments) -> tuple[Tensor, Tensor]:
+    def direction(self, here: Moments) -> tuple[Tensor, Tensor]:
         """The step |H|⁻¹ ∇f and the factor of |H|."""
         # The integral over a latent on which f does not depend is infinite, and has to stay the same at all θ.
         unused = (here.curvature == 0).all(-1) & (here.score == 0)
@@ -119,7 +119,7 @@ class Climber:
 
 
 def look(problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Moments:
-    """What is seen of the rows' log joint densities at places (m, d)."""
+    """Value, score and curvature of the rows' log joint densities at places (m, d)."""
 
     def score_and_value(x: Tensor) -> tuple[Tensor, Tensor]:
         def total(y: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +147,7 @@ BUMP_POWER = 4.0
 #: New modes of a row that are kept: those of the largest mass.
 MAX_NEW_MODES = 3
 #: Places besides zero from which modes are looked for, at most.
-MOST_STARTS = 8
+MAX_STARTS = 8
 
 
 class Rule(Protocol):
@@ -163,7 +163,7 @@ class Rule(Protocol):
     def mode_tolerance(self) -> float: ...
 
     @property
-    def climber(self) -> Climber: ...
+    def newton_ascent(self) -> NewtonAscent: ...
 
     def centres(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre: ...
 
@@ -198,7 +198,7 @@ def search(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, known: 
 
 def _ends(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, first: Centre) -> tuple[Centre, Tensor]:
     """Where the ascents from the ladder's R rungs end, (R, S, m, ...), and which ends are modes, (R, S, m)."""
-    climber = rule.climber
+    newton = rule.newton_ascent
     height = torch.tensor(RUNGS, dtype=first.mode.dtype, device=first.mode.device)
     units = (height[:, None, None] * directions(problem.local_dim, first.mode)).flatten(0, 1)
 
@@ -207,16 +207,16 @@ def _ends(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows, first: C
         return problem.vmap(lambda at, of: problem.vmap(lambda state: one(problem, at, rows, state))(of))
 
     around = Centre(*(part.unsqueeze(1) for part in first))
-    state = each(climber.foot)(theta, around.places_at(units.unsqueeze(1)))  # (S, R, m, ...)
+    state = each(newton.start_at)(theta, around.places_at(units.unsqueeze(1)))  # (S, R, m, ...)
     if _is_concave(state, first):
-        feet = _swap_axes(climber.summit(state))
-        return feet, torch.zeros_like(feet.value, dtype=torch.bool)
-    climb = each(climber.climb)
+        starts = _swap_axes(newton.centre_of(state))
+        return starts, torch.zeros_like(starts.value, dtype=torch.bool)
+    step = each(newton.step)
     for _ in range(MAX_RUNG_STEPS):
-        if bool((climber.summit(state).decrement <= rule.mode_tolerance).all()):
+        if bool((newton.centre_of(state).decrement <= rule.mode_tolerance).all()):
             break
-        state = climb(theta, state)
-    found = climber.summit(state)
+        state = step(theta, state)
+    found = newton.centre_of(state)
     bowl = torch.linalg.eigvalsh(state.here.curvature.nan_to_num(nan=-1.0, posinf=-1.0, neginf=-1.0))[..., 0] > 0
     return _swap_axes(found), (bowl & (found.decrement <= NEGLIGIBLE) & found.value.isfinite()).transpose(0, 1)
 
@@ -248,7 +248,7 @@ def log_mass(centre: Centre) -> Tensor:
     return centre.value - diagonal.log().sum(-1)
 
 
-def alive(centre: Centre) -> Centre:
+def without_failed_ascents(centre: Centre) -> Centre:
     """With the first mode in place of ends (J, m) that are not finite: their ascents began where there is no mass."""
     lives = centre.value.isfinite() & centre.factor.flatten(2).isfinite().all(-1) & centre.mode.isfinite().all(-1)
     return Centre(*(torch.where(_like(lives, part), part, part[:1]) for part in centre))
@@ -269,7 +269,7 @@ def needed_starts(
     known = found.mode.shape[1] - MAX_NEW_MODES
     mass = log_mass(found)  # (S, J + new, m)
     lacking = mass[:, known:] - torch.logsumexp(mass, 1, keepdim=True) > math.log(rule.node_tolerance)
-    while len(starts) < MOST_STARTS and bool(lacking.any()):
+    while len(starts) < MAX_STARTS and bool(lacking.any()):
         places = found.mode[:, known:][lacking].double()
         middle = places.median(0).values
         spread = places.std(0, correction=0).clamp_min(torch.finfo(places.dtype).tiny)
@@ -290,7 +290,7 @@ def missed_mode_log_mass(problem: RowDensities, rule: Rule, theta: Tensor, rows:
     every = search(problem, rule, theta, rows, known)
 
     def lacking(one: Tensor, found: Centre, more: Centre) -> Tensor:
-        modes = found, alive(more)
+        modes = found, without_failed_ascents(more)
         own, all_modes = (torch.logsumexp(rule.log_masses(problem, one, rows, c)[1], 0) for c in modes)
         return torch.where(own.isfinite(), (all_modes - own).nan_to_num(nan=torch.inf), 0.0)
 

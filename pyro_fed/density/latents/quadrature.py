@@ -15,8 +15,8 @@ given θ, such as the two signs of x in y = x², have nodes around each (`modes`
 
 What a model needs is found when it is read, at random θ. Modes take a fixed number of Newton steps, so that they can be
 compiled: as many as they needed, and one more; a node that is a little off costs accuracy, not correctness. Where f_i
-is a parabola around its mode three nodes a dimension are enough. Elsewhere one latent gets as many as a row's log
-marginal likelihood needs, and several latents as many as leave its score and curvature unchanged.
+is a parabola around its mode three nodes a dimension are enough, elsewhere as many as a row's log marginal likelihood
+needs.
 
 **Derivatives** in θ hold the nodes fixed: where the rule integrates well, it does so for nodes anywhere near. The
 gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's. Where x | θ, y_i is Gaussian, three nodes a
@@ -30,30 +30,28 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, RADIUS, ROWS_TOGETHER
+from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, RADIUS, ROWS_TOGETHER, points_within_radius
 from pyro_fed.density.latents.modes import (
-    MOST_STARTS,
+    MAX_STARTS,
     Ascent,
     Centre,
-    Climber,
+    NewtonAscent,
     Rows,
-    alive,
     log_shares,
     modes_at_points,
     needed_starts,
+    without_failed_ascents,
 )
 from pyro_fed.density.latents.tails import Line, Profile, line
 from pyro_fed.density.starts import draw_starts
@@ -68,11 +66,10 @@ PROBES = 16
 #: Nodes a dimension that integrate a Gaussian with its first two derivatives; and the distance from the mode, in SDs,
 #: at which a log density is compared with a parabola.
 GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
-#: Rules that are tried if it is no parabola, in nodes a dimension; for several latents in models of at most so many
-#: parameters.
-ORDERS, MAX_PROBED_DIM = (5, 7, 9, 11, 13), 32
+#: Rules that are tried if it is no parabola, in nodes a dimension.
+ORDERS = (5, 7, 9, 11, 13)
 #: The fewest nodes that are placed by tails, and how many times as many the rule has that others are compared with.
-FEWEST_OF_TAILS, FINER_RULE = 7, 4
+MIN_TAIL_NODES, FINER_RULE_FACTOR = 7, 4
 #: Where the ascent to the modes of such latents starts: log densities with a kink at zero have no curvature there.
 ASCENT_OFFSET = 0.05
 #: Newton steps from the modes at one θ, moved along their slopes, to those at another of the same posterior, at most.
@@ -121,8 +118,7 @@ class Quadrature(metaclass=Checked):
         starts: places from which modes of a row's latents are looked for, besides zero: unconstrained, a tuple of d
             numbers each. Each mode that is found is integrated by nodes of its own. () stands for a single mode; None
             finds at random θ whether there are more, and where.
-        node_tolerance: how far the score of the log marginal likelihood may be from that by the next rule, in SDs, and
-            its curvature relatively, at random θ; of one latent, a row's log marginal likelihood.
+        node_tolerance: how far a row's log marginal likelihood may be from that by `max_order` nodes, at random θ.
         gaussian_tolerance: how far a Gaussian's log density may be from a parabola.
         max_nodes: nodes a row; where they do not make three a dimension, so many Sobol points are taken.
         mode_steps: Newton steps to the mode of each row's latents; None counts what the model needs, at most
@@ -169,52 +165,48 @@ class Quadrature(metaclass=Checked):
         check_positive(self, "node_tolerance", "gaussian_tolerance", "mode_tolerance", "shorten", "floor")
         starts = self.starts or ()
         places = all(isinstance(one, tuple) and len(one) == len(starts[0]) for one in starts)
-        if len(starts) > MOST_STARTS or not (places and all(math.isfinite(x) for one in starts for x in one)):
+        if len(starts) > MAX_STARTS or not (places and all(math.isfinite(x) for one in starts for x in one)):
             raise SettingError(
-                f"Quadrature: starts must be at most {MOST_STARTS} places, tuples of as many finite numbers each as a "
+                f"Quadrature: starts must be at most {MAX_STARTS} places, tuples of as many finite numbers each as a "
                 f"row has latents, such as ((-2.0,), (2.0,)); received {self.starts}"
             )
 
     def fitted(self, problem: RowDensities) -> Quadrature:
         """These settings with `order` and `mode_steps`, the numbers that the model needs, filled in."""
-        generator = torch.Generator().manual_seed(0)
-        theta = 2 * torch.rand(PROBES, problem.dim, generator=generator, dtype=problem.bound.dtype) - 1
+        theta = points_within_radius(PROBES, problem.dim).to(problem.bound.dtype)
         few = min(FEW_ROWS, max(FEW_DRAWS, ROWS_TOGETHER * problem.num_rows // problem.widest))
-        theta, at = RADIUS * theta, evenly(problem.bound.num_rows, few).unique()
+        at = evenly(problem.bound.num_rows, few).unique()
         rows = tuple(leaf[at] for leaf in problem.rows)
-        rule, theta, foot = self._with_feet(problem, theta, rows)
-        steps, modes = rule._climbed(problem, theta, rows, foot)
+        rule, theta, start = self._at_finite_starts(problem, theta, rows)
+        steps, modes = rule._ascend(problem, theta, rows, start)
         found = replace(rule, mode_steps=steps)._for_modes(problem, theta, rows, modes)
         centres = modes_at_points(problem, found, theta, rows) if found.starts else _one_each(modes)
         if self.order is None:
-            gaussian = not found.starts and found._bend(problem, theta, rows, centres) <= self.gaussian_tolerance
-            order = min(GAUSSIAN_ORDER, self.max_order) if gaussian else found._sufficient_order(problem, theta, rows)
-            found = replace(found, order=order)
-        if self.tails is not None:
-            return found
-        if not found._errs(problem, theta, rows, centres):
-            found = replace(found, tails=False)
-            return replace(found, order=self.order or found._enough_for_one(problem, theta, rows, centres))
-        found = replace(found, tails=True)  # its ascent starts elsewhere
-        if self.mode_steps:
-            return found
-        counting = replace(found, mode_steps=None)
-        steps, _ = counting._climbed(problem, theta, rows, counting._foot(problem, theta, rows))
-        return replace(found, mode_steps=steps)
+            gaussian = not found.starts and found._is_gaussian(problem, theta, rows, centres)
+            found = replace(found, order=min(GAUSSIAN_ORDER, self.max_order) if gaussian else self.max_order)
+        if self.tails is None:
+            found = replace(found, tails=found._needs_tails(problem, theta, rows, centres))
+        if self.order is None and not found.by_tails(problem.local_dim):
+            return replace(found, order=found._sufficient_order(problem, theta, rows, centres))
+        if self.tails is None and found.tails and not self.mode_steps:  # the ascent starts elsewhere
+            counting = replace(found, mode_steps=None)
+            steps, _ = counting._ascend(problem, theta, rows, counting._start_ascents(problem, theta, rows))
+            return replace(found, mode_steps=steps)
+        return found
 
-    def _with_feet(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Quadrature, Tensor, Ascent]:
-        """These settings, θ (S, D) and finite feet of rows' ascents there, if need be beside zero or at prior draws."""
-        foot = self._foot(problem, theta, rows)
-        finite = _is_finite(foot)
+    def _at_finite_starts(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Quadrature, Tensor, Ascent]:
+        """These settings, θ (S, D) and finite starts of ascents there, if need be beside zero or at prior draws."""
+        start = self._start_ascents(problem, theta, rows)
+        finite = _is_finite(start)
         if bool(finite.all()):
-            return self, theta, foot
+            return self, theta, start
         draws = draw_starts(problem, PROBES, torch.Generator().manual_seed(0), None, RADIUS, checked=False)
         theta = torch.cat([theta, draws])
         rules = [self] if self.offset is not None else [self, replace(self, offset=ASCENT_OFFSET)]
-        tried = [(rule, rule._foot(problem, theta, rows)) for rule in rules]
-        rule, foot = max(tried, key=lambda one: int(_is_finite(one[1]).sum()))
-        finite = _is_finite(foot) if bool(_is_finite(foot).any()) else torch.ones_like(finite)
-        return rule, theta[finite], pytree.tree_map(lambda part: part[finite], foot)
+        tried = [(rule, rule._start_ascents(problem, theta, rows)) for rule in rules]
+        rule, start = max(tried, key=lambda one: int(_is_finite(one[1]).sum()))
+        finite = _is_finite(start) if bool(_is_finite(start).any()) else torch.ones_like(finite)
+        return rule, theta[finite], pytree.tree_map(lambda part: part[finite], start)
 
     def _for_modes(self, problem: RowDensities, theta: Tensor, rows: Rows, modes: Centre) -> Quadrature:
         """With the places from which all modes at θ (S, D) are found, where rows have several beside `modes`."""
@@ -238,12 +230,12 @@ class Quadrature(metaclass=Checked):
         )(theta, centres)
         return found
 
-    def _errs(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
+    def _needs_tails(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
         """Whether `max_order` nodes placed by the curvature err at θ (S, D), and those placed by tails do not."""
-        if problem.local_dim > 1 or self.places(1) < FEWEST_OF_TAILS:
+        if problem.local_dim > 1 or self.places(1) < MIN_TAIL_NODES:
             return False
         usual, tails = (replace(self, tails=by_tails) for by_tails in (False, True))
-        many = replace(tails, order=FINER_RULE * self.places(1), max_nodes=FINER_RULE * self.max_nodes)
+        many = replace(tails, order=FINER_RULE_FACTOR * self.places(1), max_nodes=FINER_RULE_FACTOR * self.max_nodes)
         at_rest = bool((centres.decrement <= self.mode_tolerance).all())
         of_tails = centres if at_rest else modes_at_points(problem, tails, theta, rows)
         exact = many._log_marginals(problem, theta, rows, of_tails)
@@ -256,21 +248,21 @@ class Quadrature(metaclass=Checked):
         found = tails._log_marginals(problem, theta, rows, of_tails)
         return self._largest_difference(found, exact) <= max(self.node_tolerance, error)
 
-    def _enough_for_one(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> int:
-        """The fewest nodes of `ORDERS` by which a row's log marginal likelihood at θ (S, D) is that by `order`."""
-        most = self.places(1)
-        if problem.local_dim > 1 or self.starts:
-            return most
+    def _sufficient_order(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> int | None:
+        """The fewest nodes a dimension of `ORDERS` by which rows' log marginal likelihoods are those by `order`."""
+        tried = [order for order in ORDERS if order < self.places(problem.local_dim)]
+        if self.starts or not tried:
+            return self.order
 
         def values(order: int) -> Tensor:
             return replace(self, order=order)._log_marginals(problem, theta, rows, centres)
 
-        exact = values(most)
+        exact = self._log_marginals(problem, theta, rows, centres)
         allowed = self.node_tolerance + ROUNDING_UNITS * torch.finfo(exact.dtype).eps * exact.abs()
-        for order in ORDERS:
-            if order < most and bool(((values(order) - exact).abs() <= allowed)[exact.isfinite()].all()):
+        for order in tried:
+            if bool(((values(order) - exact).abs() <= allowed)[exact.isfinite()].all()):
                 return order
-        return most
+        return self.order
 
     @staticmethod
     def _largest_difference(found: Tensor, exact: Tensor) -> float:
@@ -278,65 +270,32 @@ class Quadrature(metaclass=Checked):
         known = exact.isfinite()
         return float((found - exact).nan_to_num(nan=math.inf).abs()[known].max()) if bool(known.any()) else 0.0
 
-    def _sufficient_order(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
-        """The fewest nodes a dimension of `ORDERS` whose score and curvature at θ (S, D) are those of the next rule."""
-        dim = problem.local_dim
-        most = replace(self, order=self.max_order)
-        tried = [order for order in ORDERS if order <= most.places(dim)]
-        if dim == 1 or problem.dim > MAX_PROBED_DIM or len(tried) < 2:
-            return self.max_order
-        at = evenly(len(rows[0]), PROBES).unique()
-        theta, rows = theta[:FEW_DRAWS], tuple(leaf[at] for leaf in rows)
-        unit = torch.eye(problem.dim, dtype=theta.dtype, device=theta.device)
-
-        def derivatives(order: int) -> tuple[Tensor, Tensor]:
-            rule = replace(self, order=order)
-
-            def log_lik(z: Tensor) -> Tensor:
-                return rule.log_parts(problem, z, rows)[1].sum()
-
-            def at(one: Tensor) -> tuple[Tensor, Tensor]:
-                score, pull = vjp(grad(log_lik), one)[:2]
-                return score, problem.vmap(lambda v: pull(v)[0])(unit)
-
-            score, curvature = problem.vmap(at)(theta)
-            return score.double(), curvature.double()
-
-        found = derivatives(tried[0])
-        for order, finer in pairwise(tried):
-            (score, curvature), found = found, derivatives(finer)
-            values, vectors = torch.linalg.eigh(-0.5 * (found[1] + found[1].mT))
-            whitening = vectors / (1 + values.abs()).sqrt().unsqueeze(1)  # as under a prior of unit scale
-            off = torch.linalg.vector_norm(whitening.mT @ (found[0] - score).unsqueeze(-1), dim=(1, 2))
-            bent = torch.linalg.matrix_norm(whitening.mT @ (found[1] - curvature) @ whitening, 2)
-            if bool((torch.maximum(off, bent) <= self.node_tolerance).all()):
-                return order
-        return self.max_order
-
-    def _foot(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
+    def _start_ascents(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
         """Where the ascents at several θ (S, D) begin."""
-        climber = self.climber
-        found: Ascent = problem.vmap(lambda one: climber.foot(problem, one, rows, self.start(problem, one, rows)))(
+        newton = self.newton_ascent
+        found: Ascent = problem.vmap(lambda one: newton.start_at(problem, one, rows, self.start(problem, one, rows)))(
             theta
         )
         return found
 
-    def _climbed(self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent) -> tuple[int, Centre]:
+    def _ascend(self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent) -> tuple[int, Centre]:
         """Newton steps to the modes at several θ (S, D), and one more, and what they lead to, (S, m, ...)."""
-        climber = self.climber
-        climb = problem.vmap(lambda one, state: climber.climb(problem, one, rows, state))
+        newton = self.newton_ascent
+        step = problem.vmap(lambda one, state: newton.step(problem, one, rows, state))
         steps, most = 1, self.mode_steps or self.max_mode_steps
-        while steps < most and (self.mode_steps or bool((climber.summit(state).decrement > self.mode_tolerance).any())):
-            state, steps = climb(theta, state), steps + 1
-        return steps, climber.summit(climb(theta, state))
+        while steps < most and (
+            self.mode_steps or bool((newton.centre_of(state).decrement > self.mode_tolerance).any())
+        ):
+            state, steps = step(theta, state), steps + 1
+        return steps, newton.centre_of(step(theta, state))
 
-    def _bend(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> float:
-        """How far log joint densities are from parabolas, `GAUSSIAN_REACH` SDs from the modes at θ, beyond rounding."""
+    def _is_gaussian(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
+        """Whether log joint densities are parabolas, `GAUSSIAN_REACH` SDs from the modes at θ, up to rounding."""
         axes = torch.eye(problem.local_dim, dtype=problem.bound.dtype)
         lines = torch.cat([axes, axes.mean(0, keepdim=True)])
         directions = GAUSSIAN_REACH * torch.cat([lines, -lines]) / lines.norm(dim=1).repeat(2).unsqueeze(1)
 
-        def bend(one: Tensor, centre: Centre) -> Tensor:
+        def distance(one: Tensor, centre: Centre) -> Tensor:
             top = problem.conditional_parts(one, rows, centre.mode)[1]
 
             def along(direction: Tensor) -> Tensor:
@@ -347,11 +306,12 @@ class Quadrature(metaclass=Checked):
             beyond: Tensor = apart - ROUNDING_UNITS * torch.finfo(top.dtype).eps * top.abs()
             return beyond.amax()
 
-        return float(problem.vmap(bend)(theta, Centre(*(part[:, 0] for part in centres))).max())
+        found = problem.vmap(distance)(theta, Centre(*(part[:, 0] for part in centres)))
+        return bool((found <= self.gaussian_tolerance).all())
 
     def by_tails(self, dim: int) -> bool:
         """Whether nodes are placed by tails, see `tails`."""
-        return bool(self.tails) and dim == 1 and self.places(1) >= FEWEST_OF_TAILS
+        return bool(self.tails) and dim == 1 and self.places(1) >= MIN_TAIL_NODES
 
     def nodes(self, dim: int) -> tuple[Tensor, Tensor]:
         """The rule for N(0, I): nodes (Q, d) and log weights (Q,), float64."""
@@ -374,37 +334,37 @@ class Quadrature(metaclass=Checked):
         self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log prior (), and each row's log marginal likelihood (m,), at θ (D,); ascents begin at zero, or by `near`."""
-        nodes = self.placed(problem, theta, rows, near)
+        nodes = self.nodes_at(problem, theta, rows, near)
         prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
         return prior[0], torch.logsumexp(values + nodes.log_weight, 0)
 
-    def placed(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes | None = None) -> Nodes:
+    def nodes_at(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes | None = None) -> Nodes:
         """The nodes of the rows' latents at θ (D,), those of one mode after the other; constants for derivatives."""
         if near is not None:
-            return self.placed_around(problem, theta, rows, self.centre_near(problem, theta, rows, near), near)
+            return self.nodes_at_modes(problem, theta, rows, self.centre_near(problem, theta, rows, near), near)
         if self.starts:
-            return self._around_each(problem, theta, rows, self.centres(problem, theta, rows))
-        return self.around(problem, theta, rows, self.centre(problem, theta, rows))
+            return self._nodes_around_each(problem, theta, rows, self.centres(problem, theta, rows))
+        return self.nodes_around(problem, theta, rows, self.centre(problem, theta, rows))
 
-    def placed_around(
+    def nodes_at_modes(
         self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, near: NearbyModes
     ) -> Nodes:
-        """`placed` at modes that are known: the nodes that are enough near this θ, or the usual."""
-        return by_curvature(centre, *near.nodes) if near.nodes else self.around(problem, theta, rows, centre)
+        """`nodes_at` at modes that are known: the nodes that are enough near this θ, or the usual."""
+        return by_curvature(centre, *near.nodes) if near.nodes else self.nodes_around(problem, theta, rows, centre)
 
-    def placed_alike(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes) -> Nodes:
+    def nodes_in_curvature_units(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes) -> Nodes:
         """The nodes at θ (D,) in units of the curvatures there, for other θ: C'(x - m), and weights without |C|."""
         centre = self.centre_near(problem, theta, rows, near)
-        nodes = self.around(problem, theta, rows, centre)
+        nodes = self.nodes_around(problem, theta, rows, centre)
         return Nodes(centre.units_of(nodes.place), nodes.log_weight + log_det_lower(centre.factor))
 
-    def around(
+    def nodes_around(
         self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, part: tuple[Centre, int] | None = None
     ) -> Nodes:
         """The nodes around one mode of each row, or of its share of the density, as for `profile`."""
         dim = centre.mode.shape[-1]
         if self.by_tails(dim):
-            nodes = self._along(self._line(problem, theta, rows, centre, part))
+            nodes = self._line_nodes(self._line(problem, theta, rows, centre, part))
         else:
             nodes = by_curvature(centre, *self.nodes(dim))
         if part is None:
@@ -412,14 +372,14 @@ class Quadrature(metaclass=Checked):
         shares = problem.vmap(lambda place: log_shares(part[0], place)[part[1]])(nodes.place)
         return nodes._replace(log_weight=nodes.log_weight + shares)
 
-    def _around_each(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> Nodes:
+    def _nodes_around_each(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> Nodes:
         """The nodes around all modes of each row, those of one mode after the other."""
-        each = [self.around(problem, theta, rows, centre.at(j), (centre, j)) for j in range(len(centre.mode))]
+        each = [self.nodes_around(problem, theta, rows, centre.at(j), (centre, j)) for j in range(len(centre.mode))]
         return Nodes(*(torch.cat(parts) for parts in zip(*each, strict=True)))
 
     def log_masses(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> tuple[Tensor, Tensor]:
         """Log prior (), and the part of each row's log marginal likelihood that is each mode's, (J, m)."""
-        nodes = self._around_each(problem, theta, rows, centre)
+        nodes = self._nodes_around_each(problem, theta, rows, centre)
         prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
         return prior[0], torch.logsumexp((values + nodes.log_weight).unflatten(0, (len(centre.mode), -1)), 1)
 
@@ -446,7 +406,7 @@ class Quadrature(metaclass=Checked):
 
         return line(look, centre.mode[:, 0], 1 / centre.factor[:, 0, 0], self.places(1))
 
-    def _along(self, placed: Line) -> Nodes:
+    def _line_nodes(self, placed: Line) -> Nodes:
         """The nodes of a line of tails."""
         like = placed.centre
         share = torch.linspace(0, 1, self.places(1), dtype=like.dtype, device=like.device).unsqueeze(-1)
@@ -463,7 +423,7 @@ class Quadrature(metaclass=Checked):
     ) -> Profile:
         """Rows' densities along nodes placed by tails; of a `part`, all modes and one's number, its share alone."""
         placed = self._line(problem, theta, rows, centre, part)
-        place, log_weight = self._along(placed)
+        place, log_weight = self._line_nodes(placed)
         values = problem.vmap(self._density(problem, theta, rows, part))(place)
         return Profile(placed, values + log_weight - placed.log_step(len(place)))
 
@@ -471,16 +431,16 @@ class Quadrature(metaclass=Checked):
         """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives."""
         theta = theta.detach()
         steps = self.mode_steps or self.max_mode_steps
-        return self.climber.climbed(problem, theta, rows, self.start(problem, theta, rows), steps)
+        return self.newton_ascent.ascend(problem, theta, rows, self.start(problem, theta, rows), steps)
 
     def centre_near(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes) -> Centre:
         """Modes of the rows' latents at θ (D,), from what is known near it, and curvatures a step before them."""
-        here, climber = theta.detach(), self.climber
-        state = climber.foot(problem, here, rows, near.modes(here))
+        here, newton = theta.detach(), self.newton_ascent
+        state = newton.start_at(problem, here, rows, near.modes(here))
         *before, last = near.steps.unbind()
         for share in before:
-            state = climber.climb(problem, here, rows, state, share)
-        end = climber.summit(state)  # of the last step nothing is looked at but its beginning
+            state = newton.step(problem, here, rows, state, share)
+        end = newton.centre_of(state)  # of the last step nothing is looked at but its beginning
         step = last * solve_lower_transposed(end.factor, solve_lower(end.factor, state.here.score))
         return end._replace(mode=(end.mode + step).detach())
 
@@ -491,20 +451,22 @@ class Quadrature(metaclass=Checked):
             return Centre(*(part.unsqueeze(0) for part in first))
         here = theta.detach()
 
-        def climb(start: Tensor) -> Centre:
-            return self.climber.climbed(problem, here, rows, start.expand_as(first.mode), self.max_mode_steps)
+        def ascend(start: Tensor) -> Centre:
+            return self.newton_ascent.ascend(problem, here, rows, start.expand_as(first.mode), self.max_mode_steps)
 
-        others = problem.vmap(climb)(torch.tensor(self.starts, dtype=here.dtype, device=here.device))
-        return alive(Centre(*(torch.cat([a.unsqueeze(0), b]) for a, b in zip(first, others, strict=True))))
+        others = problem.vmap(ascend)(torch.tensor(self.starts, dtype=here.dtype, device=here.device))
+        return without_failed_ascents(
+            Centre(*(torch.cat([a.unsqueeze(0), b]) for a, b in zip(first, others, strict=True)))
+        )
 
     def from_places(self, starts: tuple[tuple[float, ...], ...]) -> Quadrature:
         """These settings with other `starts`."""
         return replace(self, starts=starts)
 
     @property
-    def climber(self) -> Climber:
-        """How modes are climbed to."""
-        return Climber(self.shorten, self.floor)
+    def newton_ascent(self) -> NewtonAscent:
+        """The search for modes, with these settings."""
+        return NewtonAscent(self.shorten, self.floor)
 
     def start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
         """Where the rows' ascents begin, (m, d)."""
@@ -518,9 +480,9 @@ def _one_each(modes: Centre) -> Centre:
     return Centre(*(part.unsqueeze(1) for part in modes))
 
 
-def _is_finite(foot: Ascent) -> Tensor:
+def _is_finite(start: Ascent) -> Tensor:
     """At which θ log densities, scores and curvatures of all rows are finite, (S,)."""
-    return torch.stack([part.isfinite().flatten(1).all(1) for part in foot.here]).all(0)
+    return torch.stack([part.isfinite().flatten(1).all(1) for part in start.here]).all(0)
 
 
 def by_curvature(centre: Centre, units: Tensor, log_weights: Tensor) -> Nodes:

@@ -257,7 +257,7 @@ def _distinct(num_rows: int, count: int, generator: torch.Generator) -> Tensor:
             return found[:count]
 
 
-def draw_anew(
+def draw_independent_minibatches(
     num_rows: int, batch_size: int, num_steps: int, generator: torch.Generator, dtype: torch.dtype
 ) -> Minibatch:
     """`draw_minibatches`, drawn independently of each other, no row twice in one."""
@@ -287,7 +287,7 @@ def draw_epochs(
     """Positions and weights (E ⌈N_k/m⌉, m) of the minibatches of E epochs: in each every row once.
 
     If other clients have more rows, the missing minibatches are padding with weight zero, in which the client must not
-    move (`at_work`).
+    move (`has_rows`).
     """
     length = max(1, -(-num_rows // batch_size))
     order = _permutations(num_rows, epochs, generator)
@@ -303,7 +303,7 @@ def epoch_length(num_rows: Tensor, batch_size: int) -> Tensor:
     return ((num_rows + batch_size - 1) // batch_size).clamp_min(1)
 
 
-def at_work(picks: Minibatch) -> Tensor:
+def has_rows(picks: Minibatch) -> Tensor:
     """Whether there is a row in a step's minibatch, (); padding has none."""
     return (picks.weight > 0).any()
 

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from pyro_fed.errors import DataError, listed
 
 #: Depth to which containers are taken apart.
-DEEPEST = 4
+MAX_CONTAINER_DEPTH = 4
 
 
 class Table:
@@ -280,7 +280,7 @@ def is_column(value: Any) -> bool:
 
 
 def _tree(value: Any, lengths: frozenset[int], depth: int) -> Any:
-    if depth > DEEPEST or isinstance(value, Tensor | torch.nn.Module | str | type):
+    if depth > MAX_CONTAINER_DEPTH or isinstance(value, Tensor | torch.nn.Module | str | type):
         return value
     if is_column(value):
         return np.asarray(value, dtype=object) if len(value) in lengths else value

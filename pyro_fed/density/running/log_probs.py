@@ -39,7 +39,7 @@ LogProb = Callable[[Any, Tensor], Tensor]
 #: Coefficients of Stirling's series in a⁻¹, a⁻³, ...
 STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680)
 #: Shapes from this power of the machine's precision on are large: 50 in single precision, 8,000 in double.
-LARGE_POWER = -0.25
+LARGE_SHAPE_POWER = -0.25
 
 
 def log_rising(shape: Tensor, count: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def log_rising(shape: Tensor, count: Tensor) -> Tensor:
 
 def is_large(shape: Tensor) -> Tensor:
     """Where the terms of a density that cancel are large."""
-    large: Tensor = shape > torch.finfo(shape.dtype).eps ** LARGE_POWER
+    large: Tensor = shape > torch.finfo(shape.dtype).eps ** LARGE_SHAPE_POWER
     return large
 
 

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from pyro_fed.errors import ModelError
 
 #: Where the lower tail of the normal distribution begins, in which Φ is the scaled complementary error function's.
-TAIL = -1.0
+NORMAL_TAIL_END = -1.0
 
 
 def prefix_products(values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -37,9 +37,9 @@ def prefix_products(values: Tensor, dim: int, *, dtype: torch.dtype | None = Non
 
 def log_normal_cdf(values: Tensor) -> Tensor:
     """`torch.special.log_ndtr`, log Φ, of censored normal observations and probit models."""
-    tail, rest = values.clamp_max(TAIL), values.clamp_min(TAIL)
+    tail, rest = values.clamp_max(NORMAL_TAIL_END), values.clamp_min(NORMAL_TAIL_END)
     low = (torch.special.erfcx(-tail / math.sqrt(2)) / 2).log() - tail.square() / 2
-    return torch.where(values < TAIL, low, torch.log1p(-torch.erfc(rest / math.sqrt(2)) / 2))
+    return torch.where(values < NORMAL_TAIL_END, low, torch.log1p(-torch.erfc(rest / math.sqrt(2)) / 2))
 
 
 def take_flat(values: Tensor, index: Tensor) -> Tensor:
@@ -263,11 +263,11 @@ class OnDevice(TorchFunctionMode):
 
 def log_sigmoid(values: Tensor) -> Tensor:
     """`torch.nn.functional.logsigmoid`, which `vmap` cannot map on CUDA."""
-    return -nn.functional.softplus(-values, threshold=LINEAR)
+    return -nn.functional.softplus(-values, threshold=SOFTPLUS_THRESHOLD)
 
 
 #: Where log(1 + exp(x)) is x to the last bit of float64; exp(x) is a number of float32.
-LINEAR = 50.0
+SOFTPLUS_THRESHOLD = 50.0
 #: Functions that give way to others on CUDA alone.
 ON_CUDA: Mapping[Callable[..., Any], Callable[..., Any]] = {nn.functional.logsigmoid: log_sigmoid}
 

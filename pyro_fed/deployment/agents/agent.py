@@ -35,7 +35,7 @@ from pyro_fed.density.fingerprint import (
     operations_hash,
     shared_arguments,
 )
-from pyro_fed.density.latents.modes import MOST_STARTS
+from pyro_fed.density.latents.modes import MAX_STARTS
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.containers import Table
@@ -325,7 +325,7 @@ def _agent_federation(own: Federation, links: Links) -> AgentFederation:
     All then use the largest number of nodes and of steps; nodes are placed by tails if one agent needs that, and
     modes are looked for from every place that an agent needs. A simulation, with all rows, finds the same rule.
     """
-    rule, places = own.problem.quadrature, torch.zeros(MOST_STARTS, max(1, own.problem.local_dim), dtype=torch.float64)
+    rule, places = own.problem.quadrature, torch.zeros(MAX_STARTS, max(1, own.problem.local_dim), dtype=torch.float64)
     for i, place in enumerate(rule.starts or ()):
         places[i] = torch.tensor(place)
     needs = {"order": rule.order or 0, "steps": rule.mode_steps or 0, "tails": int(rule.tails or False)}
@@ -347,7 +347,7 @@ def _agent_federation(own: Federation, links: Links) -> AgentFederation:
         needs = {what: int(found[what].max()) for what in needs}
         starts = found["starts"].flatten(0, 1)
         starts = starts[starts.isfinite().all(1) & (starts != 0).any(1)].unique(dim=0)
-        each = tuple(map(tuple, starts[evenly(len(starts), MOST_STARTS)].tolist()))
+        each = tuple(map(tuple, starts[evenly(len(starts), MAX_STARTS)].tolist()))
         rule = replace(rule, order=needs["order"], mode_steps=needs["steps"], tails=needs["tails"] > 0, starts=each)
         own = copy(own)
         own.problem = replace(own.problem, quadrature=rule)

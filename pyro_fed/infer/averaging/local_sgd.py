@@ -39,10 +39,10 @@ from pyro_fed.density.rows.batches import (
     Batch,
     ClientData,
     Minibatch,
-    at_work,
     batch_of,
     draw_epochs,
     draw_minibatches,
+    has_rows,
     with_batches,
 )
 from pyro_fed.errors import SettingError
@@ -188,7 +188,7 @@ class LocalSGD(Algorithm):
     def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
         point, velocity = carry
         velocity = self.momentum * velocity + self.gradient(problem, point, const, picks)
-        moving = at_work(picks).to(point) if self.unit == "epochs" else 1.0
+        moving = has_rows(picks).to(point) if self.unit == "epochs" else 1.0
         return (point + moving * self.step_size * velocity, velocity), ()
 
     def gradient(self, problem: Problem, point: Tensor, const: Any, picks: Any) -> Tensor:

@@ -40,7 +40,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, select
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import resolve
-from pyro_fed.density.derivatives import of_some_rows
+from pyro_fed.density.derivatives import few_rows_findings
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.guides.gaussian_guides import guided_covariance
@@ -303,7 +303,7 @@ class EP(SpreadGaussian, SiteKeeping):
         """Warnings about rounds that ended early, unused messages, a q that still moved, and the inference's own."""
         ends = findings.ended_early(record)
         notes = ends or findings.unused_sites(record, self.by_newton)
-        notes += of_some_rows(problem, self.solver.few_rows)
+        notes += few_rows_findings(problem, self.solver.few_rows)
         notes += [] if ends else self.unsettled(record)
         return notes + self.solver.findings(record, problem)
 

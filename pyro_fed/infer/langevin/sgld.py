@@ -24,7 +24,14 @@ from pyro_fed.algorithm.contract import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, Minibatch, draw_anew, draw_minibatches
+from pyro_fed.density.rows.batches import (
+    BATCHES,
+    Batch,
+    ClientData,
+    Minibatch,
+    draw_independent_minibatches,
+    draw_minibatches,
+)
 from pyro_fed.infer.langevin.gradients import ControlVariateScore, Score, likelihood_score
 from pyro_fed.infer.langevin.langevin import Langevin
 from pyro_fed.infer.langevin.visits import Beginning, ClientState
@@ -61,7 +68,7 @@ class CorrectedLangevin(Langevin):
 
     def draw_picks(self, num_rows: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype) -> Minibatch:
         """Pieces of permutations, or independent draws."""
-        drawn = draw_anew if self.minibatches == "anew" else draw_minibatches
+        drawn = draw_independent_minibatches if self.minibatches == "anew" else draw_minibatches
         return drawn(num_rows, batch_size, self.local_steps, generator, dtype)
 
     def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:

@@ -41,7 +41,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEGLIGIBLE, ROUNDING_UNITS
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
-from pyro_fed.density.derivatives import clients_log_likelihoods, of_some_rows, pick_rows, prior_values
+from pyro_fed.density.derivatives import clients_log_likelihoods, few_rows_findings, pick_rows, prior_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -358,7 +358,7 @@ class FedLaplace(GaussianAlgorithm):
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about a point that is not a maximum, or that goes to infinity."""
-        return [*self._no_maximum(record, problem), *of_some_rows(problem, self.few_rows)]
+        return [*self._no_maximum(record, problem), *few_rows_findings(problem, self.few_rows)]
 
     def _no_maximum(self, record: Record, problem: Problem) -> list[Finding]:
         if record.latest.get("fall", 0.0) > MAX_CURVATURE_FALL:

@@ -38,7 +38,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_anew, with_batches
+from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_independent_minibatches, with_batches
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.step_sizes import polynomial_step
@@ -158,7 +158,9 @@ class PMD(Algorithm):
         }
         if self.batch_size is None:
             return noise
-        return noise | {"picks": draw_anew(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)}
+        return noise | {
+            "picks": draw_independent_minibatches(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)
+        }
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make steps of mirror descent."""

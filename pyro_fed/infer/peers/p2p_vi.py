@@ -51,7 +51,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice
-from pyro_fed.density.derivatives import Kind, of_some_rows
+from pyro_fed.density.derivatives import Kind, few_rows_findings
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -325,6 +325,6 @@ class P2PVI(PeerGaussian):
         return [
             *(findings.published_target(record, self.batch_size, drawn) if published else []),
             *super().warnings(record, problem),
-            *of_some_rows(problem, self.solver.few_rows),
+            *few_rows_findings(problem, self.solver.few_rows),
             *findings.unused_rows(record, self.batch_size),
         ]

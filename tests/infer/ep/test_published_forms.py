@@ -13,7 +13,7 @@ from conjugate import data, exact, federation, model
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.density.derivatives.other_curvatures import fisher_information
-from pyro_fed.density.rows.batches import draw_anew, draw_epochs, epoch_length
+from pyro_fed.density.rows.batches import draw_epochs, draw_independent_minibatches, epoch_length
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.tilted import Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
@@ -73,7 +73,7 @@ def test_an_epoch_takes_every_row_once():
 
 
 def test_batches_drawn_anew_have_no_row_twice_and_all_rows_alike():
-    picks = draw_anew(12, 5, 4000, torch.Generator().manual_seed(0), torch.float64)
+    picks = draw_independent_minibatches(12, 5, 4000, torch.Generator().manual_seed(0), torch.float64)
     assert all(len(set(row)) == 5 for row in picks.position.tolist())
     share = torch.bincount(picks.position.flatten(), minlength=12) / 4000
     assert (share - 5 / 12).abs().max() < 4 * (5 / 12 * 7 / 12 / 4000) ** 0.5

@@ -8,8 +8,9 @@ from torch.func import grad, hessian, vmap
 
 import pyro_fed as pf
 from pyro_fed.density.derivatives import derivatives
-from pyro_fed.density.derivatives.nodes import AGREE, as_many_as_needed
+from pyro_fed.density.derivatives.nodes import RULE_TOLERANCE, as_many_as_needed
 from pyro_fed.ops.batched import Moments
+from pyro_fed.ops.memory import count_in_memory
 from pyro_fed.ops.points import standardised_sobol
 
 MEAN = torch.tensor([[0.3, -1.0], [2.0, 0.5]], dtype=torch.float64)
@@ -109,17 +110,17 @@ def test_patients_count_in_blocks_and_few_points_give_the_moments_of_all(monkeyp
     sizes = []
     whole = derivatives.in_blocks
 
-    def watched(points, work):
-        sizes.append((len(points), work))
-        return whole(points, work)
+    def watched(points, most):
+        sizes.append((len(points), most))
+        return whole(points, most)
 
     monkeypatch.setattr(derivatives, "in_blocks", watched)
     both = []
     for most in (10**12, 0):
-        monkeypatch.setattr(derivatives, "MOST_INTEGRATED", most)
+        monkeypatch.setattr(derivatives, "MAX_INTEGRATED_NUMBERS", most)
         both.append(derivatives.Derivatives("full", "hessian").of_likelihood(problem, points, batch))
     assert sizes[0][0] == 128 and max(count for count, _ in sizes[1:]) <= 32
-    assert sizes[0][1] >= 2 * 120 * problem.num_nodes * problem.dim  # two clients of 120 patients
+    assert sizes[0][1] <= count_in_memory(2 * 120 * problem.num_nodes * problem.dim)  # two clients of 120 patients
     every, few = both
-    assert ((few.score - every.score) * sds).abs().max() < AGREE
-    assert ((few.curvature - every.curvature) * sds * sds[:, None]).abs().max() < AGREE
+    assert ((few.score - every.score) * sds).abs().max() < RULE_TOLERANCE
+    assert ((few.curvature - every.curvature) * sds * sds[:, None]).abs().max() < RULE_TOLERANCE

@@ -77,7 +77,7 @@ def test_means_over_points_are_those_of_the_models_hessians(model, monkeypatch):
     fed = federation(model)
     problem, batch = fed.problem, fed.client_data().full_batch()
     points = spread_points(near(problem.dim, 0.2), 16)
-    monkeypatch.setattr(derivatives, "LEAST_STRUCTURE_WORK", math.inf)
+    monkeypatch.setattr(derivatives, "MIN_STRUCTURE_WORK", math.inf)
     exact = Derivatives("full", "hessian").of_likelihood(problem, points, batch)
     found = composed_rows.means_at(problem, points, batch)
     for a, b in zip(found, exact, strict=True):
@@ -93,7 +93,7 @@ def test_looks_at_points_are_the_models(model, monkeypatch):
     problem, data = fed.problem, fed.client_data()
     points = spread_points(near(problem.dim, 0.2), 16).transpose(0, 1).contiguous()
     exact = scores.look_at_likelihood(problem, points, data)
-    monkeypatch.setattr(scores, "LEAST_STRUCTURE_WORK", 1)
+    monkeypatch.setattr(scores, "MIN_STRUCTURE_WORK", 1)
     torch.testing.assert_close(scores.look_at_likelihood(problem, points, data), exact)
 
 

@@ -254,7 +254,8 @@ def test_pairs_of_points_are_enough_where_rows_are_nearly_parabolas(monkeypatch)
     work = Derivatives("full", "hessian")
     exact = [work.of_likelihood(problem, points, batch) for points in (narrow, wide)]
     monkeypatch.setattr(derivatives, "MANY_ROWS_A_PARAMETER", 0)
-    monkeypatch.setattr(derivatives, "MOST_NUMBERS", 128 * ROWS * problem.dim**2 - 1)  # shares of half of all points
+    shares_of_half = 128 * ROWS * problem.dim**2 - 1
+    monkeypatch.setattr(derivatives, "MAX_CURVATURE_NUMBERS", shares_of_half)
     asked = []
     in_shares = Derivatives._in_shares
     monkeypatch.setattr(Derivatives, "_in_shares", lambda *args: asked.append(len(args[2])) or in_shares(*args))
@@ -285,7 +286,7 @@ def test_derivatives_at_a_point_are_the_models(model, monkeypatch):
 @pytest.mark.parametrize("model", STRUCTURED, ids=lambda model: model.__name__)
 def test_expectations_are_those_of_many_points(model, monkeypatch):
     monkeypatch.setattr("pyro_fed.ops.memory.CACHE_NUMBERS", 4096)
-    monkeypatch.setattr(derivatives, "LEAST_STRUCTURE_WORK", math.inf)  # the points' Hessians, row by row
+    monkeypatch.setattr(derivatives, "MIN_STRUCTURE_WORK", math.inf)  # the points' Hessians, row by row
     fed = federation(model)
     problem, data = fed.problem, fed.client_data()
     dim = problem.dim
@@ -309,16 +310,16 @@ def test_means_over_points_are_those_of_their_hessians(model, block, monkeypatch
     g = torch.Generator().manual_seed(2)
     points = 0.3 * torch.randn(6, 3, problem.dim, generator=g, dtype=torch.float64)
     batch = batch._replace(weight=batch.weight * torch.rand(batch.weight.shape, generator=g, dtype=torch.float64))
-    assert 6 * ROWS * problem.dim < derivatives.LEAST_STRUCTURE_WORK
+    assert 6 * ROWS * problem.dim < derivatives.MIN_STRUCTURE_WORK
     exact = Derivatives("full", "hessian").of_likelihood(problem, points, batch)
-    monkeypatch.setattr(derivatives, "LEAST_STRUCTURE_WORK", 0)
+    monkeypatch.setattr(derivatives, "MIN_STRUCTURE_WORK", 0)
     for a, b in zip(Derivatives("full", "hessian").of_likelihood(problem, points, batch), exact, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     assert rowwise.at_points(problem, points, batch) is not None
 
 
 def test_models_without_structure_have_their_hessians_at_points(monkeypatch):
-    monkeypatch.setattr(derivatives, "LEAST_STRUCTURE_WORK", 0)
+    monkeypatch.setattr(derivatives, "MIN_STRUCTURE_WORK", 0)
     fed = federation(scaled_weights)
     points = torch.zeros(2, 3, fed.problem.dim, dtype=torch.float64)
     batch = fed.client_data().full_batch()
@@ -337,7 +338,7 @@ def test_a_client_without_rows_adds_nothing():
 
 
 def means(model, worth, monkeypatch, **options):
-    monkeypatch.setattr(derivatives, "LEAST_STRUCTURE_WORK", worth)
+    monkeypatch.setattr(derivatives, "MIN_STRUCTURE_WORK", worth)
     idata = pf.run(pf.FedEP(), federation(model), progress=False, log_likelihood=False, audit=False, **options)
     draws = [value.values.reshape(1000, -1) for value in idata.posterior.data_vars.values()]
     return [part.mean(0) for part in draws], [part.std(0) for part in draws]
@@ -377,7 +378,7 @@ def test_a_networks_curvature_is_that_of_its_units_and_what_is_behind_them(units
     assert predictors(problem, CHECK_ROWS) is None
     found = predictors(problem, CHECK_ROWS, wide=True)
     assert (found.width, len(found.direct)) == (units, 3 * units)
-    monkeypatch.setattr(derivatives, "MOST_NUMBERS", most)
+    monkeypatch.setattr(derivatives, "MAX_CURVATURE_NUMBERS", most)
     monkeypatch.setattr(derivatives, "NETWORK_NUMBERS", 1)
     monkeypatch.setattr("pyro_fed.ops.memory.CACHE_NUMBERS", 2000)
     points = 0.4 * torch.randn(32, 2, problem.dim, generator=g, dtype=torch.float64)

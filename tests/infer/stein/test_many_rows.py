@@ -50,7 +50,7 @@ def test_pieces_of_rows_are_all_rows(model, monkeypatch):
     whole = [function(problem, points, data) for function in found]
     monkeypatch.setattr("pyro_fed.ops.memory.RESULT_NUMBERS", 1)
     monkeypatch.setattr("pyro_fed.ops.memory.CACHE_NUMBERS", 60)
-    monkeypatch.setattr(scores, "LEAST_STRUCTURE_WORK", torch.inf)
+    monkeypatch.setattr(scores, "MIN_STRUCTURE_WORK", torch.inf)
     torch.testing.assert_close([function(problem, points, data) for function in found], whole)
 
 
@@ -80,7 +80,7 @@ def test_looks_by_structure_are_those_of_all_rows(monkeypatch):
     problem = pf.Federation(logistic, rows(), plate="data", num_clients=2).problem
     data, points = two_clients(problem)
     whole = scores.look_at_likelihood(problem, points, data)
-    monkeypatch.setattr(scores, "LEAST_STRUCTURE_WORK", 1)
+    monkeypatch.setattr(scores, "MIN_STRUCTURE_WORK", 1)
     torch.testing.assert_close(scores.look_at_likelihood(problem, points, data), whole)
 
 

@@ -58,11 +58,11 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import (
     Batch,
     ClientData,
-    at_work,
     batch_of,
     draw_epochs,
     draw_minibatches,
     epoch_length,
+    has_rows,
     with_batches,
 )
 from pyro_fed.errors import SettingError
@@ -188,7 +188,7 @@ class Chain(TiltedInference):
             direction = times(factor, times_transposed(factor, score))
             scale = 1.0 if self.preconditioned else 1.0 / num_rows.clamp_min(1).to(z)
             velocity = (SGD.momentum if self.momentum is None else self.momentum) * velocity + direction * scale
-            moving = at_work(picks).to(z) if self.unit == "epochs" else 1.0
+            moving = has_rows(picks).to(z) if self.unit == "epochs" else 1.0
             z = z + moving * self.step_size * velocity
         return (z, velocity), (z,)
 
