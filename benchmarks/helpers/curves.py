@@ -31,11 +31,19 @@ def on_test(federation: pf.Federation, test: Any) -> Evaluate:
 def by_round(
     algorithm: Algorithm, federation: pf.Federation, evaluate: Evaluate, rounds: int | None, **options: Any
 ) -> xr.Dataset:
-    """The record of one run with its figures in every round; Inductor keeps its code on disk for the next."""
+    """The record of one run with its figures in every round; Inductor keeps its code on disk for the next.
+
+    A run that diverges has NaN in the rounds that it does not have.
+    """
     settings = {"progress": False, "log_likelihood": False, "compile": "inductor", **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # dead KDEs and runs cut short are part of the comparisons
-        return pf.run(algorithm, federation, num_rounds=rounds, evaluate=evaluate, **settings)["federation"]
+        try:
+            return pf.run(algorithm, federation, num_rounds=rounds, evaluate=evaluate, **settings)["federation"]
+        except pf.errors.DivergenceError as error:
+            print(f"{type(algorithm).__name__} diverges in round {error.round + 1}", flush=True)
+            record = error.result["federation"]
+            return record.pad(round=(0, rounds - record.sizes["round"])) if rounds else record
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -55,9 +63,17 @@ def print_table(title: str, curves: Curves, columns: Mapping[str, slice], agains
     for name, values in curves.items():
         paired = against not in ("", name)
         shown = values - curves[against] if paired else values
-        spans = (mean_and_error(shown[:, span].mean(1)) for span in columns.values())
-        cells = (f"{mean:{'+' if paired else ''}.{digits}f} ± {error:.{digits}f}" for mean, error in spans)
+        cells = (_cell(shown[:, span].mean(1), "+" if paired else "", digits) for span in columns.values())
         print(f"{name:<18}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
+
+
+def _cell(values: np.ndarray, sign: str, digits: int) -> str:
+    """Mean and standard error of values over seeds, or how many of these have none."""
+    lacking = int(np.isnan(values).sum())
+    if lacking:
+        return f"{lacking} of {len(values)} diverged"
+    mean, error = mean_and_error(values)
+    return f"{mean:{sign}.{digits}f} ± {error:.{digits}f}"
 
 
 def at_rounds(rounds: Sequence[int], shown: Sequence[int]) -> dict[str, slice]:

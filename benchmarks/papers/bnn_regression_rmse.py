@@ -45,7 +45,7 @@ LONGER: dict[str, Any] = {"local_steps": 200}  # a round on the pooled data is a
 #: Algorithm, and the one on the pooled data that it is compared with.
 METHODS = {
     "SVGD, published": (pf.papers.PaperSVGD(**PUBLISHED), "SVGD, published"),
-    "DSVGD, published": (pf.papers.PaperDSVGD(**PUBLISHED), "SVGD, published"),
+    "DSVGD, published": (pf.papers.PaperDSVGD(**PUBLISHED, kde_floor=0.0), "SVGD, published"),
     "SVGD, 0.01": (pf.infer.SVGD(**{**ACCURATE, **LONGER}), "SVGD, 0.01"),
     "DSVGD, 0.01": (pf.DSVGD(**ACCURATE), "SVGD, 0.01"),
     "SVGD, default": (pf.infer.SVGD(**{**DEFAULT, **LONGER}), "SVGD, default"),

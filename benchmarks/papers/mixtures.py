@@ -117,8 +117,8 @@ def methods(steps, width):
     """The algorithms of the figures."""
     stein: dict[str, Any] = {"num_particles": 200, "local_steps": steps}
     return {
-        "DSVGD, published": pf.papers.PaperDSVGD(**stein, distill_steps=steps, kde_bandwidth=width),
-        "U-DSVGD": pf.papers.UDSVGD(**stein, kde_bandwidth=width),
+        "DSVGD, published": pf.papers.PaperDSVGD(**stein, distill_steps=steps, kde_bandwidth=width, kde_floor=0.0),
+        "U-DSVGD": pf.papers.UDSVGD(**stein, kde_bandwidth=width, kde_floor=0.0),
         "SVGD (pooled)": pf.papers.PaperSVGD(**stein),
         "DSVGD, default": pf.DSVGD(num_particles=200),
         "PVI": pf.infer.PVI(),
