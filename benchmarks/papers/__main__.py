@@ -78,6 +78,13 @@ ITEMS = {
     "fedep_settings": Item("fedep", "Table 7, 8 (stand-in)", "fedep_settings", minutes=5),
     "fedep_ablations": Item("fedep", "Fig. 4, 6 (stand-in)", "fedep_ablations", minutes=3),
     "fedep_momentum": Item("fedep", "Table 7's momentum", "fedep_momentum", minutes=1),
+    "fedep_recipes": Item(
+        "fedep",
+        "every recipe, ten clients",
+        "recipes",
+        ("--minutes", "60"),
+        60,
+    ),
     "fsgld_figure_1": Item("fsgld", "Fig. 1", "fsgld_figures", ("--only-1",), 0.1),
     "fsgld_section_5_1": Item("fsgld", "Fig. 2, 3, 4", "fsgld_figures", minutes=5),
     "fsgld_table_1": Item("fsgld", "Table 1, Fig. 5", "fsgld_sections_5_2_and_5_3", ("--rounds", "60"), 25),

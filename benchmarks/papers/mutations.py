@@ -88,6 +88,7 @@ PARTICLES, PAPER, PARALLEL, UNCONSTRAINED = (
 )
 KERNELS, KDE, STEPS, EP = "ops/kernel_base.py:", "ops/stein.py:", "ops/step_sizes.py:", "infer/ep/"
 TILTED, GRADIENTS = "infer/ep/tilted/", "infer/langevin/gradients.py:"
+AVERAGED, VR_FALD = "infer/langevin/averaged.py:", "infer/langevin/vr_fald.py:"
 HAMILTONIAN, TRAJECTORIES = "infer/langevin/test_fedhmc.py", "infer/langevin/trajectories.py:"
 
 EQUATIONS = (
@@ -376,13 +377,31 @@ EQUATIONS = (
         "Deng et al.: federated averaging Langevin dynamics",
         (LANGEVIN, "-k", "fald"),
         (
-            ("infer/langevin/fald.py:FALD.local_step", "rsqrt()", "sqrt()"),
+            (f"{AVERAGED}AveragedLangevin.clients_noise", "rsqrt()", "sqrt()"),
             (
-                "infer/langevin/fald.py:FALD.visit_weights",
+                f"{AVERAGED}AveragedLangevin.visit_weights",
                 "f / f.sum(-1, keepdim=True)",
                 "f / f.sum(-1, keepdim=True) * 0 + 1 / f.shape[-1]",
             ),
-            ("infer/langevin/fald.py:average", "value * with", "value / with"),
+            (f"{AVERAGED}average", "value * with", "value / with"),
+        ),
+    ),
+    Equation(
+        "Plassier et al.: VR-FALD*",
+        (LANGEVIN, "-k", "vr_fald"),
+        (
+            (f"{VR_FALD}VRFALD.clients_noise", "self.shared_noise**0.5 *", "self.shared_noise *"),
+            (f"{VR_FALD}VRFALD.clients_noise", "(1 - self.shared_noise)", "(1 + self.shared_noise)"),
+            (f"{VR_FALD}VRFALD.local_step", "share * shared", "shared"),
+            (
+                f"{VR_FALD}VRFALD.local_step",
+                'shared["reference"], arrival.position',
+                "arrival.position, arrival.position",
+            ),
+            (f"{VR_FALD}VRFALD.local_step", "own)", "share * own)"),
+            (f"{VR_FALD}VRFALD.combine", ".sum(1)", ".mean(1)"),
+            (f"{VR_FALD}VRFALD.combine", 'Reference(shared["position"]', 'Reference(0 * shared["position"]'),
+            (f"{VR_FALD}VRFALD.combine", 'shared["noise_key"] + 1', 'shared["noise_key"]'),
         ),
     ),
     # -- Wang et al. --------------------------------------------------------------------------------------------

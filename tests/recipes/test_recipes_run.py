@@ -107,6 +107,7 @@ BOUNDS = {
     "svi": (15.0, 0.1, 4.0),  # cut short
     "svrg_ld": (1.0, 0.5, 1.6),  # one chain of 1,600 steps
     "udsvgd": (5.5, 0.5, 2.6),  # as dsvgd_paper
+    "vr_fald": (1.5, 0.3, 2.0),  # cut short
 }
 CUT_EP = ({"start.rounds": 5}, 20)
 CUT_STEIN = {"num_particles": 20, "local_steps": 40}
@@ -146,6 +147,7 @@ SHORT = {
     "saga_ld": ({"burn_in": 400}, 40),
     "svrg_ld": ({"burn_in": 400}, 40),
     "udsvgd": (CUT_STEIN, 6),
+    "vr_fald": ({"num_chains": 20}, 250),
 }
 
 
