@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from pyro_fed.algorithm import Algorithm
 from pyro_fed.analysis.judging.metrics import test_metrics
 from pyro_fed.runtime.context import Evaluate
 
+#: The environment variable that names how runs are compiled.
+COMPILE = "BENCHMARK_COMPILE"
 #: Values over (seed, round), by method.
 Curves = Mapping[str, np.ndarray]
 
@@ -33,9 +36,10 @@ def by_round(
 ) -> xr.Dataset:
     """The record of one run with its figures in every round; Inductor keeps its code on disk for the next.
 
+    The environment variable BENCHMARK_COMPILE names another value of `compile`: "trace" is sooner ready for few runs.
     A run that diverges has NaN in the rounds that it does not have.
     """
-    settings = {"progress": False, "log_likelihood": False, "compile": "inductor", **options}
+    settings = {"progress": False, "log_likelihood": False, "compile": os.environ.get(COMPILE, "inductor"), **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # dead KDEs and runs cut short are part of the comparisons
         try:

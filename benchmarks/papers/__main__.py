@@ -88,6 +88,7 @@ ITEMS = {
     "fsgld_figure_1": Item("fsgld", "Fig. 1", "fsgld_figures", ("--only-1",), 0.1),
     "fsgld_section_5_1": Item("fsgld", "Fig. 2, 3, 4", "fsgld_figures", minutes=5),
     "fsgld_table_1": Item("fsgld", "Table 1, Fig. 5", "fsgld_sections_5_2_and_5_3", ("--rounds", "60"), 25),
+    "fsgld_bytes": Item("fsgld", "beside QLSD, VR-FALD*", "langevin_bytes", minutes=2),
     "fsgld_overfit": Item("fsgld", "Table 1, what its train and test are", "fsgld_overfit", minutes=7),
     "p2p_figure_1": Item("p2p", "Fig. 1", "p2p_linear_regression", minutes=0.3),
     "p2p_theorem_1": Item("p2p", "Theorem 1, Corollaries 1, 2", "p2p_rate", minutes=0.2),
