@@ -102,7 +102,9 @@ def main():
             axis.plot(sent / 1e6, error, color=f"C{number}", lw=1.2, label=name if seed == 0 else None)
             ends.append((sent[-1] / 1e6, error[-1]))
         at, last = zip(*ends, strict=True)
-        print(f"{name:<22}{np.mean(at):8.2f}{np.mean(last):10.3f}   {[round(one, 3) for one in last]}", flush=True)
+        print(
+            f"{name:<22}{np.mean(at):8.2f}{np.mean(last):10.3f}   {' '.join(f'{one:.3f}' for one in last)}", flush=True
+        )
     axis.axhline(0.1, color="0.75", lw=0.8)
     axis.set(xscale="log", yscale="log", xlabel="MB sent by ten clients", ylabel="error of a mean (SDs) or a log SD")
     axis.legend(fontsize=8)

@@ -61,6 +61,8 @@ def measured(name: str, seconds: float = SECONDS) -> Record:
             max_seconds=seconds,
             **options,
         )
+    except pf.errors.TimeLimitError:
+        raise  # no result, and nothing that is kept
     except pf.errors.StoppedError as error:
         return {"ended": f"{type(error).__name__} in round {error.round} of {type(error.algorithm).__name__}"}
     except pf.PyroFedError as error:
