@@ -40,7 +40,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     options = {"progress": not FAST, "audit": not FAST}
     idata = pf.run(pf.P2PVI(), fed, graph=ring, num_rounds=20 if FAST else None, **options)
-    size, depth = (100, 6) if FAST else (1000, 10)
+    size, depth = (50, 5) if FAST else (1000, 10)
     long = pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2, max_tree_depth=depth)
     nuts = pf.run(long, fed, **options)
 print(idata.attrs["warnings"] or "no warnings")

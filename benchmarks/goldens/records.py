@@ -170,9 +170,9 @@ def run_all(
         if not isinstance(found, Died):
             yield found[0] | {"code": code()}, found[1]
         elif found.late:
-            print(f"{name}: {case} is left out: {found.said}", file=sys.stderr, flush=True)
+            print(f"{name}: {case} is left out: {found.reason}", file=sys.stderr, flush=True)
         else:
-            raise RuntimeError(f"{name}: '{case}': {found.said}")
+            raise RuntimeError(f"{name}: '{case}': {found.reason}")
 
 
 def _record(task: tuple[str, str]) -> tuple[dict[str, Any], float]:

@@ -111,7 +111,7 @@ def run_missing(
     waiting = (case for case in cases if (again or case not in records) and time.monotonic() < stop)
     for (_, case), found in run_in_processes(_timed, ((function, case) for case in waiting), jobs, warm=warm):
         if isinstance(found, Died):
-            print(f"{case}: {found.said}", file=sys.stderr, flush=True)
+            print(f"{case}: {found.reason}", file=sys.stderr, flush=True)
             continue
         record = {"case": case, **found}
         records.keep(record)
@@ -137,7 +137,7 @@ def alone(function: Callable[..., R], *arguments: Any) -> R:
     """What a function of a module returns in a process of its own; what it prints is printed."""
     ((_, found),) = run_in_processes(_called, [(function, arguments)], warm=False)
     if isinstance(found, Died):
-        raise RuntimeError(f"{function.__name__}{arguments}: {found.said}")
+        raise RuntimeError(f"{function.__name__}{arguments}: {found.reason}")
     answer: R = found
     return answer
 

@@ -142,7 +142,7 @@ def cell(name: str, hidden: int, limit: float) -> str:
     if isinstance(found, Died):
         if found.late:
             return f"not in {limit:.0f} s"
-        raise RuntimeError(f"{name}, {hidden} hidden units: {found.said}")
+        raise RuntimeError(f"{name}, {hidden} hidden units: {found.reason}")
     return f"{found['seconds']:.3f} s, {found['megabytes']:.0f} MB ({found['vectors']:.0f} d)"
 
 

@@ -23,7 +23,7 @@ import pyro_fed as pf
 from benchmarks.helpers.records import Records
 from pyro_fed.analysis.bench.cases.case import Split
 from pyro_fed.analysis.bench.cases.library import all_cases
-from pyro_fed.analysis.plots.style import name_dots
+from pyro_fed.analysis.plots.style import MARKERS
 from pyro_fed.recipes import recipe
 
 CASES = {"linear_regression": "sorted/10", "logistic_regression": "dirichlet:0.3/10"}
@@ -106,35 +106,28 @@ def measure(name, recipe_name):
 def draw(found, path):
     """The figure."""
     import matplotlib as mpl
-    from matplotlib.lines import Line2D
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(11.0, 5.2), sharey=True, layout="constrained")
-    named = []
     for axis, name in zip(axes, CASES, strict=True):
-        ends: list[tuple[str, str, float, float]] = []
+        ends: list[tuple[float, float]] = []
         for family, members in FAMILIES.items():
             for number, one in enumerate(members):
                 run = found.get(f"{name}/{one}", {})
                 if not run.get("error") or not np.isfinite(run["error"][-1]):
                     continue
-                style, end = ("-", "--", ":", "-.")[number % 4], (run["bytes"][-1], run["error"][-1])
-                axis.plot(run["bytes"], run["error"], style, color=COLOURS[family], lw=1.1)
-                axis.plot(*end, "o", color=COLOURS[family], ms=4)
-                ends.append((one, COLOURS[family], *end))
-        first = min(end[2] for end in ends)
+                ends.append((run["bytes"][-1], run["error"][-1]))
+                axis.plot(run["bytes"], run["error"], color=COLOURS[family], lw=1.1)
+                axis.plot(*ends[-1], MARKERS[number], color=COLOURS[family], ms=5, label=one)
+        first = min(sent for sent, _ in ends)
         axis.axhline(0.1, color="0.75", lw=0.8)
         axis.set(xscale="log", yscale="log", title=TITLES[name], xlabel="bytes sent by ten clients")
-        axis.set(ylim=(0.015, 60), xlim=(first / 3, 20 * max(end[2] for end in ends)))
-        named.append((axis, ends))
+        axis.set(ylim=(0.015, 60), xlim=(first / 3, 2 * max(sent for sent, _ in ends)))
     axes[0].set_ylabel("largest error of a mean (SDs) or of a log SD")
-    lines = [Line2D([], [], color=colour, label=family) for family, colour in COLOURS.items()]
-    figure.legend(handles=lines, loc="outside lower center", ncols=len(lines), fontsize=8)
-    for axis, ends in named:  # once all else has its place
-        names, colours, at, error = zip(*ends, strict=True)
-        name_dots(axis, names, np.array(at), np.array(error), dict(zip(names, colours, strict=True)))
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=6, fontsize=8)
     figure.savefig(path, dpi=150)
 
 

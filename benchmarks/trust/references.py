@@ -37,7 +37,7 @@ from benchmarks.trust.posterior import (
     log_density,
 )
 from benchmarks.trust.posteriors import POSTERIORS
-from pyro_fed.analysis.bench.scores import LARGEST_KURTOSIS
+from pyro_fed.analysis.bench.scores import MAX_KURTOSIS
 
 FILE = Path(__file__).parent / "references.json"
 #: Points along each dimension, by the number of dimensions.
@@ -205,7 +205,7 @@ def reference(posterior: Posterior) -> dict[str, Any]:
         entry = {"mean": rounded(part["mean"]), "sd": rounded(part["sd"]), "error": float(f"{error:.2g}")}
         own = part.get("constrained")
         if own is not None:
-            fine = (own.kurtosis < LARGEST_KURTOSIS) & (own.sd > 1e-9)
+            fine = (own.kurtosis < MAX_KURTOSIS) & (own.sd > 1e-9)
             entry["constrained"] = {
                 "mean": rounded(np.where(fine, own.mean, np.nan)),
                 "sd": rounded(np.where(fine, own.sd, np.nan)),

@@ -14,11 +14,12 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.density.derivatives.scores import log_likelihoods
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, Batch, ClientData, in_chunks
+from pyro_fed.density.rows.batches import Batch, ClientData, in_chunks
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
 from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, add_batch_axis, as_state, gaussian, site_of
 from pyro_fed.ops.gaussian import STRUCTURES, Gaussian
+from pyro_fed.ops.memory import count_in_memory
 from pyro_fed.policy import resolve
 
 #: Variance of the Gaussian that stands for a point: over it the expected curvature is the curvature at the point.
@@ -74,7 +75,7 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
             moments = derivatives.of_likelihood(problem, everywhere, clients.full_batch())
         return as_state(site_of(moments, mean))
 
-    size = max(1, NUMBERS_IN_MEMORY // max(1, a_point * len(points)))
+    size = count_in_memory(a_point * len(points))
     found = [of_some(data.of(slice(k, k + size))) for k in range(0, len(data.num_rows), size)]
     state = {name: torch.cat([one[name] for one in found]) for name in found[0]}
     for value in state.values():

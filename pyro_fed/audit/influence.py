@@ -54,13 +54,13 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS
 from pyro_fed.density.observations import observed_values
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.density.rows.labelled import plain
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.labels import row_labels
 from pyro_fed.infer.sites.gaussian_sites import gaussian, moments_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import equilibrated_cholesky
+from pyro_fed.ops.memory import count_in_memory
 
 #: A client is informative in a direction if its site adds at least this share to the others' precision there.
 LEAST_SHARE = 1e-3
@@ -123,7 +123,7 @@ def by_sites(q: Gaussian, sites: Gaussian) -> Without:
     divergence = whole.kl(others).clamp_min(0)
     size = torch.where(proper, (2 * divergence).sqrt(), torch.inf)
     far = mean.new_full((2, count), torch.nan)
-    for some in proper.nonzero().flatten().split(max(1, NUMBERS_IN_MEMORY // q.dim**2)):
+    for some in proper.nonzero().flatten().split(count_in_memory(q.dim**2)):
         chosen = type(sites)(others.precision[some], others.eta[some])
         far[:, some] = _distances(q, chosen, mean - other_mean[some], other_mean[some])
     disagreement, opposed = far.numpy()

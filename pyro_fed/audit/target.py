@@ -46,10 +46,11 @@ from pyro_fed.density.derivatives.few_rows import (
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.quadrature import NearbyModes
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import CHUNK, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import LARGEST
+from pyro_fed.ops.memory import count_of_densities
 from pyro_fed.policy.audit import CHAINS, FEWEST_CHAINS, MANY_CHAINS, SCORE_COST, takes_some_rows
 
 #: With this many draws for each dimension their covariance is not shrunk.
@@ -239,7 +240,7 @@ def _at(
     """
     compiled = problem.mapped(function, (0, None))
     # How many points are computed together is a power of two, since each size is traced.
-    room = max(1, CHUNK // max(1, evaluations))
+    room = count_of_densities(evaluations)
     wanted = max((size for size in BATCHES if size <= len(z)), default=BATCHES[0])
     size = min(1 << (room.bit_length() - 1), wanted)
     pieces = zip(*(_piece(problem, compiled, piece, given, size) for piece in z.split(size)), strict=True)

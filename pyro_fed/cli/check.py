@@ -9,14 +9,11 @@ import click
 
 from pyro_fed.cli import options
 from pyro_fed.conventions.output import check_writable, replaced_file, write_file
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import SettingError, listed
 
 if TYPE_CHECKING:
     from pyro_fed.codebook import SiteFinding, SiteSummary, TableOne
     from pyro_fed.deployment.policy.gate import Outgoing
-
-#: Rows that a finding lists.
-LISTED_ROWS = 12
 
 
 @click.command()
@@ -162,8 +159,7 @@ def _label(one: SiteFinding) -> str:
 
 def _at_the_site(one: SiteFinding) -> str:
     """A finding with what only the site sees: its rows, and frequent texts."""
-    rows = ", ".join(map(str, one.rows[:LISTED_ROWS])) + (" ..." if len(one.rows) > LISTED_ROWS else "")
-    where = f"{len(one.rows)} {one.called}{'s' * (len(one.rows) != 1)}: {rows}" if one.rows else ""
+    where = f"{len(one.rows)} {one.called}{'s' * (len(one.rows) != 1)}: {listed(one.rows)}" if one.rows else ""
     own = "; ".join(part for part in (one.own, where) if part)
     return f"{one.finding.text}" + (f" [{own}]" if own else "")
 

@@ -255,7 +255,7 @@ def bench(
     Each answer is compared with the known one, and with its own warnings: right, right but doubted, wrong and said,
     wrong and silent. Each cell is a file in --out, so that a benchmark that was stopped goes on where it was.
     """
-    from pyro_fed.analysis.bench.bench import as_values, column_headings, in_short, run_benchmark, summary
+    from pyro_fed.analysis.bench.bench import as_values, column_headings, outcome_line, run_benchmark, summary
     from pyro_fed.analysis.bench.cell import Store
     from pyro_fed.analysis.bench.page import write_page
     from pyro_fed.analysis.report import overview, page
@@ -278,7 +278,7 @@ def bench(
         limit=limit,
         minutes=minutes,
         any_version=any_version,
-        said=None if quiet else lambda outcome: click.echo(in_short(outcome), err=True),
+        on_outcome=None if quiet else lambda outcome: click.echo(outcome_line(outcome), err=True),
     )
     text = overview.as_json(as_values(results))
     table.write_text(text + "\n", encoding="utf-8")

@@ -22,7 +22,8 @@ from pyro_fed.codebook.codebook import Codebook, Column, check_installed
 from pyro_fed.codebook.rows import Table, TypedTable, failures, read_table, typed_table, whole_number_text
 from pyro_fed.codebook.summary import SiteSummary, summarise
 from pyro_fed.codebook.units import (
-    UNEXPLAINED,
+    FALSE_ALARM_CHANCE,
+    MAX_UNEXPLAINED_SHARE,
     Confusion,
     confusions,
     date_shift,
@@ -44,10 +45,8 @@ MISSING_CODES = (
 )
 #: The most rows that spreadsheets, statistics programs and database clients export.
 EXPORT_LIMITS = (1000, 5000, 10000, 16384, 32767, 32768, 50000, 65535, 65536, 100000, 1048575, 1048576)
-#: Chance of a false alarm of each check that is a test.
-FALSE_ALARM = 1e-4
 #: Factor by which dependent columns make equal rows more frequent than independent ones would be.
-DEPENDENCE = 10
+DEPENDENCE_FACTOR = 10
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,7 @@ def _units_that_fit(values: np.ndarray, outside: int, column: Column) -> list[Co
     fits = []
     for one in confusions(column):
         meant = (values - one.offset) / one.factor
-        if ((meant < low) | (meant > high)).mean() <= UNEXPLAINED:
+        if ((meant < low) | (meant > high)).mean() <= MAX_UNEXPLAINED_SHARE:
             fits.append((abs(float(np.median(meant)) - (low + high) / 2), one))
     if named := [fit for fit in fits if fit[1].is_named]:
         return [min(named)[1]]
@@ -270,7 +269,12 @@ def _date_findings(one: _Column) -> Iterator[Found]:
     if len(early):
         yield sentences.dates_in_wrong_order(column=name, other=column.after, rows=one.share(early)), early, ""
     days = values.dropna().dt.day
-    if not len(unreadable) and days.nunique() > 2 and days.max() <= 12 and (12 / 30.44) ** len(days) < FALSE_ALARM:
+    if (
+        not len(unreadable)
+        and days.nunique() > 2
+        and days.max() <= 12
+        and (12 / 30.44) ** len(days) < FALSE_ALARM_CHANCE
+    ):
         yield sentences.no_late_days(column=name), [], ""
 
 
@@ -289,10 +293,10 @@ def _swaps_that_mend(name: str, column: Column, rows: pd.DataFrame, book: Codebo
                 good &= ~(mine < theirs) & _in_range(theirs, book.columns[other])
             fits[i, j] = good
     for swaps, names in (((1, 0), [name]), ((0, 1), [other])):
-        if swaps in fits and fits[swaps].mean() >= 1 - UNEXPLAINED:
+        if swaps in fits and fits[swaps].mean() >= 1 - MAX_UNEXPLAINED_SHARE:
             return names
     mended = np.logical_or.reduce([good.to_numpy() for good in fits.values()]).mean()
-    return [name, other] if other in rows and mended >= 1 - UNEXPLAINED else []
+    return [name, other] if other in rows and mended >= 1 - MAX_UNEXPLAINED_SHARE else []
 
 
 def _in_range(values: pd.Series, column: Column) -> pd.Series:
@@ -316,8 +320,8 @@ def _repeated_rows(data: TypedTable, table: Table, book: Codebook) -> list[Found
     copies = texts.groupby(columns, dropna=False).size()
     pairs = int((copies * (copies - 1) // 2).sum())
     equal = math.prod(float((texts[name].value_counts(normalize=True) ** 2).sum()) for name in columns)
-    expected = DEPENDENCE * equal * number * (number - 1) / 2
-    if not pairs or stats.poisson.sf(pairs - 1, expected) > FALSE_ALARM:
+    expected = DEPENDENCE_FACTOR * equal * number * (number - 1) / 2
+    if not pairs or stats.poisson.sf(pairs - 1, expected) > FALSE_ALARM_CHANCE:
         return []
     rows = again.nonzero()[0]
     whole = bool((copies > 1).all())

@@ -6,9 +6,9 @@ s_k be those of site k, in the unit of the consensus (μ, σ). The model of site
     (m_k - μ) / σ ~ t_6 · sqrt(MEANS_DIFFER² + 1 / n_k),    log s_k - log σ ~ t_6 · sqrt(SDS_DIFFER² + 1 / n_k),
 
 with the consensus that is likeliest among the sites' own values. A site is said to have another unit if the likelihood
-with its values converted, times the prior probability of that, is ODDS times that without. The codebook's range is one
-more site, of which MEANS_DIFFER and SDS_DIFFER are those of a range (`_range_site`). Exchanged levels are found in the
-same way, by the differences of other columns between them.
+with its values converted, times the prior probability of that, is MIN_ODDS times that without. The codebook's range is
+one more site, with a larger heterogeneity (`_sites_of`). Exchanged levels are found in the same way, by the differences
+of other columns between them.
 """
 
 from __future__ import annotations
@@ -25,30 +25,29 @@ from pyro_fed.codebook import sentences
 from pyro_fed.codebook.at_site import SiteFinding
 from pyro_fed.codebook.codebook import Column
 from pyro_fed.codebook.summary import HALVES, NumberSummary, SiteSummary
-from pyro_fed.codebook.units import SHIFTS, Confusion, confusions
+from pyro_fed.codebook.units import FALSE_ALARM_CHANCE, SHIFTS, Confusion, confusions
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.limits import STANDARD_ERRORS
 from pyro_fed.conventions.names import OVERALL
 from pyro_fed.errors import DataError, listed
 
 #: How far hospitals usually differ: means (in SDs), log SDs, log odds of levels, differences between levels (in SDs).
-MEANS_DIFFER, SDS_DIFFER, ODDS_DIFFER, EFFECTS_DIFFER = 0.3, 0.2, 0.5, 0.15
+MEAN_HETEROGENEITY, LOG_SD_HETEROGENEITY, LOG_ODDS_HETEROGENEITY, EFFECT_HETEROGENEITY = 0.3, 0.2, 0.5, 0.15
 #: The same of periods of recruitment.
-PERIODS_DIFFER = 0.6
+PERIOD_HETEROGENEITY = 0.6
 #: Degrees of freedom of the differences between hospitals.
-TAILS = 6
+STUDENT_FREEDOM = 6
 #: Probability that a site's column is in another unit, or its levels are exchanged; and odds from which it is said.
-PRIOR, ODDS = 0.05, 20.0
+ERROR_PROBABILITY, MIN_ODDS = 0.05, 20.0
 #: How much rarer powers of ten are than the units that the codebook's unit is confused with.
-UNNAMED = 0.2
+UNNAMED_UNIT_SHARE = 0.2
 #: A mean so many usual differences from the others, or an SD, is said although no unit explains it.
-FAR_APART = 8.0
-#: An effect at the other sites tells about levels if it is so many standard errors from zero.
-ESTABLISHED = 2.0
+OUTLIER_DISTANCE = 8.0
 #: What tells about levels beside the other columns.
 FREQUENCIES = "their frequencies"
-#: No value is missing at a site, and at least this share at each other one, with this chance of that.
-OFTEN_MISSING, MISSING_CHANCE = 0.1, 1e-6
+#: No value is missing at a site, and at least this share at each other one.
+MIN_MISSING_SHARE = 0.1
 #: Findings of a site on a column beside which one between sites says more.
 NOT_EXPLAINED = {"scale_differs": {"out_of_range", "in_unknown_unit"}, "time_differs": {"out_of_range"}}
 
@@ -140,8 +139,8 @@ def _column_findings(name: str, column: Column, summaries: Sequence[SiteSummary]
 
 
 def log_t(z: Any) -> Any:
-    """Log density of Student's t with TAILS degrees of freedom, but for its constant."""
-    return -(TAILS + 1) / 2 * np.log1p(z * z / TAILS)
+    """Log density of Student's t with STUDENT_FREEDOM degrees of freedom, but for its constant."""
+    return -(STUDENT_FREEDOM + 1) / 2 * np.log1p(z * z / STUDENT_FREEDOM)
 
 
 # -- Units and dates ----------------------------------------------------------------------------------------------
@@ -163,7 +162,7 @@ class _Sites:
         mean, sd = (self.mean - offsets) / factors, self.sd / factors
         log_sd = np.log(sd)
         wide_mean = np.sqrt(self.mean_differs**2 + 1 / self.n + self.extent[0] ** 2)
-        wide_sd = np.sqrt(SDS_DIFFER**2 + 1 / self.n + self.extent[1] ** 2)
+        wide_sd = np.sqrt(LOG_SD_HETEROGENEITY**2 + 1 / self.n + self.extent[1] ** 2)
         real = self.extent[0] == 0
         consensus_sd = log_sd[real][:, None, None]
         z_mean = (mean - mean[real][:, None]) / np.exp(consensus_sd) / wide_mean  # (SDs, means, K)
@@ -181,8 +180,8 @@ class _Sites:
             center, scale = float(np.median(mean[others])), float(np.median(sd[others]))
             apart, ratio = (mean[k] - center) / scale, sd[k] / scale
             wide = math.hypot(self.mean_differs, self.n[k] ** -0.5)
-            wide_sd = math.hypot(SDS_DIFFER, self.n[k] ** -0.5)
-            if abs(apart) > FAR_APART * wide or abs(math.log(ratio)) > FAR_APART * wide_sd:
+            wide_sd = math.hypot(LOG_SD_HETEROGENEITY, self.n[k] ** -0.5)
+            if abs(apart) > OUTLIER_DISTANCE * wide or abs(math.log(ratio)) > OUTLIER_DISTANCE * wide_sd:
                 yield int(k), float(apart), float(ratio)
 
 
@@ -195,9 +194,9 @@ def _scales(name: str, column: Column, sites: dict[str, NumberSummary]) -> Itera
     factors, offsets = np.ones(len(compared.names)), np.zeros(len(compared.names))
     for _ in varying:
         gain, site, one, rival = _likeliest(compared, possible, factors, offsets)
-        if gain < math.log(ODDS):
+        if gain < math.log(MIN_ODDS):
             break
-        which = (site, rival[1]) if len(varying) == 2 and gain - rival[0] < math.log(ODDS) else (site,)
+        which = (site, rival[1]) if len(varying) == 2 and gain - rival[0] < math.log(MIN_ODDS) else (site,)
         shift = sentences.time_differs(column=name, shift=one.name)
         yield which, shift if is_date else sentences.scale_differs(column=name, factor=one.text)
         factors, offsets = _converted(factors, offsets, compared.names.index(site), one)
@@ -219,8 +218,8 @@ def _likeliest(
     compared: _Sites, possible: Sequence[Confusion], factors: np.ndarray, offsets: np.ndarray
 ) -> tuple[float, str, Confusion, tuple[float, str]]:
     """The conversion of one more site that gains most: log odds, site, what; and log odds and name of the next site."""
-    shares = np.array([1.0 if one.is_named else UNNAMED for one in possible])
-    priors = np.log(PRIOR * shares / shares.sum()) - compared.log_likelihood(factors, offsets)
+    shares = np.array([1.0 if one.is_named else UNNAMED_UNIT_SHARE for one in possible])
+    priors = np.log(ERROR_PROBABILITY * shares / shares.sum()) - compared.log_likelihood(factors, offsets)
     best = (-math.inf, "", possible[0])
     rival = (-math.inf, "")
     for k, site in enumerate(compared.names):
@@ -246,7 +245,7 @@ def _sites_of(sites: dict[str, NumberSummary], column: Column) -> _Sites:
         low, high = map(float, column.range)  # type: ignore[arg-type]
         names, n = [*names, ""], [*n, math.inf]
         mean, sd, extent = [*mean, (low + high) / 2], [*sd, (high - low) / 6], [*extent, (2.0, 0.7)]
-    differ = PERIODS_DIFFER if column.type == "date" else MEANS_DIFFER
+    differ = PERIOD_HETEROGENEITY if column.type == "date" else MEAN_HETEROGENEITY
     return _Sites(tuple(names), np.array(n), np.array(mean), np.array(sd), differ, np.array(extent).T)
 
 
@@ -271,7 +270,7 @@ def _levels(name: str, column: Column, summaries: Sequence[SiteSummary]) -> Iter
         differences = list(_differences(name, pair, sites))
         for k, site in enumerate(sites):
             score, by = _exchange_score(differences, k)
-            if score > scores.get(site.site, (math.log(ODDS) - math.log(PRIOR / len(pairs)),))[0]:
+            if score > scores.get(site.site, (math.log(MIN_ODDS) - math.log(ERROR_PROBABILITY / len(pairs)),))[0]:
                 reversed_order = sentences.levels_reversed(column=name, by=tuple(by))
                 exchanged = sentences.levels_exchanged(column=name, levels=pair, by=tuple(by))
                 scores[site.site] = score, reversed_order if pair == HALVES else exchanged
@@ -296,14 +295,14 @@ def _differences(name: str, pair: tuple[str, str], sites: Sequence[SiteSummary])
                 value[k] = (relation.means[first] - relation.means[second]) / sd
                 variance[k] = 1 / relation.n[first] + 1 / relation.n[second]
         if np.isfinite(value).sum() >= 2:
-            yield _Difference(key[0], value, variance, EFFECTS_DIFFER)
+            yield _Difference(key[0], value, variance, EFFECT_HETEROGENEITY)
 
 
 def _log_odds(pair: tuple[str, str], counts: Sequence[list[tuple[str, int | None]]]) -> _Difference:
     """Log odds of two levels, where their counts have left the site."""
     a, b = (np.array([np.nan if (n := dict(of)[level]) is None else n + 0.5 for of in counts]) for level in pair)
     a, b = np.where(np.isnan(b), np.nan, a), np.where(np.isnan(a), np.nan, b)
-    return _Difference(FREQUENCIES, np.log(a / b), 1 / a + 1 / b, ODDS_DIFFER)
+    return _Difference(FREQUENCIES, np.log(a / b), 1 / a + 1 / b, LOG_ODDS_HETEROGENEITY)
 
 
 def _mean_levels(counts: Sequence[list[tuple[str, int | None]]]) -> _Difference:
@@ -316,7 +315,7 @@ def _mean_levels(counts: Sequence[list[tuple[str, int | None]]]) -> _Difference:
         sd = math.sqrt(known @ (place - mean) ** 2 / max(1, known.sum()))
         value.append(mean / sd if sd else np.nan)
     total = np.array([sum(n or 0 for _, n in of) for of in counts], float)
-    return _Difference(FREQUENCIES, np.array(value), 1 / np.maximum(total, 1), ODDS_DIFFER)
+    return _Difference(FREQUENCIES, np.array(value), 1 / np.maximum(total, 1), LOG_ODDS_HETEROGENEITY)
 
 
 def _sd_of(site: SiteSummary, key: tuple[str, str], n: dict[str, int], means: dict[str, float]) -> float:
@@ -337,7 +336,7 @@ def _exchange_score(differences: Sequence[_Difference], k: int) -> tuple[float, 
         expected = float(np.median(one.value[others]))
         wide = one.differs**2 + one.variance
         error = math.sqrt(1 / (1 / wide[others]).sum())
-        if one.by != FREQUENCIES and abs(expected) < ESTABLISHED * error:
+        if one.by != FREQUENCIES and abs(expected) < STANDARD_ERRORS * error:
             continue
         scale = math.sqrt(wide[k] + error**2)
         same, other = ((one.value[k] - sign * expected) / scale for sign in (1, -1))
@@ -359,6 +358,6 @@ def _never_missing(name: str, summaries: Sequence[SiteSummary]) -> Iterator[Foun
     ]
     for site, rows, missing in known:
         shares = [(its or 0) / number for other, number, its in known if other != site]
-        often = len(shares) >= 2 and min(shares) >= OFTEN_MISSING
-        if missing == 0 and often and (1 - min(shares)) ** rows < MISSING_CHANCE:
+        often = len(shares) >= 2 and min(shares) >= MIN_MISSING_SHARE
+        if missing == 0 and often and (1 - min(shares)) ** rows < FALSE_ALARM_CHANCE:
             yield (site,), sentences.never_missing(column=name)

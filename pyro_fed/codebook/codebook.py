@@ -94,7 +94,7 @@ def _faults(error: Any) -> str:
 #: Types whose values are numbers, and have moments.
 NUMBERS = ("number", "integer")
 #: The least `fewest` of codebooks with outcomes: with 2 a joined bin tells a count in it.
-LEAST_OF_OUTCOMES = 3
+MIN_ROWS_OF_OUTCOMES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,8 +287,10 @@ def _outcome_faults(outcome: Outcome, book: Codebook) -> list[str]:
     ascending = all(before < after for before, after in pairwise(outcome.ends))
     if not outcome.ends or not ascending or not all(map(isfinite, outcome.ends)):
         faults.append("ends must be the ends of the bins of time, finite and ascending, such as [90, 180, 270]")
-    if book.fewest < LEAST_OF_OUTCOMES:
-        faults.append(f"fewest must be at least {LEAST_OF_OUTCOMES}: bins that are joined to reach 2 have a count of 1")
+    if book.fewest < MIN_ROWS_OF_OUTCOMES:
+        faults.append(
+            f"fewest must be at least {MIN_ROWS_OF_OUTCOMES}: bins that are joined to reach 2 have a count of 1"
+        )
     return faults
 
 

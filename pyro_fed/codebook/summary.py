@@ -95,7 +95,7 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 #: Groups of an ordered category: its levels below a place, and those above.
 HALVES = ("lower levels", "upper levels")
 #: With so many different values or fewer, n, mean and SD determine the count of each.
-DETERMINED = 3
+MAX_DETERMINED_VALUES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,7 +393,7 @@ def summarise_numbers(values: np.ndarray, column: Column, fewest: int) -> Number
 
 def _moments_may_leave(values: np.ndarray, fewest: int) -> bool:
     counts = np.unique(values, return_counts=True)[1]
-    return len(counts) > DETERMINED or may_leave(counts, fewest)
+    return len(counts) > MAX_DETERMINED_VALUES or may_leave(counts, fewest)
 
 
 def _quantiles(ordered: np.ndarray, fewest: int) -> dict[str, float]:
@@ -403,7 +403,7 @@ def _quantiles(ordered: np.ndarray, fewest: int) -> dict[str, float]:
         starts = [round(p * (n - 1) - (fewest - 1) / 2) for p in chosen]
         apart = all(after - before >= fewest for before, after in pairwise(starts))
         inside = starts[0] >= 0 and starts[-1] + fewest <= n
-        if apart and inside and n - fewest * len(chosen) >= fewest and len(np.unique(ordered)) > DETERMINED:
+        if apart and inside and n - fewest * len(chosen) >= fewest and len(np.unique(ordered)) > MAX_DETERMINED_VALUES:
             return {f"{p:g}": float(ordered[i : i + fewest].mean()) for p, i in zip(chosen, starts, strict=True)}
     return {}
 
@@ -453,7 +453,7 @@ def _relations(frame: pd.DataFrame, summary: SiteSummary) -> Iterator[Relation]:
             continue
         for name, values in numbers.items():
             distinct, cells = np.unique(values, return_inverse=True)
-            if len(distinct) - np.isnan(values).any() > DETERMINED:
+            if len(distinct) - np.isnan(values).any() > MAX_DETERMINED_VALUES:
                 cells = np.zeros_like(cells)
             cells = np.where(np.isnan(values), -1, cells)
             if _groups_may_leave(groups, cells, book.columns[name], fewest):

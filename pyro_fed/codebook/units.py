@@ -11,14 +11,14 @@ import pandas as pd
 from pyro_fed.codebook.codebook import Column
 
 #: A cause explains a failure if it leaves at most this share of the rows unexplained.
-UNEXPLAINED = 0.05
+MAX_UNEXPLAINED_SHARE = 0.05
 #: Days of a year, on average.
-YEAR = 365.25
+DAYS_OF_A_YEAR = 365.25
 #: Units of one kind, by what one of them is in the kind's own unit (second, gram, metre, joule, pascal, one).
 KINDS: tuple[dict[str, float], ...] = (
     {
         **{"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0, "weeks": 604800.0},
-        **{"months": 86400 * YEAR / 12, "years": 86400 * YEAR},
+        **{"months": 86400 * DAYS_OF_A_YEAR / 12, "years": 86400 * DAYS_OF_A_YEAR},
     },
     {"mg": 1e-3, "g": 1.0, "ounces": 28.349523125, "pounds": 453.59237, "kg": 1e3, "stone": 6350.29318},
     {"mm": 1e-3, "cm": 1e-2, "inches": 0.0254, "feet": 0.3048, "m": 1.0, "km": 1e3, "miles": 1609.344},
@@ -39,8 +39,8 @@ IN_WORDS = {
     **{"kg": "kilograms", "g": "grams", "mg": "milligrams"},
     **{"cm": "centimetres", "m": "metres", "mm": "millimetres"},
 }
-#: Chance of a coincidence that explains what needs an explanation in any case.
-EXPLAINED_BY_CHANCE = 0.01
+#: Chance of a false alarm of each check that is a test, and of a coincidence that an explanation rests on.
+FALSE_ALARM_CHANCE = 1e-4
 #: Scales of one unit with and without a prefix, such as mg/L and g/L.
 PREFIXES = (10.0, 100.0, 1e3, 1e6)
 
@@ -93,7 +93,7 @@ def unit_of_whole_numbers(values: np.ndarray, column: Column) -> str:
         meant = (distinct - one.offset) / one.factor
         rounding = 0.5 * 10.0**-decimals / one.factor
         by_chance = len(named) * (2 * rounding) ** len(distinct)
-        if by_chance < EXPLAINED_BY_CHANCE and (abs(meant - meant.round()) <= 1.001 * rounding).all():
+        if by_chance < FALSE_ALARM_CHANCE and (abs(meant - meant.round()) <= 1.001 * rounding).all():
             return one.text
     return ""
 
@@ -112,9 +112,9 @@ WORDS = {"%Y": "year", "%y": "year of two digits", "%m": "month", "%d": "day", "
 SHIFTS = [
     Confusion(1.0, f"{name} too {'late' if sign > 0 else 'early'}", sign * size)
     for size, name in (
-        (100 * YEAR, "100 years"),
+        (100 * DAYS_OF_A_YEAR, "100 years"),
         (1462, "4 years (as between the 1900 and 1904 dates of spreadsheets)"),
-        *((years * YEAR, f"{years} year{'s' * (years > 1)}") for years in (1, 10, 2, 3, 5, 20, 50)),
+        *((years * DAYS_OF_A_YEAR, f"{years} year{'s' * (years > 1)}") for years in (1, 10, 2, 3, 5, 20, 50)),
     )
     for sign in (1, -1)
 ]
@@ -154,7 +154,7 @@ def date_shift(dates: pd.Series, column: Column) -> str:
     low, high = days_of(pd.Series([pd.Timestamp(end) for end in column.range]))
     for shift in SHIFTS:
         meant = days - shift.offset
-        if ((meant < low - 1) | (meant > high + 1)).mean() <= UNEXPLAINED:
+        if ((meant < low - 1) | (meant > high + 1)).mean() <= MAX_UNEXPLAINED_SHARE:
             return shift.name
     return ""
 

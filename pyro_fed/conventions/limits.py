@@ -10,6 +10,8 @@ MATTERS, SD_MATTERS = 0.25, 1.25
 NEGLIGIBLE = 0.1
 #: An estimate that is so many standard errors from a value plainly differs from it.
 STANDARD_ERRORS = 3.0
+#: Chance that a test of a result speaks against a right one, over all its parameters together.
+FALSE_ALARM_CHANCE = 0.01
 #: Fewer draws than this, or weighted draws worth fewer, say nothing of a distribution.
 MIN_DRAWS = 10
 #: Part of the limits from which on an error is near them: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times the right one.

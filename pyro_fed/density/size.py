@@ -13,25 +13,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import CHUNK
-from pyro_fed.density.traits import LARGE_DIM, WORKED_NUMBERS
+from pyro_fed.density.traits import LARGE_DIM
+from pyro_fed.ops import memory
 
-#: The most numbers, parameters and those of their rows, of all clients of a large model whose steps are computed
-#: together; a step holds some ten times as many. With 10⁵ parameters it is one client at a time, which takes as long as
-#: ten at once (0.24 s and 0.23 a round of FedEP); with 10⁴, one at a time takes 1.7 times as long, and it is all ten.
-CLIENTS_NUMBERS = 1_000_000
-
-
-def is_large(problem: Problem) -> bool:
-    """Whether a model is too large for curvatures row by row, see `Traits.large`."""
-    return problem.traits.large()
+#: Numbers that a client's step holds of each parameter and of each number that a row makes: state, gradient, moments of
+#: the gradient and noise. With 10⁵ parameters it is one client at a time, which takes as long as ten at once (0.24 s
+#: and 0.23 a round of FedEP); with 10⁴, one at a time takes 1.7 times as long, and it is all ten.
+COPIES_IN_STEP = 8
 
 
 def clients_at_once(problem: Problem, rows: int) -> int:
     """Number of clients whose steps may be computed together, with at most `rows` each; unlimited for a small model."""
     if problem.dim <= LARGE_DIM:
         return sys.maxsize
-    return max(1, int(CLIENTS_NUMBERS / (problem.dim + rows * cost_of(problem).numbers)))
+    return memory.count_in_memory(int(COPIES_IN_STEP * (problem.dim + rows * cost_of(problem).numbers)))
 
 
 @dataclass(frozen=True)
@@ -77,4 +72,5 @@ def densities_at_once(problem: Problem) -> int:
     """Densities that `in_chunks` counts a draw as: the rows, or for a large model as many as fit into its memory."""
     if problem.dim <= LARGE_DIM:
         return problem.evaluations
-    return int(max(problem.evaluations, CHUNK * problem.evaluations * cost_of(problem).numbers / WORKED_NUMBERS))
+    in_step = cost_of(problem).numbers * memory.RESULT_NUMBERS / memory.STEP_NUMBERS
+    return int(problem.evaluations * max(1.0, in_step / memory.DENSITY_NUMBERS))

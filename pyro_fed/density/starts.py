@@ -29,13 +29,14 @@ from pyro_fed.density.checks.points import FEW_ROWS, MAX_TRIES, RADIUS, ROWS_TOG
 from pyro_fed.density.checks.undefined import slopes_and_bends
 from pyro_fed.density.compiling.compiler import FAILURES, failure
 from pyro_fed.density.layout import Site
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, in_chunks
+from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.density.rows.files import picked
 from pyro_fed.density.running.torch_modes import OutOfPlace
 from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.errors import ModelError
 from pyro_fed.ops.batched import vmap
 from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.memory import count_in_memory
 
 #: Draws of the prior whose mean is a central start: a tenth of the prior's SD from its mean, as the `init_scale` of
 #: Pyro's guides.
@@ -116,7 +117,7 @@ def central_start(problem: RowDensities, generator: torch.Generator, layered: bo
     left, total = CENTRAL_DRAWS, torch.zeros(())
     means: list[Tensor] = []  # of the first draws, fewer at a time
     while left:
-        some = min(left, max(1, NUMBERS_IN_MEMORY // problem.dim))
+        some = min(left, count_in_memory(problem.dim))
         drawn = _without_tails(draw_starts(problem, some, generator, None, 0.0, checked=False))
         means = means or [drawn[:count].mean(0) for count in FEWER_DRAWS]
         total = total + drawn.sum(0)
@@ -210,7 +211,7 @@ def feasible(problem: RowDensities, points: Tensor, draw: Callable[[], Tensor]) 
 def _some_rows(problem: RowDensities) -> tuple[Any, ...]:
     """The rows whose densities are checked, from all over; all if they are few."""
     count = len(problem.rows[0])
-    most = FEW_ROWS if problem.local_dim else max(FEW_ROWS, min(ROWS_TOGETHER, NUMBERS_IN_MEMORY // problem.dim))
+    most = FEW_ROWS if problem.local_dim else max(FEW_ROWS, min(ROWS_TOGETHER, count_in_memory(problem.dim)))
     at = evenly(count, most)
     return tuple(picked(leaf, at) for leaf in problem.rows)
 

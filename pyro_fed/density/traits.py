@@ -20,6 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.ops.memory import count_in_step
+
 #: Models with more parameters than this are large.
 LARGE_DIM = 1000
 #: Parameters up to which curvatures of rows, and full covariances, are affordable for any model.
@@ -29,8 +31,6 @@ NEIGHBOURS_DIM = 20
 #: A model is large, too, if its curvature is diagonal and a round takes more numbers than this: rows × parameters ×
 #: points, about ten seconds a round.
 LARGE_WORK = 2_000_000_000
-#: The most numbers that a run of a large model on several draws makes at once.
-WORKED_NUMBERS = 50_000_000
 #: Points at which a network's size is judged: the algorithms' default number for expectations.
 NETWORK_POINTS = 128
 #: Rows × points × parameters × values of an observation above which a model of more than `FULL_DIM` parameters is a
@@ -226,8 +226,8 @@ class Traits:
         """
         if not self.many_parameters:
             return wanted
-        room = WORKED_NUMBERS / max(1.0, rows * self.search.numbers_of_a_row())
-        return min(wanted, max(2, int(room) // 2 * 2))
+        room = count_in_step(rows * self.search.numbers_of_a_row())
+        return min(wanted, max(2, room // 2 * 2))
 
     @property
     def scores_dtype(self) -> torch.dtype:

@@ -19,8 +19,6 @@ from pyro_fed.federation.group_names import groups_alone
 
 #: Rows that a client's own are padded to, at most: what others claim to have makes no work here.
 MAX_PADDED_INDEX = 10_000
-#: The most rows that a client may claim to have.
-MAX_ROWS = 10**12
 
 
 class ClaimedFederation(Federation):

@@ -61,8 +61,8 @@ def guided_covariance(owner: Any, guide: Any, covariance: str) -> Literal["diag"
     name = type(owner).__name__
     if is_hand_written(guide):
         raise SettingError(
-            f"{name}: a hand-written guide is federated by FedEP and PVI alone; use FedEP(guide=...), or an automatic "
-            "guide such as AutoMultivariateNormal"
+            f"{name}: a hand-written guide is federated by FedEP, FedSEP, PVI and P2PVI alone; use FedEP(guide=...), "
+            "or an automatic guide such as AutoMultivariateNormal"
         )
     family = covariance_of(owner, guide)
     if covariance not in ("auto", family):

@@ -13,7 +13,7 @@ runs it over clients and ``make_fx`` traces it.
     matrices, entries                               linear algebra
     newton_ascent                                   climbs to modes
     whitening                                       coordinates in which a Gaussian is standard
-    batched                                         maps over batches
+    batched, memory                                 maps over batches, and how large these may be
     small_counts                                    counts that are withheld
     arviz_versions                                  what ArviZ computes of arrays, in NumPy
 """

@@ -110,7 +110,7 @@ def test_clients_that_are_judged_together_have_the_figures_of_each_alone(structu
 
     q, sites = cohort(7, 3, structure)
     whole = influence.by_sites(q, sites)
-    monkeypatch.setattr(influence, "NUMBERS_IN_MEMORY", 18)  # two at once
+    monkeypatch.setattr("pyro_fed.ops.memory.RESULT_NUMBERS", 18)  # two at once
     found = influence.by_sites(q, sites)
     for name in ("disagreement", "opposed", "influence"):
         np.testing.assert_allclose(getattr(found, name), getattr(whole, name), rtol=1e-9)

@@ -1,11 +1,10 @@
 """Names in figures: long ones stay apart, none hides another, and what is far off flattens nothing."""
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pytest
 
 import pyro_fed as pf
-from pyro_fed.analysis.plots.style import name_dots, short_names
+from pyro_fed.analysis.plots.style import short_names
 
 WARDS = [f"University Hospital of the Northern Region {number} (Cardiology)" for number in range(12)]
 
@@ -28,14 +27,3 @@ def test_names_of_agents_hide_neither_each_other_nor_leave_the_figure():
     boxes = [words.get_window_extent() for words in ax.texts if words.get_text().startswith("…")]
     assert len(boxes) == 12
     assert not [1 for i, box in enumerate(boxes) for other in boxes[:i] if box.overlaps(other)]
-
-
-def test_names_of_many_dots_at_one_place_stay_inside():
-    _, ax = plt.subplots()
-    ax.plot([0.0, 1.0], [0.0, 1.0])
-    at = np.full(9, 0.5)
-    names = [f"algorithm {number}" for number in range(9)]
-    name_dots(ax, names, at, at, dict.fromkeys(names, "black"))
-    boxes, inside = [words.get_window_extent() for words in ax.texts], ax.get_window_extent()
-    assert not [1 for i, box in enumerate(boxes) for other in boxes[:i] if box.overlaps(other)]
-    assert all(inside.fully_contains(box.x0, box.y0) and inside.fully_contains(box.x1, box.y1) for box in boxes)

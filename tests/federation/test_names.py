@@ -121,9 +121,15 @@ def groups_of(hospital, y, count):
 
 
 @pytest.mark.filterwarnings("ignore:clients Bonn have no rows")
-@pytest.mark.parametrize("by", ["partition", "coords"])
-@pytest.mark.parametrize("without", [None, "Bonn"])
-@pytest.mark.parametrize("kind", [str, "category"])
+@pytest.mark.parametrize(
+    ("by", "without", "kind"),
+    [
+        ("partition", None, str),
+        ("partition", "Bonn", "category"),
+        ("coords", None, "category"),
+        ("coords", "Bonn", str),
+    ],
+)
 def test_each_group_keeps_its_own_name(by, without, kind):
     """In whatever order the names are given, and though a hospital has no rows: its effect is then the prior's."""
     hospital = pd.Series([name for name in [*LEVELS] * 15 if name != without])

@@ -119,8 +119,7 @@ def test_columns_and_backward_rows_of_a_file_are_what_they_are_in_memory(tmp_pat
 @pytest.fixture
 def few_are_many(monkeypatch):
     """Checks that ask some of many rows ask 64 of 600."""
-    for place in ("density.rows.arguments", "density.rows.files"):
-        monkeypatch.setattr(sys.modules[f"pyro_fed.{place}"], "NUMBERS_IN_MEMORY", 256)
+    monkeypatch.setattr("pyro_fed.ops.memory.RESULT_NUMBERS", 256)
     for place in ("density.rows.arguments", "density.build", "federation.pooling"):
         monkeypatch.setattr(sys.modules[f"pyro_fed.{place}"], "ROWS_TOGETHER", 64)
 
@@ -216,7 +215,7 @@ class Items(torch.utils.data.Dataset):
 
 
 def test_a_dataset_and_a_parquet_file_are_the_rows_that_they_hold(tmp_path, rows, expected, monkeypatch):
-    monkeypatch.setattr("pyro_fed.federation.partition.on_disk.ITEMS", 256)
+    monkeypatch.setattr("pyro_fed.ops.memory.CACHE_NUMBERS", 256 * (1 + DIM))
     x, y = pf.partition.rows_on_disk(Items(rows), tmp_path / "items")
     np.testing.assert_array_equal(draws(federation(x, y)), expected)
     columns = {f"x{j}": rows[0][:, j] for j in range(DIM)}

@@ -52,9 +52,17 @@ def errors(idata):
     return ((draws.mean(0) - MEAN) / SD).abs(), (draws.std(0) / SD - 1).abs()
 
 
-@pytest.mark.parametrize("kind", [pf.FedEP, pf.infer.PVI])
 @pytest.mark.parametrize(
-    "guide", [global_guide, whole_guide, AutoNormal, AutoMultivariateNormal, AutoNormal(hierarchies.means)]
+    ("kind", "guide"),
+    [
+        (pf.FedEP, global_guide),
+        (pf.FedEP, whole_guide),
+        (pf.FedEP, AutoNormal),
+        (pf.FedEP, AutoMultivariateNormal),
+        (pf.FedEP, AutoNormal(hierarchies.means)),
+        (pf.infer.PVI, whole_guide),
+        (pf.infer.PVI, AutoNormal),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.*sites .'effect'.*are not used:UserWarning")
 def test_one_guide_for_the_whole_model_gives_the_exact_posterior(kind, guide):

@@ -34,15 +34,21 @@ def federation(sizes):
     return pf.Federation(lines, (X, Y), plate="data", partition=parts, dtype=F64)
 
 
-@pytest.mark.parametrize("guide", [AutoMultivariateNormal, AutoIAFNormal])
-@pytest.mark.parametrize("bound", ["elbo", "iwae"])
-@pytest.mark.parametrize("graph", [pf.graph.complete(3), pf.graph.star(3)], ids=["complete", "star"])
+@pytest.mark.parametrize(
+    ("guide", "bound", "graph"),
+    [
+        (AutoMultivariateNormal, "elbo", pf.graph.complete),
+        (AutoMultivariateNormal, "iwae", pf.graph.star),
+        (AutoIAFNormal, "elbo", pf.graph.star),
+        (AutoIAFNormal, "iwae", pf.graph.complete),
+    ],
+)
 def test_where_consensus_is_exact_it_is_the_servers_run(guide, bound, graph):
     """Clients of 3, 7 and 20 rows; the star's agents have unequal centralities."""
     settings = {"guide": guide, "bound": bound, "num_steps": 6, "num_particles": 3, "step_size": 0.1}
     fed = federation([3, 7, 20])
     server = pf.run(pf.infer.SFVI(surrogates=None, **settings), fed, num_draws=50, **QUIET)
-    peers = pf.run(pf.infer.P2PSFVI(**settings), fed, graph=graph, num_draws=50, **QUIET)
+    peers = pf.run(pf.infer.P2PSFVI(**settings), fed, graph=graph(3), num_draws=50, **QUIET)
     expected = torch.as_tensor(server.posterior["w"].values)
     found = torch.as_tensor(peers.posterior["w"].values)
     assert len(found) == 3

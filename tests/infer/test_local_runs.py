@@ -43,21 +43,19 @@ SERVER = {"tolerance": 1e-11}
 PEER = {"tolerance": 1e-11, "gossip_tolerance": 1e-12}
 
 
-@pytest.mark.parametrize("num_clients", [1, 2, 7, hierarchies.J])
 @pytest.mark.parametrize(
-    ("algorithm", "graph"),
+    ("algorithm", "graph", "num_clients"),
     [
-        (pf.FedEP(**SERVER), None),
-        (pf.FedLaplace(**SERVER), None),
-        (pf.infer.PVI(**SERVER, client=pf.infer.tilted.Newton(steps=2)), None),
-        (pf.P2PVI(**PEER), pf.graph.complete),
-        (pf.infer.P2PEP(**PEER), pf.graph.complete),
+        *((pf.FedEP(**SERVER), None, number) for number in (1, 2, 7, hierarchies.J)),
+        (pf.FedLaplace(**SERVER), None, 7),
+        (pf.infer.PVI(**SERVER, client=pf.infer.tilted.Newton(steps=2)), None, 2),
+        (pf.P2PVI(**PEER), pf.graph.complete, 7),
+        (pf.P2PVI(**PEER), pf.graph.complete, hierarchies.J),
+        (pf.infer.P2PEP(**PEER), pf.graph.complete, 3),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=lambda value: str(value) if isinstance(value, int) else type(value).__name__,
 )
 def test_global_and_local_posteriors_are_exact_for_a_conjugate_hierarchy(algorithm, graph, num_clients):
-    if graph is not None and num_clients == 1:
-        num_clients = 3  # a graph of one agent has no edge
     algorithm, states, _ = watched(algorithm)
     fed = hierarchies.CASES["means"].federation(num_clients)
     pf.run(algorithm, fed, graph=None if graph is None else graph(num_clients), **QUIET)

@@ -350,7 +350,7 @@ def test_first_sites_of_a_network_make_a_distribution_and_keep_its_sum(digits, t
     x, y = (part[digits[0][1] < 3][:100] for part in digits[0])
     skew = pf.partition.Dirichlet(0.5, by=y)
     federation = pf.Federation(of_pixels(1, 3), (x.double(), y), plate="data", num_clients=3, partition=skew, seed=0)
-    options = {"graph": pf.graph.complete(3), "num_draws": 20, "progress": False, "audit": False, "compile": "off"}
+    options = {"graph": pf.graph.complete(3), "num_draws": 20, "progress": False, "audit": False, "compile": "trace"}
     cut = pf.run(pf.P2PVI(covariance="full"), federation, num_rounds=1, checkpoint=tmp_path, **options)
     _, saved = importlib.import_module("pyro_fed.runtime.checkpoint").latest(tmp_path)
     beliefs, sites = gaussian(saved.shared), gaussian(saved.local)

@@ -1,4 +1,4 @@
-"""Every shipped recipe on two problems whose posteriors are known, within bounds that are stated with it.
+"""Every shipped recipe on problems whose posteriors are known, within bounds that are stated with it.
 
 Linear regression in closed form and logistic regression by quadrature, of the gallery's data, three parameters, three
 clients of 20, 40 and 60 rows. A recipe runs with its own settings; `SHORT` says which counts are cut, and nothing else:
@@ -75,39 +75,39 @@ PROBLEMS = {"line": line, "classes": classes}
 #: (largest error of a mean in SDs, smallest and largest ratio of an SD) of those that are to be right: 500 draws have
 #: an error of 0.045 SD, FedLaplace's mode on `classes` is 0.28 from the mean, and ConsensusMC's one round is 0.4 off.
 RIGHT = (0.45, 0.8, 1.2)
-#: The others: what their papers' forms cost on these problems, measured, and about twice that. A point has no SD.
+#: The others: what their papers' forms cost on `classes`, measured, and about twice that. A point has no SD.
 BOUNDS = {
-    "consensus_mc": (2.0, 0.5, 1.6),  # averages of unequal clients' draws, exact where their shares are Gaussian
+    "consensus_mc": (1.3, 0.5, 1.6),  # averages of unequal clients' draws, exact where their shares are Gaussian
     "dsgld": (8.0, 0.3, 3.0),  # clients that differ, and one chain of 1,600 steps
     "dsgld_annealed": (11.0, 0.05, 3.0),  # the same, and a step that falls tenfold
     "dsvgd_paper": (9.0, 0.5, 4.0),  # without a floor a site whose score points away drives its particles on
     "fald": (1.0, 0.5, 1.6),  # cut short
-    "fedavg": (6.0, 0.0, 0.0),  # the likelihood's mode, which a rate of 0.01 has not reached
-    "fedep_i": (2.5, 0.8, 8.0),  # alpha_cov of 0.05 a row is the precision, where the rows' own is 0.2 to 2
+    "fedavg": (0.7, 0.0, 0.0),  # the likelihood's mode, which a rate of 0.01 has not reached
+    "fedep_i": (0.7, 0.8, 2.0),  # alpha_cov of 0.05 a row is the precision, where the rows' own is 0.2 to 2
     "fedep_l": (0.8, 0.7, 1.2),  # SDs of a mean field; means on their way to the mode, where the test below has them
-    "fedep_m": (5.0, 0.3, 6.0),  # precisions in the ratios of ten SGD iterates' variances, which are no posterior's
+    "fedep_m": (0.8, 0.3, 2.2),  # precisions in the ratios of ten SGD iterates' variances, which are no posterior's
     "fedep_v": (0.8, 0.7, 1.2),  # as fedep_l
-    "fedpa": (8.0, 0.5, 18.0),  # no client looks at another; shrinkage of nine samples towards the identity
-    "fedprox": (1.5, 0.0, 0.0),  # biased where clients differ: its fixed point is 0.6 off on `line`
-    "fedsep": (1.7, 0.7, 1.2),  # as fedep_l, but clients agree in sum alone: how far each chain gets does not cancel
+    "fedpa": (8.0, 0.8, 4.5),  # no client looks at another; shrinkage of nine samples towards the identity
+    "fedprox": (0.5, 0.0, 0.0),  # biased where clients differ
+    "fedsep": (1.4, 0.7, 1.2),  # as fedep_l, but clients agree in sum alone: how far each chain gets does not cancel
     "fedsgd": (1.5, 0.0, 0.0),  # the likelihood's mode, 0.68 SDs from the mean with the prior
-    "fsgld_paper": (3.0, 0.2, 3.0),  # one chain of 1,600 steps
-    "fsgld": (0.8, 0.6, 1.4),  # at most 280 kept draws a chain
-    "npv": (0.45, 0.2, 1.2),  # isotropic components: the widest direction's SD is missed
+    "fsgld_paper": (2.1, 0.2, 1.5),  # one chain of 1,600 steps
+    "fsgld": (0.5, 0.6, 1.4),  # at most 280 kept draws a chain
+    "npv": (0.45, 0.5, 1.2),  # isotropic components: the widest direction's SD is missed
     "nuts": (0.9, 0.5, 1.6),  # 80 draws
-    "p2p_finite": (2.5, 0.0, 2.0),  # what is left of 1,000 draws of the prior
-    "p2p_vi_paper": (1.5, 0.3, 2.0),  # SDs on their way down: rows used again in every round count again
-    "pmd_paper": (5.0, 0.0, 5.0),  # few particles of the prior survive the first minibatch
-    "pdsvgd_paper": (5.0, 0.5, 11.0),  # as dsvgd_paper
-    "qlsd": (1.5, 0.3, 2.0),  # cut short
+    "p2p_finite": (1.8, 0.3, 2.0),  # what is left of 1,000 draws of the prior
+    "p2p_vi_paper": (0.6, 0.4, 2.0),  # SDs on their way down: rows used again in every round count again
+    "pmd_paper": (2.0, 0.3, 3.0),  # few particles of the prior survive the first minibatch
+    "pdsvgd_paper": (5.0, 0.5, 3.0),  # as dsvgd_paper
+    "qlsd": (0.6, 0.4, 1.6),  # cut short
     "saga_ld": (1.0, 0.5, 1.6),  # one chain of 1,600 steps
     "sgld_paper": (9.0, 0.05, 3.0),  # as dsgld_annealed
-    "summed_langevin": (1.5, 0.3, 2.0),  # cut short
-    "svgd_paper": (8.0, 0.1, 3.0),  # AdaGrad's rate of 0.05 in units of the unconstrained scale, cut short
-    "svi": (15.0, 0.1, 4.0),  # cut short
+    "summed_langevin": (0.6, 0.4, 1.6),  # cut short
+    "svgd_paper": (0.7, 0.4, 1.6),  # AdaGrad's rate of 0.05 in units of the unconstrained scale, cut short
+    "svi": (7.0, 0.1, 1.4),  # cut short
     "svrg_ld": (1.0, 0.5, 1.6),  # one chain of 1,600 steps
-    "udsvgd": (5.5, 0.5, 2.6),  # as dsvgd_paper
-    "vr_fald": (1.5, 0.3, 2.0),  # cut short
+    "udsvgd": (1.0, 0.5, 2.2),  # as dsvgd_paper
+    "vr_fald": (0.6, 0.4, 1.6),  # cut short
 }
 CUT_EP = ({"start.rounds": 5}, 20)
 CUT_STEIN = {"num_particles": 20, "local_steps": 40}
@@ -151,9 +151,12 @@ SHORT = {
 }
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("name", list_recipes())
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [(name, problem) for name in list_recipes() for problem in PROBLEMS if problem == "classes" or name not in BOUNDS],
+)
 def test_a_recipe_ends_within_its_bounds(name, problem):
+    """All on the posterior that is not normal; on the normal one, those that have to be right."""
     settings, rounds = SHORT.get(name, ({}, None))
     within_bounds(name, problem, load(name).build(settings), rounds)
 

@@ -15,8 +15,8 @@ from zoo_rows import named_as_plate, schools, several
 from zoo_sites import deterministic, factors, linear
 
 import pyro_fed as pf
-from pyro_fed.density.rows import batches
 from pyro_fed.ops.arviz_versions import NEW
+from pyro_fed.ops.memory import DENSITY_NUMBERS
 from pyro_fed.results import to_arviz
 from pyro_fed.results.to_arviz import unconstrained_draws
 from pyro_fed.runtime.messages import encoded_size
@@ -235,7 +235,7 @@ def test_log_likelihood_can_be_left_out(monkeypatch):
 
 def test_draws_evaluated_in_pieces_are_the_same(monkeypatch):
     _, whole = run(linear, (X, Y))
-    monkeypatch.setattr(batches, "CHUNK", 4 * N)
+    monkeypatch.setattr("pyro_fed.ops.memory.RESULT_NUMBERS", 4 * N * DENSITY_NUMBERS)
     _, pieces = run(linear, (X, Y))
     for group in ("posterior", "sample_stats", "log_likelihood"):
         xr.testing.assert_allclose(whole[group], pieces[group])

@@ -13,6 +13,7 @@ from pyro_fed.algorithm import message_limits
 from pyro_fed.density import size
 from pyro_fed.density.size import LARGE_DIM, clients_at_once, cost_of
 from pyro_fed.ops.gaussian import DiagGaussian
+from pyro_fed.ops.memory import RESULT_NUMBERS
 from pyro_fed.ops.points import even_normals
 from pyro_fed.runtime.executors.local import join_steps
 
@@ -37,7 +38,8 @@ def fed():
 def room_for(monkeypatch, fed, clients):
     """Have so many clients of the federation fit together."""
     rows = int(fed.row_counts.max())
-    monkeypatch.setattr(size, "CLIENTS_NUMBERS", clients * (fed.problem.dim + rows * cost_of(fed.problem).numbers))
+    numbers = fed.problem.dim + rows * cost_of(fed.problem).numbers
+    monkeypatch.setattr(size, "COPIES_IN_STEP", RESULT_NUMBERS / (clients * numbers))
 
 
 def widths(monkeypatch, algorithm, **options):
@@ -95,7 +97,7 @@ def test_there_is_room_for_fewer_clients_the_more_numbers_they_have(fed, monkeyp
 
 
 def test_clients_of_a_small_model_are_all_together(monkeypatch):
-    monkeypatch.setattr(size, "CLIENTS_NUMBERS", 1)
+    monkeypatch.setattr(size, "COPIES_IN_STEP", RESULT_NUMBERS)
     assert clients_at_once(unequal_lines().problem, 13) > 10**9
 
 

@@ -323,7 +323,7 @@ def test_an_error_of_the_algorithm_is_told_with_its_line():
         def combine(self, shared, messages, weights):
             return {"point": shared["no_such_entry"]}
 
-    found = failures(Raises())
+    found = failures(Raises(), "check_executors_agree")
     assert "KeyError: 'no_such_entry' (test_check_algorithm.py, line " in found["check_executors_agree"]
 
 
@@ -347,7 +347,7 @@ def test_noise_of_another_number_of_steps_is_named(steps):
         def jitter(self, problem, point, const, x):
             return point + 0 * x["normal"], ()
 
-    said = failures(Jitters())["check_leading_axes"]
+    said = failures(Jitters(), "check_leading_axes")["check_leading_axes"]
     assert f"inputs of 5 steps of `jitter`, (steps, C, ...); received xs['normal'] ({steps}, 1, 2)" in said
 
 
@@ -361,7 +361,7 @@ def test_a_step_that_returns_no_pair_is_named():
         def stay(self, problem, carry, const, x):
             return carry
 
-    said = failures(NoPair())["check_leading_axes"]
+    said = failures(NoPair(), "check_leading_axes")["check_leading_axes"]
     assert "expected `stay` to return (carry, out); received one dict. A step without an `out` returns" in said
 
 
@@ -376,7 +376,7 @@ def test_a_setting_that_a_branch_may_read_is_not_one_without_effect():
         def converged(self, figures):
             return len(figures) > 10**6 and figures[-1]["change"] < self.fall
 
-    assert "check_settings_have_effect" not in failures(Restarts())
+    assert not failures(Restarts(), "check_settings_have_effect")
 
 
 def test_checks_that_an_algorithm_need_not_pass_are_left_out():

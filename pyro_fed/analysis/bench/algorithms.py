@@ -43,7 +43,7 @@ FOUNDATIONS = ("torch", "pyro-ppl", "arviz")
 #: Number of draws from an answer that is a density: they give an SD to 1.1 %.
 NUM_DRAWS = 4000
 #: Characters of a version's digest: enough to tell versions apart.
-DIGEST = 12
+DIGEST_LENGTH = 12
 
 
 class AdapterError(PyroFedError):
@@ -75,7 +75,7 @@ class Algorithm:
         parts = [self.path.read_text(encoding="utf-8"), code, *map(version, FOUNDATIONS)]
         if self.adapter:
             parts.pop(1)
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:DIGEST]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:DIGEST_LENGTH]
 
     def run(self, case: Case, federation: Federation, seed: int) -> InferenceData:
         """Run the algorithm on a case, whose rows are split over the clients of `federation`.

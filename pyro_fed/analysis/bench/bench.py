@@ -16,7 +16,7 @@ from pyro_fed.analysis.bench.algorithms import Algorithm
 from pyro_fed.analysis.bench.cases.case import NotApplicable, Split
 from pyro_fed.analysis.bench.cases.library import QUICK, SPLITS, all_cases, missing_cases
 from pyro_fed.analysis.bench.cases.stan_models import NO_ROWS
-from pyro_fed.analysis.bench.cell import OUTCOMES, Cell, Outcome, Store, Task, code_version, entry
+from pyro_fed.analysis.bench.cell import OUTCOMES, Cell, Outcome, Store, Task, code_version, run_task
 from pyro_fed.analysis.bench.processes import Died, run_in_processes
 from pyro_fed.analysis.numbers import digits, number_text, readable_bytes, readable_seconds
 from pyro_fed.conventions.calls import checked
@@ -24,9 +24,9 @@ from pyro_fed.conventions.names import closest
 from pyro_fed.errors import SettingError
 
 #: Seconds of CPU time that a cell may take.
-LIMIT = 300.0
+CPU_LIMIT_SECONDS = 300.0
 #: For a quick benchmark: seconds of CPU time that a cell may take, and seconds after which no more cells are started.
-QUICK_LIMIT, QUICK_SECONDS = 30.0, 280.0
+QUICK_CPU_LIMIT_SECONDS, QUICK_SECONDS = 30.0, 280.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def run_benchmark(
     limit: float | None = None,
     minutes: float | None = None,
     any_version: bool = False,
-    said: Callable[[Outcome], None] | None = None,
+    on_outcome: Callable[[Outcome], None] | None = None,
 ) -> Results:
     """Run algorithms on federated posteriors whose answer is known.
 
@@ -88,7 +88,7 @@ def run_benchmark(
         limit: seconds of CPU time that a cell may take; by default 300, or 30 if `quick`.
         minutes: start no more cells after this time.
         any_version: also read cells of other versions of the code.
-        said: called with the outcome of each cell that has been run.
+        on_outcome: called with the outcome of each cell that has been run.
 
     Returns:
         The outcomes of all cells that have been run, now or before.
@@ -106,7 +106,7 @@ def run_benchmark(
     usual = [*algorithms.RECIPES, *algorithms.QUICK_ADAPTERS] if quick else []
     entries = algorithms.find(list(recipes) or usual, list(adapters))
     splits = {name: [Split.parse(text) for text in partitions or _splits(name, quick)] for name in chosen}
-    limit = limit or (QUICK_LIMIT if quick else LIMIT)
+    limit = limit or (QUICK_CPU_LIMIT_SECONDS if quick else CPU_LIMIT_SECONDS)
     store, code = Store(folder, any_version), code_version()
     left_out = [f"{name}: its data are not here" for name in missing_cases(posteriordb)] if not quick else []
     left_out += [f"{name}: does not split by rows, {why}" for name, why in NO_ROWS.items()] if not quick else []
@@ -120,21 +120,21 @@ def run_benchmark(
                 left_out.append(f"{split}: {error}")
                 continue
             cells += [(Cell(name, str(split), one.name, seed, one.version(code)), one) for one in entries]
-    _lend(cells, store, limit)
+    _copy_pooled_outcomes(cells, store, limit)
     new = _cells_to_run(cells, store, limit)
     if quick:  # if the time runs out, some algorithms have all their cells, and others have none
         new.sort(key=lambda pair: entries.index(pair[1]))
     tasks = [Task(cell, one.path, one.adapter, posteriordb, folder, limit) for cell, one in new]
     seconds = 60 * minutes if minutes is not None else QUICK_SECONDS if quick else None
     deadline = time.monotonic() + seconds if seconds is not None else None
-    for task, died in run_in_processes(entry, tasks, jobs, limit=limit, deadline=deadline):
+    for task, died in run_in_processes(run_task, tasks, jobs, limit=limit, deadline=deadline):
         if isinstance(died, Died):
             kind = "late" if died.late else "failed"
-            store.write(Outcome(**asdict(task.cell), outcome=kind, error=died.said, limit=limit))
+            store.write(Outcome(**asdict(task.cell), outcome=kind, error=died.reason, limit=limit))
         found = store.read(task.cell, None if died is None else limit)
-        if said is not None and found is not None:
-            said(found)
-    _lend(cells, store, limit)
+        if on_outcome is not None and found is not None:
+            on_outcome(found)
+    _copy_pooled_outcomes(cells, store, limit)
     outcomes = [found for cell, _ in cells if (found := store.read(cell, limit)) is not None]
     return Results(
         outcomes,
@@ -146,7 +146,7 @@ def run_benchmark(
     )
 
 
-def _lend(cells: list[tuple[Cell, Algorithm]], store: Store, limit: float) -> None:
+def _copy_pooled_outcomes(cells: list[tuple[Cell, Algorithm]], store: Store, limit: float) -> None:
     """Copy the outcome of an algorithm on pooled rows from one split of a case to the case's other splits."""
     for cell, one in cells:
         if one.pooled and store.read(cell, limit) is None and (found := store.of_any_split(cell, limit)) is not None:
@@ -227,7 +227,7 @@ def summary(results: Results) -> list[list[str]]:
     return rows
 
 
-def in_short(outcome: Outcome) -> str:
+def outcome_line(outcome: Outcome) -> str:
     """A line of text on a cell."""
     values = outcome.scores
     where = f"{outcome.case} {outcome.split} {outcome.algorithm}"

@@ -1,7 +1,7 @@
 """A cell of the benchmark, which is a case, a split, an algorithm and a seed; its outcome, and the outcomes' files.
 
-Each outcome is a JSON file, named by cell and version, and written completely or not at all. `entry` is what a process
-of the benchmark runs.
+Each outcome is a JSON file, named by cell and version, and written completely or not at all. A process of the benchmark
+calls `run_task`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ OUTCOMES = ("right", "right, doubted", "wrong, said", "wrong, silent", "refused"
 #: Folders of this package on which no answer and no score depends: they are not part of a cell's version.
 ASIDE = ("cli", "deployment", "analysis")
 #: A cell keeps this many parameters, the worst ones.
-PARAMETERS_KEPT = 40
+MAX_PARAMETERS = 40
 #: A cell keeps this many characters of a text, of a traceback the last ones.
-TEXT_KEPT = 1500
+MAX_TEXT = 1500
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ def run_cell(cell: Cell, case: Case, algorithm: Algorithm, limit: float | None =
         except Exception as error:  # an error of any kind is the cell's outcome
             kind = "refused" if isinstance(error, PyroFedError) else "failed"
             lines = _where(traceback.format_exception(error)) if kind == "failed" else ""
-            said = f"{type(error).__name__}: {error}"[:TEXT_KEPT]
-            settled: dict[str, Any] = {"outcome": kind, "error": f"{said}\n\n{lines[-TEXT_KEPT:]}".strip()}
+            said = f"{type(error).__name__}: {error}"[:MAX_TEXT]
+            settled: dict[str, Any] = {"outcome": kind, "error": f"{said}\n\n{lines[-MAX_TEXT:]}".strip()}
             return Outcome(**noted, **settled, scores={"cpu_seconds": cpu_seconds() - spent}, warned=_texts(caught))
     found["scores"] |= cost
     others = [text for text in _texts(caught) if not any(doubt in text for doubt in found["doubts"])]
@@ -154,7 +154,7 @@ def _where(lines: list[str]) -> str:
 
 
 def _texts(caught: list[warnings.WarningMessage]) -> list[str]:
-    texts = [str(one.message)[:TEXT_KEPT] for one in caught if issubclass(one.category, UserWarning)]
+    texts = [str(one.message)[:MAX_TEXT] for one in caught if issubclass(one.category, UserWarning)]
     return list(dict.fromkeys(texts))
 
 
@@ -171,7 +171,7 @@ def _answer(idata: InferenceData, reference: Reference, federation: Federation, 
         "doubts": doubts,
         "scores": {name: getattr(found, name) for name in names} | traffic(idata),
         "where": found.where,
-        "parameters": [_row(asdict(one)) for one in found.parameters[:PARAMETERS_KEPT]],
+        "parameters": [_row(asdict(one)) for one in found.parameters[:MAX_PARAMETERS]],
         "settings": _settings(idata),
     }
 
@@ -182,7 +182,7 @@ def _row(values: dict[str, Any]) -> dict[str, Any]:
 
 def _settings(idata: InferenceData) -> str:
     chosen = f"chosen: {idata.attrs['chosen']}; " if "chosen" in idata.attrs else ""
-    return (chosen + str(idata.attrs.get("settings", "")))[:TEXT_KEPT]
+    return (chosen + str(idata.attrs.get("settings", "")))[:MAX_TEXT]
 
 
 def traffic(idata: InferenceData) -> dict[str, float | None]:
@@ -278,7 +278,7 @@ class Task:
     limit: float | None
 
 
-def entry(task: Task) -> None:
+def run_task(task: Task) -> None:
     """Run a task's cell and write it."""
     case = all_cases(task.posteriordb)[task.cell.case]
     algorithm = Algorithm(task.cell.algorithm, task.path, task.adapter)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.ticker import EngFormatter
 
 from pyro_fed.analysis.bench.algorithms import ADAPTERS
 from pyro_fed.analysis.bench.bench import (
@@ -21,25 +25,21 @@ from pyro_fed.analysis.bench.bench import (
 )
 from pyro_fed.analysis.bench.cell import Outcome
 from pyro_fed.analysis.judging.moments import SD_RANGE
-from pyro_fed.analysis.numbers import digits, number_text, readable_bytes, readable_seconds
-from pyro_fed.analysis.plots.style import line_colors
+from pyro_fed.analysis.numbers import digits, number_text
+from pyro_fed.analysis.plots.style import REFERENCE_LINE, line_colors, tidy
 from pyro_fed.analysis.report import page, svg
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.conventions.version import VERSION
 
 TEMPLATES = Path(__file__).parent / "templates"
 #: Percentage of the warning colour in each class of the heat map. The fourth class begins at the limit.
-SHARES = (0, 8, 16, 28, 40, 52, 64)
+HEAT_PERCENTAGES = (0, 8, 16, 28, 40, 52, 64)
 #: Upper ends of the classes, in multiples of the limit.
-ENDS = (0.2, 0.5, 1.0, 2.0, 4.0, 10.0)
+HEAT_LIMITS = (0.2, 0.5, 1.0, 2.0, 4.0, 10.0)
 #: Number of parameters in a diagnosis.
-SHOWN = 12
-#: Width and height of a scatter, and its margins (left, right, top, bottom), in pixels.
-WIDTH, HEIGHT, MARGINS = 880, 420, (64, 44, 14, 52)
-#: Smaller values are drawn here, since a logarithmic axis has no zero.
-SMALLEST = 1e-3
-#: Share of the answers whose errors the vertical axis of a scatter has room for; larger ones are triangles at its top.
-ON_SCALE = 0.95
+MAX_DIAGNOSED_PARAMETERS = 12
+#: Errors of exact answers are drawn here, since a logarithmic axis has no zero.
+SMALLEST_ERROR = 1e-3
 
 HOW_TO_READ = """
 A case is a model with its data, whose posterior is known: in closed form, or by a long run of NUTS on all rows. Its
@@ -70,12 +70,12 @@ Smallest and largest posterior SD over the reference's: 1 is right, below 0.8 an
 
 @dataclass(frozen=True)
 class Scatter:
-    """A figure of the mean error against another score."""
+    """A figure of the mean error against another score, whose axis has an SI unit."""
 
     title: str
     key: str
     axis: str
-    write: Callable[[float], str]
+    unit: str
     note: str
 
 
@@ -84,16 +84,15 @@ SCATTERS = (
         "By bytes",
         "bytes",
         "bytes of all clients, both directions",
-        readable_bytes,
-        "Cells with an answer of methods that leave the data where they are. A triangle at the top has a larger error.",
+        "B",
+        "Cells with an answer of methods that leave the data where they are.",
     ),
     Scatter(
         "By CPU time",
         "cpu_seconds",
-        "seconds of CPU, all clients simulated in one process",
-        readable_seconds,
-        "All cells with an answer. Squares are other people's methods; those on pooled data are among them. "
-        "A triangle at the top has a larger error.",
+        "CPU time, all clients simulated in one process",
+        "s",
+        "All cells with an answer. Squares are other people's methods; those on pooled data are among them.",
     ),
 )
 
@@ -129,7 +128,7 @@ def write_page(
         verdict=_verdict(results),
         notes={"how": HOW_TO_READ, "outcomes": OUTCOMES, "medians": MEDIANS_NOTE},
         summary={"heading": column_headings(), "rows": _summary(results)},
-        shares=SHARES,
+        shares=HEAT_PERCENTAGES,
         light=svg.colours(dark=False),
         dark=svg.colours(dark=True),
         maps=[
@@ -137,7 +136,7 @@ def write_page(
             {"title": "SDs", "note": RATIO_NOTE, **_map(results, ids, _sd_ratio)},
         ],
         legend=[{"name": name, "colour": colours[name], "square": name in others} for name in results.algorithms],
-        plots=[_scatter(results, ids, colours, others, one) for one in SCATTERS],
+        plots=[_scatter(results, ids, one) for one in SCATTERS],
         algorithms=results.algorithms,
         cases=results.cases,
         left_out=results.left_out,
@@ -226,68 +225,40 @@ def _map_cell(
     if not one.answered:
         return {**shown, "css": "none", "text": one.outcome}
     text, badness = figure(one)
-    level = sum(badness > end for end in ENDS)
+    level = sum(badness > end for end in HEAT_LIMITS)
     mark = {"wrong, said": " !", "right, doubted": " ?"}.get(one.outcome, "")
     silent = " silent" if one.outcome == "wrong, silent" else ""
     return {**shown, "css": f"h{level}{silent}", "text": text + mark}
 
 
 # -- scatters ------------------------------------------------------------------------------------------------
-def _scatter(
-    results: Results, ids: dict[Any, str], colours: dict[str, str], others: set[str], plot: Scatter
-) -> dict[str, Any]:
+def _scatter(results: Results, ids: dict[Any, str], plot: Scatter) -> dict[str, str]:
+    """A scatter whose dots open the diagnoses of their cells."""
     points = [one for one in results.outcomes if one.answered and one.scores.get(plot.key)]
-    left, right, top, bottom = MARGINS[0], WIDTH - MARGINS[1], MARGINS[2], HEIGHT - MARGINS[3]
-    across = _decades([max(one.scores[plot.key] or 0.0, SMALLEST) for one in points])
-    errors = sorted(max(one.scores["mean_error"] or 0.0, SMALLEST) for one in points)
-    up = _decades([*errors[: math.ceil(ON_SCALE * len(errors))], MATTERS])
-
-    def x(value: float) -> float:
-        return round(left + (right - left) * _place(value, across), 1)
-
-    def y(value: float) -> float:
-        return round(bottom - (bottom - top) * _place(value, up), 1)
-
-    names = dict.fromkeys(one.algorithm for one in points)
-    return {
-        "title": plot.title,
-        "axis": plot.axis,
-        "note": plot.note,
-        "alt": f"{len(points)} points of {', '.join(names)}: mean error against {plot.axis}, both logarithmic",
-        "width": WIDTH,
-        "height": HEIGHT,
-        "left": left,
-        "right": right,
-        "top": top,
-        "bottom": bottom,
-        "limit": y(MATTERS),
-        "across": [{"at": x(10.0**power), "text": plot.write(10.0**power)} for power in across],
-        "up": [{"at": y(10.0**power), "text": f"{10.0**power:g}"} for power in up],
-        "points": [
-            {
-                "id": ids[_key(one)],
-                "x": x(one.scores[plot.key] or 0.0),
-                "y": max(y(one.scores["mean_error"] or 0.0), top + 5.0),
-                "above": (one.scores["mean_error"] or 0.0) > 10.0 ** up[-1],
-                "colour": colours[one.algorithm],
-                "square": one.algorithm in others,
-                "title": f"{one.algorithm} on {one.case}, {one.split}: {one.scores['mean_error']:.3g} SD, "
-                f"{plot.write(one.scores[plot.key] or 0.0)}",
-            }
-            for one in points
-        ],
-    }
-
-
-def _decades(values: Sequence[float]) -> range:
-    """The exponents of the powers of ten from below the smallest value to above the largest."""
-    low, high = (math.log10(end) for end in (min(values, default=1.0), max(values, default=1.0)))
-    return range(math.floor(low), max(math.ceil(high), math.floor(low) + 1) + 1)
-
-
-def _place(value: float, decades: range) -> float:
-    """The place of a value between the first and the last power of ten on a logarithmic axis, in [0, 1]."""
-    return (math.log10(max(value, SMALLEST)) - decades[0]) / (decades[-1] - decades[0])
+    with mpl.rc_context(svg.STYLE):
+        figure, ax = plt.subplots(figsize=(9.2, 4.4), layout="constrained")
+        for name, colour in line_colors(results.algorithms).items():
+            part = [one for one in points if one.algorithm == name]
+            square = name in results.adapters
+            dots = ax.scatter(
+                [one.scores[plot.key] or 0.0 for one in part],
+                [max(one.scores["mean_error"] or 0.0, SMALLEST_ERROR) for one in part],
+                marker="s" if square else "o",
+                facecolor="none" if square else colour,
+                edgecolor=colour,
+                alpha=0.75,
+            )
+            dots.set_urls([f"#{ids[_key(one)]}" for one in part])
+        ax.set(xscale="log", yscale="log", xlabel=plot.axis, ylabel="mean error, reference SDs")
+        ax.axhline(MATTERS, color=REFERENCE_LINE, linestyle="--")
+        ax.annotate("wrong above", (1, MATTERS), xycoords=ax.get_yaxis_transform(), ha="right", va="bottom")
+        ax.xaxis.set_major_formatter(EngFormatter(plot.unit))
+        tidy(ax, grid="both")
+        names = ", ".join(dict.fromkeys(one.algorithm for one in points))
+        alt = f"{len(points)} points of {names}: mean error against {plot.axis}, both logarithmic"
+        drawn = svg.inline(figure, plot.key, alt)
+        plt.close(figure)
+    return {"title": plot.title, "note": plot.note, "svg": drawn}
 
 
 # -- diagnoses -----------------------------------------------------------------------------------------------
@@ -317,8 +288,8 @@ def _diagnosis(one: Outcome, number: str, adapted: bool) -> dict[str, Any]:
         "warned": one.warned,
         "error": one.error,
         "scores": {name: text for name, text in shown.items() if text != "–"},
-        "parameters": [_parameter(row) for row in one.parameters[:SHOWN]],
-        "more": len(one.parameters) if len(one.parameters) > SHOWN else 0,
+        "parameters": [_parameter(row) for row in one.parameters[:MAX_DIAGNOSED_PARAMETERS]],
+        "more": len(one.parameters) if len(one.parameters) > MAX_DIAGNOSED_PARAMETERS else 0,
         "settings": one.settings,
         "command": shlex.join(command),
     }

@@ -26,13 +26,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 #: A process that waits forever uses no CPU time, and would never reach its limit. It is killed if it is older than
-#: `WALL_FACTOR` times its limit, by the clock, and has used less than `IDLE_SHARE` of that time. A process that a busy
-#: machine slows down has used more.
-WALL_FACTOR, IDLE_SHARE = 5.0, 0.02
-#: Seconds until a process older than that is looked at again.
-LOOK = 1.0
-#: Seconds of CPU time between the signal at the limit and the kill.
-GRACE = 2
+#: `WALL_FACTOR` times its limit, by the clock, and has used less than `MAX_IDLE_SHARE` of that time. A process that a
+#: busy machine slows down has used more.
+WALL_FACTOR, MAX_IDLE_SHARE = 5.0, 0.02
+#: Seconds of CPU time between the signal at the limit and the kill, and until an old process is looked at again.
+GRACE_SECONDS = 2
 #: The module that the server imports to load libraries.
 WARM = "pyro_fed.analysis.bench.preload"
 #: The environment variable for the number of threads of a library.
@@ -43,7 +41,7 @@ THREADS = "OMP_NUM_THREADS"
 class Died:
     """How a process ended without an answer, in words; `late` if it reached its limit of CPU time or of waiting."""
 
-    said: str
+    reason: str
     late: bool
 
 
@@ -121,7 +119,7 @@ def _call(there: Connection, function: Callable[[Any], Any], task: Any, limit: f
     """Call the function and send what it returns: the body of a process."""
     if limit is not None:
         seconds = math.ceil(limit)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + GRACE))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + GRACE_SECONDS))
     there.send(function(task))
     there.close()
 
@@ -150,7 +148,7 @@ def _one_thread() -> Iterator[None]:
 def _patience(begun: Iterable[float], limit: float | None, deadline: float | None) -> float | None:
     """Seconds until a process may be idle for too long, or until the deadline; None if there are no limits."""
     now = time.monotonic()
-    ends = [] if limit is None else [max(began + WALL_FACTOR * limit - now, LOOK) for began in begun]
+    ends = [] if limit is None else [max(began + WALL_FACTOR * limit - now, GRACE_SECONDS) for began in begun]
     ends += [max(deadline - now, 0.0)] if deadline is not None else []
     return min(ends, default=None)
 
@@ -160,7 +158,7 @@ def _hung(pid: int, limit: float | None, seconds: float) -> bool:
     if limit is None or seconds <= WALL_FACTOR * limit:
         return False
     used = _cpu_seconds(pid)
-    return used is None or used < IDLE_SHARE * seconds
+    return used is None or used < MAX_IDLE_SHARE * seconds
 
 
 def _cpu_seconds(pid: int) -> float | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy import stats
 
 from pyro_fed.analysis.bench.cases.case import Reference
 from pyro_fed.analysis.bench.clients import dataset
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
 
 #: Entries of larger kurtosis are not judged: the SD of 1,000 draws errs by sqrt((kurtosis - 1) / 4,000) of itself.
-LARGEST_KURTOSIS = 15.0
+MAX_KURTOSIS = 15.0
 #: Probability of the central intervals whose coverage is measured.
-INTERVAL = 0.9
+INTERVAL_PROBABILITY = 0.9
 
 
 @dataclass(frozen=True)
@@ -135,12 +136,10 @@ def summarise_scores(rows: list[Parameter], distance: float) -> Scores:
 def parameters(mine: Draws, truth: Draws, behind: str = "") -> list[Parameter]:
     """The figures of each parameter that varies in the reference; `behind` is put behind the labels."""
     flat, known = mine.flat, truth.flat
-    ends = np.quantile(flat, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], axis=0)
+    ends = np.quantile(flat, [(1 - INTERVAL_PROBABILITY) / 2, (1 + INTERVAL_PROBABILITY) / 2], axis=0)
     within = ((known >= ends[0]) & (known <= ends[1])).mean(0)
-    away = known - known.mean(0)
-    variance = np.square(away).mean(0)
-    kurtosis = np.power(away, 4).mean(0) / np.where(variance > 0, np.square(variance), 1.0)
-    means, sds, spread = flat.mean(0), flat.std(0), np.sqrt(variance)
+    kurtosis = stats.kurtosis(known, fisher=False)
+    means, sds, spread = flat.mean(0), flat.std(0), known.std(0)
     return [
         Parameter(
             label=label + behind,
@@ -149,7 +148,7 @@ def parameters(mine: Draws, truth: Draws, behind: str = "") -> list[Parameter]:
             mean=float(means[i]),
             sd=float(sds[i]),
             coverage=float(within[i]),
-            judged=bool(kurtosis[i] <= LARGEST_KURTOSIS),
+            judged=bool(kurtosis[i] <= MAX_KURTOSIS),
         )
         for i, label in enumerate(truth.labels)
         if np.ptp(known[:, i]) > 0

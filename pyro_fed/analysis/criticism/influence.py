@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 #: Passed to `require_result` by a function that takes no federation.
 NOT_NEEDED: Any = object()
 #: Weights need at least so many draws: Pareto's k is estimated from the largest few of them.
-FEWEST_DRAWS = 100
+MIN_WEIGHTED_DRAWS = 100
 
 
 @checked_but("idata", "federation")
@@ -182,7 +182,7 @@ def _weigh(found: Without, draws: Tensor, log_lik: Tensor) -> None:
     for k in range(log_lik.shape[1]):
         weights = smoothed(-log_lik[:, k])
         found.pareto_k[k] = weights.pareto_k
-        if weights.pareto_k > LARGEST_PARETO_K or len(z) < FEWEST_DRAWS:
+        if weights.pareto_k > LARGEST_PARETO_K or len(z) < MIN_WEIGHTED_DRAWS:
             continue
         other_mean = weights.weights @ z
         other_sd = (weights.weights @ (z - other_mean).square()).sqrt()

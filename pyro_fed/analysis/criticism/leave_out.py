@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.analysis.criticism.influence import FEWEST_DRAWS, checked_draws, kept_sites, require_result
+from pyro_fed.analysis.criticism.influence import MIN_WEIGHTED_DRAWS, checked_draws, kept_sites, require_result
 from pyro_fed.audit.client_sites import around, client_log_likelihoods, sites_at
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
 
 #: Degrees of freedom of the proposals: few, so that their tails fall more slowly than the likelihood of many rows.
-FREEDOM = 5.0
+STUDENT_FREEDOM = 5.0
 
 
 class Evidence(NamedTuple):
@@ -108,8 +108,10 @@ def leave_one_client_out(
             "leave_one_client_out asks the clients for their log-likelihoods, but this federation's rows are "
             "elsewhere: call it with a federation that was made with data"
         )
-    if num_draws < FEWEST_DRAWS:
-        raise SettingError(f"leave_one_client_out: num_draws must be at least {FEWEST_DRAWS}, received {num_draws}")
+    if num_draws < MIN_WEIGHTED_DRAWS:
+        raise SettingError(
+            f"leave_one_client_out: num_draws must be at least {MIN_WEIGHTED_DRAWS}, received {num_draws}"
+        )
     if federation.num_clients < 2:
         raise DataError(
             "leave_one_client_out needs at least two clients, received 1: without it nobody is left to predict its rows"
@@ -247,7 +249,7 @@ def _mixture(q: Gaussian, sites: Gaussian, num_draws: int, generator: torch.Gene
     count, dim = parts.eta.shape
     each = -(-num_draws // count)
     normal = torch.randn(each, count, dim, generator=generator, dtype=torch.float64)
-    squares = torch.randn(each, count, int(FREEDOM), generator=generator, dtype=torch.float64).square().mean(-1)
+    squares = torch.randn(each, count, int(STUDENT_FREEDOM), generator=generator, dtype=torch.float64).square().mean(-1)
     points = parts.transform(normal / squares.sqrt().unsqueeze(-1)).flatten(0, 1)
     log_density = torch.stack([_student(gaussian(_select_draws(parts, i)), points) for i in range(count)]).logsumexp(0)
     return Proposals(points, log_density - math.log(count))
@@ -261,5 +263,9 @@ def _student(part: Gaussian, points: Tensor) -> Tensor:
     """Log density at points (S, D) of Student's t with the Gaussian's mean, and its covariance as the scale matrix."""
     dim = part.dim
     away = -2 * (part.log_prob(points) - part.log_prob(part.mean()))
-    constant = math.lgamma((FREEDOM + dim) / 2) - math.lgamma(FREEDOM / 2) - dim / 2 * math.log(FREEDOM * math.pi)
-    return constant + part.log_det() / 2 - (FREEDOM + dim) / 2 * torch.log1p(away / FREEDOM)
+    constant = (
+        math.lgamma((STUDENT_FREEDOM + dim) / 2)
+        - math.lgamma(STUDENT_FREEDOM / 2)
+        - dim / 2 * math.log(STUDENT_FREEDOM * math.pi)
+    )
+    return constant + part.log_det() / 2 - (STUDENT_FREEDOM + dim) / 2 * torch.log1p(away / STUDENT_FREEDOM)

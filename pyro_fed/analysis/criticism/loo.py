@@ -28,7 +28,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import State
 from pyro_fed.analysis.criticism.influence import checked_draws, require_result
-from pyro_fed.analysis.judging.metrics import FEWEST_LOO_DRAWS
+from pyro_fed.analysis.judging.metrics import MIN_LOO_DRAWS
 from pyro_fed.analysis.predicting.one_round import OneRound, answers
 from pyro_fed.conventions.calls import checked_but
 from pyro_fed.density.observations import observed_rows
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from pyro_fed.runtime.executors import Executor
 
 #: A Pareto k above this is very bad: the weights have no mean.
-VERY_BAD = 1.0
+VERY_BAD_PARETO_K = 1.0
 #: A row whose log density varies more than this over the draws makes WAIC unreliable (Vehtari et al. 2017).
-LARGEST_VARIANCE = 0.4
-#: The numbers that a client sends. `varied` counts the rows whose variance is above `LARGEST_VARIANCE`.
+MAX_WAIC_VARIANCE = 0.4
+#: The numbers that a client sends. `varied` counts the rows whose variance is above `MAX_WAIC_VARIANCE`.
 SUMS = ("loo", "loo_squares", "waic", "waic_squares", "lppd", "variance", "varied", "rows", "good", "bad", "very_bad")
 #: The entries of the server's state that clients download; the other entries are the clients' answers.
 SENT = ("draws", "efficiency", "good_k")
@@ -101,7 +101,7 @@ class Pointwise(OneRound):
         lppd = _log_sum(log_lik) - np.log(len(log_lik))
         variance = log_lik.var(0)
         waic, limit = lppd - variance, float(shared["good_k"][client])
-        good, very_bad = int((k <= limit).sum()), int((~(k <= VERY_BAD)).sum())
+        good, very_bad = int((k <= limit).sum()), int((~(k <= VERY_BAD_PARETO_K)).sum())
         sums = {
             "loo": loo.sum(),
             "loo_squares": np.square(loo).sum(),
@@ -109,7 +109,7 @@ class Pointwise(OneRound):
             "waic_squares": np.square(waic).sum(),
             "lppd": lppd.sum(),
             "variance": variance.sum(),
-            "varied": (variance > LARGEST_VARIANCE).sum(),
+            "varied": (variance > MAX_WAIC_VARIANCE).sum(),
             "rows": len(loo),
             "good": good,
             "bad": len(k) - good - very_bad,
@@ -295,9 +295,9 @@ class _Answers:
         if local and local <= set(idata["posterior"].data_vars):
             federation = federation.joint
         draws = checked_draws(idata, federation)
-        if len(draws) < FEWEST_LOO_DRAWS:
+        if len(draws) < MIN_LOO_DRAWS:
             raise SettingError(
-                f"leaving out a row takes at least {FEWEST_LOO_DRAWS} draws, received {len(draws)}: run with a larger "
+                f"leaving out a row takes at least {MIN_LOO_DRAWS} draws, received {len(draws)}: run with a larger "
                 "num_draws"
             )
         algorithm = Pointwise(site=var_name or "", pointwise=pointwise)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from pyro_fed.analysis.criticism.influence import require_result
 from pyro_fed.analysis.judging.draws import entries_of
-from pyro_fed.analysis.judging.metrics import FEWEST_LOO_DRAWS
+from pyro_fed.analysis.judging.metrics import MIN_LOO_DRAWS
 from pyro_fed.conventions.calls import checked_but
 from pyro_fed.conventions.names import closest
 from pyro_fed.errors import DataError, SettingError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
 
 #: Sensitivity from which on a parameter is named, as in ArviZ's `psense_summary`.
-THRESHOLD = 0.05
+SENSITIVITY_LIMIT = 0.05
 
 
 @checked_but("idata")
@@ -62,9 +62,9 @@ def power_scale(
         )
     posterior, log_prior = group_of(idata, "posterior"), group_of(idata, "log_prior")
     draws = posterior.sizes["chain"] * posterior.sizes["draw"]
-    if draws < FEWEST_LOO_DRAWS:
+    if draws < MIN_LOO_DRAWS:
         raise SettingError(
-            f"power_scale weights draws, at least {FEWEST_LOO_DRAWS}; this result, of "
+            f"power_scale weights draws, at least {MIN_LOO_DRAWS}; this result, of "
             f"{idata.attrs.get('algorithm', 'something else')}, has {draws}: run an algorithm with a posterior, or "
             "with a larger num_draws"
         )
@@ -77,7 +77,7 @@ def power_scale(
     columns = {kind: np.concatenate([part[name].values.ravel() for name in names]) for kind, part in found.items()}
     table = pd.DataFrame(columns, index=labels)
     if "likelihood" in table:
-        strong, informed = table["prior"] >= THRESHOLD, table["likelihood"] >= THRESHOLD
+        strong, informed = table["prior"] >= SENSITIVITY_LIMIT, table["likelihood"] >= SENSITIVITY_LIMIT
         said = ["potential prior-data conflict", "potential strong prior / weak likelihood"]
         table["diagnosis"] = np.select([strong & informed, strong], said, "✓")
     return table

@@ -11,7 +11,6 @@ with few rows is mostly noise: look at the plot, which shows how many rows a bin
 
 from __future__ import annotations
 
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ BINS = 10
 #: What the name of a deployment's group of an estimand begins with.
 OF_DEPLOYMENT = "estimand_"
 #: Largest number of bins: more than any plot shows, few enough for the memory.
-MOST_BINS = 10_000
+MAX_BINS = 10_000
 
 
 class Reliability(NamedTuple):
@@ -50,8 +49,8 @@ def calibration_errors(probs: Tensor, value: Tensor, bins: int = BINS) -> dict[s
 
 def reliability(probs: Tensor, value: Tensor, bins: int = BINS) -> Reliability:
     """Confidence and accuracy by bin, of probabilities (n, C), averaged over draws, and observed classes (n,)."""
-    if not 1 <= bins <= MOST_BINS:
-        raise SettingError(f"calibration needs 1 to {MOST_BINS:,} bins of confidence, received bins={bins}")
+    if not 1 <= bins <= MAX_BINS:
+        raise SettingError(f"calibration needs 1 to {MAX_BINS:,} bins of confidence, received bins={bins}")
     if probs.dim() < 2 or not probs.numel() or value.shape != probs.shape[:-1]:
         raise DataError(
             f"calibration takes probabilities (n, C) and classes (n,), received {tuple(probs.shape)} and "
@@ -112,9 +111,11 @@ def calibration_table(result: InferenceData, name: str | None = None) -> pd.Data
     client, bin_of = counts.nonzero()
     n = counts[client, bin_of]
     shares = {key: value[client, bin_of] / n for key, value in totals.items()}
-    z2, p = NormalDist().inv_cdf(0.975) ** 2, shares["observed"]
-    middle, half = (p + z2 / (2 * n)) / (1 + z2 / n), np.sqrt(z2 * (p * (1 - p) + z2 / (4 * n)) / n) / (1 + z2 / n)
+    from scipy.stats import binomtest  # takes a second
+
+    ones = totals["observed"][client, bin_of].round().astype(int)
+    intervals = [binomtest(k, int(of)).proportion_ci(method="wilson") for k, of in zip(ones.tolist(), n, strict=True)]
     names = np.array([*clients, OVERALL])
     ends = found["predicted"].values[bin_of]
-    limits = {"lower": middle - half, "upper": middle + half}
+    limits = {"lower": [one.low for one in intervals], "upper": [one.high for one in intervals]}
     return pd.DataFrame({"client": names[client], "bin": ends, "rows": n, **shares, **limits})

@@ -59,7 +59,7 @@ class Table(NamedTuple):
 
 
 #: The spread is not compared with the Laplace approximation in more dimensions: the Hessian would cost too much.
-LARGEST_DIM_FOR_LAPLACE = 300
+MAX_LAPLACE_DIM = 300
 
 #: Figures by column name, and findings, for a group of columns of one result.
 Found = tuple[dict[str, Any], list[Finding]]
@@ -307,14 +307,14 @@ def _closeness(mine: _ResultDraws, truth: _ResultDraws) -> Found:
 
 
 def _laplace(federation: Federation | None) -> Tensor | None:
-    if federation is None or federation.problem.dim > LARGEST_DIM_FOR_LAPLACE:
+    if federation is None or federation.problem.dim > MAX_LAPLACE_DIM:
         return None
     return laplace_sds(federation)
 
 
 def _predictive(idata: InferenceData, federation: Federation, test: Any) -> Found:
     problem = federation.problem
-    draws = unconstrained_draws(thin_posterior(idata, distances.DRAWS_COMPARED), problem)
+    draws = unconstrained_draws(thin_posterior(idata, distances.MAX_COMPARED_DRAWS), problem)
     predictions = metrics.predict_rows(problem, draws, test)
     if predictions.nan_findings:
         return {}, predictions.nan_findings

@@ -34,7 +34,7 @@ def against_density(
     """Figures and findings by KSD, the prior's count, the spread and the audit; a finding alone if scores fail."""
     problem = federation.problem
     draws = on_unconstrained_scale(
-        thin_posterior(idata, distances.DRAWS_COMPARED), problem, str(idata.attrs.get("draws_are", ""))
+        thin_posterior(idata, distances.MAX_COMPARED_DRAWS), problem, str(idata.attrs.get("draws_are", ""))
     )
     if outside := _outside_support_sentence(draws, problem.dtype):
         return {}, [sentences.draws_unusable(why=outside)]

@@ -25,14 +25,14 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DataError
 
 #: Distances and scores use at most this many draws, evenly spaced: kernels cost the square of their number.
-DRAWS_COMPARED = 1000
+MAX_COMPARED_DRAWS = 1000
 #: Random directions of the sliced Wasserstein distance.
 PROJECTIONS = 200
 #: Directions whose reference variance is below this share of the largest are left out of the whitening.
-SMALLEST_VARIANCE = 1e-6
+MIN_RELATIVE_VARIANCE = 1e-6
 
 
-def thin(draws: np.ndarray, count: int = DRAWS_COMPARED) -> np.ndarray:
+def thin(draws: np.ndarray, count: int = MAX_COMPARED_DRAWS) -> np.ndarray:
     """At most `count` draws, evenly spaced: (S, D) → (s, D)."""
     if len(draws) <= count:
         return draws
@@ -96,7 +96,7 @@ def mmd2(draws: np.ndarray, reference: np.ndarray) -> float:
 def _whitener(reference: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     mean, scale = reference.mean(0), reference.std(0)
     values, vectors = np.linalg.eigh(np.cov(((reference - mean) / scale).T).reshape(len(scale), -1))
-    kept = values > SMALLEST_VARIANCE * values.max()
+    kept = values > MIN_RELATIVE_VARIANCE * values.max()
     root = vectors[:, kept] / np.sqrt(values[kept])
     return lambda draws: (draws - mean) / scale @ root
 

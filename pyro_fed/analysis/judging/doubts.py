@@ -39,16 +39,16 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from pyro_fed.analysis.judging.ksd import DENSITY_FALSE_ALARMS, Discrepancy, whiten_draws
+from pyro_fed.analysis.judging.ksd import DENSITY_FALSE_ALARM_CHANCE, Discrepancy, whiten_draws
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 
 #: Blocks of draws whose equations give standard errors.
 BLOCKS = 20
 #: A prior count is flagged if it differs from one by more than this: half a prior too much or too little.
-WRONG_BY = 0.5
+MAX_COUNT_ERROR = 0.5
 #: SDs are flagged whose median ratio to the Laplace approximation's is below this.
-LEAST_SPREAD = 0.5
+MIN_SD_RATIO = 0.5
 
 
 class PriorCount(NamedTuple):
@@ -69,12 +69,12 @@ class PriorCount(NamedTuple):
     @property
     def is_wrong(self) -> bool:
         """Whether the count differs from one by more than chance and by enough to matter, and explains the draws."""
-        return self.differs_from_one and abs(self.value - 1) > WRONG_BY
+        return self.differs_from_one and abs(self.value - 1) > MAX_COUNT_ERROR
 
     @property
     def differs_from_one(self) -> bool:
         """Whether the count differs from one by more than chance, and explains the draws."""
-        return self.explains and self.away > -float(special.stdtrit(BLOCKS - 2, DENSITY_FALSE_ALARMS / 2))
+        return self.explains and self.away > -float(special.stdtrit(BLOCKS - 2, DENSITY_FALSE_ALARM_CHANCE / 2))
 
 
 def prior_count(draws: Tensor, prior_score: Tensor, likelihood_score: Tensor) -> PriorCount:
@@ -145,7 +145,7 @@ def _violation(z: Tensor, scores: Tensor, a: float, b: float) -> tuple[float, fl
 def spread_findings(draws: Tensor, sds: Tensor) -> list[Finding]:
     """One finding if the SDs of draws (S, D) are far below those of the Laplace approximation (D,), or none."""
     typical = float((draws.double().std(0, correction=0) / sds).median())
-    return [] if typical >= LEAST_SPREAD else [sentences.variance_collapse(ratio=typical)]
+    return [] if typical >= MIN_SD_RATIO else [sentences.variance_collapse(ratio=typical)]
 
 
 def density_findings(count: PriorCount, distance: Discrepancy, site: str) -> list[Finding]:
@@ -154,7 +154,7 @@ def density_findings(count: PriorCount, distance: Discrepancy, site: str) -> lis
     if count.is_wrong:
         found.append(sentences.prior_miscounted(count=count.value, error=count.error))
     elif count.differs_from_one:
-        found.append(sentences.prior_count_near_one(count=count.value, error=count.error, limit=WRONG_BY))
+        found.append(sentences.prior_count_near_one(count=count.value, error=count.error, limit=MAX_COUNT_ERROR))
     if distance.is_wrong:
         found.append(sentences.draws_far_from_density(parameter=site, ksd=distance.value, limit=distance.limit))
     return found

@@ -14,16 +14,14 @@ import xarray as xr
 from pyro_fed.ops.arviz_versions import ess
 from pyro_fed.results.inference_data import InferenceData
 
-#: Draws beyond this are not measured: their squares, over a small variance of the reference, exceed double precision.
-LARGEST_DRAW = 1e100
+#: Larger draws are not measured: their fourth powers, by which kurtoses are found, exceed double precision.
+LARGEST_DRAW = float(np.finfo(float).max ** 0.25)
 #: Draws that are evaluated at once. It bounds the memory, and changes no result.
 DRAWS_AT_ONCE = 64
 #: An autocorrelation needs at least this many draws in each chain.
-FEWEST_OF_A_CHAIN = 4
+MIN_CHAIN_DRAWS = 4
 #: Length of a block of draws, in autocorrelation times: so long that blocks are nearly independent of each other.
-TIMES_A_BLOCK = 5
-#: Draws count as independent if their effective number is more than this share of their number.
-INDEPENDENT_SHARE = 0.9
+BLOCK_TIMES = 5
 #: Kinds of draws that are independent of each other.
 INDEPENDENT = ("independent", "agents")
 #: Kinds of draws that are not random, and have no Monte Carlo error.
@@ -124,7 +122,7 @@ def effective_draws(values: np.ndarray, kind: str) -> np.ndarray:
     if kind in INDEPENDENT:
         repeats = np.bincount(distinct_draw_numbers(values.reshape(-1, dim)))
         return np.full(dim, repeats.sum() ** 2 / np.square(repeats).sum())
-    if each < FEWEST_OF_A_CHAIN:
+    if each < MIN_CHAIN_DRAWS:
         return np.full(dim, float(chains))
     found = ess(values, method="mean")
     constant = np.ptp(values.reshape(-1, dim), axis=0) == 0
@@ -139,7 +137,7 @@ def distinct_draw_numbers(flat: np.ndarray) -> np.ndarray:
 def blocks(values: np.ndarray, kind: str) -> np.ndarray | None:
     """The block's number of each draw (S,), chain after chain, so that blocks are nearly independent of each other.
 
-    Of independent draws, equal draws form a block; of a chain, each stretch of `TIMES_A_BLOCK` autocorrelation times
+    Of independent draws, equal draws form a block; of a chain, each stretch of `BLOCK_TIMES` autocorrelation times
     does. None for particles and points, which are not random. `values` (chain, draw, D) are the draws and all
     quantities computed from them whose autocorrelation counts.
     """
@@ -149,6 +147,6 @@ def blocks(values: np.ndarray, kind: str) -> np.ndarray | None:
     if kind in INDEPENDENT:
         return distinct_draw_numbers(values.reshape(-1, dim))
     share = float(effective_draws(values, kind).min()) / (chains * each)
-    length = 1 if share > INDEPENDENT_SHARE else int(np.ceil(TIMES_A_BLOCK / max(share, 1 / (chains * each))))
+    length = int(np.ceil(BLOCK_TIMES / max(share, 1 / (chains * each))))
     within = np.arange(each) // min(length, each)
     return np.concatenate([chain * each + within for chain in range(chains)])

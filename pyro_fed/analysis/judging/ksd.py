@@ -34,9 +34,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.analysis.judging.moments import FALSE_ALARMS
 from pyro_fed.conventions.calls import checked, explained
-from pyro_fed.conventions.limits import MATTERS, NEGLIGIBLE
+from pyro_fed.conventions.limits import FALSE_ALARM_CHANCE, MATTERS, NEGLIGIBLE
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.derivatives.scores import likelihood_scores, prior_scores
 from pyro_fed.density.rows.batches import Batch
@@ -50,7 +49,7 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 #: Sets of random signs that give the distribution of the discrepancy by chance.
 RANDOM_SIGNS = 399
 #: Share of results with draws of the posterior itself for which the discrepancy, or the prior's count, exceeds chance.
-DENSITY_FALSE_ALARMS = FALSE_ALARMS / 2
+DENSITY_FALSE_ALARM_CHANCE = FALSE_ALARM_CHANCE / 2
 
 
 class Discrepancy(NamedTuple):
@@ -100,7 +99,7 @@ def discrepancy(points: Tensor, scores: Tensor, blocks: np.ndarray | None) -> Di
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (RANDOM_SIGNS, len(names)))
     w = torch.from_numpy(signs)[:, torch.from_numpy(index.reshape(-1))]
     by_chance = ((w @ apart) * w).sum(1) / (count * (count - 1))
-    limit = max(tolerated, float(by_chance.quantile(1 - DENSITY_FALSE_ALARMS)))
+    limit = max(tolerated, float(by_chance.quantile(1 - DENSITY_FALSE_ALARM_CHANCE)))
     return Discrepancy(float(apart.sum()) / (count * (count - 1)), limit, farthest)
 
 

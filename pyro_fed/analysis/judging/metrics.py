@@ -267,7 +267,7 @@ def rmse(mean: Tensor, value: Tensor) -> float:
 
 
 #: With fewer draws PSIS has no tail of large weights to fit: it takes the largest fifth, and at least five of them.
-FEWEST_LOO_DRAWS = 25
+MIN_LOO_DRAWS = 25
 
 
 def loo(idata: InferenceData) -> tuple[dict[str, float], list[Finding]]:
@@ -282,7 +282,7 @@ def loo(idata: InferenceData) -> tuple[dict[str, float], list[Finding]]:
         value.values.reshape(-1, int(np.prod(value.shape[2:]))) for value in idata["log_likelihood"].data_vars.values()
     ]
     total = sum(terms[1:], terms[0]) if len({one.shape for one in terms}) == 1 else np.concatenate(terms, 1)
-    if len(total) < FEWEST_LOO_DRAWS:
+    if len(total) < MIN_LOO_DRAWS:
         return {}, []
     lost = ~np.isfinite(total)
     if lost.any():

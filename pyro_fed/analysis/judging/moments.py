@@ -11,8 +11,8 @@ no Monte Carlo error. The reference has Monte Carlo errors of its own.
 A warning is given if both hold:
 
 1. A mean is more than `MATTERS` reference SDs off, or an SD is outside `SD_RANGE` times the reference's SD.
-2. The distance is more than chance allows, at the level `FALSE_ALARMS` for all parameters together (Bonferroni). The
-   test is Student's, with the degrees of freedom of the result or reference with the smaller ESS.
+2. The distance is more than chance allows, at the level `FALSE_ALARM_CHANCE` for all parameters together (Bonferroni).
+   The test is Student's, with the degrees of freedom of the result or reference with the smaller ESS.
 
 A reference is doubted if its chains disagree, if trajectories diverged, or if its draws are too few to tell 1.
 """
@@ -24,17 +24,15 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws, effective_draws
+from pyro_fed.analysis.judging.draws import MIN_CHAIN_DRAWS, Draws, effective_draws
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.conventions.limits import FALSE_ALARM_CHANCE, MATTERS, SD_MATTERS
 from pyro_fed.ops.arviz_versions import rhat
 from pyro_fed.results.inference_data import InferenceData
 
 #: An SD is wrong if its ratio to the reference's is outside this range.
 SD_RANGE = (1 / SD_MATTERS, SD_MATTERS)
-#: Share of results with the reference's own distribution for which a warning is given.
-FALSE_ALARMS = 0.01
 
 
 class Moments(NamedTuple):
@@ -118,7 +116,9 @@ def gaps(draws: Draws, reference: Draws) -> Gaps:
 
 def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[Finding]:
     """Up to three findings: the farthest mean, and, with `spread`, the smallest and largest SD ratio beyond chance."""
-    chance = -special.stdtrit(found.freedom, FALSE_ALARMS / (4 * len(found.labels)))  # two sides, and means and SDs
+    chance = -special.stdtrit(
+        found.freedom, FALSE_ALARM_CHANCE / (4 * len(found.labels))
+    )  # two sides, and means and SDs
     with np.errstate(divide="ignore"):
         log_ratio = np.log(found.ratio)
     sure = np.abs(log_ratio) > chance * found.log_ratio_error
@@ -144,7 +144,7 @@ def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[F
 
 
 #: R-hat of chains whose means scatter with an SD of `MATTERS` times the SD within chains.
-LARGEST_RHAT = (1 + MATTERS**2) ** 0.5
+MAX_RHAT = (1 + MATTERS**2) ** 0.5
 
 
 def reference_doubts(idata: InferenceData, draws: Draws) -> list[Finding]:
@@ -154,15 +154,15 @@ def reference_doubts(idata: InferenceData, draws: Draws) -> list[Finding]:
     found = list[str]()
     chains, each, dim = draws.values.shape
     markov = draws.kind in ("chains", "")
-    if markov and chains > 1 and each >= FEWEST_OF_A_CHAIN:
+    if markov and chains > 1 and each >= MIN_CHAIN_DRAWS:
         varies = np.ptp(draws.flat, axis=0) > 0
         worst = np.nan_to_num(rhat(draws.values[:, :, varies]), nan=np.inf)  # NaN: constant chains at different points
-        if worst.max() > LARGEST_RHAT:
+        if worst.max() > MAX_RHAT:
             where = np.array(draws.labels)[varies][int(worst.argmax())]
             found.append(f"its {chains} chains disagree: R-hat is {worst.max():.3g} in '{where}'")
     effective = effective_draws(draws.values, draws.kind)
     least = int(effective.argmin())
-    needed = (special.ndtri(FALSE_ALARMS / (4 * dim)) / MATTERS) ** 2
+    needed = (special.ndtri(FALSE_ALARM_CHANCE / (4 * dim)) / MATTERS) ** 2
     if effective[least] < needed:
         found.append(
             f"its draws are worth only {effective[least]:.0f} independent ones in '{draws.labels[least]}', so that "

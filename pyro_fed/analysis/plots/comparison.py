@@ -12,8 +12,8 @@ from pyro_fed.analysis.judging.distances import thin
 from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.analysis.plots.style import (
     COLORS,
+    PLOTTED_DRAWS,
     REFERENCE_LINE,
-    SHOWN_DRAWS,
     GivenAxes,
     by_name,
     check_labels,
@@ -21,9 +21,9 @@ from pyro_fed.analysis.plots.style import (
     legend,
     new_axes,
     panels,
+    robust_extent,
     shortened,
     tidy,
-    usual_reach,
 )
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError, listed, shown
@@ -57,7 +57,7 @@ def plot_comparison(
         labels: parameters to show, such as `["w[0]", "xi"]`; by default those on which the results differ most.
         most: largest number of panels.
         ax: matplotlib axes, one for each panel; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes, one for each parameter.
@@ -159,10 +159,6 @@ def _name_at_edge(ax: Axes, text: str, color: str) -> None:
     )  # fmt: skip
 
 
-#: If less than this share of a result's draws is within its panel, the panel says where they are.
-LEAST_INSIDE = 0.1
-
-
 @checked
 def plot_pair(
     results: Mapping[str, InferenceData] | InferenceData,
@@ -179,7 +175,7 @@ def plot_pair(
         reference: name of the result drawn in grey; by default the first result.
         labels: two parameters; by default those on which results differ most.
         ax: matplotlib axes, one for each result but the reference; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes, one a result; of a reference alone, one.
@@ -202,8 +198,8 @@ def plot_pair(
     axes = panels(ax, len(others), wide, figsize or (3.2 * wide, 2.9 * -(-len(others) // wide)))
     truth, palette = draws[reference][:, columns], colors(results)
     for panel, name in zip(axes, others, strict=True):
-        values = None if name == reference else thin(draws[name][:, columns], SHOWN_DRAWS)
-        _scatter(panel, thin(truth, SHOWN_DRAWS), values, palette[name])
+        values = None if name == reference else thin(draws[name][:, columns], PLOTTED_DRAWS)
+        _scatter(panel, thin(truth, PLOTTED_DRAWS), values, palette[name])
         panel.set(xlabel=shortened(chosen[0]), ylabel=shortened(chosen[1]))
         panel.set_title(name, fontsize=10)
     return axes
@@ -217,18 +213,18 @@ def _scatter(ax: Axes, truth: np.ndarray, values: np.ndarray | None, color: str)
     every = truth if values is None else np.concatenate([truth, values])
     low = np.where(every.min(0) > 0, np.maximum(low, 0.0), low)  # all draws are positive: the axis begins at zero
     ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-    if values is not None and np.mean(((values > low) & (values < high)).all(1)) < LEAST_INSIDE:
+    if values is not None and not ((low < values.mean(0)) & (values.mean(0) < high)).all():
         where = "its draws lie outside: means " + ", ".join(f"{one:.3g}" for one in values.mean(0))
         ax.text(0.5, 0.96, where, transform=ax.transAxes, color=color, fontsize=8, ha="center", va="top")
     tidy(ax, grid="both")
 
 
 #: The density is evaluated on a grid of this many points on each axis.
-GRID = 120
+CONTOUR_POINTS = 120
 #: The contours enclose these shares of the probability.
-SHARES = (0.9, 0.5, 0.1)
+CONTOUR_PROBABILITIES = (0.9, 0.5, 0.1)
 #: Margin around the particles, as a share of their range.
-MARGIN = 0.35
+PARTICLE_MARGIN = 0.35
 
 
 @checked
@@ -247,7 +243,7 @@ def plot_particles(
         labels: two parameters, such as `["w[0]", "w[1]"]`; by default the first two.
         limits: (left, right, bottom, top); by default around the particles.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes.
@@ -267,7 +263,7 @@ def plot_particles(
     left, right, bottom, top = limits or _limits(xy)
     ax = new_axes(ax, figsize)
     if log_density is not None:
-        _contours(ax, log_density, np.linspace(left, right, GRID), np.linspace(bottom, top, GRID))
+        _contours(ax, log_density, np.linspace(left, right, CONTOUR_POINTS), np.linspace(bottom, top, CONTOUR_POINTS))
     count = f"{len(xy)} {'particles' if idata.attrs.get('draws_are') == 'particles' else 'draws'}"
     outside = int(((xy < (left, bottom)) | (xy > (right, top))).any(1).sum())
     count += f", {outside} outside" if outside else ""
@@ -280,9 +276,9 @@ def plot_particles(
 
 def _limits(xy: np.ndarray) -> tuple[float, float, float, float]:
     middle = np.median(xy, 0)
-    reach = np.array([usual_reach(part) for part in (xy - middle).T])
+    reach = np.array([robust_extent(part) for part in (xy - middle).T])
     low, high = np.maximum(xy.min(0), middle - reach), np.minimum(xy.max(0), middle + reach)
-    room = MARGIN * np.maximum(high - low, 1e-12)
+    room = PARTICLE_MARGIN * np.maximum(high - low, 1e-12)
     return low[0] - room[0], high[0] + room[0], low[1] - room[1], high[1] + room[1]
 
 
@@ -299,7 +295,7 @@ def _contours(ax: Axes, log_density: Callable[[torch.Tensor], torch.Tensor], x: 
     p = np.exp(log_p - log_p.max())
     falling = np.sort(p.ravel())[::-1]
     enclosed = np.cumsum(falling) / falling.sum()
-    levels = sorted({float(falling[np.searchsorted(enclosed, share)]) for share in SHARES})
+    levels = sorted({float(falling[np.searchsorted(enclosed, share)]) for share in CONTOUR_PROBABILITIES})
     ax.contourf(x, y, p, levels=[*levels, 1.0 + 1e-9], cmap="Blues", alpha=0.55)
     ax.contour(x, y, p, levels=levels, colors=REFERENCE_LINE, linewidths=0.8)
     ax.plot([], [], color=REFERENCE_LINE, linewidth=0.8, label="10, 50, 90 % of the exact posterior")

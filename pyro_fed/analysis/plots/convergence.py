@@ -8,27 +8,24 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
 from scipy.stats import rankdata
 
 from pyro_fed.analysis.judging.draws import Draws
-from pyro_fed.analysis.numbers import readable_bytes
 from pyro_fed.analysis.plots.style import (
     COLORS,
     INK,
-    MOST_MARKS,
+    MARKERS,
+    MAX_MARKS,
+    PLOTTED_DRAWS,
     REFERENCE,
     REFERENCE_LINE,
-    SHOWN_DRAWS,
     GivenAxes,
     by_name,
     check_labels,
     colors,
     line_colors,
-    name_dots,
     new_axes,
     panels,
-    plain_ticks,
     shortened,
     tidy,
 )
@@ -38,8 +35,8 @@ from pyro_fed.errors import SettingError
 from pyro_fed.ops.arviz_versions import rhat
 from pyro_fed.results.inference_data import InferenceData, flag
 
-#: Bytes and numbers of rounds that vary by more than this factor are shown on a logarithmic axis.
-DECADES = 100.0
+#: Numbers of rounds or bytes of results that differ by more than this factor are shown on a logarithmic axis.
+LOG_SCALE_RATIO = 50.0
 
 
 @checked
@@ -59,7 +56,7 @@ def plot_convergence(
             converged); where it is given for each client, their mean is shown.
         log: logarithmic vertical axis.
         ax: two matplotlib axes; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The two axes, an array (2,): against rounds and against bytes.
@@ -81,7 +78,7 @@ def plot_convergence(
     for name, idata in with_metric.items():
         values, megabytes = _series(idata["federation"], metric)
         style = {"color": palette[name], "label": name, "linewidth": 1.6}
-        style |= {"marker": "o", "markersize": 3} if len(values) <= MOST_MARKS else {}
+        style |= {"marker": "o", "markersize": 3} if len(values) <= MAX_MARKS else {}
         known = np.isfinite(values)  # rounds of an algorithm that the run started from lack this metric
         axes[0].plot(np.arange(1, len(values) + 1)[known], values[known], **style)
         if not flag(idata.attrs, "centralized"):
@@ -91,19 +88,16 @@ def plot_convergence(
         tidy(one)
         if log:
             one.set_yscale("log")
-            plain_ticks(one.yaxis)
-    lengths = [len(line.get_xdata()) for line in axes[0].lines]
-    if lengths and max(lengths) > DECADES * max(min(lengths), 1):
-        axes[0].set_xscale("log")
-        plain_ticks(axes[0].xaxis)
-    sent = [line.get_xdata() for line in axes[1].lines]
-    if sent and max(x.max() for x in sent) > DECADES * min(x.min() for x in sent):
-        axes[1].set_xscale("log")
-        plain_ticks(axes[1].xaxis)
+        one.set_xscale(_scale([line.get_xdata()[-1] for line in one.lines if len(line.get_xdata())]))
     axes[0].set_ylabel(f"{metric} of the round" if metric == "change" else metric)
     if len(results) > 1:
         axes[0].legend(frameon=False, fontsize=9)
     return axes
+
+
+def _scale(values: Sequence[float] | np.ndarray) -> str:
+    """The scale of an axis for positive values: logarithmic if they differ by more than `LOG_SCALE_RATIO`."""
+    return "log" if len(values) and max(values) > LOG_SCALE_RATIO * min(values) else "linear"
 
 
 def _series(record: xr.Dataset, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -121,7 +115,7 @@ def plot_cost(
     error: str = "mean_error",
     *,
     ax: Axes | None = None,
-    figsize: tuple[float, float] = (4.6, 3.2),
+    figsize: tuple[float, float] = (5.6, 3.2),
 ) -> Axes:
     """The error of each result against the bytes that its clients sent and received.
 
@@ -129,11 +123,11 @@ def plot_cost(
         table: the table of `pyro_fed.compare` with a reference.
         error: a column of it, such as "mean_error" or "ksd".
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
-        The axes, both logarithmic, with a named dot for each result. Below the dashed line the mean error is small
-        enough.
+        The axes, with a mark for each result: a logarithmic one of errors, and one of bytes that is logarithmic if they
+        differ by more than a factor of 50. Below the dashed line the mean error is small enough.
 
     Raises:
         SettingError: the table lacks the column, or no result has both.
@@ -157,24 +151,22 @@ def plot_cost(
         )
     panel = new_axes(ax, figsize)
     palette = line_colors([str(name) for name in table.index])
-    panel.set(xscale="log", yscale="log")
-    names = [str(name) for name in table.index[known]]
-    panel.scatter(sent[known], wrong[known], s=34, color=[palette[name] for name in names], zorder=3)
+    panel.set(xscale=_scale(sent[known]), yscale="log")
+    for number, name in enumerate(palette):
+        if known[number]:
+            marker = MARKERS[number // len(COLORS) % len(MARKERS)]
+            panel.plot(sent[number] / 1e6, wrong[number], marker, color=palette[name], label=name)
     if error == "mean_error":
         panel.axhline(MATTERS, color=REFERENCE_LINE, linewidth=1, linestyle="--")
-    panel.margins(x=0.15, y=0.2)
-    plain_ticks(panel.yaxis)
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: readable_bytes(value).replace(".0 ", " ")))
-    panel.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
-    panel.set_xlabel("sent and received by all clients")
+    panel.margins(0.1)
+    panel.set_xlabel("sent and received by all clients, MB")
     panel.set_ylabel("mean error, reference SDs" if error == "mean_error" else error)
     tidy(panel, grid="both")
-    name_dots(panel, names, sent[known], wrong[known], palette)
+    if ax is None:
+        panel.figure.legend(loc="outside right upper", frameon=False)
+    else:
+        panel.legend(frameon=False, fontsize=8)
     return panel
-
-
-#: Each agent is named and drawn with a band if there are at most this many agents.
-MAX_NAMED = 10
 
 
 @checked
@@ -193,7 +185,7 @@ def plot_consensus(
         parameter: the parameter's place in the flat unconstrained vector, from 0.
         reference: mean and SD to compare with, such as those of a centralised run.
         ax: two matplotlib axes; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The two axes, an array (2,): beliefs above, disagreement below.
@@ -225,14 +217,13 @@ def plot_consensus(
     top.legend(fontsize=8, ncols=2)
     bottom.plot(group["round"].values[kept], group["disagreement"].values[kept], color=COLORS[1])
     bottom.set(yscale="log", xlabel="round", ylabel="disagreement (SDs)")
-    plain_ticks(bottom.yaxis)
     for one in (top, bottom):
         tidy(one)
     return np.array([top, bottom])
 
 
 def _draw_beliefs(ax: Axes, rounds: np.ndarray, mean: np.ndarray, sd: np.ndarray, names: np.ndarray) -> None:
-    few = mean.shape[1] <= MAX_NAMED
+    few = mean.shape[1] <= len(COLORS)  # each then has a name, a colour and a band
     for i in range(mean.shape[1]):
         line = ax.plot(
             rounds,
@@ -247,7 +238,7 @@ def _draw_beliefs(ax: Axes, rounds: np.ndarray, mean: np.ndarray, sd: np.ndarray
 
 
 #: Bins of the histograms of ranks.
-BINS = 20
+RANK_BINS = 20
 
 
 @checked
@@ -266,7 +257,7 @@ def plot_chains(
         labels: parameters, such as `["w[0]"]`; by default those whose chains differ most (R-hat).
         most: largest number of parameters shown.
         ax: matplotlib axes, two for each parameter; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes (parameter, 2). Ranks of chains that agree are flat, at the grey line.
@@ -300,7 +291,7 @@ def plot_chains(
 
 
 def _path(ax: Axes, values: np.ndarray) -> None:
-    at = np.unique(np.linspace(0, values.shape[1] - 1, SHOWN_DRAWS).round().astype(int))
+    at = np.unique(np.linspace(0, values.shape[1] - 1, PLOTTED_DRAWS).round().astype(int))
     for i, chain in enumerate(values):
         ax.plot(at, chain[at], color=COLORS[i % len(COLORS)], linewidth=0.7, alpha=0.9)
     ax.set_xlabel("draw")
@@ -309,10 +300,10 @@ def _path(ax: Axes, values: np.ndarray) -> None:
 
 def _ranks(ax: Axes, values: np.ndarray) -> None:
     ranks = rankdata(values.reshape(-1)).reshape(values.shape)
-    edges = np.linspace(0.5, values.size + 0.5, BINS + 1)
+    edges = np.linspace(0.5, values.size + 0.5, RANK_BINS + 1)
     ax.axhline(1.0, color=REFERENCE_LINE, linewidth=1, linestyle="--")
     for i, chain in enumerate(ranks):
-        count = np.histogram(chain, edges)[0] / (values.shape[1] / BINS)
+        count = np.histogram(chain, edges)[0] / (values.shape[1] / RANK_BINS)
         ax.stairs(count, edges, color=COLORS[i % len(COLORS)], linewidth=1.3, baseline=None)
     ax.set(xlabel="rank among all draws", ylim=(0, None))
     ax.set_ylabel("draws over expected", fontsize=8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.colors import CenteredNorm
 
 from pyro_fed.analysis.plots.style import (
     COLORS,
@@ -17,19 +18,17 @@ from pyro_fed.analysis.plots.style import (
     mark_outside,
     new_axes,
     panels,
+    robust_extent,
     short_names,
     shortened,
     tidy,
-    usual_reach,
-    width_with,
+    width_with_names,
 )
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 
 #: The figure of influence shows this many parameters: those that a client moves most.
-MOST_PARAMETERS = 20
-#: Shifts of the mean, in SDs, at which the colours of that figure end.
-STRONGEST = 3.0
+MAX_PARAMETERS = 20
 
 
 @checked
@@ -41,7 +40,7 @@ def plot_influence(
     Args:
         found: the dataset returned by `pyro_fed.influence`.
         ax: two matplotlib axes; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The two axes, an array (2,): the table of shifts in colours, and a pair of bars for each client.
@@ -54,7 +53,7 @@ def plot_influence(
     """
     check_dataset(found, {"shift", "influence", "disagreement"}, "plot_influence", "pf.influence")
     most = np.nan_to_num(np.abs(found["shift"].values)).max(0)
-    chosen = np.sort(np.argsort(-most)[:MOST_PARAMETERS])
+    chosen = np.sort(np.argsort(-most)[:MAX_PARAMETERS])
     names = found["client"].values
     letters = max(len(shortened(label)) for label in found["parameter"].values)
     size = figsize or (4 + 0.35 * len(chosen), 1.2 + 0.09 * letters + 0.3 * len(names))
@@ -67,7 +66,7 @@ def plot_influence(
 def draw_shifts(ax: Axes, found: xr.Dataset, chosen: np.ndarray) -> None:
     """Draw the shifts of `pyro_fed.influence` in colours: a row for each client, a column for each chosen parameter."""
     shifts, labels = found["shift"].values[:, chosen], found["parameter"].values[chosen]
-    image = ax.pcolormesh(shifts, cmap="RdBu_r", vmin=-STRONGEST, vmax=STRONGEST)
+    image = ax.pcolormesh(shifts, cmap="RdBu_r", norm=CenteredNorm(halfrange=robust_extent(shifts.ravel()) or 1.0))
     ax.set(xticks=np.arange(len(chosen)) + 0.5, yticks=np.arange(len(shifts)) + 0.5, title="shift of the mean (SDs)")
     ax.set_xticklabels(short_names(labels), rotation=90)
     ax.set_yticklabels(short_names(found["client"].values))
@@ -84,7 +83,7 @@ def draw_influence(ax: Axes, found: xr.Dataset, named: bool = False) -> None:
     ax.set(ylim=(len(size) - 0.5, -0.5), xlabel="SDs")
     for at in place[np.isinf(found["influence"].values)]:
         ax.text(0, at, " nothing is known without it", fontsize=7, va="center")
-    reach = usual_reach(np.concatenate([size, far]))
+    reach = robust_extent(np.concatenate([size, far]))
     ax.set_xlim(0, 1.05 * reach or 1.0)
     for values, at, color in ((size, place - 0.2, COLORS[0]), (far, place + 0.2, COLORS[1])):
         mark_outside(ax, values, at, color, beyond=True)
@@ -107,7 +106,7 @@ def plot_checks(
         found: the dataset returned by `pyro_fed.check_clients`.
         statistic: name of the statistic to draw; by default the first.
         ax: matplotlib axes, one for each client; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes, one for each client.
@@ -141,7 +140,7 @@ def plot_check_intervals(
         found: the dataset returned by `pyro_fed.check_clients`.
         statistic: name of the statistic to draw; by default the first.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes. Dots in orange lie outside their intervals.
@@ -154,7 +153,7 @@ def plot_check_intervals(
     """
     one = _statistic(found, statistic)
     place = np.arange(one.sizes["client"])
-    panel = new_axes(ax, figsize or (width_with(one["client"].values, 4.6), 1.2 + 0.28 * len(place)))
+    panel = new_axes(ax, figsize or (width_with_names(one["client"].values, 4.6), 1.2 + 0.28 * len(place)))
     known = np.isfinite(one["observed"].values)
     low, high = np.quantile(one["replicated"].values[known], INNER_90, axis=-1)
     observed, outside = one["observed"].values[known], np.zeros(int(known.sum()), dtype=bool)
@@ -165,7 +164,7 @@ def plot_check_intervals(
             panel.scatter(observed[which], place[known][which], s=22, color=color, zorder=3, label=label)
     panel.set_yticks(place, short_names(one["client"].values))
     middle = np.median((low + high) / 2) if known.any() else 0.0
-    reach = usual_reach(np.concatenate([low, high, observed]) - middle)
+    reach = robust_extent(np.concatenate([low, high, observed]) - middle)
     if reach:
         panel.set_xlim(middle - 1.08 * reach, middle + 1.08 * reach)
     mark_outside(panel, observed, place[known], COLORS[1])
@@ -191,7 +190,7 @@ def _check(ax: Axes, one: xr.Dataset) -> None:
         ax.hist(values, bins=min(30, len(np.unique(values))), color=COLORS[0], alpha=0.6)
         ax.axvline(observed, color=COLORS[1], linewidth=2)
         middle = np.median(values)
-        reach = usual_reach(np.append(values, observed) - middle)
+        reach = robust_extent(np.append(values, observed) - middle)
         if reach < abs(observed - middle):
             ax.set_xlim(middle - 1.1 * reach, middle + 1.1 * reach)
             mark_outside(ax, np.array([observed]), np.array([0.9 * ax.get_ylim()[1]]), COLORS[1])
@@ -207,7 +206,7 @@ def plot_contributions(
     Args:
         found: the dataset returned by `pyro_fed.contributions`.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes; the last bar is the prior's.
@@ -222,7 +221,7 @@ def plot_contributions(
     names = [*(str(name) for name in found["client"].values), "the prior"]
     values = np.append(found["contribution"].values, float(found["prior_contribution"]))
     place = np.arange(len(names))
-    panel = new_axes(ax, figsize or (width_with(names, 4.6), 1.0 + 0.28 * len(names)))
+    panel = new_axes(ax, figsize or (width_with_names(names, 4.6), 1.0 + 0.28 * len(names)))
     panel.barh(place, 100 * values, 0.7, color=[*[COLORS[0]] * (len(names) - 1), REFERENCE_LINE], label="information")
     if "rows" in found:
         rows = found["rows"].values / max(1, found["rows"].values.sum())

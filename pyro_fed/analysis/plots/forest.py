@@ -26,11 +26,11 @@ from pyro_fed.analysis.plots.style import (
     mark_outside,
     new_axes,
     panels,
+    robust_extent,
     short_names,
     shortened,
     tidy,
-    usual_reach,
-    width_with,
+    width_with_names,
 )
 from pyro_fed.conventions.calls import checked
 from pyro_fed.results.inference_data import InferenceData
@@ -65,7 +65,7 @@ def plot_forest(
             parameters of any size fit in one figure. If False, parameters have their own units. By default True if
             there are several results.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes. A dot is a mean, a thick line the middle half of the draws, a thin one 94 %; an arrow at the edge a
@@ -88,7 +88,7 @@ def plot_forest(
     if standardise:
         centre, scale = truth.mean(0), np.where(truth.std(0) > 0, truth.std(0), 1.0)
     step = max(1, len(others))
-    panel = new_axes(ax, figsize or (width_with(shown, 4.8), 1.0 + 0.13 * (step + 0.8) * max(len(shown), 4)))
+    panel = new_axes(ax, figsize or (width_with_names(shown, 4.8), 1.0 + 0.13 * (step + 0.8) * max(len(shown), 4)))
     place = np.arange(len(shown), dtype=float)
     if others:
         _band(panel, (truth - centre) / scale, place, f"{reference} (reference)")
@@ -153,7 +153,7 @@ def plot_client_forest(
         annotate: write each client's mean, 90 % interval and weight beside its line, and those of all clients below,
             with a diamond, as published forests have them.
         ax: matplotlib axes, one for each panel; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes, one a parameter, on the unconstrained scale: the mean with 90 % of each client alone, dots by the
@@ -203,7 +203,7 @@ def _one_parameter(ax: Axes, one: xr.Dataset, clients: list[str]) -> None:
     ax.scatter(mean[known], place[known], s=area, color=COLORS[0], zorder=3)
     ax.set_yticks(place, short_names(clients), fontsize=8)
     ax.set_ylim(len(clients) - 0.5, -0.5)
-    reach = max(width, usual_reach(np.abs(mean[known] - centre) + CLIENT_SDS * sd[known]))
+    reach = max(width, robust_extent(np.abs(mean[known] - centre) + CLIENT_SDS * sd[known]))
     ax.set_xlim(centre - 1.05 * reach, centre + 1.05 * reach)
     mark_outside(ax, mean[known], place[known], COLORS[0])
     tidy(ax, grid="x")

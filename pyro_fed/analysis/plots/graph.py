@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.plots.style import COLORS, INK, MOST_MARKS, name_dots, new_axes, short_names, tidy, width_with
+from pyro_fed.analysis.plots.style import COLORS, MAX_CLIENTS, MAX_MARKS, new_axes, short_names, tidy, width_with_names
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
@@ -17,16 +17,16 @@ from pyro_fed.graph import Graph
 
 #: Area of a node of mean centrality, in points².
 NODE_AREA = 350.0
+#: Distance of names from the middles of nodes, in units of the layout, whose places are in [-1, 1].
+NAME_DISTANCE = 0.09
 #: Largest number of agents that can be told apart in a figure.
 MAX_AGENTS = 1000
-#: The layout of at most this many agents minimises an energy; larger graphs use a faster spring simulation.
-MAX_SOLVED = 200
 
 
 @checked
 def plot_graph(
     graph: Graph, *, round: int = 0, names: Mapping[int, str] | None = None, ax: Axes | None = None,
-    figsize: tuple[float, float] = (5.0, 5.0), seed: int = 0,
+    figsize: tuple[float, float] | None = None, seed: int = 0,
 ) -> Axes:  # fmt: skip
     """The links of a graph: node area by eigenvector centrality, link width by mixing weight.
 
@@ -38,7 +38,7 @@ def plot_graph(
         round: the round whose centrality is shown.
         names: labels of agents; their numbers by default, up to 60 agents.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
         seed: seed of the layout.
 
     Returns:
@@ -55,7 +55,8 @@ def plot_graph(
             f"plot_graph draws at most {MAX_AGENTS} agents, which can still be told apart, received a graph of "
             f"{graph.num_agents}"
         )
-    ax = new_axes(ax, figsize)
+    labels = dict(zip(names or {}, short_names((names or {}).values()), strict=True))
+    ax = new_axes(ax, figsize or (5.0 + 0.13 * max(map(len, labels.values()), default=0), 5.0))
     links = graph.to_networkx()
     links.remove_edges_from(list(nx.selfloop_edges(links)))
     place = _layout(links, seed)
@@ -65,10 +66,10 @@ def plot_graph(
     nodes = nx.draw_networkx_nodes(
         links, place, node_size=area, node_color=v, cmap="viridis", ax=ax, vmin=0.0, edgecolors="white"
     )
-    if graph.num_agents <= MOST_MARKS:
+    if graph.num_agents <= MAX_MARKS:
         dark = v < 0.6 * v.max()
         for shade, color in ((dark, "white"), (~dark, "black")):
-            some = {i: str(i) for i in links if shade[i] and i not in (names or {})}
+            some = {i: str(i) for i in links if shade[i] and i not in labels}
             nx.draw_networkx_labels(links, place, some, font_size=8, font_color=color, ax=ax)
     ax.margins(0.1)
     ax.figure.colorbar(nodes, ax=ax, shrink=0.6, label="eigenvector centrality")
@@ -79,9 +80,12 @@ def plot_graph(
         fontsize=10,
     )
     ax.set_axis_off()
-    if names:
-        x, y = np.array([place[i] for i in names]).T
-        name_dots(ax, list(names.values()), x, y, dict.fromkeys(names.values(), INK))
+    if labels:
+        middle = np.mean([at[0] for at in place.values()])
+        for side, away in (("left", 1), ("right", -1)):  # outside of the nodes, so that they and the links are seen
+            beside = {i: at + np.array([away * NAME_DISTANCE, 0.0]) for i, at in place.items()}
+            some = {i: name for i, name in labels.items() if (place[i][0] >= middle) == (side == "left")}
+            nx.draw_networkx_labels(links, beside, some, font_size=9, horizontalalignment=side, clip_on=False, ax=ax)
     return ax
 
 
@@ -93,7 +97,7 @@ def _layout(links: nx.DiGraph, seed: int) -> dict[int, np.ndarray]:
     if degrees == {2} or nx.density(undirected) == 1:
         place = nx.circular_layout(undirected)
     else:
-        few = len(links) <= MAX_SOLVED
+        few = len(links) <= MAX_MARKS  # a larger graph's energy takes long to minimise
         place = nx.kamada_kawai_layout(undirected) if few else nx.spring_layout(undirected, seed=seed)
     return place
 
@@ -110,10 +114,8 @@ def _draw_links(links: nx.DiGraph, place: dict[int, np.ndarray], area: np.ndarra
     nx.draw_networkx_edges(links, place, single, width=widths(single), node_size=area, edge_color="0.4", ax=ax)
 
 
-#: Each client's name is written at its bar if there are at most this many clients.
-MAX_NAMED = 30
 #: A name of at most this many letters fits below a bar.
-LONGEST_BESIDE = 4
+MAX_LETTERS_BELOW = 4
 
 
 @checked
@@ -127,7 +129,7 @@ def plot_partition(
     Args:
         federation: the clients.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes.
@@ -139,10 +141,10 @@ def plot_partition(
     labels = [name for name in table.columns if str(name).startswith("label ")]
     labels = labels if len(labels) <= len(COLORS) else []  # too many values, as of counts: colours would repeat
     names = short_names(table.index)
-    named = len(names) <= MAX_NAMED
-    lying = named and max(map(len, names)) > LONGEST_BESIDE
+    named = len(names) <= MAX_CLIENTS
+    lying = named and max(map(len, names)) > MAX_LETTERS_BELOW
     upright = (float(np.clip(0.45 * len(names), 4.0, 12.0)), 3.0)
-    ax = new_axes(ax, figsize or ((width_with(names, 4.6), 1.2 + 0.28 * len(names)) if lying else upright))
+    ax = new_axes(ax, figsize or ((width_with_names(names, 4.6), 1.2 + 0.28 * len(names)) if lying else upright))
     place, floor = np.arange(len(table)), np.zeros(len(table))
     for i, name in enumerate(labels or ["rows"]):
         size = table[name].to_numpy(dtype=float)

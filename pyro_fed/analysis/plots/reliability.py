@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_fed.analysis.judging import metrics
 from pyro_fed.analysis.judging.calibration import BINS, calibration_errors, reliability
 from pyro_fed.analysis.judging.density import thin_posterior
-from pyro_fed.analysis.judging.distances import DRAWS_COMPARED
+from pyro_fed.analysis.judging.distances import MAX_COMPARED_DRAWS
 from pyro_fed.analysis.plots.style import (
     REFERENCE_LINE,
     SOFT,
@@ -60,7 +60,7 @@ def plot_reliability(
         test: the model's arguments for the test data, observations included.
         bins: number of bins of confidence.
         ax: matplotlib axes, one for each result; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes, one for each result.
@@ -77,7 +77,7 @@ def plot_reliability(
     axes = panels(ax, len(results), columns, size, sharex=True, sharey=True)
     palette = colors(results)
     for one, (name, idata) in zip(axes, results.items(), strict=True):
-        draws = unconstrained_draws(thin_posterior(idata, DRAWS_COMPARED), federation.problem)
+        draws = unconstrained_draws(thin_posterior(idata, MAX_COMPARED_DRAWS), federation.problem)
         found = metrics.predict_rows(federation.problem, draws, test)
         if found.probs is None:
             raise SettingError(
@@ -100,7 +100,7 @@ def plot_calibration(table: pd.DataFrame, *, ax: Axes | None = None, figsize: tu
     Args:
         table: of `pf.metrics.calibration_table`.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes. On the dashed diagonal predictions are right.
@@ -161,7 +161,7 @@ def plot_kaplan_meier(
     Args:
         curves: of `pf.codebook.kaplan_meier`.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in inches.
+        figsize: width and height of a new figure, in checked_size.
 
     Returns:
         The axes, with a line for each site.

@@ -12,14 +12,14 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator
 
 from pyro_fed.errors import SettingError, listed, shown
 from pyro_fed.results.inference_data import InferenceData
 
 #: Okabe and Ito's palette, darkened where a line had a contrast below 3:1 on white. Grey is kept for the reference.
 COLORS = ("#0072B2", "#D55E00", "#008A64", "#B8568B", "#A66F00", "#3B3B3B", "#8C6D31", "#5E4FA2")
+#: Markers of results of the same colour, where there are more results than colours.
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 #: Colours of the reference, for areas and for lines.
 REFERENCE, REFERENCE_LINE = "#e3e6ea", "#6f7680"
 #: Colours of text and axes, of less important text, and of the grid behind the data.
@@ -33,33 +33,17 @@ DARK = {
     REFERENCE: "#343b46", REFERENCE_LINE: "#9aa4b2", INK: "#e6e9ee", SOFT: "#a5aebb", GRID: "#2b3038",
 }  # fmt: skip
 
-#: A logarithmic axis writes numbers up to this, and down to its inverse, with all digits; others as powers of ten.
-WRITTEN_OUT = 1e6
-
-#: A logarithmic axis over less than this factor shows few powers of ten: 2, 3 and 5 times a power are written too.
-FEW_TICKS_FACTOR = 30.0
 #: An axis reaches to the largest of its values that is at most so many times the middle one; others stand at its edge.
-REACH = 6.0
-#: So many marks can be told apart: dots of rounds on a line, numbers in the nodes of a graph.
-MOST_MARKS = 60
+AXIS_REACH = 6.0
+#: So many marks can be told apart: dots of rounds on a line, numbers in the nodes of a graph, lines of a forest.
+MAX_MARKS = 60
+#: Clients whose names, or lines of their own, a figure has room for.
+MAX_CLIENTS = 40
 #: Draws of a path or of a scatter, evenly spaced: more would hide each other, and make a large file.
-SHOWN_DRAWS = 300
+PLOTTED_DRAWS = 300
 #: The interval of 90 % goes from the first to the second of these quantiles.
 INNER_90 = (0.05, 0.95)
-#: Points from one line of small text to the next.
-LINE = 12
-#: Where the name of a dot may stand, in points from it, and its side that is turned there: the first that is free.
-PLACES_OF_NAMES = tuple(
-    (across, up + lines * LINE if up > 0 else up - lines * LINE, side)
-    for lines in range(5)
-    for across, up, side in (
-        *((7, 5, "left"), (-7, 5, "right"), (7, -7, "left"), (-7, -7, "right")),
-        *((0, 13, "center"), (0, -14, "center")),
-    )
-)
-#: The most powers of ten with their numbers on a logarithmic axis.
-MOST_POWERS = 7
-#: Largest side of a figure, in inches.
+#: Largest side of a figure, in checked_size.
 MAX_FIGURE_INCHES = 200.0
 
 #: Axes that a user may pass: one, several, or None for a new figure.
@@ -104,15 +88,15 @@ def tidy(ax: Axes, *, grid: Literal["x", "y", "both"] | None = "y") -> None:
 
 
 def new_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    """The user's axes, or the axes of a new figure of this size in inches."""
-    return plt.subplots(figsize=inches(size), layout="constrained")[1] if ax is None else ax
+    """The user's axes, or the axes of a new figure of this size in checked_size."""
+    return plt.subplots(figsize=checked_size(size), layout="constrained")[1] if ax is None else ax
 
 
-def inches(size: tuple[float, float]) -> tuple[float, float]:
+def checked_size(size: tuple[float, float]) -> tuple[float, float]:
     """Check the width and height of a figure, and return them; SettingError unless in (0, `MAX_FIGURE_INCHES`]."""
     if not all(0 < side <= MAX_FIGURE_INCHES for side in size):
         raise SettingError(
-            f"figsize must be two numbers of inches above 0 and at most {MAX_FIGURE_INCHES:g}, received {size}"
+            f"figsize must be two numbers of checked_size above 0 and at most {MAX_FIGURE_INCHES:g}, received {size}"
         )
     return size
 
@@ -130,7 +114,7 @@ def panels(ax: GivenAxes, count: int, columns: int, size: tuple[float, float], *
         return given[:count]
     columns = max(1, min(columns, count))
     options = {"layout": "constrained", "squeeze": False, **options}
-    _, made = plt.subplots(-(-count // columns), columns, figsize=inches(size), **options)
+    _, made = plt.subplots(-(-count // columns), columns, figsize=checked_size(size), **options)
     for unused in made.flat[count:]:
         unused.set_visible(False)
     return np.array(list(made.flat[:count]), dtype=object)
@@ -166,10 +150,10 @@ def short_names(names: Iterable[object]) -> list[str]:
     return apart if len(set(apart)) > len(set(short)) else short
 
 
-def usual_reach(values: np.ndarray) -> float:
-    """How far an axis reaches, so that a few values far from zero do not flatten the others: see `REACH`."""
+def robust_extent(values: np.ndarray) -> float:
+    """How far an axis reaches, so that a few values far from zero do not flatten the others: see `AXIS_REACH`."""
     sizes = np.sort(np.abs(values[np.isfinite(values)]))
-    return float(sizes[sizes <= REACH * sizes[len(sizes) // 2]].max()) if len(sizes) else 0.0
+    return float(sizes[sizes <= AXIS_REACH * sizes[len(sizes) // 2]].max()) if len(sizes) else 0.0
 
 
 def mark_outside(ax: Axes, values: np.ndarray, place: np.ndarray, color: str, *, beyond: bool = False) -> None:
@@ -194,51 +178,6 @@ def legend_above(ax: Axes, columns: int = 3) -> None:
     )  # fmt: skip
 
 
-def width_with(names: Iterable[object], least: float) -> float:
-    """The width of a figure, in inches, with room for names at its left."""
+def width_with_names(names: Iterable[object], least: float) -> float:
+    """The width of a figure, in checked_size, with room for names at its left."""
     return max(least, 3.2 + 0.075 * max((len(shortened(name)) for name in names), default=0))
-
-
-def name_dots(ax: Axes, names: Sequence[str], x: np.ndarray, y: np.ndarray, palette: Mapping[str, str]) -> None:
-    """Name dots beside them, where their names hide neither each other nor another dot, nor lines if there is room."""
-    from matplotlib.transforms import Bbox
-
-    canvas: Any = ax.figure.canvas
-    canvas.figure.draw_without_rendering()  # which finds the axes' places
-    renderer, inside = canvas.get_renderer(), ax.get_window_extent()
-    dots = [Bbox.from_bounds(a - 5, b - 5, 10, 10) for a, b in ax.transData.transform(np.column_stack([x, y]))]
-    taken, curves = list(dots), [line.get_transform().transform_path(line.get_path()) for line in ax.get_lines()]
-    for name, short, at in zip(names, short_names(names), zip(x, y, strict=True), strict=True):
-        best, fewest = PLACES_OF_NAMES[0], float("inf")
-        words = ax.annotate(short, at, xytext=best[:2], textcoords="offset points", fontsize=9, color=palette[name])
-        words.set_in_layout(False)
-        for across, up, side in PLACES_OF_NAMES:
-            words.set(position=(across, up), ha=side, va="center")
-            box = words.get_window_extent(renderer)
-            hidden = float(sum(box.overlaps(other) for other in taken))
-            hidden += sum(not inside.fully_contains(*corner) for corner in ((box.x0, box.y0), (box.x1, box.y1)))
-            hidden += sum(curve.intersects_bbox(box, filled=False) for curve in curves) / (1 + len(curves))
-            if hidden < fewest:
-                best, fewest = (across, up, side), hidden
-        words.set(position=best[:2], ha=best[2])
-        taken.append(words.get_window_extent(renderer))
-
-
-def plain_ticks(axis: Axis) -> None:
-    """Write the numbers of a logarithmic axis with all digits, such as 0.01 and 10,000."""
-    axis.set_major_locator(LogLocator(numticks=MOST_POWERS))
-    powers = LogFormatterSciNotation()
-    powers.set_axis(axis)
-
-    def write(value: float, _: Any) -> str:
-        if value <= 0 or not 1 / WRITTEN_OUT <= value <= WRITTEN_OUT:
-            return str(powers(value))
-        return f"{value:,.10g}" if np.isclose(np.log10(value) % 1, 0) or np.isclose(np.log10(value) % 1, 1) else ""
-
-    def between(value: float, _: Any) -> str:
-        low, high = sorted(axis.get_view_interval())
-        digit = f"{value:e}"[0]
-        return f"{value:,.10g}" if 0 < high < FEW_TICKS_FACTOR * low and digit in "235" else ""
-
-    axis.set_major_formatter(FuncFormatter(write))
-    axis.set_minor_formatter(FuncFormatter(between))

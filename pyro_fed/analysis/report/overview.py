@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Column at which the values of a block begin, and the width at which its lines are wrapped.
 NAME_WIDTH, LINE_WIDTH = 24, 110
 #: Number of scalars of the posterior in the text of an overview.
-ROWS = 10
+OVERVIEW_ROWS = 10
 
 
 def doubt_sentences(idata: InferenceData) -> list[str]:
@@ -168,7 +168,7 @@ class Overview(metaclass=Checked):
         return "nothing speaks against it" if flag(self.idata.attrs, "audited") else "it was not audited"
 
     def __repr__(self) -> str:
-        blocks = [self.title, *(f"  {doubt}" for doubt in self.doubts), posterior_table(self.idata, ROWS)]
+        blocks = [self.title, *(f"  {doubt}" for doubt in self.doubts), posterior_table(self.idata, OVERVIEW_ROWS)]
         if "federation" in self.idata:
             blocks.append(cost_block(self.idata))
         return "\n".join(blocks)

@@ -20,12 +20,13 @@ from pyro_fed.analysis import plots
 from pyro_fed.analysis.criticism.checks import check_clients
 from pyro_fed.analysis.criticism.influence import contributions, influence
 from pyro_fed.analysis.judging.density import thin_posterior
-from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws
+from pyro_fed.analysis.judging.draws import MIN_CHAIN_DRAWS, Draws
 from pyro_fed.analysis.judging.moments import Gaps, gaps
+from pyro_fed.analysis.numbers import digits
 from pyro_fed.analysis.plots.comparison import most_different
 from pyro_fed.analysis.plots.criticism import draw_influence
 from pyro_fed.analysis.plots.forest import most_disputed
-from pyro_fed.analysis.plots.style import REFERENCE, line_colors, shortened
+from pyro_fed.analysis.plots.style import MAX_CLIENTS, MAX_MARKS, REFERENCE, line_colors, shortened
 from pyro_fed.analysis.report import svg
 from pyro_fed.audit.influence import by_the_outcome
 from pyro_fed.errors import PyroFedError
@@ -36,15 +37,10 @@ from pyro_fed.results.to_arviz import make_inference_data
 
 #: Width and height of panels in inches: of several side by side, and of a single one.
 NARROW, WIDE = (3.6, 2.6), (4.4, 2.8)
-#: Largest number of parameters in the forest, in the panels of densities, and in the panels of each client alone.
-MOST_IN_FOREST, MOST_PANELS, MOST_BY_CLIENT = 60, 9, 6
-#: Largest number of clients in a figure with a line for each; of more clients, those with the largest figures are
-#: shown.
-MOST_CLIENTS = 40
+#: Largest number of parameters in a figure with a panel for each.
+MAX_PANELS = 9
 #: Posterior draws for which rows are replicated at every client.
 REPLICATIONS = 200
-#: R-hat is written out below this; larger ones only say that the chains have nothing in common.
-LARGEST_RHAT_WRITTEN = 100
 
 #: Notes on how to read the figures.
 FOREST = """
@@ -117,7 +113,7 @@ class Chains(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Compared:
+class ReportData:
     """The results that the page shows, and figures that several pictures need."""
 
     table: pd.DataFrame
@@ -176,10 +172,10 @@ class Compared:
         return {
             name: Chains(np.nan_to_num(rhat(one.values), nan=1.0), ess(one.values))
             for name, one in found.items()
-            if one.values.shape[1] >= FEWEST_OF_A_CHAIN
+            if one.values.shape[1] >= MIN_CHAIN_DRAWS
         }
 
-    def over_centre(self, note: str, of_one: str) -> str:
+    def note_for(self, note: str, of_one: str) -> str:
         """The note of a figure of draws: `of_one` for one result, else `note` with the centre's name for `{centre}`."""
         centre = "the reference" if self.centre == self.reference else str(self.centre)
         return (note.format(centre=centre) if len(self.drawable) > 1 else of_one) + self.left_out
@@ -198,7 +194,7 @@ class Compared:
         return f"{label}: {'; '.join(said)}"
 
 
-def pictures(about: Compared) -> list[dict[str, Any]]:
+def pictures(about: ReportData) -> list[dict[str, Any]]:
     """The figures as the page's template takes them; one that cannot be drawn has a note that says why."""
     shown = []
     for number, (title, make) in enumerate(MAKERS):
@@ -231,10 +227,10 @@ def _without_legend(axes: Any) -> None:
             ax.get_legend().remove()
 
 
-def _forest(about: Compared) -> Picture | None:
+def _forest(about: ReportData) -> Picture | None:
     if about.centre is None:
         return None
-    shown = about.different(about.centre, MOST_IN_FOREST)
+    shown = about.different(about.centre, MAX_MARKS)
     total, others = len(about.draws[about.centre].labels), max(1, len(about.drawable) - 1)
     size = (4.2, 0.9 + (0.09 * others + 0.1) * max(len(shown), 4))
 
@@ -248,7 +244,7 @@ def _forest(about: Compared) -> Picture | None:
     return Picture([Panel(draw, size, alt)], note, about.legend if len(about.drawable) > 1 else {})
 
 
-def farthest_mean_text(about: Compared) -> str:
+def farthest_mean_text(about: ReportData) -> str:
     """A text on the mean that is farthest from the reference: its result, its parameter, and the distance."""
     far = about.gaps
     if not far:
@@ -261,7 +257,7 @@ def farthest_mean_text(about: Compared) -> str:
     )
 
 
-def _posteriors(about: Compared) -> Picture | None:
+def _posteriors(about: ReportData) -> Picture | None:
     if about.centre is None:
         return None
 
@@ -272,11 +268,11 @@ def _posteriors(about: Compared) -> Picture | None:
 
         return Panel(draw, NARROW, about.moments(label))
 
-    note = about.over_centre(POSTERIORS, POSTERIORS_OF_ONE)
-    return Picture([panel(one) for one in about.different(about.centre, MOST_PANELS)], note, about.legend)
+    note = about.note_for(POSTERIORS, POSTERIORS_OF_ONE)
+    return Picture([panel(one) for one in about.different(about.centre, MAX_PANELS)], note, about.legend)
 
 
-def _pair(about: Compared) -> Picture | None:
+def _pair(about: ReportData) -> Picture | None:
     centre = about.centre
     others = [name for name in about.drawable if name != centre]
     if centre is None or len(about.draws[centre].labels) < 2:
@@ -295,7 +291,7 @@ def _pair(about: Compared) -> Picture | None:
         alt = f"{labels[0]} against {labels[1]}: correlation {own:.2f} for {name}, {truth:.2f} for {centre}"
         return Panel(draw, (3.6, 3.2), alt)
 
-    note = about.over_centre(PAIRS, PAIRS_OF_ONE)
+    note = about.note_for(PAIRS, PAIRS_OF_ONE)
     return Picture([panel(name) for name in others or [centre]], note, about.legend)
 
 
@@ -304,7 +300,7 @@ def _correlation(draws: Draws, labels: list[str]) -> float:
     return float(np.corrcoef(values.T)[0, 1]) if (np.ptp(values, axis=0) > 0).all() else math.nan
 
 
-def _chains(about: Compared) -> Picture | None:
+def _chains(about: ReportData) -> Picture | None:
     def panel(name: str, chains: Chains) -> Panel:
         draws = about.draws[name]
         worst = draws.labels[int(chains.rhat.argmax())]
@@ -314,19 +310,14 @@ def _chains(about: Compared) -> Picture | None:
             axes[0].set_title(f"{name}: {shortened(worst)}", fontsize=10)
             axes[1].set_title("")
 
-        largest = written_rhat(float(chains.rhat.max()))
+        largest = digits(3)(float(chains.rhat.max()))
         alt = f"Paths and ranks of {len(draws.values)} chains of {name} in {worst}, R-hat {largest}"
         return Panel(draw, (3.6, 4.2), alt, axes=2)
 
     return Picture([panel(*one) for one in about.chains.items()], CHAINS, {}) if about.chains else None
 
 
-def written_rhat(value: float) -> str:
-    """An R-hat as text. R-hat of chains that stand still at different points is infinite or arbitrarily large."""
-    return f"{value:.3f}" if value <= LARGEST_RHAT_WRITTEN else f"above {LARGEST_RHAT_WRITTEN}"
-
-
-def _convergence(about: Compared) -> Picture | None:
+def _convergence(about: ReportData) -> Picture | None:
     recorded = {name: idata for name, idata in about.results.items() if "federation" in idata}
     shown = {name: one for name, one in recorded.items() if "change" in one["federation"]}
     if not shown:
@@ -353,7 +344,7 @@ def _convergence(about: Compared) -> Picture | None:
     return Picture([Panel(draw, (4.4, 5.0), alt, axes=2)], CONVERGENCE + "".join(evidence), palette)
 
 
-def _predictive(about: Compared) -> Picture | None:
+def _predictive(about: ReportData) -> Picture | None:
     federation = about.federation
     if not about.drawable or federation is None or not federation.holds_data:
         return None
@@ -363,7 +354,7 @@ def _predictive(about: Compared) -> Picture | None:
         found = check_clients(fewer, federation, {"mean of the rows": np.mean})
         p = found["p_value"].values[:, 0]
         outside = int((np.abs(p - 0.5) > 0.45).sum())
-        kept = _strongest(-np.abs(p - 0.5))
+        kept = _most_extreme_clients(-np.abs(p - 0.5))
         size = (3.6, 1.1 + 0.22 * max(len(kept), 3))
 
         def draw(ax: Any) -> None:
@@ -376,12 +367,12 @@ def _predictive(about: Compared) -> Picture | None:
     return Picture([panel(*one) for one in about.drawable.items()], PREDICTIVE + about.left_out, {})
 
 
-def _strongest(order: np.ndarray) -> np.ndarray:
+def _most_extreme_clients(order: np.ndarray) -> np.ndarray:
     """Numbers of the clients to show, in their own order: those with the smallest `order` if there are too many."""
-    return np.sort(np.argsort(np.nan_to_num(order, nan=np.inf), kind="stable")[:MOST_CLIENTS])
+    return np.sort(np.argsort(np.nan_to_num(order, nan=np.inf), kind="stable")[:MAX_CLIENTS])
 
 
-def _reliability(about: Compared) -> Picture | None:
+def _reliability(about: ReportData) -> Picture | None:
     federation = about.federation
     if about.test is None or federation is None or "ece" not in about.table:
         return None
@@ -402,7 +393,7 @@ def _reliability(about: Compared) -> Picture | None:
     return Picture([panel(*one) for one in measured.items()], RELIABILITY + about.left_out, {})
 
 
-def _who(about: Compared) -> Picture | None:
+def _rows_of_clients(about: ReportData) -> Picture | None:
     federation = about.federation
     if federation is None:
         return None
@@ -414,7 +405,7 @@ def _who(about: Compared) -> Picture | None:
     return Picture([Panel(lambda ax: plots.plot_partition(federation, ax=ax), WIDE, alt)], WHO, {})
 
 
-def _influence(about: Compared) -> Picture | None:
+def _influence(about: ReportData) -> Picture | None:
     of_clients = about.of_clients
     if about.federation is None:  # influence then follows from sites alone
         of_clients = {name: one for name, one in of_clients.items() if "sites" in one}
@@ -427,7 +418,7 @@ def _influence(about: Compared) -> Picture | None:
         if found.attrs["stands_apart"] and (federation is None or not by_the_outcome(federation, federation.problem)):
             notes.append(f" {name}: {found.attrs['stands_apart']}.".replace("..", "."))
         size = found["influence"].values
-        kept = _strongest(-size)
+        kept = _most_extreme_clients(-size)
         strongest = found["client"].values[int(np.nan_to_num(size, nan=-1.0, posinf=np.inf).argmax())]
 
         def draw(ax: Any) -> None:
@@ -444,13 +435,13 @@ def _influence(about: Compared) -> Picture | None:
     return Picture(panels, INFLUENCE + "".join(notes), {})
 
 
-def _contributions(about: Compared) -> Picture | None:
+def _contributions(about: ReportData) -> Picture | None:
     chosen = _best_result(about)
     if chosen is None:
         return None
     found = contributions(about.results[chosen], about.federation)
     share = found["contribution"].values
-    kept = _strongest(-share)
+    kept = _most_extreme_clients(-share)
     most = found["client"].values[int(np.nan_to_num(share, nan=-1.0).argmax())]
     alt = (
         f"Client {most} brings most, {100 * np.nanmax(share):.0f} % of the information; the prior "
@@ -461,12 +452,12 @@ def _contributions(about: Compared) -> Picture | None:
     return Picture([panel], f"{CONTRIBUTIONS} By {chosen}.", {})
 
 
-def _by_client(about: Compared) -> Picture | None:
+def _by_client(about: ReportData) -> Picture | None:
     chosen = _best_result(about)
     if chosen is None:
         return None
     found = contributions(about.results[chosen], about.federation)
-    found = found.isel(client=_strongest(-found["contribution"].values))
+    found = found.isel(client=_most_extreme_clients(-found["contribution"].values))
     if not np.isfinite(found["mean"].values / found["sd"].values).any():
         return None
 
@@ -479,10 +470,10 @@ def _by_client(about: Compared) -> Picture | None:
         size = (3.6, 1.0 + 0.22 * max(len(alone), 3))
         return Panel(lambda ax: plots.plot_client_forest(found, labels=[label], ax=ax), size, alt)
 
-    return Picture([panel(label) for label in most_disputed(found, MOST_BY_CLIENT)], f"{BY_CLIENT} By {chosen}.", {})
+    return Picture([panel(label) for label in most_disputed(found, MAX_PANELS)], f"{BY_CLIENT} By {chosen}.", {})
 
 
-def _best_result(about: Compared) -> str | None:
+def _best_result(about: ReportData) -> str | None:
     """Name of the best result of a federated run: by mean error, else by KSD, else the first; None if there is none."""
     names = [name for name in about.of_clients if not about.draws[name].spreadless]
     federation = about.federation
@@ -495,7 +486,7 @@ def _best_result(about: Compared) -> str | None:
     return names[0]
 
 
-def _cost(about: Compared) -> Picture | None:
+def _cost(about: ReportData) -> Picture | None:
     if "mean_error" not in about.table or "bytes_up" not in about.table:
         return None
     known = about.table[["mean_error", "bytes_up"]].astype(float).dropna()
@@ -507,7 +498,7 @@ def _cost(about: Compared) -> Picture | None:
 
 
 #: The figures in the order of the page.
-MAKERS: tuple[tuple[str, Callable[[Compared], Picture | None]], ...] = (
+MAKERS: tuple[tuple[str, Callable[[ReportData], Picture | None]], ...] = (
     ("All parameters", _forest),
     ("Posteriors", _posteriors),
     ("Two parameters together", _pair),
@@ -516,7 +507,7 @@ MAKERS: tuple[tuple[str, Callable[[Compared], Picture | None]], ...] = (
     ("Error against bytes", _cost),
     ("Can the model make such data?", _predictive),
     ("Do probabilities mean what they say?", _reliability),
-    ("Who holds what", _who),
+    ("Who holds what", _rows_of_clients),
     ("Who moves the answer", _influence),
     ("What each client brings", _contributions),
     ("Each client alone", _by_client),

@@ -27,6 +27,7 @@ STYLE: Any = {
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
     "font.size": 9.0,
+    "axes.formatter.min_exponent": 6,  # numbers of logarithmic axes from 0.00001 to 100,000 are written out
     "svg.fonttype": "path",
     "svg.hashsalt": "pyro_fed",  # the same figure gives the same text
 }
@@ -44,7 +45,7 @@ def inline(figure: Figure, prefix: str, alt: str) -> str:
     body = text[text.index(">", text.index("<svg")) + 1 :]
     body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
-    body = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", body)
+    body = re.sub(r'(url\(#|<use xlink:href="#)', rf"\g<1>{prefix}-", body)  # links lead to the page
     body = re.sub(r"(?<!scale\()-?\d+\.\d{3,}", _rounded_number, body)
     body = re.sub(r"#[0-9a-f]{6}(?=[;\"])", _colour, body)
     body = re.sub(r"\n\s*", "\n", body)

@@ -11,13 +11,13 @@ import numpy as np
 from pyro_fed.analysis.judging.calibration import OF_DEPLOYMENT, calibration_table
 from pyro_fed.analysis.numbers import digits, number_text, significant
 from pyro_fed.analysis.plots.forest import OUTER
-from pyro_fed.analysis.report.pictures import Compared, written_rhat
+from pyro_fed.analysis.report.pictures import ReportData
 from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit
 from pyro_fed.ops.arviz_versions import group_of, names_of_groups
 from pyro_fed.results.inference_data import InferenceData
 
 #: Largest number of rows of the table; of more parameters, those on which the results differ most are shown.
-MOST_ROWS = 200
+MAX_ROWS = 200
 SUMMARY = """
 Mean, SD and 94 % interval of every parameter of the reference. For the other results, the distance of the mean in SDs
 of the reference, and the ratio of the SD to the reference's. Sort by such a column to see the worst parameters first.
@@ -29,13 +29,13 @@ wanted of so many chains: R-hat at most, effective draws at least.
 """
 
 
-def posterior_tables(about: Compared) -> list[dict[str, Any]]:
+def posterior_tables(about: ReportData) -> list[dict[str, Any]]:
     """The posterior and the chains' mixing, as the page's template takes tables."""
     found = [_summary(about, about.centre)] if about.centre is not None else []
     return found + ([_mixing_table(about)] if about.chains else [])
 
 
-def _summary(about: Compared, centre: str) -> dict[str, Any]:
+def _summary(about: ReportData, centre: str) -> dict[str, Any]:
     truth = about.draws[centre]
     flat = truth.flat
     low, high = np.quantile(flat, OUTER, axis=0)
@@ -50,7 +50,7 @@ def _summary(about: Compared, centre: str) -> dict[str, Any]:
         at = [place.get(label, -1) for label in truth.labels]
         mean, ratio = (np.append(values, math.nan)[at] for values in (found.mean, found.ratio))  # the last is NaN
         columns |= {f"{name}: mean off by": (mean, digits(2)), f"{name}: SD ratio": (ratio, digits(2))}
-    shown = about.different(centre, MOST_ROWS)
+    shown = about.different(centre, MAX_ROWS)
     kept = [truth.labels.index(label) for label in shown]
     rows = {
         truth.labels[i]: [(number_text(values[i], write), values[i]) for values, write in columns.values()]
@@ -62,14 +62,14 @@ def _summary(about: Compared, centre: str) -> dict[str, Any]:
     return {"title": "Posterior", "note": note, "first": "parameter", "columns": list(columns), "rows": rows}
 
 
-def _mixing_table(about: Compared) -> dict[str, Any]:
+def _mixing_table(about: ReportData) -> dict[str, Any]:
     rows = {}
     for name, chains in about.chains.items():
         draws = about.draws[name]
         count, each, _ = draws.values.shape
         most, least = r_hat_limit(count), float(fewest_effective(count))
         values = (float(count), float(each), float(chains.rhat.max()), most, float(np.nanmin(chains.ess)), least)
-        written = (f"{count}", f"{each:,}", written_rhat(values[2]), f"{most:.3f}", f"{values[4]:,.0f}", f"{least:.0f}")
+        written = (f"{count}", f"{each:,}", digits(3)(values[2]), f"{most:.3f}", f"{values[4]:,.0f}", f"{least:.0f}")
         worst = draws.labels[int(chains.rhat.argmax())]
         rows[name] = [*zip(written, values, strict=True), (worst, worst)]
     columns = ["chains", "draws each", "largest R-hat", "at most", "smallest ESS", "at least"]

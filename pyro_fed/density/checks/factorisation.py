@@ -44,12 +44,11 @@ from pyro_fed.density.checks.slopes import (
 )
 from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined, slopes_and_bends
 from pyro_fed.density.edges import find_walls
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.density.running.site_values import Computed
 from pyro_fed.density.running.trace_sites import is_imputed
 from pyro_fed.density.starts import draw_starts
-from pyro_fed.density.traits import WORKED_NUMBERS
 from pyro_fed.errors import ModelError, PyroFedError, listed, warn_user
+from pyro_fed.ops.memory import count_in_memory, count_in_step
 
 #: Rows that are examined in pairs, and the number of columns whose extreme rows are among them.
 PAIRED_ROWS, EXTREME_COLUMNS = 1024, 32
@@ -125,7 +124,7 @@ def _sample(problem: RowDensities, seen: FirstRun) -> Sample:
     count = _reference_rows(bound.num_rows, problem.dim)
     at = torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[:count].sort().values
     rows = tuple(leaf[at] for leaf in problem.rows)
-    number = LOOPED_POINTS if problem.looped or problem.dim * PAIRED_ROWS > WORKED_NUMBERS else None
+    number = LOOPED_POINTS if problem.looped or count_in_step(problem.dim) < PAIRED_ROWS else None
     pairs = _pairs(problem, rows)
     weight = torch.rand(pairs.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     return Sample(
@@ -141,7 +140,7 @@ def _sample(problem: RowDensities, seen: FirstRun) -> Sample:
 
 def _reference_rows(num_rows: int, dim: int) -> int:
     """Number of rows among which each is examined, at all points: fewer if a row's density has very many parameters."""
-    return min(num_rows, ROWS_TOGETHER, max(FEW_ROWS, WORKED_NUMBERS // max(1, dim)))
+    return min(num_rows, ROWS_TOGETHER, max(FEW_ROWS, count_in_step(dim)))
 
 
 def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
@@ -149,7 +148,7 @@ def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
     count = len(rows[0])
     if count < FEWEST_TO_PAIR:
         return torch.arange(count).unsqueeze(-1).expand(-1, 1 if count == 2 else 2)
-    most = LOOPED_ROWS if problem.looped else min(PAIRED_ROWS, NUMBERS_IN_MEMORY // max(1, problem.dim) // 3)
+    most = LOOPED_ROWS if problem.looped else min(PAIRED_ROWS, count_in_memory(3 * problem.dim))
     most = max(most, FEWEST_TO_PAIR)
     at_random = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
     chosen = list(dict.fromkeys([*_extremes(rows)[: most // 2], *at_random]))[: min(most, count) // 2 * 2]

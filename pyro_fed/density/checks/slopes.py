@@ -39,9 +39,9 @@ from pyro_fed.density.compiling.jumps import (
     unexplained,
 )
 from pyro_fed.density.layout import Site
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.density.running.handlers import run_model
 from pyro_fed.errors import ModelError, listed
+from pyro_fed.ops.memory import count_in_memory
 
 #: The two steps, in units of the unconstrained space: the error of rounding is 1e-9 of the density, of curvature 1e-6.
 DIFFERENCE_STEPS = (1e-4, 3e-5)
@@ -222,7 +222,7 @@ def _jumps(problem: RowDensities, rows: tuple[Tensor, ...], point: Tensor, line:
     best = point.new_full((), -torch.inf)
     while True:
         places, where = torch.cat([start, end]).unique(return_inverse=True)  # an interval ends where another begins
-        runs = [_run(problem, along, some) for some in places.split(max(1, NUMBERS_IN_MEMORY // len(point)))]
+        runs = [_run(problem, along, some) for some in places.split(count_in_memory(len(point)))]
         values, slopes = (torch.cat(part)[where].chunk(2) for part in zip(*runs, strict=True))
         best = torch.maximum(best, torch.cat(values).nan_to_num(nan=-torch.inf, posinf=-torch.inf).max())
         left = unexplained(end - start, values[1] - values[0], slopes[0], slopes[1]).nan_to_num(nan=0.0, posinf=0.0)

@@ -40,12 +40,10 @@ from pyro_fed.density.compiling.predictors import (
 from pyro_fed.density.compiling.tracing import resizing_quietly, to_graph
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.batched import vmap
+from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_memory, fits_in_memory
 
 #: Of the intervals of a row so many are cut, each into so many.
 NUM_CUT_INTERVALS, PIECES_PER_INTERVAL = 6, 16
-#: Numbers of the rows' lines that are followed at once, each in some hundred intervals: some 60 MB, and more are no
-#: faster; and how many parameters of a prior that is looked at, one line after the other.
-ROWS_AT_ONCE, MOST_DIM = 5_000, 200_000
 #: A score that changes over an interval as short as rounding by more than this part of what it is at most has jumped.
 JUMP = 0.05
 IGNORED_NATS = 10.0
@@ -84,7 +82,7 @@ def scores_turn(problem: Problem) -> bool:
                 return False
             whole = Predictors(_whole_vector_predictors, _each_by_itself(problem), (), problem.dim, CHECK_ROWS)
             rows = some_rows(problem, CHECK_ROWS)
-            for lines in torch.eye(len(z)).to(z).split(max(1, ROWS_AT_ONCE // (len(z) * CHECK_ROWS))):
+            for lines in torch.eye(len(z)).to(z).split(count_in_memory(_numbers_along_line(CHECK_ROWS * len(z)))):
                 found = _largest_jumps(whole, z, rows, lines)
                 turned = found.jump > SLOPE_TURN * torch.minimum(found.most, found.cusp)
                 turned = (turned & (found.change < LARGEST_VALUE_CHANGE)).any(2)  # (lines, m)
@@ -103,7 +101,7 @@ def prior_turns(problem: Problem) -> Tensor:
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
     try:
         with resizing_quietly():
-            if len(z) > MOST_DIM:
+            if not fits_in_memory(NUM_CUT_INTERVALS * PIECES_PER_INTERVAL * len(z)):
                 return turns
             graph = to_graph(lambda point: problem.log_prior(point).contiguous(), (z,))
             if not _can_turn(tidy_graph(graph)):  # without the likelihood's operations, which the model runs besides
@@ -112,7 +110,7 @@ def prior_turns(problem: Problem) -> Tensor:
                 _whole_vector_predictors, lambda u, z, *rows: vmap(problem.log_prior)(u), (), problem.dim, 1
             )
             every, jumped = torch.tensor([entry for entries in looked for entry in entries]), dict[int, bool]()
-            for some in every.split(max(1, ROWS_AT_ONCE // len(z))):
+            for some in every.split(count_in_memory(_numbers_along_line(len(z)))):
                 lines = torch.zeros(len(some), len(z)).scatter(1, some.unsqueeze(1), 1.0).to(z)
                 found = _largest_jumps(whole, z, (z[:1],), lines)
                 jumps = ((found.jump > JUMP * found.most) & (found.change < LARGEST_VALUE_CHANGE)).any(2)[:, 0]
@@ -128,6 +126,11 @@ def _can_turn(graph: fx.GraphModule) -> bool:
     """Whether log densities have an operation after which scores can jump."""
     named = (getattr(getattr(node.target, "_schema", None), "name", "") for node in graph.graph.nodes)
     return any(name.removeprefix("aten::") in TURNING for name in named)
+
+
+def _numbers_along_line(dim: int) -> int:
+    """Numbers that densities of `dim` numbers make, at both ends of a line's intervals."""
+    return DENSITY_NUMBERS * NUM_CUT_INTERVALS * PIECES_PER_INTERVAL * dim
 
 
 def _whole_vector_predictors(z: Tensor, *rows: Tensor) -> Tensor:

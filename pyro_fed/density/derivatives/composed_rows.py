@@ -26,9 +26,10 @@ from pyro_fed.density.derivatives.nodes import PAIRS, bend_of_pairs
 from pyro_fed.density.derivatives.row_sums import unwhiten_sums
 from pyro_fed.density.derivatives.rowwise import each_of, whitened_of
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData
+from pyro_fed.density.rows.batches import Batch, ClientData
 from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import FullGaussian
+from pyro_fed.ops.memory import count_in_cache
 
 #: As a part of their variances, noise by which numbers that say the same, as a scale and its logarithm, are told apart.
 COVARIANCE_JITTER = 1e-3
@@ -80,7 +81,7 @@ def means_at(problem: Problem, points: Tensor, batch: Batch) -> Moments | None:
     if found is None:
         return None
     count, clients, dim = points.shape
-    most = max(1, BLOCK // (clients * max(found.dim, dim) ** 2))
+    most = count_in_cache(clients * max(found.dim, dim) ** 2)
     together = max(s for s in range(1, count + 1) if count % s == 0 and s <= most)
     total: Moments | None = None
     for some in points.split(together):

@@ -56,16 +56,14 @@ from pyro_fed.density.derivatives.rowwise import (
 from pyro_fed.density.derivatives.scores import curvature_at
 from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, NUMBERS_IN_MEMORY, Batch, ClientData
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.traits import FULL_DIM, NETWORK_NUMBERS
 from pyro_fed.ops.batched import FiniteSums, Moments
+from pyro_fed.ops.memory import count_in_memory, count_of_densities
 
 Structure = Literal["full", "diag"]
 Kind = Literal["hessian", "fisher"]
 
-#: Clients × rows × nodes of their quadrature × points worked on at once where values and scores alone are taken: all
-#: that a row makes is held until its score is there. With directions of differentiation, `NUMBERS_IN_MEMORY` of all.
-SCORE_BLOCK = NUMBERS_IN_MEMORY // 4
 #: Rows × points × parameters × values of an observation, or parameters again for Hessians: 2 to 10 s a round. What has
 #: more and no linear predictors has its rows share the points.
 MOST_NUMBERS = 150_000_000
@@ -144,7 +142,7 @@ class Derivatives:
         """`of_likelihood` with curvatures from the scores over the points; of a diagonal, coordinate by coordinate."""
         away = points.double() - points.double().mean(0)
         both = torch.stack([points.double(), away], 2)  # (S, C, 2, D)
-        blocks = in_blocks(both, points.shape[1] * batch.width() * problem.num_nodes, SCORE_BLOCK)
+        blocks = in_blocks(both, count_of_densities(points.shape[1] * batch.width() * problem.num_nodes))
         zero = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
         dim, full = points.shape[2], self.structure == "full"
         carry = Moments(
@@ -179,7 +177,7 @@ class Derivatives:
 
     def _in_shares(self, problem: Problem, points: Tensor, batch: Batch, shares: int) -> Moments:
         """Value and score of every row at every point, its curvature at its share of them."""
-        blocks = in_blocks(points, points.shape[1] * batch.width() * problem.num_nodes, SCORE_BLOCK)
+        blocks = in_blocks(points, count_of_densities(points.shape[1] * batch.width() * problem.num_nodes))
         zero = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
         carry = (zero, zero.new_zeros(points.shape[1:]))
         means, _ = problem.scan(_score_step, carry, batch, blocks.to(problem.dtype), len(blocks), BATCHES)
@@ -189,7 +187,7 @@ class Derivatives:
     def _at_all(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
         """`of_likelihood` where every row has its derivatives at every point."""
         width = points.shape[-1] if self.kind == "hessian" else 1
-        blocks = in_blocks(points, points.shape[1] * batch.width() * width * problem.num_nodes)
+        blocks = in_blocks(points, count_in_memory(points.shape[1] * batch.width() * width * problem.num_nodes))
         step = self._likelihood_step
         if problem.local_dim and self.structure == "full" and self.kind == "hessian":
             found = integrated(problem, pytree.tree_map(lambda leaf: leaf[0], batch.rows))
@@ -362,9 +360,9 @@ def _score_step(problem: Problem, total: Any, batch: Batch, points: Tensor) -> t
     return (total[0] + value.double().sum(0), total[1] + score.double().sum(0)), ()
 
 
-def in_blocks(points: Tensor, work: int, most: int = NUMBERS_IN_MEMORY) -> Tensor:
-    """(S, C, ...) → (blocks, C, s, ...), s the largest divisor of S that keeps `work` × s in so many numbers."""
+def in_blocks(points: Tensor, most: int) -> Tensor:
+    """(S, C, ...) → (blocks, C, s, ...), s the largest divisor of S that is no more than `most`."""
     count = len(points)
-    size = max(s for s in range(1, count + 1) if count % s == 0 and (s == 1 or s * work <= most))
+    size = max(s for s in range(1, count + 1) if count % s == 0 and s <= most)
     blocks: Tensor = points.unflatten(0, (count // size, size))
     return blocks.transpose(1, 2)

@@ -33,14 +33,13 @@ from pyro_fed.density.traits import FULL_DIM, Traits
 from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import evenly, with_trailing_axes
 from pyro_fed.ops.matrices import equilibrated_cholesky
+from pyro_fed.ops.memory import count_in_memory
 
 #: Rows that stand for all at first are `TRIED_ROWS`, of all clients, and at least so many a parameter; `MORE` times as
 #: many where they do not.
 ROWS_A_PARAMETER, MORE = 50, 4
 #: Draws at which both are compared.
 PROBES = 32
-#: Draws that say how far draws lie from their mean, and that are taken together.
-SPREAD = 512
 
 
 class Quadratic(NamedTuple):
@@ -122,9 +121,8 @@ def _by_few(problem: Problem, draws: Tensor, few: ClientData, times: Tensor, at_
     some = (with_trailing_axes(times, part) * part for part in likelihoods_at(problem, mean, few, draws.shape[1]))
     missed = Quadratic(*(whole - part for whole, part in zip(at_mean, some, strict=True)))
     found = times.unsqueeze(1) * clients_log_likelihoods(problem, draws, few)
-    for first in range(0, draws.shape[1], SPREAD):
-        found[:, first : first + SPREAD] += missed.value(draws[:, first : first + SPREAD].double() - mean.unsqueeze(1))
-    return found
+    some = draws.split(count_in_memory(draws[:, 0].numel()), 1)
+    return found + torch.cat([missed.value(part.double() - mean.unsqueeze(1)) for part in some], 1)
 
 
 def pick_rows(problem: Problem, data: ClientData, count: int) -> tuple[ClientData, Tensor]:
@@ -142,7 +140,7 @@ def pick_rows(problem: Problem, data: ClientData, count: int) -> tuple[ClientDat
 def _farther(draws: Tensor, probes: Tensor) -> Tensor:
     """How much larger a term of third order is at some draws than at the median one, at least one: (C, probes)."""
     mean = _mean(draws).unsqueeze(1)
-    away = draws[:, evenly(draws.shape[1], SPREAD)].double() - mean
+    away = draws.double() - mean
     factor = equilibrated_cholesky(away.mT @ away / away.shape[1])
     usual, at = (factor.half_solve(w.mT).square().sum(1) for w in (away, draws[:, probes].double() - mean))
     return (at / usual.median(1, keepdim=True).values).clamp_min(1.0).pow(1.5)

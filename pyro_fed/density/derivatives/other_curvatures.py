@@ -49,12 +49,13 @@ from pyro_fed.density.derivatives.scores import prior_scores, prior_scores_and_v
 from pyro_fed.density.latents.quadrature import GAUSSIAN_ORDER, gauss_hermite
 from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BLOCK, NUMBERS_IN_MEMORY, Batch, ClientData, row_pieces
+from pyro_fed.density.rows.batches import Batch, ClientData, row_pieces
 from pyro_fed.density.running.trace_sites import without_event_dims
 from pyro_fed.ops.batched import Moments, quiet, vmap
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import FullGaussian
 from pyro_fed.ops.matrices import symmetrised
+from pyro_fed.ops.memory import count_in_memory
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_sobol
 from pyro_fed.ops.whitening import Coordinates, site_scores
 
@@ -153,7 +154,7 @@ def _at(problem: Problem, places: Tensor) -> tuple[Tensor, Tensor]:
     """The prior's scores (..., D) and values (...) at places (..., D), some at a time."""
     flat = places.reshape(-1, places.shape[-1]).to(problem.dtype)
     both = problem.mapped(prior_scores_and_values, (0,))
-    pieces = [both(piece[None]) for piece in flat.split(max(1, NUMBERS_IN_MEMORY // flat.shape[1]))]
+    pieces = [both(piece[None]) for piece in flat.split(count_in_memory(flat.shape[1]))]
     score, value = (torch.cat([part[0].double() for part in parts]) for parts in zip(*pieces, strict=True))
     return score.reshape(places.shape), value.reshape(places.shape[:-1])
 
@@ -202,7 +203,7 @@ def _under_gaussian(problem: Problem) -> Tensor | None:
 def count_tangents_below(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
     """Numbers of pairs of points (C, P, D) at which a tangent lies below the log-likelihood of a client's row, (C,)."""
     clients, count = points.shape[:2]
-    size = piece_size(data.row_index.shape[-1], BLOCK // (clients * count**2))
+    size = piece_size(data.row_index.shape[-1], clients * count**2)
     parts = predictors(problem, size)
     if parts is None:
         return torch.ones(clients, dtype=torch.float64, device=points.device)

@@ -1,7 +1,7 @@
 """Expectations of score and Hessian over clients' rows in a few passes over them: where that pays, and in which pieces.
 
 `row_sums` has the mathematics, for models whose rows depend on few numbers that are linear in z. Rows and clients are
-worked through in pieces, picked by number, so that memory stays near a few times `BLOCK` numbers.
+worked through in pieces, picked by number, that fit into a processor's cache.
 
     expected_sums      under a Gaussian q, by nodes
     at_points          the mean over given points z
@@ -31,10 +31,11 @@ from pyro_fed.density.derivatives.nodes import (
 )
 from pyro_fed.density.derivatives.row_sums import Rowwise, unwhiten_sums
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData, row_pieces
+from pyro_fed.density.rows.batches import Batch, ClientData, row_pieces
 from pyro_fed.ops.batched import Moments
+from pyro_fed.ops.memory import count_in_cache
 
-#: Rows in a piece, at least.
+#: Rows in a piece, at least: the axis of rows is found by its length.
 SMALLEST_PIECE = 8
 #: Rows × parameters × points from which on the structure is looked for: below, it costs more than it saves.
 LEAST_STRUCTURE_WORK = 1_000_000
@@ -165,10 +166,10 @@ def _plan_by(find: Find, dim: int, longest: int, order: int, wide: bool) -> tupl
         return None
     numbers = sample.width + len(sample.direct)
     count = len(rule(order, numbers, sample.width if wide else 0)[1])
-    most = min(BLOCK // count, 2 * BLOCK // (dim * sample.width))
-    size = piece_size(longest, most)
+    each = max(count, dim * sample.width)
+    size = piece_size(longest, each)
     parts = find(size)
-    return None if parts is None else (Rowwise(parts, order, wide), size, most)
+    return None if parts is None else (Rowwise(parts, order, wide), size, count_in_cache(each))
 
 
 def whitened_of(problem: Problem, find: Find, order: int, mean: Tensor, root: Tensor, batch: Batch) -> Moments | None:
@@ -189,12 +190,12 @@ def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = F
     if sample is None:
         return None
     numbers = sample.width + len(sample.direct)
-    size = piece_size(longest, 2 * BLOCK // (dim * sample.width))
+    size = piece_size(longest, dim * sample.width)
     parts = predictors(problem, size)
     if parts is None:
         return None
-    most = max(1, BLOCK // (clients * size * numbers))
-    together = max(s for s in range(1, count + 1) if count % s == 0 and s <= max(1, most))
+    most = count_in_cache(clients * size * numbers)
+    together = max(s for s in range(1, count + 1) if count % s == 0 and s <= most)
     blocks = points.to(problem.dtype).unflatten(0, (-1, together)).transpose(1, 2)  # (B, C, s, D)
     index, weight = _cut(batch.weight, size)
     which = torch.cartesian_prod(torch.arange(len(index)), torch.arange(len(blocks))).reshape(-1, 2).T
@@ -219,7 +220,7 @@ def each_of(problem: Problem, find: Find, points: Tensor, data: ClientData | Bat
     if sample is None:
         return None
     clients, count, dim = points.shape
-    size = piece_size(_padded_row_count(data), 2 * BLOCK // (clients * count * dim * sample.width))
+    size = piece_size(_padded_row_count(data), clients * count * dim * sample.width)
     parts = find(size)
     if parts is None:
         return None
@@ -240,8 +241,7 @@ def shared_curvature(problem: Problem, cut: Tensor, batch: Batch) -> Tensor | No
     shares, clients, count, dim = cut.shape
     longest = -(-batch.weight.shape[1] // shares)
     numbers = few.width + len(few.direct)
-    most = max(SMALLEST_PIECE, min(BLOCK // (clients * count * numbers), 2 * BLOCK // (dim * few.width)))
-    times = -(-longest // min(rounded_row_count(longest), most))
+    times = -(-longest // piece_size(longest, max(clients * count * numbers, dim * few.width)))
     cuts = shares * times
     dealt = Batch(tuple(dealt_out(leaf, cuts) for leaf in batch.rows), dealt_out(batch.weight, cuts, 0.0))
     parts = predictors(problem, dealt.weight.shape[-1], wide=True)
@@ -302,9 +302,9 @@ def _cut(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return index, padded.reshape(clients, count, size).transpose(0, 1).contiguous()
 
 
-def piece_size(longest: int, most: int) -> int:
-    """Rows in a piece, by the rows of the longest client and the most that fit."""
-    return max(SMALLEST_PIECE, min(rounded_row_count(longest), most))
+def piece_size(longest: int, numbers_each: int) -> int:
+    """Rows in a piece, by the rows of the longest client and the numbers that each makes."""
+    return max(SMALLEST_PIECE, min(rounded_row_count(longest), count_in_cache(numbers_each)))
 
 
 def rounded_row_count(count: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,13 +17,12 @@ from pyro_fed.density.derivatives.composed_rows import at_each_composed
 from pyro_fed.density.derivatives.rowwise import LEAST_STRUCTURE_WORK, at_each
 from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, BLOCK, CHUNK, Batch, ClientData, in_chunks, row_pieces
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks, row_pieces
 from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import choose
+from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_cache, fits_in_memory
 from pyro_fed.ops.newton_ascent import Look
 
-#: Points that are taken together if rows are processed in pieces.
-POINTS_AT_ONCE = 128
 #: Rounds of a search, for which the structure of rows is determined once.
 USUAL_ROUNDS = 10
 #: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
@@ -129,7 +129,8 @@ def clients_likelihood_curves(problem: Problem, points: Tensor, directions: Tens
 
 def are_many(data: ClientData, densities: int) -> bool:
     """Whether rows are to be processed in pieces, see `by_pieces`; `densities` of a row of each client."""
-    return densities * data.row_index.shape[-1] > CHUNK and all(isinstance(leaf, Tensor) for leaf in data.rows)
+    numbers = DENSITY_NUMBERS * densities * data.row_index.shape[-1]
+    return not fits_in_memory(numbers) and all(isinstance(leaf, Tensor) for leaf in data.rows)
 
 
 def over_rows(
@@ -156,7 +157,7 @@ def by_pieces(
     problem: Problem, function: Callable[..., Any], zero: Any, points: Any, data: ClientData, densities: int
 ) -> Any:
     """Sums, like `zero`, of `function(problem, points, batch)` over C clients' rows, in pieces that fit a cache."""
-    index, weight = row_pieces(data, max(1, BLOCK // densities))
+    index, weight = row_pieces(data, count_in_cache(densities))
     const = (data.rows, points)
     return problem.scan(_Sum(function).add, zero, const, (index, weight), len(index), (None, 0))[0]
 
@@ -180,10 +181,12 @@ def log_likelihoods(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
 
 def clients_log_likelihoods(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
     """Log-likelihood (C, S), float64, of all rows of C clients at unconstrained draws (C, S, D) of each."""
-    densities = len(draws) * min(draws.shape[1], POINTS_AT_ONCE) * problem.num_nodes
+    each = len(draws) * problem.num_nodes
+    together = min(draws.shape[1], math.isqrt(count_in_cache(each)))  # as many draws as rows in a piece
+    densities = each * together
     if are_many(data, densities):
         zero = torch.zeros(draws.shape[:2], dtype=torch.float64, device=draws.device)
-        pieces = zip(zero.split(POINTS_AT_ONCE, 1), draws.split(POINTS_AT_ONCE, 1), strict=True)
+        pieces = zip(zero.split(together, 1), draws.split(together, 1), strict=True)
         return torch.cat([by_pieces(problem, log_likelihoods, *piece, data, densities) for piece in pieces], 1)
     return from_modes(problem, draws, data.full_batch(), partial(_at_draws, problem, draws), choose)
 

@@ -41,9 +41,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.modes import Centre, log_shares
-from pyro_fed.density.rows.batches import CHUNK, NUMBERS_IN_MEMORY
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.matrices import log_det_lower
+from pyro_fed.ops.memory import count_in_memory, count_of_densities
 from pyro_fed.ops.points import balanced_normal
 
 if TYPE_CHECKING:
@@ -96,13 +96,13 @@ def evenly_mixed(like: Tensor, generator: torch.Generator) -> Tensor:
 
 def _normal_proposals(modes: Tensor, generator: torch.Generator) -> Tensor:
     """Normal proposals (S, m, d), a few rows at a time."""
-    width = max(1, NUMBERS_IN_MEMORY // (len(modes) * modes.shape[-1]))
+    width = count_in_memory(len(modes) * modes.shape[-1])
     return torch.cat([balanced_normal(part, generator) for part in modes.split(width, 1)], 1)
 
 
 def _chunks(problem: Problem, count: int, steps: int) -> list[Tensor]:
     """Which of so many draws are worked on together, the last of them again where one is short: compiled once."""
-    size = min(count, max(1, CHUNK // (problem.widest * (steps + 2))))
+    size = min(count, count_of_densities(problem.widest * (steps + 2)))
     return [torch.arange(first, first + size).clamp_max(count - 1) for first in range(0, count, size)]
 
 

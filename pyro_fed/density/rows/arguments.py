@@ -18,13 +18,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pyro_fed.density.checks.points import ROWS_TOGETHER
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY
 from pyro_fed.density.rows.containers import Orders, Table, as_tree, in_order, is_column, orders_of
 from pyro_fed.density.rows.files import Place, blocks, is_mapped, mapped, picked, place_of, written
 from pyro_fed.density.rows.labelled import Labels, labelled
 from pyro_fed.density.rows.leaves import LabelsByName, read_leaf
 from pyro_fed.errors import DataError
 from pyro_fed.ops.entries import all_finite
+from pyro_fed.ops.memory import fits_in_memory
 
 logger = logging.getLogger(__name__)
 
@@ -457,7 +457,7 @@ def _cast(leaf: Any, dtype: torch.dtype, *, copy: bool = False) -> Any:
 
 def exceed_memory(numbers: int, rows: int) -> bool:
     """Whether rows with so many numbers are too many to be looked at all at once where some tell the same."""
-    return numbers > NUMBERS_IN_MEMORY and rows > 2 * ROWS_TOGETHER
+    return not fits_in_memory(numbers) and rows > 2 * ROWS_TOGETHER
 
 
 def _some_rows(leaf: Tensor, rows: Tensor) -> Tensor:

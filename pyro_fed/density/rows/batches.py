@@ -18,6 +18,8 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_fed.ops.memory import count_of_densities
+
 
 class NestedRows:
     """The rows of a nested plate that belong to some groups: one entry of the row tensors, a pytree of its own.
@@ -98,13 +100,6 @@ class MaskPadding(Messenger):
                 valid = self.members[frame.name].valid.reshape(-1, *(1,) * (-1 - frame.dim))
                 msg["mask"] = valid if msg["mask"] is None else valid & msg["mask"]
 
-
-#: The most densities of rows that are computed at once with many draws: draws × rows × quadrature nodes.
-CHUNK = 500_000
-#: The same if rows are processed in pieces: as many as fit into a processor's cache.
-BLOCK = 262_144
-#: The most numbers of a step's intermediate results that are in memory at once.
-NUMBERS_IN_MEMORY = 8_000_000
 
 #: Rows up to which a permutation is one call that sorts random numbers; with more, sorting takes longer than steps.
 SORTED_ROWS = 1_000
@@ -196,8 +191,8 @@ def padded_index(client_rows: Sequence[Tensor], chosen: Tensor) -> tuple[Tensor,
 
 
 def in_chunks(draws: Tensor, densities: int, dim: int = 0) -> Sequence[Tensor]:
-    """Draws, on axis `dim`, in pieces of at most `CHUNK` densities, with `densities` a draw; one draw at least."""
-    pieces: Sequence[Tensor] = draws.split(max(1, CHUNK // max(1, densities)), dim)
+    """Draws, on axis `dim`, in pieces that memory allows, with so many `densities` a draw."""
+    pieces: Sequence[Tensor] = draws.split(count_of_densities(densities), dim)
     return pieces
 
 

@@ -26,11 +26,11 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from pyro_fed.density.rows.batches import BLOCK, NUMBERS_IN_MEMORY
 from pyro_fed.errors import DataError
+from pyro_fed.ops.memory import count_in_cache, count_in_memory
 
-#: Rows that are picked from a file before it is let go.
-PICKED_ROWS = 64
+#: Numbers that the system reads from a file around each row that is picked: 128 KiB.
+READ_AHEAD_NUMBERS = 2**15
 #: Flags of a mapping whose pages are one's own once they are written to, and need no room before.
 OWN_PAGES = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)  # MAP_NORESERVE
 
@@ -165,7 +165,7 @@ def blocks(leaf: Tensor) -> Iterator[Tensor]:
     if not leaf.dim():
         yield leaf
         return
-    for block in leaf.split(max(1, BLOCK * max(1, len(leaf)) // max(1, leaf.numel()))):
+    for block in leaf.split(count_in_cache(leaf[:1].numel())):
         yield block
         let_go(leaf)
 
@@ -175,7 +175,7 @@ def picked(leaf: Any, at: Tensor) -> Any:
     if not is_mapped(leaf):
         return leaf[at]
     parts = []
-    for some in at.split(PICKED_ROWS):
+    for some in at.split(count_in_memory(READ_AHEAD_NUMBERS)):
         parts.append(leaf[some])
         let_go(leaf)
     return torch.cat(parts)
@@ -184,7 +184,7 @@ def picked(leaf: Any, at: Tensor) -> Any:
 def row_blocks(rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     """Rows (N, ...) of several tensors in blocks (m, ...) of them together, each let go before the next."""
     count = len(rows[0])
-    size = max(1, NUMBERS_IN_MEMORY * count // max(1, sum(leaf.numel() for leaf in rows)))
+    size = count_in_memory(sum(leaf[:1].numel() for leaf in rows))
     for first in range(0, count, size):
         yield tuple(leaf[first : first + size] for leaf in rows)
         for leaf in rows:

@@ -41,7 +41,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.containers import Table
 from pyro_fed.deployment.agents.agent_federation import AgentFederation, AskedAgents, AuditedAgent
 from pyro_fed.deployment.agents.certificates import Identity
-from pyro_fed.deployment.agents.links import END, Links
+from pyro_fed.deployment.agents.links import END_PHASE, Links
 from pyro_fed.deployment.agents.neighbours import neighbours_of
 from pyro_fed.deployment.agents.outbox import At, DifferError, Farewell, NoMessage
 from pyro_fed.deployment.agents.peers import LinkSettings, Peers
@@ -416,7 +416,7 @@ def _end(links: Links, rounds: int) -> None:
 
 def _leave(links: Links) -> None:
     """Stay until the neighbours have fetched this agent's last messages, and know that it has ended."""
-    at = At(END, -1, 0)
+    at = At(END_PHASE, -1, 0)
     there = links.up(at)
     done = {"done": torch.ones(1, dtype=torch.bool)}
     links.release("notice", at, done)

@@ -19,9 +19,10 @@ from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.analysis.predicting.one_round import OneRound
 from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.deployment.agents.links import AUDIT, Links
+from pyro_fed.deployment.agents.links import AUDIT_PHASE, Links
 from pyro_fed.deployment.agents.outbox import At
-from pyro_fed.deployment.claimed_federation import MAX_ROWS, ClaimedFederation, padded_index
+from pyro_fed.deployment.claimed_federation import ClaimedFederation, padded_index
+from pyro_fed.deployment.limits import MAX_ROWS
 from pyro_fed.deployment.policy.rules import answer_share
 from pyro_fed.errors import PolicyError, ProtocolError, StoppedError
 from pyro_fed.federation.federation import Federation
@@ -74,7 +75,7 @@ class AuditedAgent(Sequential):
         if kind != LOG_LIK:
             return super().ask(kind, work)
         links, draws = self.links, work.shared["draws"][:1].clone()
-        first, wait = At(AUDIT, -1, 0), links.settings.patience
+        first, wait = At(AUDIT_PHASE, -1, 0), links.settings.patience
         try:
             every, _ = links.spread(first, {"draws": draws}, wait, whole=True)
             asked = {"draws": every["draws"].flatten(0, 1)[None]}
@@ -96,7 +97,7 @@ class AskedAgents(Sequential):
     def execute(self, work: Work) -> Reply:
         """Every agent's answer (A, ...) at this agent's draws."""
         links, asked = self.links, cast_checked(self.algorithm, OneRound)
-        first, wait, me = At(AUDIT, self.number, 0), links.settings.patience, torch.tensor([links.me])
+        first, wait, me = At(AUDIT_PHASE, self.number, 0), links.settings.patience, torch.tensor([links.me])
         every, _ = links.spread(first, select(work.shared, me), wait, whole=True)
         own = self.data.of(me)
         received = [select(every, slice(j, j + 1)) for j in range(len(links.names))]

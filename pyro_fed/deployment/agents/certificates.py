@@ -29,7 +29,7 @@ from pyro_fed.errors import SettingError
 #: The least days for which an authority is valid, which has to outlive its certificates.
 AUTHORITY_DAYS = 3650
 #: Minutes by which the clocks of two machines may differ.
-CLOCKS = 10
+MAX_CLOCK_SKEW_MINUTES = 10
 #: The hash of signatures, and the padding of those by RSA keys.
 HASH = hashes.SHA256()
 RSA_PADDING = padding.PSS(padding.MGF1(HASH), padding.PSS.DIGEST_LENGTH)
@@ -248,7 +248,7 @@ def _sign_certificate(
 def _builder(
     subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, end: datetime.datetime
 ) -> x509.CertificateBuilder:
-    begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=CLOCKS)
+    begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=MAX_CLOCK_SKEW_MINUTES)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

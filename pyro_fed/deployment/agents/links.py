@@ -35,10 +35,10 @@ from pyro_fed.runtime.messages import Spec, spec_of
 from pyro_fed.runtime.network import PhaseEnded
 
 #: Beyond the number of any phase and of any consensus step: the phase after the last, and that of the audit before it.
-END = 10**6
-AUDIT = END - 1
+END_PHASE = 10**6
+AUDIT_PHASE = END_PHASE - 1
 #: Number of the first step that spreads figures.
-SPREAD = END
+SPREAD = END_PHASE
 #: The step of an agent before the first phase.
 BEFORE = At(-1, -1, 0)
 

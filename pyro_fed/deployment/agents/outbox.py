@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State, prefixed, within
+from pyro_fed.deployment.limits import MAX_REASON_CHARACTERS, MAX_ROUNDS
 from pyro_fed.errors import ProtocolError
 
 #: The number of rounds whose messages are kept.
@@ -178,15 +179,11 @@ class Outbox:
 def at_of(tensors: State, name: str = "at") -> At:
     """The step in a neighbour's message, from the tensor `name`; ProtocolError if no run has such a step."""
     at = At.of(tensors[name])
-    if not (-2 <= at.phase <= NEVER.phase and -1 <= at.round < 10**10 and 0 <= at.step < 10**10):
+    if not (-2 <= at.phase <= NEVER.phase and -1 <= at.round < MAX_ROUNDS and 0 <= at.step < MAX_ROUNDS):
         raise ProtocolError(
             f"'{name}' must be the phase, round and step of a run, from -2, -1 and 0 on, received {tuple(at)}"
         )
     return at
-
-
-#: The most characters of a reason, so that it fits into a request however it is encoded.
-MAX_WHY = 500
 
 
 @dataclass(frozen=True)
@@ -200,7 +197,7 @@ class Farewell:
 
     def encode(self) -> bytes:
         """The message as JSON bytes."""
-        return json.dumps({**asdict(self), "why": self.why[:MAX_WHY]}).encode()
+        return json.dumps({**asdict(self), "why": self.why[:MAX_REASON_CHARACTERS]}).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Farewell:
@@ -213,7 +210,7 @@ class Farewell:
             value = getattr(self, name)
             if type(value) is not kind:
                 raise ProtocolError(f"farewell: {name} must be a {kind.__name__}, received {value!r:.80}")
-        why = "".join(letter if letter.isprintable() else " " for letter in self.why[:MAX_WHY])
+        why = "".join(letter if letter.isprintable() else " " for letter in self.why[:MAX_REASON_CHARACTERS])
         return cls(self.run, why, self.done, self.differs)
 
 

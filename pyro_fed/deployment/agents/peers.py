@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import networkx as nx
 import numpy as np
@@ -84,8 +85,6 @@ def check_names(names: Iterable[str], where: str) -> None:
         raise SettingError(f"{where}: agents' names must differ by more than case, received {listed(names)}")
 
 
-#: TCP's.
-LARGEST_PORT = 65535
 #: host:port, or [IPv6]:port.
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.\-]+):[0-9]{1,5}")
 
@@ -169,12 +168,14 @@ def _agents(table: Any, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for name, entry in table.items():
         if not isinstance(entry, dict) or set(entry) != {"address"} or not isinstance(entry["address"], str):
             raise SettingError(f'{path}: [agents.{name}] has one key, address = "host:port"; received {entry!r:.200}')
-        port = entry["address"].rpartition(":")[2]
-        if not _ADDRESS.fullmatch(entry["address"]) or int(port) > LARGEST_PORT:
+        try:
+            valid = _ADDRESS.fullmatch(entry["address"]) and urlsplit(f"//{entry['address']}").port is not None
+        except ValueError:  # a port that TCP does not have
+            valid = False
+        if not valid:
             raise SettingError(
                 f'{path}: [agents.{name}]: address must be "host:port", such as "10.0.0.1:7443", with a port of at '
-                f"most {LARGEST_PORT}, received "
-                f"{entry['address']!r:.200}"
+                f"most 65535, received {entry['address']!r:.200}"
             )
     addresses = tuple(entry["address"] for entry in table.values())
     if len(set(addresses)) < len(addresses):

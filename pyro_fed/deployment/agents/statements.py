@@ -34,10 +34,9 @@ from pyro_fed.deployment.agents.certificates import (
     verified_key,
 )
 from pyro_fed.deployment.agents.outbox import At
+from pyro_fed.deployment.limits import MAX_CERTIFICATE_BYTES, MAX_SIGNATURE_BYTES
 from pyro_fed.errors import ProtocolError, SettingError
 
-#: Bytes of a certificate with its intermediate ones, PEM; and of a signature, an RSA key's of 4096 bits.
-MAX_CERTIFICATE, MAX_SIGNATURE = 8192, 512
 #: The tensors by which an agent proves who it is, which its rows do not change or show.
 PROOFS = ("certificate", "nonce")
 #: A signature's length, in the two bytes before it.
@@ -51,10 +50,10 @@ class Statements:
         self._identity, self._names, self._run = identity, names, run
         self._key = load_private_key(identity.key, f"agent {identity.name}'s key")
         self._keys: dict[int, PublicKey] = {self._names.index(identity.name): self._key.public_key()}
-        self._width = _LENGTH.size + MAX_SIGNATURE
+        self._width = _LENGTH.size + MAX_SIGNATURE_BYTES
         long = {
-            "certificate": (len(identity.certificate), MAX_CERTIFICATE),
-            "signatures": (_size(self._key), MAX_SIGNATURE),
+            "certificate": (len(identity.certificate), MAX_CERTIFICATE_BYTES),
+            "signatures": (_size(self._key), MAX_SIGNATURE_BYTES),
         }
         for what, (size, most) in long.items():
             if size > most:
@@ -65,7 +64,7 @@ class Statements:
 
     def introduction(self, rows: str) -> State:
         """The certificate and the nonce (1, ...) for an agent's first statement; the digest of its rows stays here."""
-        padded = self._identity.certificate.ljust(MAX_CERTIFICATE, b"\n")  # PEM ignores empty lines
+        padded = self._identity.certificate.ljust(MAX_CERTIFICATE_BYTES, b"\n")  # PEM ignores empty lines
         return {
             "certificate": _bytes(padded),
             "nonce": _bytes(hmac.digest(self._identity.key, rows.encode(), "sha256")),

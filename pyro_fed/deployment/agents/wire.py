@@ -34,6 +34,7 @@ from pyro_fed.deployment.agents.certificates import Identity, dns_names
 from pyro_fed.deployment.agents.outbox import At, Farewell, NoMessage, Why
 from pyro_fed.deployment.agents.peers import LinkSettings, Peers
 from pyro_fed.deployment.agents.statements import Statements
+from pyro_fed.deployment.limits import MAX_JSON_BYTES, MAX_REQUEST_BYTES
 from pyro_fed.errors import ProtocolError, PyroFedError, SettingError, listed
 from pyro_fed.runtime.messages import Header, Message, Spec, answer, decode, encode, spec_of, token
 from pyro_fed.runtime.safetensors_header import Entry
@@ -41,12 +42,10 @@ from pyro_fed.runtime.safetensors_header import Entry
 LOG = logging.getLogger(__name__)
 #: Name of the gRPC service.
 SERVICE = "pyro_fed.Agent"
-#: Longest request (a header and a few numbers), and longest answer to Hello, in bytes.
-MAX_REQUEST, MAX_AGREEMENT = 4096, 1_000_000
 #: How many requests of one neighbour may wait at a time: its present one, and earlier ones that it has given up.
-WAITING = 3
+MAX_WAITING_REQUESTS = 3
 #: Longest time that a request waits, in seconds, so that one whose caller is gone ends.
-LONGEST_WAIT = 30.0
+MAX_WAIT_SECONDS = 30.0
 #: The gRPC status for each reason why there is no message.
 CODES = {
     Why.DOWN: grpc.StatusCode.ABORTED,
@@ -111,17 +110,18 @@ class Wire:
         self.left: dict[int, Farewell] = {}  # farewells of neighbours that have left and have not come back
         self.agreed: set[int] = set()  # neighbours that are known to run the same
         self._numbers = {peers.names[j]: j for j in self.neighbours}
-        self._places = {j: threading.Semaphore(WAITING) for j in self.neighbours}
+        self._places = {j: threading.Semaphore(MAX_WAITING_REQUESTS) for j in self.neighbours}
         self._server = self._serve(identity, listen or peers.addresses[me])
         self._channels = {j: self._channel(identity, j) for j in self.neighbours}
 
     def _serve(self, identity: Identity, address: str) -> Any:
-        at_a_time = WAITING * len(self.neighbours) + 1  # the last tells further callers that too many are waiting
+        # The last one tells further callers that too many are waiting.
+        at_a_time = MAX_WAITING_REQUESTS * len(self.neighbours) + 1
         server = grpc.server(
             futures.ThreadPoolExecutor(at_a_time, thread_name_prefix="agent"),
             maximum_concurrent_rpcs=at_a_time,
             options=[
-                ("grpc.max_receive_message_length", MAX_REQUEST),
+                ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
                 ("grpc.max_send_message_length", self.settings.max_bytes),
                 ("grpc.so_reuseport", 0),
             ],
@@ -154,7 +154,7 @@ class Wire:
         options = [
             ("grpc.ssl_target_name_override", self.peers.names[neighbour]),
             ("grpc.max_receive_message_length", self.settings.max_bytes),
-            ("grpc.max_send_message_length", MAX_REQUEST),
+            ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
             ("grpc.initial_reconnect_backoff_ms", again),
             ("grpc.min_reconnect_backoff_ms", again),
             ("grpc.max_reconnect_backoff_ms", 10 * again),
@@ -190,13 +190,14 @@ class Wire:
             caller = self._caller(context)
             if not self._places[caller].acquire(blocking=False):  # one neighbour must not take all threads
                 context.abort(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED, f"{WAITING} requests of {self.peers.names[caller]} wait already"
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"{MAX_WAITING_REQUESTS} requests of {self.peers.names[caller]} wait already",
                 )
             try:
                 asked = decode(data, REQUESTS[method])
                 self._check(asked.header, self.peers.names[caller])
                 self.left.pop(caller, None)
-                wait = min(LONGEST_WAIT, context.time_remaining() or 0.0)
+                wait = min(MAX_WAIT_SECONDS, context.time_remaining() or 0.0)
                 found = self._answer(method, caller, asked.tensors, wait)
             except NoMessage as refused:
                 context.abort(CODES[refused.why], str(refused.round))
@@ -244,8 +245,8 @@ class Wire:
         call = self._channels[neighbour].unary_unary(f"/{SERVICE}/Hello")
         data = self._until(lambda left: call(b"", timeout=left), neighbour, seconds)
         try:
-            if len(data) > MAX_AGREEMENT:
-                raise ValueError(f"{len(data)} bytes, at most {MAX_AGREEMENT} are accepted")
+            if len(data) > MAX_JSON_BYTES:
+                raise ValueError(f"{len(data)} bytes, at most {MAX_JSON_BYTES} are accepted")
             found = json.loads(data)
             if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
                 raise ValueError(f"expected a JSON object of texts, received {type(found).__name__}")
@@ -323,7 +324,9 @@ class Wire:
     def _call(self, neighbour: int, one: Ask, seconds: float) -> tuple[Header, Any]:
         header = Header("ask", self.run, 0, self.peers.names[self.me], token())
         stub = self._channels[neighbour].unary_unary(f"/{SERVICE}/{one.method}")
-        return header, stub.future(encode(Message(header, one.request)), timeout=min(LONGEST_WAIT, max(0.01, seconds)))
+        return header, stub.future(
+            encode(Message(header, one.request)), timeout=min(MAX_WAIT_SECONDS, max(0.01, seconds))
+        )
 
     def _answered(self, neighbour: int, one: Ask, header: Header, call: Any, over: bool) -> State | NoMessage | None:
         """A neighbour's answer, or the reason why there is none; None if it has to be asked again."""

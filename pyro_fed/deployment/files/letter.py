@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from pyro_fed.conventions.names import check_client_id
 from pyro_fed.conventions.output import replaced_file
-from pyro_fed.deployment.remote.order import MAX_BYTES, MAX_NUMBERED
+from pyro_fed.deployment.limits import MAX_CLIENTS, MAX_JSON_BYTES, MAX_MESSAGE_BYTES
 from pyro_fed.deployment.signing_keys import public_key
 from pyro_fed.errors import CheckpointError, ProtocolError
 from pyro_fed.runtime.messages import Message, encode
@@ -35,8 +35,6 @@ from pyro_fed.runtime.safetensors_header import PREFIX
 FIRST, ENDING = b"pyro_fed study file 1\n", ".study"
 #: Kinds of files.
 REQUEST, ANSWER = "request", "answer"
-#: The longest header in bytes: it may have a model's file in it.
-MAX_HEADER = 10**7
 LENGTHS = re.compile(rb"header ([0-9]{1,8}) body ([0-9]{1,10})\n")
 SIGNATURE = re.compile(rb"\nsignature ([A-Za-z0-9+/]{86}==)\n")
 SIGNATURE_BYTES = len(b"\nsignature \n") + 88
@@ -98,8 +96,8 @@ def read_letter(path: Path, kind: str) -> Received:
     """A file of a kind; its signature is to be verified by the caller, who knows the key."""
     if not path.is_file():
         raise ProtocolError(f"{path}: there is no such file; expected the {kind} of a study")
-    if path.stat().st_size > MAX_HEADER + MAX_BYTES:
-        raise ProtocolError(f"{path.name}: {path.stat().st_size} bytes, expected at most {MAX_HEADER + MAX_BYTES}")
+    if path.stat().st_size > (most := MAX_JSON_BYTES + MAX_MESSAGE_BYTES):
+        raise ProtocolError(f"{path.name}: {path.stat().st_size} bytes, expected at most {most}")
     return parse_letter(path.read_bytes(), path.name, kind)
 
 
@@ -115,7 +113,7 @@ def parse_letter(data: bytes, name: str, kind: str) -> Received:
     end = start + header_size + 1 + body_size
     if len(data) == end or (len(data) > end and not SIGNATURE.fullmatch(data[end:])):
         raise ProtocolError(f"{name}: it has no signature: whoever makes a file signs it; it was cut off or changed")
-    if len(data) < end or header_size > MAX_HEADER:
+    if len(data) < end or header_size > MAX_JSON_BYTES:
         raise ProtocolError(f"{name}: {len(data)} bytes, expected {end + SIGNATURE_BYTES}: it was cut off or changed")
     try:
         header = json.loads(data[start : start + header_size])
@@ -130,7 +128,7 @@ def _check(first: dict[str, Any], name: str, kind: str) -> None:
     """Refuse a header whose first fields have other types or values; ProtocolError."""
     study, site, exchange = first["study"], first["site"], first["exchange"]
     is_id = isinstance(study, str) and STUDY_ID.fullmatch(study)
-    is_number = type(exchange) is int and 0 <= exchange < MAX_NUMBERED
+    is_number = type(exchange) is int and 0 <= exchange < MAX_CLIENTS
     for holds, expected, received in (
         (first["kind"] == kind, repr(kind), first["kind"]),
         (is_id, "a study's id of 16 hexadecimal digits", study),

@@ -39,8 +39,9 @@ from pyro_fed.deployment.files.letter import (
     write_whole,
 )
 from pyro_fed.deployment.files.words import description_words, order_words, reply_words, request_words
+from pyro_fed.deployment.limits import MAX_MESSAGE_BYTES
 from pyro_fed.deployment.policy.gate import POLICY, Gate, site_folder
-from pyro_fed.deployment.remote.order import MAX_BYTES, Refusal
+from pyro_fed.deployment.remote.order import Refusal
 from pyro_fed.deployment.remote.site import Done, KeptState, Site
 from pyro_fed.deployment.rows import load_rows
 from pyro_fed.deployment.signing_keys import fingerprint_of, load_signing_key, public_text, write_signing_key
@@ -252,7 +253,7 @@ def _answer(mine: SiteFolder, found: Received, data: Path | None, confirm: Confi
             body = body_of(Message(done.header, done.tensors))
             signed = Letter(ANSWER, letter.study, name, letter.exchange, more, body).signed(key)
             shown, state = f"{order_words(done.order, done.algorithm)}\n{reply_words(done)}", done.kept
-            asked = decode(letter.body, None, cap=MAX_BYTES, finite=False)
+            asked = decode(letter.body, None, cap=MAX_MESSAGE_BYTES, finite=False)
             kept = "" if before is None else digest_of(before.data)
             outgoing = site.outgoing_reply(name, done.order, asked, done.tensors, signed, found.data, kept)
         gate.rows = site.clients[name].federation.num_rows

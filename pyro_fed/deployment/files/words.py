@@ -21,7 +21,7 @@ from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
 from pyro_fed.runtime.executors.base import LOG_LIK
 
 #: A tensor with no more numbers is printed whole.
-MAX_SHOWN = 12
+MAX_NUMBERS_IN_FULL = 12
 #: What the parts of a reply are.
 PARTS = {
     "messages": "for the server",
@@ -84,7 +84,7 @@ def _tensor_words(name: str, value: Tensor) -> str:
     part, _, own = name.partition(".")
     shape = " x ".join(map(str, value.shape)) or "1"
     text = f"  {own}: {shape} {str(value.dtype).removeprefix('torch.')}, {PARTS.get(part, part)}"
-    if value.numel() > MAX_SHOWN:
+    if value.numel() > MAX_NUMBERS_IN_FULL:
         return text
     return f"{text}: {', '.join(format(float(one), '.4g') for one in value.flatten())}"
 

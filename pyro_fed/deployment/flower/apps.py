@@ -35,6 +35,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.names import check_client_id
 from pyro_fed.conventions.version import VERSION
+from pyro_fed.deployment.limits import MAX_REQUEST_BYTES
 from pyro_fed.deployment.signing_keys import load_signing_key
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.recipes import library, recipe
@@ -225,8 +226,8 @@ def _is_installed(package: str, folder: Path) -> bool:
 
 #: Where the server listens: the SuperLink is on the same machine.
 HERE = "127.0.0.1"
-#: The path of a SuperLink's question for an app; the most bytes of such a question.
-QUESTION, MAX_QUESTION = "/hub/fetch-fab", 10_000
+#: The path of a SuperLink's question for an app.
+QUESTION = "/hub/fetch-fab"
 
 
 def sign_app(fab: Path, key: Path, signer: str) -> Path:
@@ -255,7 +256,7 @@ def serve_apps(folder: Path, port: int) -> ThreadingHTTPServer:
             """Answer with the place of an app, and its signatures."""
             size = self.headers.get("Content-Length", "")
             question: Any = None
-            if self.path == QUESTION and re.fullmatch(r"\d{1,9}", size) and int(size) <= MAX_QUESTION:
+            if self.path == QUESTION and re.fullmatch(r"\d{1,9}", size) and int(size) <= MAX_REQUEST_BYTES:
                 try:
                     question = json.loads(self.rfile.read(int(size)))
                 except (ValueError, RecursionError):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State, write
 from pyro_fed.conventions.calls import cast_checked
-from pyro_fed.deployment.flower.joining import ANEW, GONE, LOOK_EVERY, Post, Roll, description_in, question
+from pyro_fed.deployment.flower.joining import ANEW, GONE, MAX_POLL_SECONDS, Post, Roll, description_in, question
 from pyro_fed.deployment.flower.secure import MIN_SUMMED_CLIENTS, SecAgg, SecureRound, Summed, check_secure, stand_ins
 from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, failure_clause, pack
 from pyro_fed.deployment.remote.clients import RemoteClients
@@ -189,7 +189,7 @@ class Flower(RemoteClients):
             away = [client for client in requests if self.roll.nodes[client] not in online]
             if not away or not self.algorithm.needs_all or time.monotonic() > end:
                 return online
-            time.sleep(LOOK_EVERY)
+            time.sleep(MAX_POLL_SECONDS)
 
     def _take_in(self, online: Mapping[int, str]) -> None:
         """If a client is away, ask unknown nodes for their descriptions, and give them their clients' places."""

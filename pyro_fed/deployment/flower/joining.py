@@ -27,12 +27,12 @@ from pyro_fed.deployment.remote.remote_federation import Description
 from pyro_fed.errors import CheckpointError, ProtocolError, QuorumError, SettingError
 
 #: The longest time from one look for replies or clients to the next, in seconds. A look is one small request.
-LOOK_EVERY = 0.2
-#: The next look comes after the share `LOOK_AFTER` of the time waited so far, at least `LOOK_SOONEST` and at most
-#: `LOOK_EVERY` seconds: a quick round ends at most a tenth late, and a long one takes few looks.
-LOOK_SOONEST, LOOK_AFTER = 0.01, 0.1
+MAX_POLL_SECONDS = 0.2
+#: The next look comes after the share `POLL_SHARE` of the time waited so far, at least `MIN_POLL_SECONDS` and at most
+#: `MAX_POLL_SECONDS` seconds: a quick round ends at most a tenth late, and a long one takes few looks.
+MIN_POLL_SECONDS, POLL_SHARE = 0.01, 0.1
 #: Seconds from one request for the list of nodes to the next.
-WATCH_EVERY = 3.0
+NODES_POLL_SECONDS = 3.0
 
 
 class Post:
@@ -59,7 +59,7 @@ class Post:
             key: "could not be sent a message by Flower" for key in sent if key not in waiting.values()
         }
         began = time.monotonic()
-        end, watch = began + timeout, began + WATCH_EVERY
+        end, watch = began + timeout, began + NODES_POLL_SECONDS
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
                 key = waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -69,11 +69,11 @@ class Post:
             if not waiting or now > end:
                 break
             if now > watch:
-                watch = now + WATCH_EVERY
+                watch = now + NODES_POLL_SECONDS
                 gone = self._gone({key: messages[key] for key in waiting.values()}, before)
                 found |= gone
                 waiting = {identity: key for identity, key in waiting.items() if key not in gone}
-            time.sleep(min(max(LOOK_AFTER * (now - began), LOOK_SOONEST), LOOK_EVERY))
+            time.sleep(min(max(POLL_SHARE * (now - began), MIN_POLL_SECONDS), MAX_POLL_SECONDS))
         late = f"did not reply within {timeout:g} s"
         return {key: found.get(key, late) for key in messages}
 
@@ -97,7 +97,7 @@ ANEW = "was started anew while it worked"
 
 LOG = logging.getLogger("flwr")
 #: Name of the file with the clients in a checkpoint's folder, and its largest size in bytes.
-CLIENTS, MAX_BYTES = "clients.json", 10**8
+CLIENTS, MAX_CLIENTS_FILE_BYTES = "clients.json", 10**8
 
 
 @dataclass
@@ -126,8 +126,10 @@ class Roll:
         try:
             if not path.exists():
                 return None
-            if path.stat().st_size > MAX_BYTES:
-                raise ProtocolError(f"it has {path.stat().st_size:,} bytes, expected at most {MAX_BYTES:,}")
+            if path.stat().st_size > MAX_CLIENTS_FILE_BYTES:
+                raise ProtocolError(
+                    f"it has {path.stat().st_size:,} bytes, expected at most {MAX_CLIENTS_FILE_BYTES:,}"
+                )
             plain = json.loads(path.read_text(encoding="utf-8"))
             clients = [
                 Description.from_record({"description": json.dumps(one)}) for one in plain if isinstance(one, dict)
@@ -215,7 +217,7 @@ def wait_for_clients(
                 f"{here} of the {len(known.nodes)} clients of the run that is resumed have joined within {wait:g} s: "
                 "start the others, or let it go on without them, by min-clients"
             )
-        time.sleep(LOOK_EVERY)
+        time.sleep(MAX_POLL_SECONDS)
 
 
 def node_descriptions(post: Post, nodes: Collection[int], timeout: float) -> dict[int, Description | str]:
@@ -251,5 +253,5 @@ def _nodes(post: Post, num_clients: int, wait: float) -> list[int]:
             LOG.info("%d of %d clients have joined", said, num_clients)
         if time.monotonic() > end:
             raise QuorumError(f"{len(nodes)} of {num_clients} clients have joined within {wait:g} s: start the others")
-        time.sleep(LOOK_EVERY)
+        time.sleep(MAX_POLL_SECONDS)
     return nodes

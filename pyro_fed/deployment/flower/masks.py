@@ -38,7 +38,7 @@ COLLECT = "_collect_masked_vectors"
 #: What the key is for (RFC 5869), so that no other use of the same seed has the same key.
 PURPOSE = b"pyro_fed: mask of secure aggregation"
 #: Bytes of a key.
-KEY = 32
+KEY_BYTES = 32
 
 
 def masks(seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]]) -> list[NDArray[np.int64]]:
@@ -47,11 +47,13 @@ def masks(seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]]) -
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    if len(seed) < KEY:
-        raise SettingError(f"secure aggregation: a mask's seed has {8 * len(seed)} bits; expected at least {8 * KEY}")
+    if len(seed) < KEY_BYTES:
+        raise SettingError(
+            f"secure aggregation: a mask's seed has {8 * len(seed)} bits; expected at least {8 * KEY_BYTES}"
+        )
     if num_range not in {2**bits for bits in range(33)}:  # a mask's number has four bytes
         raise SettingError(f"secure aggregation: num_range must be a power of two up to 2³², received {num_range}")
-    key = HKDF(algorithm=SHA256(), length=KEY, salt=None, info=PURPOSE).derive(seed)
+    key = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=PURPOSE).derive(seed)
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     found = []
     for shape in dimensions_list:

@@ -55,11 +55,11 @@ from pyro_fed.runtime.messages import Spec
 PROTOCOL_STATE = "secaggplus_state"
 #: Sums are modulo 2 to the power of the first. A number has at most as many bits as the second, since Flower holds it
 #: in 32 bits with a sign.
-MODULUS_BITS, MOST_BITS = 32, 30
+MODULUS_BITS, MAX_NUMBER_BITS = 32, 30
 #: The fewest clients whose sum hides each of them.
 MIN_SUMMED_CLIENTS = 3
 #: Shares of the rows count as equal if they differ by less than this, times the number of clients.
-SAME_SHARES = 1e-6
+MAX_SHARE_DIFFERENCE = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class SecAgg(metaclass=Checked):
 
     def levels(self, clients: int) -> int:
         """The number of steps into which the numbers' range is divided, so that the clients' sum stays below 2³²."""
-        return int(2 ** min(MOST_BITS, MODULUS_BITS - math.ceil(math.log2(clients + 1))))
+        return int(2 ** min(MAX_NUMBER_BITS, MODULUS_BITS - math.ceil(math.log2(clients + 1))))
 
     def stay(self, clients: int) -> int:
         """The number of clients that must stay to the round's end, more than half of `clients`."""
@@ -238,7 +238,7 @@ def stand_ins(total: Tensor, spec: Spec, rows: Tensor, widest: int) -> list[Stat
     mean, shares = plain / len(rows), rows.double() / rows.sum()
     apart = shares - shares.mean()
     slope = torch.zeros_like(mean)
-    if float(apart.abs().max()) * len(rows) > SAME_SHARES:
+    if float(apart.abs().max()) * len(rows) > MAX_SHARE_DIFFERENCE:
         slope = (weighted * widest / rows.sum() - mean) / apart.square().sum()
     return [_unflat(mean + slope * float(one), mean, spec, len(rows)) for one in apart]
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from pyro_fed.deployment.flower.masks import PROTOCOL
 from pyro_fed.deployment.flower.secure import flat, maskable_numbers
 from pyro_fed.deployment.flower.wire import KEPT, LOST, POLICY_KEY, SETTINGS, bytes_of, client_name, pack, record_of
+from pyro_fed.deployment.limits import MAX_MESSAGE_BYTES
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
-from pyro_fed.deployment.remote.order import MAX_BYTES, Order, Refusal, as_refusals
+from pyro_fed.deployment.remote.order import Order, Refusal, as_refusals
 from pyro_fed.deployment.remote.site import Done, KeptState
 from pyro_fed.deployment.remote.site import Site as RemoteSite
 from pyro_fed.runtime.executors.base import Reply
@@ -50,7 +51,10 @@ class Site(RemoteSite):
             return self.outgoing_description(name, data, asked)
         if LOST in reply.get(SETTINGS, {}):
             return Outgoing(kind="notice", data=data, asked=asked)
-        known, message = Order.from_record(order[SETTINGS]), decode(bytes_of(order), None, cap=MAX_BYTES, finite=False)
+        known, message = (
+            Order.from_record(order[SETTINGS]),
+            decode(bytes_of(order), None, cap=MAX_MESSAGE_BYTES, finite=False),
+        )
         masked = PROTOCOL in reply
         tensors = {"masked": self.unmasked} if masked else decode(bytes_of(reply), None, finite=False).tensors
         return self.outgoing_reply(name, known, message, tensors, data, asked, before, masked)

@@ -34,7 +34,7 @@ FOLDER, FILE, MODEL = "approved", "approval.json", "model.py"
 #: Facts by name.
 Facts = dict[str, str]
 #: The longest text that is shown whole where something differs; of a longer one, such as a hash, only the beginning is.
-SHOWN = 60
+MAX_FACT_CHARACTERS = 60
 
 
 def recipe_facts(chosen: Recipe, algorithm: Any = None, run: Mapping[str, Any] | None = None) -> Facts:
@@ -179,7 +179,7 @@ def _refuse(different: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _shown(value: str) -> str:
-    return value if len(value) <= SHOWN else f"{value[:10]}..."
+    return value if len(value) <= MAX_FACT_CHARACTERS else f"{value[:10]}..."
 
 
 def copied_model(folder: Path) -> Path:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import threading
@@ -34,8 +35,6 @@ from pyro_fed.errors import PolicyError, ProtocolError, SettingError
 LEDGER = "what_left.jsonl"
 #: What the first line names as the hash before it.
 FIRST = "0" * 64
-#: Bytes that are read from the end for the last line; twice as many until it is whole.
-TAIL = 2**16
 
 
 def line_hash(line: Mapping[str, Any]) -> str:
@@ -74,7 +73,7 @@ class Ledger:
 
 
 def _last_line(file: int, path: Path) -> dict[str, Any]:
-    size, width, data = os.fstat(file).st_size, TAIL, b""
+    size, width, data = os.fstat(file).st_size, io.DEFAULT_BUFFER_SIZE, b""
     if not size:
         return {}
     while len(data) < size and data.strip().count(b"\n") < 1:

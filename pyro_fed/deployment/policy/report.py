@@ -19,6 +19,7 @@ import torch
 
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Plan
+from pyro_fed.analysis.criticism import loo
 from pyro_fed.analysis.predicting.row_sums import named_questions
 from pyro_fed.analysis.report import page
 from pyro_fed.conventions.version import VERSION
@@ -37,7 +38,7 @@ from pyro_fed.runtime.run import run
 
 TEMPLATES = Path(__file__).parent / "templates"
 #: The latest messages that the page lists.
-MAX_LISTED = 1000
+MAX_LEDGER_ROWS = 1000
 #: What each rule says, in words; `{}` is its value.
 RULES = {
     "approval": "A run leaves only if this site has approved its model, settings, package version and rules: {}",
@@ -55,9 +56,7 @@ RULES = {
 #: A line of the ledger.
 Line = dict[str, Any]
 #: Clients of the rehearsal.
-CLIENTS = 3
-#: Numbers that a site sends for leave-one-out.
-LOO_NUMBERS = 11
+REHEARSAL_CLIENTS = 3
 
 
 class Sent(NamedTuple):
@@ -91,10 +90,10 @@ def preview(
     model: Callable[..., Any], rows: tuple[Any, ...], plate: str, nested: Any, chosen: Recipe
 ) -> Iterator[Sent]:
     """What a recipe's messages will be, from a rehearsal on a site's own rows."""
-    federation = Federation(model, rows, plate=plate, rows=nested, num_clients=CLIENTS)
+    federation = Federation(model, rows, plate=plate, rows=nested, num_clients=REHEARSAL_CLIENTS)
     problem, named = federation.problem, chosen.build()
-    graph = ring(CLIENTS) if isinstance(named, OnGraph) and "graph" not in chosen.run else None
-    options = chosen.run_options(CLIENTS)
+    graph = ring(REHEARSAL_CLIENTS) if isinstance(named, OnGraph) and "graph" not in chosen.run else None
+    options = chosen.run_options(REHEARSAL_CLIENTS)
     graph = options.get("graph", graph)
     for stage in stages_of(named, problem, graph):
         found = resolve_for_run(stage.algorithm, problem, Setup(graph))
@@ -117,7 +116,7 @@ def preview(
         own = None if isinstance(named, Plan) else chosen.run.get("num_rounds")
         for phase in phases_of(found, problem):
             name, last = type(phase.algorithm).__name__, phase.algorithm == found.algorithm
-            rounds = own if last and own is not None else phase.algorithm.default_rounds(CLIENTS)
+            rounds = own if last and own is not None else phase.algorithm.default_rounds(REHEARSAL_CLIENTS)
             yield Sent("update", name, rounds, watching.seen.get(name, {}))
 
 
@@ -131,7 +130,7 @@ def questions(module: Any, problem: Problem) -> tuple[Sent, ...]:
             for name, asked in estimands
         ),
         Sent("log_likelihood", "the audit, and influence", 1, {LOG_LIK: (MOST_DRAWS,)}),
-        Sent("loo", "leave-one-out", 1, {"sums": (LOO_NUMBERS,)}),
+        Sent("loo", "leave-one-out", 1, {"sums": (len(loo.SUMS),)}),
     )
 
 
@@ -275,7 +274,7 @@ def _list(lines: list[Line]) -> dict[str, Any]:
         [one["number"], one["time"].replace("+00:00", ""), one["kind"], one["to"],
          "" if one["round"] < 0 else one["round"], "left" if one["left"] else f"refused: {one['refused_by']}",
          f"{one['numbers']:,}", f"{one['bytes']:,}", one["sha256"][:16]]
-        for one in lines[-MAX_LISTED:]
+        for one in lines[-MAX_LEDGER_ROWS:]
     ]  # fmt: skip
     more = len(lines) - len(rows)
     note = f"The latest {len(rows):,}; {more:,} earlier ones are in the ledger." if more else "All of them."

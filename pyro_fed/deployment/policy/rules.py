@@ -128,7 +128,7 @@ class Policy(SettingsRepr):
 
 
 #: The most draws at which shares of log-likelihoods are computed.
-MAX_DRAWS = 64
+MAX_SHARE_DRAWS = 64
 
 
 def largest_share(contributions: Tensor) -> float | None:
@@ -148,7 +148,7 @@ def rows_share(problem: Problem, data: ClientData, draws: Tensor | None = None) 
     each = ClientData(data.rows, index[:, None], torch.ones(len(index), dtype=torch.int64))
     eager = replace(problem, compiler=Compiler("loop" if problem.looped else "off"))
     if draws is not None:
-        some = draws[evenly(len(draws), MAX_DRAWS)].to(problem.dtype)
+        some = draws[evenly(len(draws), MAX_SHARE_DRAWS)].to(problem.dtype)
         return largest_share(clients_log_likelihoods(eager, some.expand(len(index), *some.shape), each))
     origin = torch.zeros(len(index), 1, problem.dim, dtype=problem.dtype)
     return largest_share(clients_likelihood_scores(eager, origin, each)[:, 0])
@@ -158,7 +158,7 @@ def estimand_share(found: RowValues | None) -> float | None:
     """The largest share of a row in an estimand's sums over its group of rows."""
     if found is None:
         return None
-    some = found.values[evenly(len(found.values), MAX_DRAWS)]
+    some = found.values[evenly(len(found.values), MAX_SHARE_DRAWS)]
     shares = []
     for group in set(found.groups):
         own = torch.tensor([one == group for one in found.groups])

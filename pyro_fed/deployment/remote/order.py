@@ -17,8 +17,16 @@ from typing import Any
 import torch
 
 from pyro_fed.density.compiling.compiler import LEVELS
-from pyro_fed.deployment.claimed_federation import MAX_ROWS
-from pyro_fed.deployment.remote.remote_federation import MAX_TEXT
+from pyro_fed.deployment.limits import (
+    EXTRA_VECTOR_NUMBERS,
+    MAX_CLIENTS,
+    MAX_MATRICES,
+    MAX_MESSAGE_BYTES,
+    MAX_ROUNDS,
+    MAX_ROWS,
+    MAX_TEXT,
+    MAX_VECTORS,
+)
 from pyro_fed.errors import ProtocolError, listed
 from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 from pyro_fed.runtime.messages import Header
@@ -40,29 +48,19 @@ def as_refusals() -> Iterator[None]:
 
 #: The jobs of every algorithm; any other job is an indicator that a schedule asks for, or `LOG_LIK`.
 WORK, STATES = "work", "states"
-#: The most clients, phases, or exchanges of a run.
-MAX_NUMBERED = 10**6
-#: The most rounds of a run: a header has ten digits for them.
-MAX_ROUNDS = 10**10
 #: The smallest and largest value of each whole number of an order.
 RANGES = {
-    "num_clients": (1, MAX_NUMBERED),
-    "num_rows": (1, MAX_ROWS * MAX_NUMBERED),
+    "num_clients": (1, MAX_CLIENTS),
+    "num_rows": (1, MAX_ROWS * MAX_CLIENTS),
     "width": (1, MAX_ROWS),
-    "client": (0, MAX_NUMBERED - 1),
-    "phase": (0, MAX_NUMBERED),
+    "client": (0, MAX_CLIENTS - 1),
+    "phase": (0, MAX_CLIENTS),
     "verdict": (-1, MAX_ROUNDS - 1),
     "round": (-1, MAX_ROUNDS - 1),
     "seed": (0, 2**63 - 1),
 }
 #: Positions in a round, as text.
 SLOTS = re.compile(r"([0-9]{1,7}( [0-9]{1,7})*)?")
-#: The most particles or draws, and full matrices, that a client receives for each of its positions in a round.
-MAX_VECTORS, MAX_MATRICES = 100_000, 10
-#: Numbers of a vector's own, such as its weight, besides its coordinates.
-EXTRA_VECTOR_NUMBERS = 10
-#: The most bytes of any message, however large the model.
-MAX_BYTES = 2**30
 CURE = "give server and clients the same model, recipe and version of pyro_fed"
 
 
@@ -184,7 +182,7 @@ class Order:
 def most_bytes(dim: int, parts: int) -> int:
     """The maximal bytes of an order's tensors, which have the shares of `parts` clients along their first axes."""
     numbers = MAX_VECTORS * (dim + EXTRA_VECTOR_NUMBERS) + MAX_MATRICES * dim**2
-    return min(8 * numbers * parts, MAX_BYTES)
+    return min(8 * numbers * parts, MAX_MESSAGE_BYTES)
 
 
 def require(holds: object, what: str, expected: str, received: object) -> None:

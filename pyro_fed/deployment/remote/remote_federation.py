@@ -16,17 +16,13 @@ from pyro_fed.density.fingerprint import COLUMNS_CURE, LABELS_CURE, label_digest
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.rows.containers import Table
-from pyro_fed.deployment.claimed_federation import MAX_ROWS, ClaimedFederation, one_group_numbers
+from pyro_fed.deployment.claimed_federation import ClaimedFederation, one_group_numbers
+from pyro_fed.deployment.limits import MAX_ROW_NUMBERS, MAX_ROWS, MAX_TEXT
 from pyro_fed.errors import DataError, ModelError, ProtocolError, listed
 from pyro_fed.federation.arguments import choose_shards
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.groups import group_arguments
 from pyro_fed.federation.partition import Explicit
-
-#: The longest text of a description or an order that is read, in characters.
-MAX_TEXT = 100_000
-#: The most numbers in one row, over all arguments: the server makes up such a row.
-MAX_ROW_NUMBERS = 10**7
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,11 @@ from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.claimed_federation import own_federation, padded_index
+from pyro_fed.deployment.limits import MAX_MESSAGE_BYTES
 from pyro_fed.deployment.policy import approval
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
 from pyro_fed.deployment.policy.rules import answer_share, level_counts, rows_share
-from pyro_fed.deployment.remote.order import MAX_BYTES, STATES, WORK, Order, Refusal, as_refusals, require
+from pyro_fed.deployment.remote.order import STATES, WORK, Order, Refusal, as_refusals, require
 from pyro_fed.deployment.remote.remote_federation import Description
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.federation.federation import Federation
@@ -169,7 +170,7 @@ class Site:
         """
         with as_refusals():
             order = Order.from_record(record)
-            header = decode_header(encoded, MAX_BYTES)
+            header = decode_header(encoded, MAX_MESSAGE_BYTES)
         order.check_header(header.message, name, None if kept is None else kept.run)
         if order.job == LOG_LIK:
             self._check_questions("its log-likelihood at draws")
@@ -183,7 +184,7 @@ class Site:
             draws = max((entry.shape[1] for entry in header.tensors.values() if len(entry.shape) > 1), default=0)
             require(draws <= MOST_DRAWS, "a question", f"at most {MOST_DRAWS} draws", draws)
         with as_refusals():
-            message = decode(encoded, None, cap=MAX_BYTES, finite=False)
+            message = decode(encoded, None, cap=MAX_MESSAGE_BYTES, finite=False)
         index = padded_index(data.row_index[0], order.width)  # as in a simulation
         host = Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
         if not _restore_state(host, order, algorithm, kept, message.header.run):

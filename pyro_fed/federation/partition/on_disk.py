@@ -12,9 +12,7 @@ import numpy as np
 
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.errors import DataError, SettingError, listed
-
-#: Items of a dataset that are gathered before they are written.
-ITEMS = 4096
+from pyro_fed.ops.memory import count_in_cache
 
 
 @checked
@@ -104,8 +102,9 @@ def _from_dataset(source: Any, folder: Path) -> Any:
             name: _Writer(files, folder / f"{name}.npy", part.dtype, (count, *part.shape))
             for name, part in first_item.items()
         }
-        for first in range(0, count, ITEMS):
-            items = [_parts(source[i]) for i in range(first, min(count, first + ITEMS))]
+        together = count_in_cache(sum(part.size for part in first_item.values()))
+        for first in range(0, count, together):
+            items = [_parts(source[i]) for i in range(first, min(count, first + together))]
             for place, item in enumerate(items, first):
                 found = {name: part.shape for name, part in item.items()}
                 if found != shapes:

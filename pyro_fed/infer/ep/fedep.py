@@ -47,6 +47,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.contributions import AverageSiteContributions
+from pyro_fed.infer.ep.guided import GuidedFedEP, GuidedFedSEP
 from pyro_fed.infer.ep.settings import Controlled, Converging, Guided, Optimising, WarmStarted
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
@@ -97,17 +98,18 @@ class FedEP(Converging, WarmStarted, Optimising, Controlled, Guided):
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedSEP(Converging, WarmStarted, Optimising, Controlled):
+class FedSEP(Converging, WarmStarted, Optimising, Controlled, Guided):
     """Stochastic expectation propagation: FedEP whose clients keep no state.
 
     Args:
         covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
             the covariance is full by default.
-        num_points: Sobol points for expectations under q; even.
+        num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
         tolerance: the run has converged when no mean has more than this many SDs left to go, and no SD more than this
             share. What is left is taken to be the round's move divided by δ.
-        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
+            global sites are exponential families, which is federated in their natural parameters.
         client: how the clients approximate their tilted distributions: a `pf.infer.tilted` inference with its settings,
             or its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
@@ -134,6 +136,7 @@ class FedSEP(Converging, WarmStarted, Optimising, Controlled):
 
     additive: ClassVar[bool] = True
     corrected: ClassVar[bool] = False  # there is no site to correct
+    guided: ClassVar[type[GuidedFedEP]] = GuidedFedSEP
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,7 +26,7 @@ integrated out, which is equal to the best of all local guides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -41,7 +41,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.derivatives import in_blocks
 from pyro_fed.density.problem import Problem
@@ -96,13 +96,26 @@ class Path(NamedTuple):
         path = self._replace(points=points, moves=moves, pace=pace)
         if bound >= self.best_value:
             path = path._replace(best=natural, onward=move, best_value=bound)
-        known = points[:-1].isfinite().all(1) & moves[:-1].isfinite().all(1)
-        root, failed = torch.linalg.cholesky_ex((fisher + fisher.T) / 2)
-        if pace < damping or not known.any() or failed:
-            return torch.zeros_like(natural), path
-        by_point, by_move = natural - points[:-1][known], move - moves[:-1][known]
-        share = least_squares(by_move @ root, move @ root).unsqueeze(-1)
-        return -((by_point + pace * by_move) * share).sum(0), path
+        return torch.zeros_like(natural) if pace < damping else acceleration(points, moves, pace, fisher), path
+
+
+def proper_fraction(family: GuideFamily, natural: Tensor, move: Tensor, most: Tensor) -> Tensor:
+    """The largest of `most`, its half, its quarter, ... of a move that leaves a distribution, (); zero if none does."""
+    while most > 0 and not family.proper(natural + most * move):
+        most = most / 2 if most > MIN_FRACTION else 0 * most
+    return most
+
+
+def acceleration(points: Tensor, moves: Tensor, pace: Tensor | float, fisher: Tensor) -> Tensor:
+    """The addition to λ + s f, (P,), by λ and f of the last rounds (M, P), the newest last; NaN where there is none."""
+    natural, move = points[-1], moves[-1]
+    known = points[:-1].isfinite().all(1) & moves[:-1].isfinite().all(1)
+    root, failed = torch.linalg.cholesky_ex((fisher + fisher.T) / 2)
+    if not known.any() or failed:
+        return torch.zeros_like(natural)
+    by_point, by_move = natural - points[:-1][known], move - moves[:-1][known]
+    share = least_squares(by_move @ root, move @ root).unsqueeze(-1)
+    return -((by_point + pace * by_move) * share).sum(0)
 
 
 class Server(NamedTuple):
@@ -140,17 +153,19 @@ class Verdict(NamedTuple):
     reset: Tensor
 
 
-@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
-    """`FedEP(guide=function)`: a guide's own exponential families, by natural-gradient steps.
+class GuideSites(KeptDraws, Algorithm):
+    """Sites in the natural parameters of a guide's own exponential families.
 
-    References:
-        Khan & Lin (2017); Bui et al. (2018), Property 4.
+    Args:
+        guide: a function or a `PyroModule`, whose global sites are independent exponential families.
+        num_points: draws of q that expectations are means of; even.
+        tolerance: the run has converged when no site's mean moves by more than this many SDs, and no SD by more than
+            this share.
+        damping: δ, in (0, 1].
     """
 
     on_cpu: ClassVar[bool] = True
-    may_be_infinite: ClassVar[frozenset[str]] = UNKNOWN
 
     guide: Any
     num_points: int = 1024
@@ -170,13 +185,43 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
                 "guides are federated by FedEP(guide=...)"
             )
 
-    def default_rounds(self, num_clients: int) -> int:
-        """At most 50 rounds; the run stops when q has converged."""
-        return 50
-
     def family(self, problem: Problem) -> GuideFamily:
         """The guide's global sites as a product of exponential families."""
         return read_guide(self.guide, problem)
+
+    def draws_at(self, problem: Problem, natural: Tensor) -> Draws:
+        """Draws of q at λ (P,), by the same random numbers at all clients and in all rounds."""
+        return self.family(problem).draws(natural, self.num_points, seeding.COMMON)
+
+    def likelihoods(self, problem: Problem, points: Tensor, data: ClientData) -> tuple[Tensor, Tensor]:
+        """Scores (C, S, D) of C clients' likelihoods at points (S, C, D), and their means over these, (C,); float64."""
+        batch = data.full_batch()
+        points = in_blocks(points.to(problem.dtype), len(batch.weight) * batch.width() * problem.num_nodes)
+        _, (scores, values) = problem.scan(self._scores, (), batch, points, len(points), BATCHES)
+        return scores.transpose(0, 1).flatten(1, 2).double(), values.transpose(0, 1).flatten(1).double().mean(1)
+
+    def _scores(self, problem: Problem, carry: Any, batch: Batch, points: Tensor) -> tuple[Any, Any]:
+        def log_lik(z: Tensor) -> Tensor:
+            return problem.log_lik(z, batch)
+
+        scores, values = problem.vmap(grad_and_value(log_lik))(points)
+        return carry, (scores, values)
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class GuidedFedEP(GuideSites, SiteKeeping):
+    """`FedEP(guide=function)`: a guide's own exponential families, by natural-gradient steps.
+
+    References:
+        Khan & Lin (2017); Bui et al. (2018), Property 4.
+    """
+
+    may_be_infinite: ClassVar[frozenset[str]] = UNKNOWN
+
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 50 rounds; the run stops when q has converged."""
+        return 50
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -203,14 +248,14 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
             path=Path.begin(natural),
         )
         flat = natural.new_zeros(num_clients, len(natural))
-        return as_entries(server), Site(flat, flat.clone())._asdict()
+        return as_entries(server), self.client_state(flat, flat.clone())
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute the change of the prior's site."""
         server = entries_as(Server, shared)
-        draws = self._draws(problem, server.natural)
+        draws = self.draws_at(problem, server.natural)
         scores, values = problem.vmap(grad_and_value(problem.log_prior))(draws.z.to(problem.dtype))
-        delta = _site(draws, (scores.double() - draws.base_score)[None])[0] - server.prior_natural
+        delta = site_of_scores(draws, (scores.double() - draws.base_score)[None])[0] - server.prior_natural
         bound = (values.double() - draws.log_density).mean()
         return as_entries(server._replace(prior_delta=delta, bound=bound, fisher=draws.fisher))
 
@@ -222,26 +267,21 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Compute the changes of the clients' sites."""
-        site, draws, batch = entries_as(Site, local), self._draws(problem, shared["natural"][0]), data.full_batch()
-        points = draws.z.unsqueeze(1).expand(-1, len(batch.weight), -1).to(problem.dtype)
-        points = in_blocks(points, len(batch.weight) * batch.width() * problem.num_nodes)
-        _, (scores, values) = problem.scan(self._scores, (), batch, points, len(points), BATCHES)
-        delta = _site(draws, scores.transpose(0, 1).flatten(1, 2).double()) - site.natural
-        value = values.transpose(0, 1).flatten(1).double().mean(1)
+        old, draws = self.old_site(shared, local), self.draws_at(problem, shared["natural"][0])
+        scores, value = self.likelihoods(problem, draws.z.unsqueeze(1).expand(-1, len(old), -1), data)
+        delta = site_of_scores(draws, scores) - old
         usable = delta.isfinite().all(1) & value.isfinite()
         delta = torch.where(usable.unsqueeze(-1), delta, 0.0)
         value = torch.where(usable, value, torch.finfo(value.dtype).min)
-        return {"delta": delta, "value": value}, Site(site.natural, delta)._asdict(), {"usable": usable.double()}
+        return {"delta": delta, "value": value}, self.client_state(old, delta), {"usable": usable.double()}
 
-    def _scores(self, problem: Problem, carry: Any, batch: Batch, points: Tensor) -> tuple[Any, Any]:
-        def log_lik(z: Tensor) -> Tensor:
-            return problem.log_lik(z, batch)
+    def old_site(self, received: State, local: State) -> Tensor:
+        """The site that changes refer to, (C, P): a client's own."""
+        return entries_as(Site, local).natural
 
-        scores, values = problem.vmap(grad_and_value(log_lik))(points)
-        return carry, (scores, values)
-
-    def _draws(self, problem: Problem, natural: Tensor) -> Draws:
-        return self.family(problem).draws(natural, self.num_points, seeding.COMMON)
+    def client_state(self, natural: Tensor, delta: Tensor) -> State:
+        """What clients keep: their sites, and the changes that they have sent."""
+        return Site(natural, delta)._asdict()
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Objections to changes far above the others', in units of λ."""
@@ -271,8 +311,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
                 fraction = path.pace
             if not family.proper(natural + fraction * move + added):
                 added = nothing
-            while not family.proper(natural + fraction * move):
-                fraction = fraction / 2 if fraction > MIN_FRACTION else zero
+            fraction = proper_fraction(family, natural, move, fraction)
             new, share = natural + fraction * move + added, added / (server.num_clients + 1)
             prior = server.prior_natural + fraction * server.prior_delta + share
             server = server._replace(prior_natural=prior, fraction=fraction, added=share, reset=zero)
@@ -318,7 +357,54 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         return [sentences.sites_not_finite(clients=bad)]
 
 
-def _site(draws: Draws, scores: Tensor) -> Tensor:
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class GuidedFedSEP(GuidedFedEP):
+    """`FedSEP(guide=function)`: clients keep no sites, and changes refer to the average of all.
+
+    References:
+        Khan & Lin (2017); Li et al. (2015), Stochastic expectation propagation.
+    """
+
+    def client_state(self, natural: Tensor, delta: Tensor) -> State:
+        """An empty state, because the clients keep nothing."""
+        return {}
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """λ, and the average site, which clients receive."""
+        server = entries_as(Server, shared)
+        average = (server.natural - server.prior_natural) / server.num_clients
+        return Algorithm.download(self, {"natural": server.natural, "average": average}, clients)
+
+    def old_site(self, received: State, local: State) -> Tensor:
+        """The average site, (C, P)."""
+        return received["average"]
+
+    def settle(self, told: State, local: State) -> State:
+        """An empty state, because the clients keep nothing."""
+        return {}
+
+
+def with_own_families(algorithm: Any, kind: type[GuideSites], gaussian_points: int) -> Algorithm:
+    """What federates the hand-written guide of an algorithm, with its settings; those without effect are refused.
+
+    `gaussian_points` are the points that expectations under a Gaussian take by default.
+    """
+    own_fields = {field.name for field in fields(algorithm)}
+    shared = [field.name for field in fields(kind) if field.name in own_fields]
+    refuse_unused(
+        algorithm,
+        "a hand-written guide is federated by natural-gradient steps in its own families, from where it begins; "
+        "leave it out, or use an automatic guide such as AutoMultivariateNormal",
+        *(name for name in own_fields if name not in shared),
+    )
+    own: dict[str, Any] = {name: getattr(algorithm, name) for name in shared}
+    draws_a_point = kind.num_points // gaussian_points  # expectations are not of polynomials
+    damping = 1.0 if own["damping"] is None else own["damping"]
+    return kind(**own | {"num_points": draws_a_point * algorithm.num_points, "damping": damping})
+
+
+def site_of_scores(draws: Draws, scores: Tensor) -> Tensor:
     """F⁻¹ ∇_λ E[f] of C functions from their scores (C, S, D): (C, P)."""
     gradient = torch.einsum("csd,sdp->cp", scores, draws.jacobian) / len(draws.z)
     site: Tensor = torch.linalg.solve_ex(draws.fisher.T, gradient.T).result.T  # not finite where F is singular

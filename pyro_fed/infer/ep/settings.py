@@ -17,8 +17,8 @@ directions, and has half the SD.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self, cast
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ from pyro_fed.infer.averaging.optim import OPTIM, SGD, Optimiser
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.findings import at_rest
-from pyro_fed.infer.ep.guided import GuidedFedEP
+from pyro_fed.infer.ep.guided import GuidedFedEP, with_own_families
 from pyro_fed.infer.ep.point_sites import Averaging, PointSites
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.steps import Optimised, StepRule, optimised_site_steps
@@ -371,18 +371,7 @@ class Guided(EP):
         """This algorithm, or with a hand-written guide the one that federates the guide's families."""
         if not is_hand_written(self.guide):
             return self
-        own_fields = {field.name for field in fields(self)}
-        shared = [field.name for field in fields(self.guided) if field.name in own_fields]
-        refuse_unused(
-            self,
-            "a hand-written guide is federated by natural-gradient steps in its own families, from where it begins; "
-            "leave it out, or use an automatic guide such as AutoMultivariateNormal",
-            *(name for name in own_fields if name not in shared),
-        )
-        own: dict[str, Any] = {name: getattr(self, name) for name in shared}
-        draws_a_point = GuidedFedEP.num_points // EP.num_points  # expectations are not of polynomials
-        damping = 1.0 if own["damping"] is None else own["damping"]
-        return self.guided(**own | {"num_points": draws_a_point * self.num_points, "damping": damping})
+        return with_own_families(self, self.guided, EP.num_points)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

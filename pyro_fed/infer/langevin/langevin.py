@@ -44,7 +44,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, Batch, ClientData, Minibatch
+from pyro_fed.density.rows.batches import Batch, ClientData, Minibatch
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chains import ChainStore, ServerState, chain_findings
@@ -68,6 +68,7 @@ from pyro_fed.infer.langevin.visits import (
 )
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, shares, surrogate_phase
+from pyro_fed.ops.memory import count_in_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +316,7 @@ class Langevin(Tempered, Chains):
             return 1
         ahead = server.rounds_to_look(self.local_steps, self.thin, self.target_ess)
         numbers = self.local_steps * self.visits_a_round(shared) * server.chains.position.shape[-1]
-        return max(1, min(ahead, NUMBERS_IN_MEMORY // numbers))
+        return max(1, min(ahead, count_in_memory(numbers)))
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
         """The next visits of the chains, from their present positions."""

@@ -38,13 +38,14 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, NUMBERS_IN_MEMORY, Batch, ClientData
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import Agent, public_belief
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, spread_points, where
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.memory import count_in_memory
 
 
 @explains_unknown
@@ -132,7 +133,7 @@ class P2PEP(PeerGaussian):
 
     def _log_targets(self, problem: Problem, points: Tensor, batch: Batch, share: Tensor) -> Tensor:
         """log p(D_i | z) + c_i log p(z) at the agents' points: (C, S), float64."""
-        size = max(1, NUMBERS_IN_MEMORY // (len(batch.weight) * batch.width() * problem.num_nodes))
+        size = count_in_memory(len(batch.weight) * batch.width() * problem.num_nodes)
         run = problem.mapped(self._log_target, (0, BATCHES, 0))
         parts = [run(part, batch, share) for part in points.to(problem.dtype).split(size, 1)]
         return torch.cat([part.double() for part in parts], 1)

@@ -39,7 +39,7 @@ agent outside the current star trains (it sleeps).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -56,12 +56,15 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
+from pyro_fed.guides.gaussian_guides import guided_covariance, is_hand_written
+from pyro_fed.infer.ep.guided import with_own_families
 from pyro_fed.infer.ep.tilted import IVON, Received, TiltedInference
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers import networks
 from pyro_fed.infer.peers.contributions import PeerContributions
 from pyro_fed.infer.peers.p2p_fedavg import PeerBurnIn
-from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
+from pyro_fed.infer.peers.p2p_guided import GuidedP2PVI
+from pyro_fed.infer.peers.peer_gaussian import SEEN_WHOLE, PeerGaussian
 from pyro_fed.infer.peers.peer_sites import (
     Agent,
     History,
@@ -76,8 +79,6 @@ from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, i
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Share of their disagreement that agents have after a round's consensus if rounds are accelerated and none is set.
-SEEN_WHOLE = 1e-4
 #: Beliefs that move by less than this, in SDs, expect no more data.
 STILL_SDS = 1e-9
 
@@ -118,6 +119,8 @@ class P2PVI(PeerGaussian):
             defaults: "newton", "svi", "ivon"; or any other of `pf.infer.tilted`, which needs start="prior".
         batch_size: rows a round, each used once, in order; None takes all rows in every round. Of "newton" alone; the
             minibatches of Adam are a setting of `pf.infer.update.SVI`.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
+            global sites are exponential families, which agents mix in their natural parameters.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -134,9 +137,14 @@ class P2PVI(PeerGaussian):
     weighting: Literal["exact", "paper"] = "exact"
     batch_size: int | None = None
     update: Update | TiltedInference | str = Newton()
+    guide: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if is_hand_written(self.guide):
+            self.delegate()
+        elif self.guide is not None:
+            object.__setattr__(self, "covariance", guided_covariance(self, self.guide, self.covariance))
         check_choice(self, "weighting", ("exact", "paper"))
         check_at_least(self, 1, "batch_size", allow_none=True)
         resolve(self, "update", Update)
@@ -195,6 +203,12 @@ class P2PVI(PeerGaussian):
                 f"P2PVI: {solver!r} moves each parameter of a diagonal belief by itself: it needs covariance='diag'; "
                 f"received {self.covariance!r}"
             )
+
+    def delegate(self) -> Algorithm:
+        """This algorithm, or with a hand-written guide the one that mixes the guide's families."""
+        if not is_hand_written(self.guide):
+            return self
+        return with_own_families(self, GuidedP2PVI, PeerGaussian.num_points)
 
     @property
     def solver(self) -> TiltedInference:

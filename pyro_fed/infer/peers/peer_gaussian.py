@@ -66,16 +66,17 @@ from pyro_fed.ops.mixing import mix
 START_TOLERANCE = 1e-2
 #: Share of their disagreement that agents have after a round's consensus, if none is set.
 LEFT_APART = 1e-2
+#: The same if rounds are accelerated.
+SEEN_WHOLE = 1e-4
 #: Prior draws whose coordinate-wise median is the common starting point.
 START_DRAWS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerGaussian(SpreadGaussian, OnGraph):
-    """Gaussian beliefs that are mixed over a graph."""
+class PeerBeliefs(Algorithm, OnGraph):
+    """Beliefs of an exponential family, whose natural parameters are mixed over a graph."""
 
     draws_are: ClassVar[str] = "agents"
-    symmetric: ClassVar[frozenset[str]] = frozenset({"precision"})
 
     tolerance: float = 1e-4
     damping: float = 1.0  # share of a site's change that is made in a round
@@ -83,14 +84,6 @@ class PeerGaussian(SpreadGaussian, OnGraph):
     # `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each round)
     gossip_steps: int | None = None
     gossip_tolerance: float | None = None  # see `gossip_steps`; None is 0.01
-    # "consensus": a Laplace approximation of all data first, by Newton's method over the graph (see
-    # `peers.consensus_laplace`); "local": each agent's own, with nothing exchanged, which needs more rows than
-    # parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation; "draw": with
-    # the prior's SDs about one draw from it, common to all (a neural network's prior mean is a saddle); "auto":
-    # "consensus", or "local" if groups of agents are awake in turn
-    start: Literal["auto", "consensus", "local", "prior", "draw", "fedavg"] = "auto"
-    # keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`
-    trace: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,31 +92,8 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         if self.gossip_tolerance is not None:
             check_between(self, "gossip_tolerance", 0, MAX_TOLERANCE)
         check_at_least(self, 1, "gossip_steps", allow_none=True)
-        check_choice(self, "start", ("auto", "consensus", "local", "prior", "draw", "fedavg"))
         if self.gossip_steps is not None:
             refuse_unused(self, f"gossip_steps={self.gossip_steps} says how many; leave that out", "gossip_tolerance")
-
-    # -- over the graph -------------------------------------------------------------------------------------
-    def warm_start(self, problem: Problem) -> Algorithm | None:
-        """Newton's method over the graph, unless each agent starts by itself."""
-        if chosen_setting(self, "start") != "consensus":
-            return None
-        return ConsensusLaplace(
-            newton=FedLaplace(
-                covariance=self.structure,
-                curvature=self.curvature,
-                tolerance=START_TOLERANCE,
-            )
-        )
-
-    def on_graph(self, graph: Graph) -> Self:
-        """This algorithm on a graph."""
-        if graph.active(0) is not None and self.start == "consensus":
-            raise GraphError(
-                f"{type(self).__name__}: start='consensus' needs sums over all agents, which take many rounds where "
-                "groups take turns: use start='auto' or 'local'"
-            )
-        return self
 
     @property
     def left_apart(self) -> float:
@@ -152,6 +122,77 @@ class PeerGaussian(SpreadGaussian, OnGraph):
     def needs_centrality(self) -> bool:
         """Whether the answer depends on a correct centrality."""
         return True
+
+    def combine(self, shared: State, messages: State, weights: Any) -> State:
+        """Mix natural parameters as in Eq. (8): q_i = Σ_j W_ij b_j."""
+        return {name: mix(weights, value) for name, value in messages.items()}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """Largest move of an agent's mean (in SDs) or log SD, and the largest distance between agents'."""
+        return self.figures_of_witness(self.witness(before, after))
+
+    def figures_of_witness(self, told: State) -> dict[str, float]:
+        """The largest of the moves, and the largest distance between the beliefs."""
+        mean, sd = told["mean"], told["sd"]
+        apart = torch.maximum(range_over_agents(mean) / sd.mean(0), range_over_agents(sd.log())).amax()
+        return {"change": or_infinity(told["moved"].amax()), "disagreement": or_infinity(apart)}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        return max(figures[-1]["change"], figures[-1]["disagreement"]) < self.tolerance
+
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
+        """Warnings about agents that disagree at the end, and about sites that could not move."""
+        notes = list[Finding]()
+        apart = record.latest.get("disagreement", 0.0)
+        if apart > NEGLIGIBLE:
+            notes.append(sentences.agents_disagree(sds=apart))
+        stalled = (record.last("fraction") == 0).nonzero()[0].tolist()
+        if stalled:
+            workers = record.workers("fraction")
+            notes.append(sentences.agents_could_not_move(clients=[workers[i] for i in stalled]))
+        return notes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerGaussian(PeerBeliefs, SpreadGaussian):
+    """Gaussian beliefs that are mixed over a graph."""
+
+    symmetric: ClassVar[frozenset[str]] = frozenset({"precision"})
+
+    # "consensus": a Laplace approximation of all data first, by Newton's method over the graph (see
+    # `peers.consensus_laplace`); "local": each agent's own, with nothing exchanged, which needs more rows than
+    # parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation; "draw": with
+    # the prior's SDs about one draw from it, common to all (a neural network's prior mean is a saddle); "auto":
+    # "consensus", or "local" if groups of agents are awake in turn
+    start: Literal["auto", "consensus", "local", "prior", "draw", "fedavg"] = "auto"
+    # keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "start", ("auto", "consensus", "local", "prior", "draw", "fedavg"))
+
+    # -- over the graph -------------------------------------------------------------------------------------
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """Newton's method over the graph, unless each agent starts by itself."""
+        if chosen_setting(self, "start") != "consensus":
+            return None
+        return ConsensusLaplace(
+            newton=FedLaplace(
+                covariance=self.structure,
+                curvature=self.curvature,
+                tolerance=START_TOLERANCE,
+            )
+        )
+
+    def on_graph(self, graph: Graph) -> Self:
+        """This algorithm on a graph."""
+        if graph.active(0) is not None and self.start == "consensus":
+            raise GraphError(
+                f"{type(self).__name__}: start='consensus' needs sums over all agents, which take many rounds where "
+                "groups take turns: use start='auto' or 'local'"
+            )
+        return self
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -186,10 +227,6 @@ class PeerGaussian(SpreadGaussian, OnGraph):
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         return message_limits.outlying_sites(messages)
 
-    def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """Mix natural parameters as in Eq. (8): q_i = Σ_j W_ij b_j."""
-        return {name: mix(weights, value) for name, value in messages.items()}
-
     # -- sites ----------------------------------------------------------------------------------------------
     def share_held(self, share: Tensor, centrality: Tensor) -> Tensor:
         """c_i, (C,), that each agent's site holds from this round on; zero if the beliefs hold the prior."""
@@ -205,35 +242,10 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         mean, sd = moments_of(q)
         return {"belief_mean": mean, "belief_sd": sd}
 
-    def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Largest move of an agent's mean (in SDs) or log SD, and the largest distance between agents'."""
-        return self.figures_of_witness(self.witness(before, after))
-
     def witness(self, before: State, after: State) -> State:
         """Each agent's own move, and its means and SDs."""
         old, (mean, sd) = (moments_of(gaussian(state)) for state in (before, after))
         return {"moved": moves((old[0], old[1]), (mean, sd)).amax(-1), "mean": mean, "sd": sd}
 
-    def figures_of_witness(self, told: State) -> dict[str, float]:
-        """The largest of the moves, and the largest distance between the beliefs."""
-        mean, sd = told["mean"], told["sd"]
-        apart = torch.maximum(range_over_agents(mean) / sd.mean(0), range_over_agents(sd.log())).amax()
-        return {"change": or_infinity(told["moved"].amax()), "disagreement": or_infinity(apart)}
-
-    def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        return max(figures[-1]["change"], figures[-1]["disagreement"]) < self.tolerance
-
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         return gaussian(shared).require_proper("the agents' beliefs").even_sample(num_draws, generator).transpose(0, 1)
-
-    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about agents that disagree at the end, and about sites that could not move."""
-        notes = list[Finding]()
-        apart = record.latest.get("disagreement", 0.0)
-        if apart > NEGLIGIBLE:
-            notes.append(sentences.agents_disagree(sds=apart))
-        stalled = (record.last("fraction") == 0).nonzero()[0].tolist()
-        if stalled:
-            workers = record.workers("fraction")
-            notes.append(sentences.agents_could_not_move(clients=[workers[i] for i in stalled]))
-        return notes

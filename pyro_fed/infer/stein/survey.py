@@ -48,7 +48,7 @@ from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.derivatives import clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import NUMBERS_IN_MEMORY, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.settings import warm_sites
@@ -65,6 +65,7 @@ from pyro_fed.infer.stein.importance import (
 from pyro_fed.infer.stein.modes import Modes, Nearest, is_at_rest, modes_of, nearest_of
 from pyro_fed.ops.gaussian import FullGaussian, Gaussian, ImproperGaussianError
 from pyro_fed.ops.importance import flattened, systematic
+from pyro_fed.ops.memory import fits_in_memory
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, SOBOL_HALF_CELL
 from pyro_fed.ops.whitening import Coordinates, site_scores
 
@@ -279,7 +280,7 @@ class Survey(Algorithm):
             settled=torch.tensor(self.begin == "modes" and weighted_points_of(start.shared) is not None),
         )
         # A large model's scores are many: no room is taken for them before they are known.
-        count = len(points) if num_clients * points.numel() <= NUMBERS_IN_MEMORY else 0
+        count = len(points) if fits_in_memory(num_clients * points.numel()) else 0
         unknown = points.new_zeros(num_clients, count, problem.dim, dtype=problem.traits.scores_dtype)
         return as_entries(found), as_state(white) | {"scores": unknown}
 
@@ -323,7 +324,7 @@ class Survey(Algorithm):
     ) -> tuple[State, State, State]:
         """Compute likelihood scores in whitened coordinates, at all points; client by client if they are many."""
         received = entries_as(Received, shared)
-        if received.white.numel() <= NUMBERS_IN_MEMORY:
+        if fits_in_memory(received.white.numel()):
             scores = self._white_scores(problem, received, data)
         else:
             scores = received.white.new_empty(received.white.shape, dtype=problem.traits.scores_dtype)
@@ -374,7 +375,7 @@ class Survey(Algorithm):
 
 def residuals_at(scores: Tensor, sites: Gaussian, white: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Clients' scores (C, N, D) less their sites' at the particles, in `dtype`, and their sum in double precision."""
-    if scores.numel() <= NUMBERS_IN_MEMORY:
+    if fits_in_memory(scores.numel()):
         residual = scores - site_scores(sites.precision, sites.eta, white)
         return residual.to(dtype), residual.sum(0)
     kept, total = scores.new_empty(scores.shape, dtype=dtype), torch.zeros_like(white)

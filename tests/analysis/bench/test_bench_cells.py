@@ -239,9 +239,9 @@ def test_processes_that_die_are_cells_that_say_so(tmp_path):
     assert found["writes"] == "written"
     assert Store(tmp_path).read(Cell("a", "iid/2", "writes", 0, "v1"), 60.0).outcome == "right"
     assert (found["spins"].late, found["waits"].late, found["dies"].late) == (True, True, False)
-    assert "within 1 s of CPU" in found["spins"].said
-    assert "nor of waiting" in found["waits"].said
-    assert f"signal {signal.SIGSEGV.value}" in found["dies"].said
+    assert "within 1 s of CPU" in found["spins"].reason
+    assert "nor of waiting" in found["waits"].reason
+    assert f"signal {signal.SIGSEGV.value}" in found["dies"].reason
     assert ended("spins", "dies", "writes", deadline=time.monotonic()) == {}  # it has passed
 
 
@@ -254,7 +254,7 @@ def test_a_cell_whose_process_dies_says_so(tmp_path, monkeypatch):
     )
     asked = {"cases": ["gaussian_mean"], "partitions": ["iid/2"], "recipes": ["fedep"]}
     (found,) = run_benchmark(tmp_path, **asked, limit=30.0).outcomes
-    assert (found.outcome, found.error, found.limit) == ("late", died.said, 30.0)
+    assert (found.outcome, found.error, found.limit) == ("late", died.reason, 30.0)
     monkeypatch.setattr("pyro_fed.analysis.bench.bench.run_in_processes", lambda *_, **__: ())
     assert run_benchmark(tmp_path, **asked, limit=30.0).waiting == 0
     assert run_benchmark(tmp_path, **asked, limit=60.0).waiting == 1
@@ -300,10 +300,10 @@ def test_a_method_that_has_all_rows_is_run_once_a_case(tmp_path):
     )
     asked = {"cases": ["gaussian_mean"], "recipes": [str(path)]}
     said = []
-    first = run_benchmark(tmp_path / "cells", **asked, partitions=["iid/2", "sorted/10"], said=said.append)
+    first = run_benchmark(tmp_path / "cells", **asked, partitions=["iid/2", "sorted/10"], on_outcome=said.append)
     assert ([one.split for one in first.outcomes], len(said), first.waiting) == (["iid/2", "sorted/10"], 1, 0)
     assert first.outcomes[0].parameters == first.outcomes[1].parameters
-    every = run_benchmark(tmp_path / "cells", **asked, said=said.append)
+    every = run_benchmark(tmp_path / "cells", **asked, on_outcome=said.append)
     assert (len(every.outcomes), len(said)) == (7, 1)
     path.write_text(path.read_text().replace("4000", "3000"))
     nothing = run_benchmark(tmp_path / "cells", **asked, minutes=0)
@@ -321,20 +321,20 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
     )
     asked = {"cases": ["gaussian_mean"], "recipes": [str(path)], "jobs": 2}
     folder, said = tmp_path / "cells", []
-    nothing = run_benchmark(folder, **asked, minutes=0, said=said.append)
+    nothing = run_benchmark(folder, **asked, minutes=0, on_outcome=said.append)
     assert (nothing.outcomes, said, nothing.waiting) == ([], [], 7)
-    some = run_benchmark(folder, **asked, partitions=["iid/2", "sorted/10"], said=said.append)
+    some = run_benchmark(folder, **asked, partitions=["iid/2", "sorted/10"], on_outcome=said.append)
     assert (len(some.outcomes), len(said), some.waiting) == (2, 2, 0)
-    every = run_benchmark(folder, **asked, said=said.append)
+    every = run_benchmark(folder, **asked, on_outcome=said.append)
     assert (len(every.outcomes), len(said)) == (7, 7)
     assert {one.outcome for one in every.outcomes} == {"right, doubted"}
     assert any("group/10: gaussian_mean has 0 groups" in text for text in every.left_out)
-    again = run_benchmark(folder, **asked, said=said.append)
+    again = run_benchmark(folder, **asked, on_outcome=said.append)
     assert (again, len(said)) == (every, 7)
     path.write_text(path.read_text().replace("mean + ", "1 + mean + "))
-    changed = run_benchmark(folder, **asked, partitions=["iid/2"], said=said.append)
+    changed = run_benchmark(folder, **asked, partitions=["iid/2"], on_outcome=said.append)
     assert [one.outcome for one in changed.outcomes] == ["wrong, said"]
-    kept = run_benchmark(folder, **asked, partitions=["iid/10"], any_version=True, said=said.append)
+    kept = run_benchmark(folder, **asked, partitions=["iid/10"], any_version=True, on_outcome=said.append)
     assert ([one.outcome for one in kept.outcomes], len(said)) == (["right, doubted"], 8)
     assert np.isfinite(every.outcomes[0].scores["cpu_seconds"])
     for wrong, text in ((["gausian_mean"], "did you mean|no case"), (["kidiq"], "needs posteriordb")):

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from pyro_fed.analysis.bench.bench import Results, as_values, confusion, from_values, in_short, medians, summary
+from pyro_fed.analysis.bench.bench import Results, as_values, confusion, from_values, medians, outcome_line, summary
 from pyro_fed.analysis.bench.cell import Outcome
 from pyro_fed.analysis.bench.page import write_page
 
@@ -56,7 +56,7 @@ class Parsed(HTMLParser):
     def handle_starttag(self, tag, attrs):
         found = dict(attrs)
         self.ids += [found["id"]] if "id" in found else []
-        self.links += [found["href"]] if tag == "a" else []
+        self.links += [found.get("href") or found["xlink:href"]] if tag == "a" else []
         if tag not in ("meta", "br", "img", "line", "rect", "circle", "link"):
             self.open.append(tag)
 
@@ -68,8 +68,8 @@ class Parsed(HTMLParser):
 def test_a_dark_page_has_colours_of_its_own(tmp_path, results):
     write_page(tmp_path / "b.html", results)
     text = (tmp_path / "b.html").read_text()
-    used = set(re.findall(r'(?:fill|stroke)="var\((--figure-\w+)\)"', text))
-    assert used and not re.findall(r'(?:fill|stroke)="#', text)
+    used = set(re.findall(r"var\((--figure-\w+)\)", text))
+    assert used and not re.findall(r'(?:fill|stroke)(?:="|: ?)#', text)
     for name in used:
         assert len(set(re.findall(rf"{name}: (#\w+);", text))) == 2  # for light paper and for dark
 
@@ -115,7 +115,7 @@ def test_outcomes_are_counted_and_scores_are_medians(results):
     rows = summary(results)
     assert [row[:2] for row in rows] == [["fedep", "2"], ["other", "2"]]
     assert from_values(as_values(results)) == results
-    assert "wrong, said" in in_short(results.outcomes[1]) and "no answer" in in_short(results.outcomes[3])
+    assert "wrong, said" in outcome_line(results.outcomes[1]) and "no answer" in outcome_line(results.outcomes[3])
 
 
 def test_a_page_of_nothing(tmp_path):

@@ -21,7 +21,7 @@ from pyro_fed.deployment.agents.neighbours import Neighbours, neighbours_of
 from pyro_fed.deployment.agents.outbox import At, Farewell, NoMessage, Outbox, Why
 from pyro_fed.deployment.agents.peers import LinkSettings, Peers, load_peers
 from pyro_fed.deployment.agents.statements import Statements
-from pyro_fed.deployment.agents.wire import SERVICE, WAITING, Unwelcome, Wire, with_step
+from pyro_fed.deployment.agents.wire import MAX_WAITING_REQUESTS, SERVICE, Unwelcome, Wire, with_step
 from pyro_fed.deployment.rows import load_rows
 from pyro_fed.errors import DataError, ProtocolError, QuorumError, SettingError
 from pyro_fed.graph.consensus import AlongCircuit
@@ -29,6 +29,8 @@ from pyro_fed.ops.mixing import mix
 from pyro_fed.runtime.network import connect
 
 QUICK = LinkSettings(patience=1.5, patience_all=30.0, retry_every=0.02, knock=0.5)
+#: Where nobody dies: whoever is slow is waited for.
+PATIENT = LinkSettings(patience=60.0, patience_all=60.0, retry_every=0.02, knock=60.0)
 SAID = {"seed": "0"}
 
 
@@ -150,9 +152,9 @@ def test_a_neighbour_that_asks_too_much_holds_nobody_else_up(ring):
     try:
         flood = [
             east.wire._call(0, with_step("Take", never, message), 20.0)[1]
-            for _ in range(2 * WAITING * len(north.wire.neighbours))
+            for _ in range(2 * MAX_WAITING_REQUESTS * len(north.wire.neighbours))
         ]
-        beyond = len(flood) - WAITING
+        beyond = len(flood) - MAX_WAITING_REQUESTS
         end = time.monotonic() + 10.0
         while sum(call.done() for call in flood) < beyond and time.monotonic() < end:
             time.sleep(0.01)
@@ -410,24 +412,26 @@ def put_into(agent, round):
 
 
 class Node(threading.Thread):
-    """An agent of numbers: rounds, a state on disk after each, and a death."""
+    """An agent of numbers: rounds, a state on disk after each, and a death; `together` is where all leave at once."""
 
     LAST, WAIT_AT, SETTLES_AT = 20, 10, 13
 
-    def __init__(self, peers, identity, saved, back, dies_at=None, fewest=False):
+    def __init__(self, peers, identity, saved, back, dies_at=None, fewest=False, together=None):
         super().__init__(name=identity.name)
-        self.peers, self.identity, self.saved, self.back = peers, identity, saved, back
+        self.peers, self.identity, self.saved, self.back, self.together = peers, identity, saved, back, together
         self.algorithm, self.me = Mean(dies_at, fewest), peers.number(identity.name)
         self.error, self.heard = None, []
 
     def run(self):
         try:
-            links = wired(self.peers, self.identity, self.me)
+            links = wired(self.peers, self.identity, self.me, PATIENT if self.together else QUICK)
         except Exception as error:
             self.error = error
             return
         try:
             self._rounds(links)
+            if self.together:
+                self.together.wait(60)
         except InterruptedError:
             pass
         except Exception as error:
@@ -495,7 +499,8 @@ def test_agents_on_a_circuit_have_the_simulation_s_beliefs_to_the_last_bit(chord
     algorithm, saved, back = Mean(fewest=True), {}, threading.Event()
     assert isinstance(peers.graph.consensus(1e-6), AlongCircuit)
     back.set()
-    nodes = [Node(peers, Identity.load(folder, name), saved, back, fewest=True) for name in NAMES]
+    together = threading.Barrier(len(NAMES))
+    nodes = [Node(peers, Identity.load(folder, name), saved, back, fewest=True, together=together) for name in NAMES]
     for node in nodes:
         node.start()
     network, q = connect(algorithm, peers.graph, None, 5, 0), {"q": torch.zeros(5, 2, dtype=torch.float64)}
@@ -751,7 +756,7 @@ def test_certificates_do_not_outlive_their_authority(tmp_path, monkeypatch):
     with pytest.raises(SettingError, match=r"ca\.crt is no certificate"):
         Identity.load(tmp_path, "b")
     monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 0)
-    monkeypatch.setattr(certificates, "CLOCKS", 10 * 24 * 60)
+    monkeypatch.setattr(certificates, "MAX_CLOCK_SKEW_MINUTES", 10 * 24 * 60)
     write_certificates(tmp_path / "old", ["a"], days=-1)  # of an authority whose time is over
     for make in (lambda: Identity.load(tmp_path / "old", "a"), lambda: write_certificates(tmp_path / "old", ["b"])):
         with pytest.raises(SettingError, match=r"\.crt is valid from .* until .*, and now it is"):

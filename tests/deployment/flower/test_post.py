@@ -53,6 +53,6 @@ def test_a_reply_is_seen_soon_by_few_looks(flower, seconds, monkeypatch):
     question = SimpleNamespace(metadata=SimpleNamespace(dst_node_id=7))
     found = post.Post(grid).exchange({7: question}, 1000.0)
     assert found[7].metadata.reply_to_message_id == "asked"
-    assert clock.now <= 1.1 * seconds + post.LOOK_SOONEST
-    assert clock.now <= seconds + post.LOOK_EVERY
-    assert grid.looks <= 50 + seconds / post.LOOK_EVERY
+    assert clock.now <= 1.1 * seconds + post.MIN_POLL_SECONDS
+    assert clock.now <= seconds + post.MAX_POLL_SECONDS
+    assert grid.looks <= 50 + seconds / post.MAX_POLL_SECONDS

@@ -143,7 +143,7 @@ def test_a_list_of_clients_that_is_none(flower, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="cannot be read as the list of the run's clients"):
         Roll.from_checkpoint(tmp_path)
     (tmp_path / "clients.json").write_text("[" * 1000)
-    monkeypatch.setattr(joining, "MAX_BYTES", 999)
+    monkeypatch.setattr(joining, "MAX_CLIENTS_FILE_BYTES", 999)
     with pytest.raises(CheckpointError, match="1,000 bytes, expected at most 999"):
         Roll.from_checkpoint(tmp_path)
 

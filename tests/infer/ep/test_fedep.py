@@ -65,12 +65,13 @@ def run_recorded(algorithm, fed, **options):
     algorithm, seen = recorded(algorithm)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a run cut short says that it has not converged
-        pf.run(algorithm, fed, **{**QUIET, **options})
+        pf.run(algorithm, fed, **{**QUIET, "audit": False, **options})
     return seen
 
 
-@pytest.mark.parametrize("client", ["newton", "laplace"])
-@pytest.mark.parametrize("num_clients", [1, 2, 7, 50])
+@pytest.mark.parametrize(
+    ("num_clients", "client"), [(1, "newton"), (2, "newton"), (7, "newton"), (50, "newton"), (7, "laplace")]
+)
 def test_conjugate_regression_is_exact_after_one_round_and_after_every_later_one(num_clients, client):
     algorithm = pf.FedEP(client=client, damping=1.0, start="prior", tolerance=1e-300)
     seen = run_recorded(algorithm, regression(num_clients), num_rounds=3, **OFF)
@@ -200,8 +201,8 @@ def test_diagonal_steps_that_have_not_settled_are_told_with_their_cause():
 @pytest.mark.parametrize("sort", [False, True], ids=["iid", "sorted"])
 @pytest.mark.parametrize("name", WITHOUT_LOCAL)
 def test_real_posteriors_within_a_tenth_of_an_sd_in_20_rounds(name, sort):
-    """The audit is silent; of 1,000 rows and more its chains take longer than the run, and it is not asked."""
-    options = QUIET | OFF | {"num_draws": 5000, "audit": name not in ("diamonds", "gauss_mix")}
+    """The audit, which looks at all rows wherever they are, is silent; of 1,000 rows and more it is not asked."""
+    options = QUIET | OFF | {"num_draws": 5000, "audit": sort and name not in ("diamonds", "gauss_mix")}
     idata = pf.run(pf.FedEP(), CASES[name].federation(5, sort), **options)
     error, low, high = CASES[name].error(idata)
     assert idata["federation"].sizes["round"] <= 20

@@ -1,4 +1,4 @@
-"""FedEP with hand-written guides against exact conjugate posteriors, whatever the partition."""
+"""FedEP, FedSEP and P2PVI with hand-written guides against exact conjugate posteriors, whatever the partition."""
 
 import dataclasses
 
@@ -106,16 +106,52 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("algorithm", [pf.FedEP, pf.infer.FedSEP])
 @pytest.mark.parametrize("num_clients", [1, 7])
 @pytest.mark.parametrize("name", CASES)
-def test_conjugate_posteriors_are_exact_for_any_partition(name, num_clients):
+def test_conjugate_posteriors_are_exact_for_any_partition(name, num_clients, algorithm):
     """The audit, which is silent, sees the same q of any partition: it is asked once."""
     model, guide, data, expected = CASES[name]
     parts = [range(k, 40, num_clients) for k in range(num_clients)]
     fed = pf.Federation(model, (data,), plate="data", partition=pf.partition.Explicit(parts), dtype=F64)
-    natural, idata = parameters(pf.FedEP(guide=guide, num_points=8), fed, num_rounds=5, audit=num_clients > 1)
+    natural, idata = parameters(
+        algorithm(guide=guide, num_points=8), fed, num_rounds=5, audit=num_clients > 1 and algorithm is pf.FedEP
+    )
     torch.testing.assert_close(natural, torch.tensor([float(v) for v in expected], dtype=F64), rtol=1e-6, atol=1e-6)
     assert idata["posterior"].sizes["draw"] == 100
+
+
+@pytest.mark.parametrize("graph", [pf.graph.ring(7), pf.graph.star(7)], ids=["ring", "star"])
+@pytest.mark.parametrize("name", CASES)
+def test_on_a_graph_every_agent_has_the_conjugate_posterior(name, graph):
+    """The star's agents have unequal centralities. Two rounds, the second of which moves nothing."""
+    model, guide, data, expected = CASES[name]
+    partition = pf.partition.Explicit([range(k, 40, 7) for k in range(7)])
+    fed = pf.Federation(model, (data,), plate="data", partition=partition, dtype=F64)
+    natural, idata = parameters(pf.P2PVI(guide=guide, num_points=8), fed, graph=graph, audit=False)
+    expected = torch.tensor([float(v) for v in expected], dtype=F64).expand(7, -1)
+    torch.testing.assert_close(natural, expected, rtol=1e-6, atol=1e-6)
+    assert (idata.attrs["num_rounds"], idata["posterior"].sizes["chain"]) == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("graph", "options"),
+    [(pf.graph.ring(5), {"schedule": pf.schedule.UniformRandom(3)}), (pf.graph.rotating_stars(4, 2), {})],
+    ids=["schedule", "turns"],
+)
+def test_agents_that_sleep_are_refused(graph, options):
+    fed = pf.Federation(gamma_poisson, (COUNTS,), plate="data", num_clients=5, dtype=F64)
+    with pytest.raises(pf.errors.GraphError, match="P2PVI: a hand-written guide needs a fixed graph"):
+        pf.run(pf.P2PVI(guide=gamma_guide), fed, graph=graph, **QUIET, **options)
+
+
+def test_consensus_steps_as_published_end_at_the_same_posterior():
+    model, guide, data, expected = CASES["gamma"]
+    fed = pf.Federation(model, (data,), plate="data", num_clients=5, dtype=F64)
+    algorithm = pf.P2PVI(guide=guide, num_points=8, gossip_steps=2)
+    natural, _ = parameters(algorithm, fed, graph=pf.graph.ring(5), audit=False)
+    expected = torch.tensor([float(v) for v in expected], dtype=F64).expand(5, -1)
+    torch.testing.assert_close(natural, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_partial_participation_ends_at_the_same_posterior():
@@ -172,8 +208,16 @@ def test_settings_that_a_hand_written_guide_does_not_take_are_refused():
         name = next(iter(settings))
         with pytest.raises(pf.errors.SettingError, match=f"FedEP: {name}=.* has no effect: a hand-written guide"):
             pf.FedEP(guide=gamma_guide, damping=0.5, **settings)
-    with pytest.raises(pf.errors.SettingError, match="by FedEP and PVI alone"):
-        pf.infer.FedSEP(guide=gamma_guide)
+    with pytest.raises(pf.errors.SettingError, match=r"P2PVI: update=.* has no effect: a hand-written guide"):
+        pf.P2PVI(guide=gamma_guide, update="svi")
+    with pytest.raises(pf.errors.SettingError, match="by FedEP, FedSEP, PVI and P2PVI alone"):
+        pf.infer.BCM(guide=gamma_guide)
+
+
+def test_an_automatic_guide_of_agents_says_their_covariance():
+    assert pf.P2PVI(guide=AutoNormal).covariance == "diag"
+    with pytest.raises(pf.errors.SettingError, match="covariance='full' is not that of the guide, 'diag'"):
+        pf.P2PVI(guide=AutoNormal, covariance="full")
 
 
 def correlated_lines(x, y):
@@ -198,16 +242,19 @@ def normals_and_gamma(x, y):
     pyro.sample("s", dist.Gamma(torch.tensor(20.0, dtype=F64), torch.tensor(20.0, dtype=F64)))
 
 
+@pytest.mark.parametrize("algorithm", [pf.FedEP, pf.infer.FedSEP, pf.P2PVI])
 @pytest.mark.parametrize(("model", "guide"), [(correlated_lines, normals), (scaled_lines, normals_and_gamma)])
-def test_an_own_mean_field_guide_of_correlated_parameters_is_as_robust_as_an_automatic_one(model, guide):
+def test_an_own_mean_field_guide_of_correlated_parameters_is_as_robust_as_an_automatic_one(model, guide, algorithm):
     """Correlations of 0.9: undamped steps overstep by four times their length, to 1e11 in fifty rounds."""
     generator = torch.Generator().manual_seed(0)
     common, own = (torch.randn(200, size, generator=generator, dtype=F64) for size in (1, 5))
     x = 0.9**0.5 * common + 0.1**0.5 * own
     y = x @ torch.linspace(-1, 1, 5, dtype=F64) + torch.randn(200, generator=generator, dtype=F64)
     fed = pf.Federation(model, (x, y), plate="data", num_clients=5, dtype=F64)
+    graph = {"graph": pf.graph.ring(5)} if algorithm is pf.P2PVI else {}
     written, automatic = (
-        pf.run(pf.FedEP(guide=one), fed, audit=False, **QUIET | {"num_draws": 4000}) for one in (guide, AutoNormal)
+        pf.run(one, fed, audit=False, **options, **QUIET | {"num_draws": 4000})
+        for one, options in ((algorithm(guide=guide), graph), (pf.FedEP(guide=AutoNormal), {}))
     )
     assert written.attrs["num_rounds"] <= 40
     draws = [torch.as_tensor(idata["posterior"]["w"].values[0]) for idata in (written, automatic)]

@@ -15,8 +15,7 @@ PLAIN = {"control_variate": False, "target_ess": None}
 
 # Each chain is short: the variance is over all of them.
 @pytest.mark.filterwarnings("ignore:the 400 chains disagree", "ignore:only")
-@pytest.mark.parametrize("product", [0.4, 1.6, 3.0])
-@pytest.mark.parametrize("midpoint", [False, True])
+@pytest.mark.parametrize(("product", "midpoint"), [(0.4, True), (1.6, False), (3.0, False), (3.0, True)])
 def test_sgld_has_the_stationary_variance_of_its_recursion(product, midpoint):
     """θ' = (1 - hλ/2) θ + sqrt(h) ξ has variance V = (1 - hλ/2)² V + h, so V = 1 / (λ (1 - hλ/4)): within 3 %.
 

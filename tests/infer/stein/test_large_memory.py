@@ -68,7 +68,7 @@ def test_clients_one_by_one_are_as_all_at_once(fed, algorithm, monkeypatch):
     """Up to rounding of single precision: products of other shapes."""
     monkeypatch.setattr(pf.FedEP, "default_rounds", lambda self, clients: 1)
     whole = pf.run(algorithm, fed, num_rounds=3, num_draws=4, **QUIET)
-    monkeypatch.setattr(survey, "NUMBERS_IN_MEMORY", 1)
+    monkeypatch.setattr(survey, "fits_in_memory", lambda numbers: False)
     monkeypatch.setattr(measuring, "POINT_NUMBERS", 1)
     one_by_one = pf.run(algorithm, fed, num_rounds=3, num_draws=4, **QUIET)
     for name in ("w", "v"):

@@ -48,8 +48,8 @@ def test_pieces_of_rows_are_all_rows(model, monkeypatch):
     data, points = two_clients(problem)
     found = [scores.clients_likelihood_scores, scores.clients_log_likelihoods, scores.look_at_likelihood]
     whole = [function(problem, points, data) for function in found]
-    monkeypatch.setattr(scores, "CHUNK", 1)
-    monkeypatch.setattr(scores, "BLOCK", 60)
+    monkeypatch.setattr("pyro_fed.ops.memory.RESULT_NUMBERS", 1)
+    monkeypatch.setattr("pyro_fed.ops.memory.CACHE_NUMBERS", 60)
     monkeypatch.setattr(scores, "LEAST_STRUCTURE_WORK", torch.inf)
     torch.testing.assert_close([function(problem, points, data) for function in found], whole)
 
@@ -62,8 +62,8 @@ def test_curves_along_directions_are_the_slopes_of_scores(model, monkeypatch):
     whole = scores.clients_likelihood_curves(problem, points, directions, data)
     ahead, behind = (scores.clients_likelihood_scores(problem, points + e * directions, data) for e in (1e-5, -1e-5))
     torch.testing.assert_close(whole, (ahead - behind) / 2e-5, rtol=1e-6, atol=1e-6)
-    monkeypatch.setattr(scores, "CHUNK", 1)
-    monkeypatch.setattr(scores, "BLOCK", 60)
+    monkeypatch.setattr("pyro_fed.ops.memory.RESULT_NUMBERS", 1)
+    monkeypatch.setattr("pyro_fed.ops.memory.CACHE_NUMBERS", 60)
     torch.testing.assert_close(scores.clients_likelihood_curves(problem, points, directions, data), whole)
 
 
@@ -72,7 +72,7 @@ def test_clients_and_points_of_a_large_model_in_turn_are_all_at_once(monkeypatch
     data, points = two_clients(problem)
     whole = scores.clients_likelihood_scores(problem, points, data)
     monkeypatch.setattr(record, "LARGE_DIM", 1)
-    monkeypatch.setattr(record, "WORKED_NUMBERS", 1)  # two points at once
+    monkeypatch.setattr("pyro_fed.ops.memory.STEP_NUMBERS", 1)  # two points at once
     torch.testing.assert_close(scores.clients_likelihood_scores(problem, points, data), whole)
 
 

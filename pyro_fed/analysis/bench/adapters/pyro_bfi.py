@@ -18,8 +18,6 @@ from pyro_fed.analysis.bench.subposteriors import Subposteriors, densities
 if TYPE_CHECKING:
     from pyro_fed.analysis.bench.clients import Clients
 
-ITERATIONS = 500
-
 
 def run(model: Any, clients: Clients) -> Any:
     """A mode a client, then the product of the Gaussians there."""
@@ -32,10 +30,10 @@ def run(model: Any, clients: Clients) -> Any:
     return Subposteriors(model, clients, modes[:, None]).result(draws, sent, "L-BFGS at each client")
 
 
-def mode_of(potential: Any, start: Tensor) -> tuple[Tensor, Tensor]:
+def mode_of(potential: Any, start: Tensor, iterations: int = 500) -> tuple[Tensor, Tensor]:
     """A minimum of a potential by L-BFGS, (D,), and its curvature there, (D, D)."""
     point = start.clone().requires_grad_()
-    search = torch.optim.LBFGS([point], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
+    search = torch.optim.LBFGS([point], max_iter=iterations, line_search_fn="strong_wolfe")
 
     def loss() -> Any:
         search.zero_grad()

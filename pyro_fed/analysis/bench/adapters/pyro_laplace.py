@@ -14,12 +14,10 @@ if TYPE_CHECKING:
 
 #: It looks at `clients.pooled` alone.
 POOLED = True
-#: The rate falls from the first to the last over the steps.
-STEPS, FIRST, LAST = 3000, 0.05, 0.0001
 
 
-def run(model: Any, clients: Clients) -> Any:
+def run(model: Any, clients: Clients, steps: int = 3000) -> Any:
     """Find the mode, take the curvature there and draw; the method has no diagnostics."""
     guide = AutoLaplaceApproximation(model, init_loc_fn=init_to_feasible)
-    guide = fit(guide, model, clients, STEPS, FIRST, LAST)
-    return guide_result(guide.laplace_approximation(*clients.pooled), clients, STEPS)
+    guide = fit(guide, model, clients, steps, first=0.05, last=0.0001)
+    return guide_result(guide.laplace_approximation(*clients.pooled), clients, steps)

@@ -11,16 +11,15 @@ if TYPE_CHECKING:
 
 #: It looks at `clients.pooled` alone.
 POOLED = True
-CHAINS, DRAWS, WARMUP = 2, 500, 300
 #: Above, chains disagree (Vehtari et al. 2021 ask for 1.01, of four chains).
 LARGEST_R_HAT = 1.05
 
 
-def run(model: Any, clients: Clients) -> Any:
+def run(model: Any, clients: Clients, chains: int = 2, draws_each: int = 500, warmup: int = 300) -> Any:
     """Run both chains, one after the other; the doubts are Pyro's diagnostics."""
     kernel = NUTS(model, full_mass=True, jit_compile=True, ignore_jit_warnings=True)
     mcmc = MCMC(
-        kernel, num_samples=DRAWS, warmup_steps=WARMUP, num_chains=CHAINS, mp_context=None, disable_progbar=True
+        kernel, num_samples=draws_each, warmup_steps=warmup, num_chains=chains, mp_context=None, disable_progbar=True
     )
     mcmc.run(*clients.pooled)
     draws = mcmc.get_samples(group_by_chain=True)
@@ -30,5 +29,5 @@ def run(model: Any, clients: Clients) -> Any:
     worst = max(float(site["r_hat"].max()) for site in found.values())
     doubts = [f"{divergences} divergent transitions"] if divergences else []
     doubts += [f"R-hat is {worst:.3f}"] if not worst <= LARGEST_R_HAT else []
-    settings = f"{CHAINS} chains of {DRAWS} after {WARMUP}"
+    settings = f"{chains} chains of {draws_each} after {warmup}"
     return clients.result(draws, draws_are="chains", doubts=doubts, settings=settings)

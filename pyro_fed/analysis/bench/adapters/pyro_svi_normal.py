@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 #: It looks at `clients.pooled` alone.
 POOLED = True
-#: The rate falls from the first to the last over the steps.
-STEPS, FIRST, LAST = 2000, 0.03, 0.0003
+#: Steps of the optimiser.
+STEPS = 2000
 
 
 def run(model: Any, clients: Clients) -> Any:
@@ -24,7 +24,7 @@ def run(model: Any, clients: Clients) -> Any:
     return guide_result(guide, clients)
 
 
-def fit(guide: Any, model: Any, clients: Clients, steps: int = STEPS, first: float = FIRST, last: float = LAST) -> Any:
+def fit(guide: Any, model: Any, clients: Clients, steps: int = STEPS, first: float = 0.03, last: float = 0.0003) -> Any:
     """Fit an automatic guide to the pooled data by Adam, whose rate falls from `first` to `last`."""
     optimiser = ClippedAdam({"lr": first, "lrd": (last / first) ** (1 / steps)})
     svi = SVI(model, guide, optimiser, Trace_ELBO())

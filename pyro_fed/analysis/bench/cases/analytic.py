@@ -21,7 +21,7 @@ from pyro_fed.recipes.library import load_model
 #: Sobol points of a reference: two to this power.
 POINTS_LOG2 = 12
 #: Points of the grid of a one-dimensional density.
-GRID = 200_001
+GRID_POINTS = 200_001
 
 
 def uniforms(dim: int) -> np.ndarray:
@@ -102,7 +102,7 @@ def _regression_reference(args: tuple[Any, ...]) -> Reference:
 
 def _mixture_reference(_: tuple[Any, ...]) -> Reference:
     module: Any = load_model("gaussian_mixture_1d")
-    grid = torch.linspace(-module.BOUND, module.BOUND, GRID, dtype=torch.float64)
+    grid = torch.linspace(-module.BOUND, module.BOUND, GRID_POINTS, dtype=torch.float64)
     density = module.log_density(grid).exp().numpy()
     mass = np.cumsum(density) / density.sum()
     return exact(theta=np.interp(uniforms(1)[:, 0], mass, grid.numpy()))

@@ -14,7 +14,7 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.partition.base import as_values
 
 #: For a split by labels, a continuous target is cut at its quartiles into this many classes.
-LABELS = 4
+MAX_CLASSES = 4
 
 #: A function that reads a column, with one value for each row, from the model's arguments.
 Column = Callable[[tuple[Any, ...]], Any]
@@ -125,9 +125,9 @@ class Split:
 def classes(values: Any) -> np.ndarray:
     """Class of each row: labels counted from 0, or the quarter that a continuous value is in."""
     column = as_values(values, "the labels")
-    if len(np.unique(column)) <= LABELS:
+    if len(np.unique(column)) <= MAX_CLASSES:
         return np.unique(column, return_inverse=True)[1]
-    cuts = np.quantile(column, np.arange(1, LABELS) / LABELS)
+    cuts = np.quantile(column, np.arange(1, MAX_CLASSES) / MAX_CLASSES)
     found: np.ndarray = np.searchsorted(cuts, column, side="right")
     return found
 

@@ -22,12 +22,10 @@ from pyro_fed.analysis.bench.cases.stan_models import POSTERIORS
 from pyro_fed.errors import DataError
 
 REFERENCES = Path(__file__).parent / "references"
-#: Decimals of the data in a fingerprint: another version of a library may change later ones.
-DIGITS = 4
 
 
-def fingerprint(args: tuple[Any, ...], digits: int = DIGITS) -> str:
-    """A digest of the data, rounded to so many decimals."""
+def fingerprint(args: tuple[Any, ...], digits: int = 4) -> str:
+    """A digest of the data, rounded to so many decimals: another version of a library may change later ones."""
     digest = hashlib.sha256()
     for leaf in args:
         array = leaf.detach().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf)
