@@ -113,7 +113,7 @@ CUT_EP = ({"start.rounds": 5}, 20)
 CUT_STEIN = {"num_particles": 20, "local_steps": 40}
 CUT_CHAIN = {"target_ess": 150}
 #: Settings that are cut, and rounds, where the recipe's own take more than a second. The annealed steps begin beyond
-#: stability here, as the run says, and are cut to a tenth.
+#: stability here, as the run says, and are cut to a tenth; that of `vr_fald` is for ten times as many rows.
 SHORT = {
     "consensus_mc": ({"num_samples": 30, "warmup_steps": 30, "max_tree_depth": 4}, None),
     "dsgld": ({"burn_in": 400}, 40),
@@ -147,7 +147,7 @@ SHORT = {
     "saga_ld": ({"burn_in": 400}, 40),
     "svrg_ld": ({"burn_in": 400}, 40),
     "udsvgd": (CUT_STEIN, 6),
-    "vr_fald": ({"num_chains": 20}, 250),
+    "vr_fald": ({"num_chains": 20, "step.size": 0.004}, 200),
 }
 
 

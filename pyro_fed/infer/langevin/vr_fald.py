@@ -58,7 +58,8 @@ class Reference(NamedTuple):
 class VRFALD(AveragedLangevin):
     """VR-FALD*: clients in parallel from one point, whose drift is corrected by the sum of all clients' scores.
 
-    A draw is the average at the end of a round. A client sends two vectors a round, its end and its score.
+    A draw is the average at the end of a round. A client sends its score beside what one of
+    `FALD` sends.
 
     Args:
         num_chains: M, chains that run at once.
