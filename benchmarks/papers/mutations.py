@@ -424,7 +424,7 @@ EQUATIONS = (
         (
             ("ops/mixing.py:mix", "weights.astype(", "weights.T.astype("),
             (
-                "infer/peers/peer_gaussian.py:PeerGaussian.combine",
+                "infer/peers/peer_gaussian.py:PeerBeliefs.combine",
                 "mix(weights, value) for",
                 'value if name == "eta" else mix(weights, value) for',
             ),
