@@ -45,9 +45,10 @@ def by_round(
         try:
             return pf.run(algorithm, federation, num_rounds=rounds, evaluate=evaluate, **settings)["federation"]
         except pf.errors.DivergenceError as error:
-            print(f"{type(algorithm).__name__} diverges in round {error.round + 1}", flush=True)
-            record = error.result["federation"]
-            return record.pad(round=(0, rounds - record.sizes["round"])) if rounds else record
+            record: xr.Dataset = error.result["federation"]
+            done = record.sizes["round"]
+            print(f"{type(algorithm).__name__} diverges in round {done + 1}", flush=True)
+            return record.pad(round=(0, rounds - done)) if rounds else record
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

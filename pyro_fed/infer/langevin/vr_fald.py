@@ -134,7 +134,8 @@ class VRFALD(AveragedLangevin):
         own = super().clients_noise(shared, normal)
         common = {key: _normal(key, normal) for key in set(shared["noise_key"].tolist())}
         alike = torch.stack([common[key] for key in shared["noise_key"].tolist()], 1)
-        return self.shared_noise**0.5 * alike + (1 - self.shared_noise) ** 0.5 * own
+        mixed: Tensor = self.shared_noise**0.5 * alike + (1 - self.shared_noise) ** 0.5 * own
+        return mixed
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
