@@ -45,8 +45,10 @@ def by_round(
         try:
             return pf.run(algorithm, federation, num_rounds=rounds, evaluate=evaluate, **settings)["federation"]
         except pf.errors.DivergenceError as error:
-            record: xr.Dataset = error.result["federation"]
-            done = record.sizes["round"]
+            if error.result is None:
+                raise
+            whole: xr.Dataset = error.result["federation"]
+            record, done = whole[[name for name in whole if whole[name].dtype.kind in "if"]], whole.sizes["round"]
             print(f"{type(algorithm).__name__} diverges in round {done + 1}", flush=True)
             return record.pad(round=(0, rounds - done)) if rounds else record
 
