@@ -60,8 +60,11 @@ ITEMS = {
         "dsvgd",
         "Fig. 7, 18, Fashion-MNIST",
         "bnn_accuracy_by_round",
-        ("--data", "fashion", "--rounds", "10", "--out", "out/bnn_accuracy_fashion.png"),
-        5,
+        (
+            *("--data", "fashion", "--rows", "2000", "--test-rows", "1000", "--side", "7", "--hidden", "20"),
+            *("--rounds", "10", "--out", "out/bnn_accuracy_fashion.png"),
+        ),
+        2,
         needs_fashion=True,
     ),
     "dsvgd_figure_8_fashion": Item(
