@@ -39,9 +39,9 @@ plt.show()
 # The reference is NUTS on the pooled data: what one would do if the data could be brought together.
 
 # %%
-size, warmup = (100, 100) if FAST else (1000, 1000)
+size, warmup = (200, 150) if FAST else (1000, 1000)
 chains = {"num_samples": size, "warmup_steps": warmup, "num_chains": 2}
-options = {"progress": not FAST, "audit": not FAST, "compile": "trace" if FAST else "auto"}
+options = {"progress": not FAST, "audit": not FAST}
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # R-hat asks for longer chains than continuous integration runs
     nuts = pf.run(pf.NUTS(**chains), fed, **options)

@@ -87,9 +87,9 @@ print(pf.Overview(idata))
 # where a scale is latent its steps have to be small (`target_accept_prob`).
 
 # %%
-samples, warmup, compiled = (100, 100, "trace") if FAST else (1000, 1000, "auto")
+samples, warmup = (250, 200) if FAST else (1000, 1000)
 long = pf.NUTS(num_samples=samples, warmup_steps=warmup, num_chains=2, target_accept_prob=0.95)
-nuts = pf.run(long, fed, seed=0, compile=compiled, progress=False, audit=not FAST)
+nuts = pf.run(long, fed, seed=0, progress=False, audit=not FAST)
 results = {"NUTS": nuts, "federated": idata}
 table = pf.compare(results, "NUTS", federation=None if FAST else fed)  # a federation adds checks, and their time
 print(table[["mean_error", "sd_ratio_min", "sd_ratio_max", "rounds", "bytes_up"]].round(2))

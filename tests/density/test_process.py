@@ -130,13 +130,15 @@ def test_algorithms_of_one_problem_share_what_coincides(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of two rounds
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_what_a_run_asks_of_a_model_before_it_begins_is_found_once(dtype, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "level"), [(torch.float64, "trace"), (torch.float32, "trace"), (torch.float64, "off")]
+)
+def test_what_a_run_asks_of_a_model_before_it_begins_is_found_once(dtype, level, monkeypatch):
     """Whether scores jump, by which agents choose their start."""
     asked = []
     inner = search.scores_jump
     monkeypatch.setattr(search, "scores_jump", lambda *args: asked.append(args) or inner(*args))
-    options = {"compile": "trace", "audit": False, "progress": False, "log_likelihood": False, "num_rounds": 2}
+    options = {"compile": level, "audit": False, "progress": False, "log_likelihood": False, "num_rounds": 2}
     for seed in range(2):
         fed = pf.Federation(closed(1.0), data(seed, dtype=dtype), plate="data", num_clients=3)
         pf.run(pf.P2PVI(), fed, graph=pf.graph.ring(3), **options)

@@ -92,7 +92,7 @@ def test_gradients_alone_are_right_where_curvatures_are_not_finite():
     y = DOSE / (0.3 + DOSE)
     with pytest.warns(UserWarning, match=NO_CURVATURE):
         fed = federated(dose_response, DOSE, y, clients=6)
-    idata = pf.run(pf.NUTS(num_chains=1, warmup_steps=300), fed, num_draws=1500, audit=False, **QUIET)
+    idata = pf.run(pf.NUTS(num_chains=1, warmup_steps=300), fed, num_draws=1500, audit=False, compile="trace", **QUIET)
     d, v = DOSE.numpy(), y.numpy()
 
     def log_density(slope, log_hill):
@@ -375,7 +375,8 @@ def test_probabilities_that_may_be_negative_are_named_and_walls():
     assert float(fed.problem.log_lik(z)) == -math.inf
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        nuts = pf.run(pf.NUTS(num_chains=1), fed, num_draws=1500, audit=False, **QUIET)["posterior"]
+        chain = pf.NUTS(num_chains=1, warmup_steps=300)
+        nuts = pf.run(chain, fed, num_draws=1000, audit=False, compile="trace", **QUIET)["posterior"]
     found = pf.fit(fed, **QUIET)["posterior"]
     for name in ("cut", "slope"):
         mean, sd = (getattr(nuts[name], kind)(("chain", "draw")) for kind in ("mean", "std"))

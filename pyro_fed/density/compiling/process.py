@@ -183,9 +183,13 @@ def _is_value(value: Any) -> bool:
 
 
 def with_known_structure(problem: Problem, mode: str) -> Problem:
-    """The problem with all that this process knows of its model, also from the rows of another federation."""
-    kept = problem.compiler
-    common = with_process_cache(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
+    """The problem with all that this process knows of its model, also from the rows of another federation.
+
+    Where nothing is traced, no trace can be out of date: facts about the model are all that is taken over.
+    """
+    kept, common = problem.compiler, None
+    if kept.level == "off":
+        common = common_of(problem) if LEVELS.get(mode) == "off" else with_process_cache(problem)
     return replace(problem, compiler=replace(kept, common=common))
 
 

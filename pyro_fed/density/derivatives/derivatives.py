@@ -291,7 +291,9 @@ class Derivatives:
         generator = torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, points.shape, generator=generator).to(points) * 2 - 1
         both = torch.stack([points, signs.to(points.device)], 2)
-        found = self._mean(problem, self._prior_step, in_blocks(both, points.shape[-1]), (), 0, len(points))
+        found = self._mean(
+            problem, self._prior_step, in_blocks(both, count_in_memory(points.shape[-1])), (), 0, len(points)
+        )
         return with_kinks(problem, points, found)
 
     def _mean(self, problem: Problem, step: Any, blocks: Tensor, const: Any, dims: Any, count: int) -> Moments:

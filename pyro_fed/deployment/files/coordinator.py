@@ -19,6 +19,7 @@ from typing import Any
 from pyro_fed.algorithm.contract import Algorithm, Plan
 from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.conventions.output import replaced_file
+from pyro_fed.density.compiling.process import with_known_structure
 from pyro_fed.deployment.files.letter import REQUEST, Letter, body_of, write_json
 from pyro_fed.deployment.files.study import REVIEW, STOPPED, Study, make_study
 from pyro_fed.deployment.files.words import needs_words, needs_words_of
@@ -334,13 +335,14 @@ class _Run:
         self.study = study
         self.federation, _ = _federation_of(study)
         check_savable(self.federation.problem)
+        self.problem = with_known_structure(self.federation.problem, "off")
         chosen, self.num_sites = recipes.load(study.recipe), self.federation.num_clients
         self.algorithm, self.options = algorithm_and_options(
             chosen, study.content["options"], self.num_sites, "--rounds"
         )
         self.graph, rounds = self.options.get("graph"), self.options.get("num_rounds")
         audit = bool(self.options.get("audit", True))
-        self.needs = needs_words_of(self.algorithm, rounds, self.num_sites, audit, self.federation.problem, self.graph)
+        self.needs = needs_words_of(self.algorithm, rounds, self.num_sites, audit, self.problem, self.graph)
 
     def result(self, go_on: bool) -> tuple[InferenceData, list[str]]:
         """The result and the warnings about it. What a run had found that ends without one is written to the folder."""
@@ -360,10 +362,9 @@ class _Run:
         """The algorithms from whose sites' states another starts, as `settings_line`; None is all."""
         if isinstance(self.algorithm, Plan):
             return None
-        problem = self.federation.problem
-        (stage,) = stages_of(self.algorithm, problem, self.graph)
-        first = resolve_for_run(stage.algorithm, problem, Setup(self.graph)).algorithm
-        return frozenset(settings_line(part) for part in chain_of(first, problem)[:-1])
+        (stage,) = stages_of(self.algorithm, self.problem, self.graph)
+        first = resolve_for_run(stage.algorithm, self.problem, Setup(self.graph)).algorithm
+        return frozenset(settings_line(part) for part in chain_of(first, self.problem)[:-1])
 
 
 def _finish(study: Study, result: InferenceData) -> None:

@@ -24,6 +24,7 @@ from pyro_fed.analysis.predicting.one_round import OneRound
 from pyro_fed.analysis.predicting.row_sums import RowSums, named_questions
 from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.compiling.process import with_known_structure
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.claimed_federation import own_federation, padded_index
@@ -228,12 +229,13 @@ class Site:
         """The client's densities for a run, with the run's numbers of rows and clients; traced steps are kept."""
         client, key = self.clients[name], (order.num_rows, order.num_clients, order.level)
         if key not in client.problems:
-            client.problems[key] = replace(
+            own = replace(
                 client.federation.problem,
                 num_rows=order.num_rows,
                 num_clients=order.num_clients,
                 compiler=Compiler(order.level),
             )
+            client.problems[key] = with_known_structure(own, order.level)
         return client.problems[key]
 
     def _algorithm(self, order: Order, problem: Problem, name: str) -> Algorithm:

@@ -57,6 +57,7 @@ from pyro_fed.infer.sites.gaussian_sites import largest_move
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.anderson import least_squares
 from pyro_fed.ops.backtrack import MIN_FRACTION
+from pyro_fed.ops.memory import count_of_densities
 
 #: Entries of the server's state that are NaN or infinite if nothing is known.
 UNKNOWN = frozenset({"points", "moves", "best_value", "bound"})
@@ -196,7 +197,8 @@ class GuideSites(KeptDraws, Algorithm):
     def likelihoods(self, problem: Problem, points: Tensor, data: ClientData) -> tuple[Tensor, Tensor]:
         """Scores (C, S, D) of C clients' likelihoods at points (S, C, D), and their means over these, (C,); float64."""
         batch = data.full_batch()
-        points = in_blocks(points.to(problem.dtype), len(batch.weight) * batch.width() * problem.num_nodes)
+        together = count_of_densities(len(batch.weight) * batch.width() * problem.num_nodes)
+        points = in_blocks(points.to(problem.dtype), together)
         _, (scores, values) = problem.scan(self._scores, (), batch, points, len(points), BATCHES)
         return scores.transpose(0, 1).flatten(1, 2).double(), values.transpose(0, 1).flatten(1).double().mean(1)
 

@@ -24,7 +24,9 @@ FAMILIES = {
     "FedLaplace": recipe_text("FedLaplace"),
     "FedAvg": recipe_text("FedAvg", "num_rounds = 2"),
     "DSVGD": recipe_text("DSVGD", "num_rounds = 2", num_particles=6, local_steps=3, start="prior"),
-    "FSGLD": recipe_text("FSGLD", "num_rounds = 2", num_chains=2, local_steps=5, burn_in=0, batch_size=2)
+    "FSGLD": recipe_text(
+        "FSGLD", "num_rounds = 2", num_chains=2, local_steps=5, burn_in=0, batch_size=2, surrogates="laplace"
+    )
     + '[settings.step]\nname = "fixed"\nsize = 0.01\n',
 }
 
