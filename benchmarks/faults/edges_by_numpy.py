@@ -2,7 +2,8 @@
 
 Each posterior is written twice: as people write it for Pyro, in float32, and as a log density in NumPy that says what
 was meant, so that the reference shares no code with what is judged. Outcomes are those of `edges`, with means within
-`FAR` SDs and SDs within `OFF` of the reference's, for all latents in their own units, or for the logarithms of those that are positive.
+`FAR` SDs and SDs within `OFF` of the reference's, for all latents in their own units, or for the logarithms of those
+that are positive.
 
     python -m benchmarks.faults.edges_by_numpy [KIND ...] [--only WORDS]
 """

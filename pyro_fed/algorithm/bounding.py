@@ -9,7 +9,7 @@ In coordinates that whiten q, of covariance Σ and mean m, client k's precision 
 
 Where the model is right, a pull is noise, and its variance follows from the client's own precision (Fisher's
 information equality): v_ki² = [Σ Λ_k Σ]_ii / Σ_ii about the truth, and v² (1 - v²) about the mean m, of which the
-client is a part. Further, r_k is the client's number of rows over the median client's, at most `MOST_ROWS`. Medians
+client is a part. Further, r_k is the client's number of rows over the median client's, at most `MAX_ROW_RATIO`. Medians
 are over clients with the weights min(r, 1). ũ_i is the median of the pulls, and s_i that of |u_ki - ũ_i| / (0.6745
 r_k^(1/2)). Then a site is cut back to
 
@@ -19,7 +19,7 @@ r_k^(1/2)). Then a site is cut back to
 with b `pull` and c `precision`. Of a pull beyond twice its limit less and less is left, and nothing beyond four times
 (Hampel's three-part function): a client that is so far away says nothing of θ. A direction whose precision is cut
 keeps its mean, as if the client had fewer rows. What lies within the limits is returned as it came: honest clients
-that differ no more lose nothing, but one with more than 2 `MOST_ROWS` times the median client's rows counts as one
+that differ no more lose nothing, but one with more than 2 `MAX_ROW_RATIO` times the median client's rows counts as one
 with so many.
 
 How far one liar can get. The honest sites enter whole, whatever m. A pull u moves the mean by u / (1 - v²)^(1/2) SDs
@@ -43,35 +43,29 @@ median curvature, are shortened to c times the median (Huber's weights).
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_fed.ops.entries import evenly
+from pyro_fed.algorithm.message_limits import LARGEST_RATIO
+from pyro_fed.conventions.limits import MATTERS
+from pyro_fed.ops.backtrack import MAX_ITERATIONS, NEGLIGIBLE_STEP
+from pyro_fed.ops.entries import SAMPLED_ENTRIES, evenly
 from pyro_fed.ops.gaussian import FullGaussian, Gaussian
-from pyro_fed.ops.matrices import with_absolute_eigenvalues
+from pyro_fed.ops.matrices import MIN_EIGENVALUE, with_absolute_eigenvalues
 
-#: Passes in which q and the limits are made to fit each other, and the move of a mean in SDs at which they end.
-MAX_LIMIT_PASSES, PASS_TOLERANCE = 40, 1e-5
 #: A pass that turns back upon the one before goes this part of its way, and one that goes on so many times it.
 REVERSED_PASS_FACTOR, REPEATED_PASS_FACTOR = 0.5, 1.5
 #: A normal number is beyond this in half of the cases: from medians of sizes to SDs.
-NORMAL_MEDIAN_DEVIATION = 0.6745
+NORMAL_MEDIAN_DEVIATION = NormalDist().inv_cdf(0.75)
 #: Effect of one client on a mean, in SDs, that is always accepted, however well the others' surrogates fit.
-ACCEPTED_SHIFT_SDS = 0.5
-#: The others know so much of each direction at least: in passes that have not ended q may be of one site alone.
-LEAST_OTHERS = 0.01
-#: A departure that is so many times its limit counts for less, and one of twice that for nothing.
+ACCEPTED_SHIFT_SDS = 2 * MATTERS
+#: A departure that is this multiple of its limit counts for less, and one of twice that for nothing.
 REDESCENDING_FACTOR = 2.0
-#: How far beyond a limit is told, at most: where the others agree to the bit any distance is without bound.
-LARGEST_DISTANCE = 1e12
-#: A client counts as one of so many times the median client's rows at most, whatever it says that it has.
-MOST_ROWS = 10.0
-#: How far below the median client's rows a client's may be: pulls of one without rows are compared too.
-FEWEST_ROWS = 1e-3
-#: Numbers of a message that are compared, evenly spaced, where there are more.
-MAX_COMPARED_NUMBERS = 1000
+#: A client counts as one of at most this multiple of the median client's rows, whatever it claims.
+MAX_ROW_RATIO = 10.0
 
 
 class BoundedSites(NamedTuple):
@@ -104,20 +98,20 @@ def bounded_sites(
     """
     if not bool(base.precision.isfinite().all() & base.eta.isfinite().all()):
         base = type(base)(torch.zeros_like(base.precision), torch.zeros_like(base.eta))
-    share = relative_rows(sites.eta.new_ones(len(sites.eta)) if rows is None else rows.to(sites.eta))
-    q = _positive(base.product(sites.power(_weights(sites, centre, precision, share)).product_over(0)))
-    found = _sites_within_limits(q, sites, pull, precision, share)
+    row_ratio = relative_rows(sites.eta.new_ones(len(sites.eta)) if rows is None else rows.to(sites.eta))
+    q = _positive(base.product(sites.power(_weights(sites, centre, precision, row_ratio)).product_over(0)))
+    found = _sites_within_limits(q, sites, pull, precision, row_ratio)
     step, last = 1.0, torch.zeros_like(centre)
-    for _ in range(MAX_LIMIT_PASSES):
+    for _ in range(MAX_ITERATIONS):
         new = _positive(base.product(found.sites.product_over(0)))
         move = (new.mean() - q.mean()) * _inverse_sds(new)
-        if float(move.abs().amax()) < PASS_TOLERANCE:
+        if float(move.abs().amax()) < NEGLIGIBLE_STEP:
             break
         # A liar that claims to be certain pulls with all its might as soon as the mean has passed its own: whole steps
         # would go to and fro for ever. Steps that only grew shorter would end far from where the others are.
         step = step * REVERSED_PASS_FACTOR if bool(move @ last < 0) else min(1.0, step * REPEATED_PASS_FACTOR)
         q, last = q.power(1 - step).product(new.power(step)), move
-        found = _sites_within_limits(q, sites, pull, precision, share)
+        found = _sites_within_limits(q, sites, pull, precision, row_ratio)
     return found._replace(widened=_sd_widening(base, sites, found))
 
 
@@ -125,17 +119,17 @@ def relative_rows(rows: Tensor) -> Tensor:
     """r (K,), the rows over the median of those that have any, within the range that counts."""
     some = rows[rows > 0]
     usual = some.quantile(0.5) if len(some) else rows.new_ones(())
-    return (rows / usual).clamp(FEWEST_ROWS, MOST_ROWS)
+    return (rows / usual).clamp(torch.finfo(rows.dtype).eps, MAX_ROW_RATIO)
 
 
-def median_of(values: Tensor, share: Tensor) -> Tensor:
+def median_of(values: Tensor, row_ratio: Tensor) -> Tensor:
     """The clients' median of values (K, ...), each with the weight of its rows, up to those of the median client.
 
-    Clients of a row or two say little of what is usual; one that claims many says no more than any other. `share` is r,
-    (K,).
+    Clients of a row or two say little of what is usual; one that claims many says no more than any other. `row_ratio`
+    is r, (K,).
     """
     ordered, order = values.sort(0)
-    weight = share.clamp_max(1.0)[order].cumsum(0)
+    weight = row_ratio.clamp_max(1.0)[order].cumsum(0)
     half = weight[-1:] / 2
     near = torch.finfo(weight.dtype).eps * len(values) * half
     low, high = ((weight < edge).sum(0, keepdim=True) for edge in (half - near, half + near))
@@ -149,11 +143,11 @@ def redescending(away: Tensor, reach: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(away, -reach), reach) * falling
 
 
-def within_cohort(values: Tensor, pull: float, share: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def within_cohort(values: Tensor, pull: float, row_ratio: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Numbers of clients (K, ...), each no further from their median than the median client is, `pull` times in SDs.
 
     An estimate from r times as many rows departs by r^(-1/2) of what others do, except for the error of the
-    median, (π / 2K)^(1/2): a client that counts for more by its rows, or says so, has less room. Without r, `share`
+    median, (π / 2K)^(1/2): a client that counts for more by its rows, or says so, has less room. Without r, `row_ratio`
     (K,), all have the same room.
 
     Returns:
@@ -161,29 +155,29 @@ def within_cohort(values: Tensor, pull: float, share: Tensor | None = None) -> t
     """
     middle = values.quantile(0.5, 0)
     away = (values - middle).abs()
-    if share is None:
+    if row_ratio is None:
         usual = away.quantile(0.5, 0) / NORMAL_MEDIAN_DEVIATION
     else:
-        root = share.to(values).sqrt().reshape(-1, *[1] * (values.dim() - 1))
+        root = row_ratio.to(values).sqrt().reshape(-1, *[1] * (values.dim() - 1))
         least = (torch.pi / 2 / len(values)) ** 0.5
         usual = (away * root).quantile(0.5, 0) / NORMAL_MEDIAN_DEVIATION * root.reciprocal().clamp_min(min(1.0, least))
     reach = pull * usual
     held = torch.minimum(torch.maximum(values, middle - reach), middle + reach)
     beyond = (values - held).abs() / usual.clamp_min(torch.finfo(values.dtype).tiny)
     worst = torch.where(values == held, 0.0, beyond).reshape(len(values), -1).amax(1)
-    return held, worst.double().nan_to_num(posinf=LARGEST_DISTANCE).clamp_max(LARGEST_DISTANCE)
+    return held, worst.double().nan_to_num(posinf=LARGEST_RATIO).clamp_max(LARGEST_RATIO)
 
 
 def distances_from_cohort(values: Tensor) -> Tensor:
     """Distances (K,) of the median number of each client from the cohort's medians, in its SDs: 0.7 of like clients."""
     flat = values.reshape(len(values), -1)
-    flat = flat[:, evenly(flat.shape[1], MAX_COMPARED_NUMBERS)].double()
+    flat = flat[:, evenly(flat.shape[1], SAMPLED_ENTRIES)].double()
     away = (flat - flat.quantile(0.5, 0)).abs()
     usual = away.quantile(0.5, 0) / NORMAL_MEDIAN_DEVIATION
-    return torch.where(away > 0, away / usual, 0.0).clamp_max(LARGEST_DISTANCE).quantile(0.5, 1)
+    return torch.where(away > 0, away / usual, 0.0).clamp_max(LARGEST_RATIO).quantile(0.5, 1)
 
 
-def _weights(sites: Gaussian, centre: Tensor, limit: float, share: Tensor) -> Tensor:
+def _weights(sites: Gaussian, centre: Tensor, limit: float, row_ratio: Tensor) -> Tensor:
     """The powers (K,) that shorten sites to `limit` times the median in size and pull, row for row."""
     full = sites.dense
     diagonal = sites.precision.diagonal(dim1=-2, dim2=-1) if full else sites.precision
@@ -193,22 +187,26 @@ def _weights(sites: Gaussian, centre: Tensor, limit: float, share: Tensor) -> Te
     matrix = sites.precision / (root.unsqueeze(-1) * root if full else root.square())
     size = matrix.flatten(1).norm(dim=1)
     pulls = sites.score(centre.expand_as(sites.eta)) / root
-    apart = (pulls - share.clamp_max(1.0).unsqueeze(-1) * median_of(pulls / share.unsqueeze(-1), share)).norm(dim=1)
-    allowed = limit * (share / 2).clamp_min(1.0) * median_of(size / share, share)
-    reach = limit * median_of(apart / share.sqrt(), share)
+    apart = (
+        pulls - row_ratio.clamp_max(1.0).unsqueeze(-1) * median_of(pulls / row_ratio.unsqueeze(-1), row_ratio)
+    ).norm(dim=1)
+    allowed = limit * (row_ratio / 2).clamp_min(1.0) * median_of(size / row_ratio, row_ratio)
+    reach = limit * median_of(apart / row_ratio.sqrt(), row_ratio)
     weights = [(most / each).nan_to_num(nan=1.0).clamp_max(1.0) for most, each in ((allowed, size), (reach, apart))]
     return torch.minimum(*weights)
 
 
-def _sites_within_limits(q: Gaussian, sites: Gaussian, pull: float, precision: float, share: Tensor) -> BoundedSites:
+def _sites_within_limits(
+    q: Gaussian, sites: Gaussian, pull: float, precision: float, row_ratio: Tensor
+) -> BoundedSites:
     """The sites within the limits that follow from a q."""
     root, mean, per_sd = q.root(), q.mean(), _inverse_sds(q)
     values, vectors = _spectra(root, sites)
-    inside, beyond = _limited_precision(values, precision, share)
+    inside, beyond = _limited_precision(values, precision, row_ratio)
     kept = torch.where(inside == values, 1.0, inside / values)
     score = sites.score(mean.expand_as(sites.eta))
     new, part, spread = _by_parameter(root, vectors, inside, kept, score, per_sd)
-    middle, reach, chance = _room(part, spread, pull, share.unsqueeze(-1))
+    middle, reach, chance = _room(part, spread, pull, row_ratio.unsqueeze(-1))
     away = part - middle
     over = (away.abs() - reach).clamp_min(0)
     moved = torch.where(over > 0, middle + redescending(away, reach), part)
@@ -224,7 +222,7 @@ def _sites_within_limits(q: Gaussian, sites: Gaussian, pull: float, precision: f
     keep = ~cut
     shaped = keep.reshape(-1, *[1] * (sites.precision.dim() - 1))
     result = type(sites)(torch.where(shaped, sites.precision, new), torch.where(keep.unsqueeze(-1), sites.eta, eta))
-    return BoundedSites(result, over.amax(-1).clamp_max(LARGEST_DISTANCE), beyond, torch.ones_like(beyond))
+    return BoundedSites(result, over.amax(-1).clamp_max(LARGEST_RATIO), beyond, torch.ones_like(beyond))
 
 
 def _spectra(root: Tensor, sites: Gaussian) -> tuple[Tensor, Tensor | None]:
@@ -236,23 +234,23 @@ def _spectra(root: Tensor, sites: Gaussian) -> tuple[Tensor, Tensor | None]:
     return values, vectors
 
 
-def _limited_precision(values: Tensor, precision: float, share: Tensor) -> tuple[Tensor, Tensor]:
+def _limited_precision(values: Tensor, precision: float, row_ratio: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (K, D) within the limits, and how many times its limit each site's precision was, at least one, (K,).
 
     Limited are the largest eigenvalue, the distance of the smallest below zero, and the sum of the positive ones.
-    `values` are the eigenvalues where q is white, `precision` is c, and `share` is r.
+    `values` are the eigenvalues where q is white, `precision` is c, and `row_ratio` is r.
     """
-    allowed = precision * (share / 2).clamp_min(1.0)
-    high = (allowed * median_of(values.amax(-1) / share, share).clamp_min(0)).unsqueeze(-1)
-    low = -(allowed * median_of((-values.amin(-1)).clamp_min(0) / share, share)).unsqueeze(-1)
+    allowed = precision * (row_ratio / 2).clamp_min(1.0)
+    high = (allowed * median_of(values.amax(-1) / row_ratio, row_ratio).clamp_min(0)).unsqueeze(-1)
+    low = -(allowed * median_of((-values.amin(-1)).clamp_min(0) / row_ratio, row_ratio)).unsqueeze(-1)
     inside = torch.minimum(torch.maximum(values, low), high)
     total = inside.clamp_min(0).sum(-1)
-    most = allowed * median_of(values.clamp_min(0).sum(-1) / share, share)
+    most = allowed * median_of(values.clamp_min(0).sum(-1) / row_ratio, row_ratio)
     inside = torch.where((total > most).unsqueeze(-1), inside * (most / total).nan_to_num(1.0).unsqueeze(-1), inside)
     negative = (low.squeeze(-1) - values.amin(-1)).clamp_min(0)
     highest = high.squeeze(-1)
     each = torch.stack([values.amax(-1) / highest, values.clamp_min(0).sum(-1) / most, 1 + negative / highest])
-    return inside, each.nan_to_num(1.0).amax(0).clamp(1, LARGEST_DISTANCE)
+    return inside, each.nan_to_num(1.0).amax(0).clamp(1, LARGEST_RATIO)
 
 
 def _by_parameter(
@@ -274,9 +272,9 @@ def _by_parameter(
 
 def _room(part: Tensor, spread: Tensor, pull: float, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The middle of pulls (K, D), limits of distances from it, and honest ones' distances by chance; r is (K, 1)."""
-    share = rows.squeeze(-1)
-    middle = rows.clamp_max(1.0) * median_of(part / rows, share)
-    usual = median_of((part - middle).abs() / rows.sqrt(), share) / NORMAL_MEDIAN_DEVIATION
+    row_ratio = rows.squeeze(-1)
+    middle = rows.clamp_max(1.0) * median_of(part / rows, row_ratio)
+    usual = median_of((part - middle).abs() / rows.sqrt(), row_ratio) / NORMAL_MEDIAN_DEVIATION
     known = spread.clamp(0, 1)
     reach = pull * (1 - known).sqrt() * torch.maximum(known.sqrt(), rows.sqrt().clamp_max(1.0) * usual)
     return middle, reach, pull * rows.sqrt().clamp_max(1.0) * usual
@@ -294,7 +292,7 @@ def _in_others_units(
     The sites' precisions where q is white are `values` (K, D) along `vectors` (K, D, D), `away` are departures of q's
     mean.
     """
-    loose = vectors / (1 - values).clamp_min(LEAST_OTHERS).unsqueeze(-2) @ vectors.mT
+    loose = vectors / (1 - values).clamp_min(MIN_EIGENVALUE).unsqueeze(-2) @ vectors.mT
     white = torch.linalg.solve(root, away.unsqueeze(-1))
     moved = (root @ (loose @ white)).squeeze(-1)
     sd = ((root @ loose) * root).sum(-1).sqrt()
@@ -318,7 +316,7 @@ def _sd_widening(base: Gaussian, sites: Gaussian, found: BoundedSites) -> Tensor
     proper = whole.is_proper() & q.is_proper()
     if bool(proper.any()):
         ratio = _inverse_sds(type(q)(whole.precision[proper], whole.eta[proper])) / _inverse_sds(q)
-        widened[cut[proper]] = ratio.amax(-1).clamp(1, LARGEST_DISTANCE)
+        widened[cut[proper]] = ratio.amax(-1).clamp(1, LARGEST_RATIO)
     return widened
 
 

@@ -40,8 +40,10 @@ class OnGraph(ABC):
         symmetric: entries of messages that are symmetric matrices, of which a triangle travels; `combine` is given them
             as it travels.
         coarse: entries of which single precision is enough: after a round's first step their changes are told in it.
+        begins_apart: after an earlier phase agents begin at states of their own, so that these are not compared.
     """
 
+    begins_apart: ClassVar[bool] = False
     symmetric: ClassVar[frozenset[str]] = frozenset()
     coarse: ClassVar[frozenset[str]] = frozenset()
 

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.bounding import BoundedSites, bounded_sites
+from pyro_fed.algorithm.message_limits import LARGEST_RATIO
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
@@ -46,9 +47,7 @@ __dir__ = public_dir(__all__)
 #: Fewer clients than this cannot outvote one of them.
 MIN_COHORT = 3
 #: Of fewer clients than this one is a third to a fifth of the cohort, whose median and spread it sets with one other.
-MIN_BOUNDED_COHORT = 6
-#: Beyond so many times what the median client knows a limit is none.
-LARGEST_PRECISION = 1e6
+MIN_BOUNDED_COHORT = 2 * MIN_COHORT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +94,7 @@ class Bounded(Combination):
 
     def __post_init__(self) -> None:
         check_positive(self, "pull")
-        check_between(self, "precision", 1.0, LARGEST_PRECISION, "[]")
+        check_between(self, "precision", 1.0, LARGEST_RATIO, "[]")
 
     def check_clients(self, num_clients: int) -> None:
         """Refuse fewer than three: two cannot outvote one."""

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 #: All randomness of a step: a pytree of tensors.
 Noise = Any
+#: The result of a client's step: messages, new local states, figures for the record.
+LocalResult = tuple[State, State, State]
 
 
 class Start(NamedTuple):
@@ -209,9 +211,7 @@ class Algorithm(SettingsRepr, ABC):
         return ()
 
     @abstractmethod
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """The work of C clients in one round.
 
         Args:

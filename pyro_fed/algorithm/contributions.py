@@ -29,14 +29,12 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State, select
+from pyro_fed.ops.memory import fits_in_memory
 
 if TYPE_CHECKING:
     from pyro_fed.algorithm.combination import Bounded, Combination
     from pyro_fed.density.problem import Problem
     from pyro_fed.graph import Graph
-
-#: Numbers in all clients' sites above which they are not kept.
-MAX_NUMBERS = 1_000_000
 
 
 class SentMessages(NamedTuple):
@@ -123,7 +121,7 @@ class Contributions:
     def ledger_at_start(self, shared: State, local: State, *, bounded: bool = False) -> State:
         """The ledger at the beginning of a phase; `bounded` messages may need an account where there are no sites."""
         found = self.client_sites(shared, local)
-        if found is None or sum(value.numel() for value in found.values()) > MAX_NUMBERS:
+        if found is None or not fits_in_memory(sum(value.numel() for value in found.values())):
             found = self.account_for_bounds(shared, local) if bounded else {}
         return {name: value.detach().double().clone() for name, value in found.items()}
 

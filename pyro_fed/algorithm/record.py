@@ -16,15 +16,13 @@ from pyro_fed.algorithm.combination import MIN_COHORT
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, texts
-from pyro_fed.conventions.limits import MATTERS
+from pyro_fed.conventions.limits import MATTERS, NEGLIGIBLE
 from pyro_fed.density.symmetry import Symmetry
 
 #: Among what a plan tries: the model's non-centred form.
 NONCENTRED = "non-centred"
 #: Rounds over which it is judged how a run goes on.
 RECENT_ROUNDS = 10
-#: SDs that are so many times as wide as with a client's message uncut are told of: what is asked of honest cohorts.
-REPORTED_SD_FACTOR = 1.05
 #: A client moves the answer more than others do where it moves it by more than `ACCEPTED_SHIFT_SDS` in its median
 #: round, and by so many times what the median client does in its own.
 LARGE_SHIFT_TIMES_MEDIAN = 5.0
@@ -217,7 +215,7 @@ class Record:
         if not cut:
             return []
         asked = {k: len(values) for k, values in self.by_client("beyond").items()}
-        wider = {k: values[-1] for k, values in self.by_client("widened").items() if values[-1] > REPORTED_SD_FACTOR}
+        wider = {k: values[-1] for k, values in self.by_client("widened").items() if values[-1] > 1 + NEGLIGIBLE}
         named = cut[: sentences.MOST_DESCRIBED]
         return [
             sentences.messages_cut_back(

@@ -17,7 +17,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, in_chunks
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
-from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, add_batch_axis, as_state, gaussian, site_of
+from pyro_fed.infer.sites.gaussian_sites import MIN_POINTS, add_batch_axis, as_state, gaussian, site_of
 from pyro_fed.ops.gaussian import STRUCTURES, Gaussian
 from pyro_fed.ops.memory import count_in_memory
 from pyro_fed.policy import resolve
@@ -25,7 +25,7 @@ from pyro_fed.policy import resolve
 #: Variance of the Gaussian that stands for a point: over it the expected curvature is the curvature at the point.
 NARROW = 1e-8
 #: Largest size of the work, in coordinates of points or densities of rows, of all clients. With more rows fewer points
-#: are taken, but at least `FEWEST_POINTS`.
+#: are taken, but at least `MIN_POINTS`.
 MOST_NUMBERS = 40_000_000
 
 
@@ -63,7 +63,7 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
     points = algorithm.points(add_batch_axis(q))
     affordable = MOST_NUMBERS // max(1, a_point * len(data.num_rows))
     if affordable < len(points):
-        points = replace(algorithm, num_points=max(FEWEST_POINTS, affordable // 2 * 2)).points(add_batch_axis(q))
+        points = replace(algorithm, num_points=max(MIN_POINTS, affordable // 2 * 2)).points(add_batch_axis(q))
     derivatives = algorithm.derivatives("full" if q.dense else "diag")
 
     def of_some(clients: ClientData) -> State:

@@ -90,9 +90,9 @@ def compare(
         raise next(iter(errors.values()))
     compared_with = stem if stem in results else None
     table = pf.compare(results, compared_with, federation=fed, test=test)
-    said = {name: str(error) for name, error in errors.items()}
+    messages = {name: str(error) for name, error in errors.items()}
     values = {"model": name_of_model, **split, "set": assignments, "reference": compared_with}
-    values |= {"results": overview.comparison_figures(table), "errors": said}
+    values |= {"results": overview.comparison_figures(table), "errors": messages}
     click.echo(overview.as_json(values) if as_json else comparison_block(table))
     if results_folder is not None:
         _write_results(results_folder, results, overview.as_json(values))
@@ -105,12 +105,12 @@ def compare(
             page.write_report(place, table, results, fed, reference=compared_with, test=test, **subject)
         click.echo(f"\nWritten to {report}: open it in a browser.", err=as_json)
     if errors:
-        _end_with_errors(said, lost_reference=reference is not None and compared_with is None)
+        _end_with_errors(messages, lost_reference=reference is not None and compared_with is None)
 
 
-def _end_with_errors(said: Mapping[str, str], lost_reference: bool) -> NoReturn:
+def _end_with_errors(messages: Mapping[str, str], lost_reference: bool) -> NoReturn:
     """Print the errors by which runs ended, and end the program with status 1."""
-    for name, text in said.items():
+    for name, text in messages.items():
         click.echo(f"\n{name} ended in an error: {text}", err=True)
     if lost_reference:
         click.echo("\nNothing was compared with the reference, which has no result.", err=True)

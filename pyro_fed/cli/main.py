@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from pyro_fed.analysis.numbers import MAX_PARAMETERS
 from pyro_fed.cli import options
 from pyro_fed.cli.check import check
 from pyro_fed.cli.compare import bench, compare
@@ -187,7 +188,7 @@ def main() -> None:
     "--parameters",
     "max_parameters",
     type=click.IntRange(min=1),
-    default=options.MAX_PARAMETERS,
+    default=MAX_PARAMETERS,
     show_default=True,
     help="Parameters in the posterior's table.",
 )
@@ -354,6 +355,6 @@ def show(recipe_name: str, model: str | None) -> None:
     if model is not None:
         fed = build_federation(library.load_model(model), None, "iid", 0).federation
         graph = chosen.run_options(fed.num_clients).get("graph")
-        said = str(pf.explain(chosen.build(), fed, graph=graph))
+        explanation = str(pf.explain(chosen.build(), fed, graph=graph))
         click.echo(f"\n# On {model}:")
-        click.echo("\n".join(f"# {line}" for line in said.splitlines()))
+        click.echo("\n".join(f"# {line}" for line in explanation.splitlines()))

@@ -104,7 +104,7 @@ def agent(
     )
     if out is not None:
         write_result(idata, out)
-    click.echo(overview.posterior_table(idata, options.MAX_PARAMETERS))
+    click.echo(overview.posterior_table(idata))
     click.echo(overview.doubts_block(idata))
     if out is not None:
         click.echo(f"\nWritten to {out}; read it by arviz.from_netcdf({str(out)!r}).")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pyro_fed.graph import Graph
     from pyro_fed.runtime.executors import Executor
 
-#: Default number of parameters in the posterior's table.
-MAX_PARAMETERS = 20
 #: A command, which a decorator of click takes and returns.
 Command = TypeVar("Command", bound=Callable[..., Any])
 

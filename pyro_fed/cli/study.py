@@ -136,7 +136,7 @@ def ask(folder: Path, name: str) -> None:
 
 def _tell(found: Combined) -> None:
     """Print what a `combine` has come to."""
-    for text in found.said:
+    for text in found.answers_taken:
         click.echo(text)
     for text in found.refused:
         click.secho(f"Refused: {text}", fg="yellow", err=True)

@@ -161,7 +161,7 @@ def pooled(clients: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, np.ndarra
             kinds.setdefault(str(column), {}).setdefault(kind, []).append(str(name))
     for column, by_kind in kinds.items():
         if len(by_kind) > 1:
-            said = "; ".join(f"{kind} at {listed(names)}" for kind, names in by_kind.items())
-            raise DataError(f"glm: column {column!r} has {said}: code it in one way")
+            codings = "; ".join(f"{kind} at {listed(names)}" for kind, names in by_kind.items())
+            raise DataError(f"glm: column {column!r} has {codings}: code it in one way")
     names: Sequence[str] = [str(name) for name, frame in clients.items() for _ in range(len(frame))]
     return pd.concat(clients.values(), ignore_index=True), np.array(names, dtype=object)

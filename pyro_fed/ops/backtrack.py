@@ -11,6 +11,8 @@ change not finite, or the step too small to go on, the fraction is zero.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -18,8 +20,31 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: Largest number of halvings of a fraction or an interval: 2^-40 is 1e-12.
 HALVINGS = 40
+#: Largest number of iterations of a small problem of fixed size, of which a handful usually suffice; and the step, in
+#: SDs, at which they end.
+MAX_ITERATIONS, NEGLIGIBLE_STEP = 50, 1e-6
 #: A fraction below this is not worth making.
 MIN_FRACTION = 1e-6
+
+
+def halved(fits: Callable[[float], bool], first: float = 1.0) -> float:
+    """The first of a fraction, its half, its quarter and so on that fits; 0 if none does."""
+    for _ in range(HALVINGS):
+        if fits(first):
+            return first
+        first /= 2
+    return 0.0
+
+
+def bisected(fits: Callable[[float], bool], limit: float) -> float:
+    """The largest number up to a limit that fits, where all smaller ones do: to 2^-40 of the limit."""
+    if fits(limit):
+        return limit
+    low, high = 0.0, limit
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return high
 
 
 def largest_fraction(q: Gaussian, delta: Gaussian) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+#: Entries of a long vector, or draws of many, that stand for all of them, evenly spaced.
+SAMPLED_ENTRIES = 1000
 #: Draws for each of those that `far_apart` chooses.
 CANDIDATES = 4
 

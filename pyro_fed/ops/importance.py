@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from pyro_fed.ops.arviz_versions import psis
-from pyro_fed.ops.backtrack import HALVINGS
+from pyro_fed.ops.backtrack import bisected
 
+#: Fewest draws, or effective draws, whose weights can be smoothed.
+MIN_SMOOTHED_DRAWS = 50
 #: A tail of this shape is too long for weighted means (Vehtari et al. 2024).
 LARGEST_PARETO_K = 0.7
 #: Parts of a sample of weighted draws that are compared.
@@ -58,14 +60,7 @@ def flattened(log_weights: Tensor, least: float) -> Tensor:
     def raised(power: float) -> Tensor:  # what is impossible is so to any power, to that of zero too
         return (log_weights * power).where(possible, -torch.inf).softmax(0)
 
-    low, high = 0.0, 1.0
-    if float(1 / raised(high).square().sum()) >= least:
-        return raised(high)
-    for _ in range(HALVINGS):
-        power = (low + high) / 2
-        enough = float(1 / raised(power).square().sum()) >= least
-        low, high = (power, high) if enough else (low, power)
-    return raised(low)
+    return raised(bisected(lambda power: float(1 / raised(power).square().sum()) >= least, 1.0))
 
 
 def log_mean(log_weights: Tensor) -> tuple[float, float]:

@@ -40,7 +40,7 @@ import math
 import numpy as np
 from torch import Tensor
 
-from pyro_fed.ops.backtrack import HALVINGS
+from pyro_fed.ops.backtrack import bisected
 
 #: h λ from which on a step no longer contracts, λ the largest eigenvalue of A'HA, H the density's curvature.
 STABLE = 4.0
@@ -102,10 +102,4 @@ def longest_visit(error: float, score_variance: float, num_clients: int, shuffle
     def fits(time: float) -> bool:
         return score_variance * visit_variance(time, num_clients, shuffled) <= error
 
-    if fits(limit):
-        return limit
-    low, high = 0.0, limit
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return high
+    return bisected(fits, limit)

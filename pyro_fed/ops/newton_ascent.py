@@ -27,7 +27,7 @@ from pyro_fed.ops.matrices import times
 
 
 class Look(NamedTuple):
-    """Value (..., M), score (..., M, D) and curvature -∇² (..., M, D, D) of a log density."""
+    """Value (..., M), score (..., M, D) and curvature -∇² (..., M, D, D), or its diagonal, of a log density."""
 
     value: Tensor
     score: Tensor
@@ -36,7 +36,7 @@ class Look(NamedTuple):
     def finite(self) -> Tensor:
         """Whether all of it is finite, (..., M)."""
         value = self.value.isfinite()
-        return value & self.score.isfinite().all(-1) & self.curvature.isfinite().flatten(-2).all(-1)
+        return value & self.score.isfinite().all(-1) & self.curvature.isfinite().flatten(value.dim()).all(-1)
 
 
 @dataclass(frozen=True)
@@ -55,20 +55,20 @@ class NewtonAscent(NamedTuple):
     trial: Tensor  # the points that are looked at next, (M, D)
     value: Tensor  # f at the points (M,), -inf where it is unknown
     score: Tensor  # its gradient there, (M, D)
-    curvature: Tensor  # H there, (M, D, D)
+    curvature: Tensor  # H there, (M, D, D) or its diagonal (M, D)
     damping: Tensor  # λ (M,)
     length: Tensor  # of the next undamped step, in SDs of the Gaussian with the curvature |H|, (M,)
 
     @classmethod
-    def begin(cls, points: Tensor, damping: float) -> NewtonAscent:
-        """Climbs from points (M, D), with λ = `damping` at first."""
+    def begin(cls, points: Tensor, damping: float = 1.0, dense: bool = True) -> NewtonAscent:
+        """Climbs from points (M, D), with λ = `damping` at first; by diagonals of curvatures if they are not dense."""
         count, dim = points.shape
         return cls(
             points=points,
             trial=points,
             value=points.new_full((count,), -torch.inf),
             score=torch.zeros_like(points),
-            curvature=torch.eye(dim).to(points).repeat(count, 1, 1),
+            curvature=torch.eye(dim).to(points).repeat(count, 1, 1) if dense else torch.ones_like(points),
             damping=points.new_full((count,), damping),
             length=points.new_full((count,), torch.inf),
         )
@@ -91,7 +91,11 @@ class NewtonAscent(NamedTuple):
 
 def newton_steps(score: Tensor, curvature: Tensor, damping: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """Damped steps (M, D), and the lengths of the undamped steps in the metric |H|, which are posterior SDs (M,)."""
-    scale = curvature.diagonal(dim1=-2, dim2=-1).abs().clamp_min(torch.finfo(score.dtype).tiny).rsqrt()
+    diagonal = curvature.diagonal(dim1=-2, dim2=-1) if curvature.dim() > score.dim() else curvature
+    scale = diagonal.abs().clamp_min(torch.finfo(score.dtype).tiny).rsqrt()
+    if curvature.dim() == score.dim():
+        along, size = scale * score, (scale.square() * curvature).abs().clamp_min(floor)
+        return scale * along / (size + damping.unsqueeze(-1)), (along.square() / size).sum(-1).sqrt()
     values, vectors = torch.linalg.eigh(scale.unsqueeze(-1) * curvature * scale.unsqueeze(-2))
     size = values.abs().clamp_min(floor)
     along = times(vectors.mT, scale * score)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pyro_fed.density.derivatives.few_rows import fewer_rows, first_row_count, have_few
 from pyro_fed.infer.ep.expectation_propagation import EP
-from pyro_fed.infer.ep.fedlap import NARROW, FedLapCov
+from pyro_fed.infer.ep.fedlap import CURVATURE_SPREAD, FedLapCov
 from pyro_fed.infer.ep.fedpa import BCM
 from pyro_fed.infer.ep.pvi import PVI, StreamingVB
 from pyro_fed.infer.ep.settings import WarmStarted
@@ -35,7 +35,7 @@ def narrow_client_of(case: Case) -> Decision | None:
     if "client" in case.own or isinstance(algorithm.client, IVON):
         return None
     if why := takes_gradients(case):
-        return Decision(IVON(spread=NARROW, longest=NARROW), f"{why}: stochastic gradients")
+        return Decision(IVON(spread=CURVATURE_SPREAD, longest=CURVATURE_SPREAD), f"{why}: stochastic gradients")
     return Decision(algorithm.client, "exact Newton steps, of which a round costs little")
 
 

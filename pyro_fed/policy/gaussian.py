@@ -9,14 +9,13 @@ from pyro_fed.errors import ModelError
 from pyro_fed.infer.averaging.fedavg import BurnIn
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm
+from pyro_fed.ops.memory import fits_in_memory
 from pyro_fed.policy.choice import Case, Decision, Row, Rule, Table, affordable_rows
 
 #: Rows × parameters² up to which a full covariance of more than `FULL_DIM` parameters is taken where rows have linear
 #: predictors: a second a round. Logistic regression of 200 parameters on 2,000 rows takes 1.2 s so, and 40 s with
 #: diagonal covariances.
 CHEAP_PRODUCTS = 10_000_000_000
-#: Clients × parameters² up to which it is: 80 MB in double precision.
-CHEAP_ENTRIES = 10_000_000
 #: Rows in a step on a large model.
 LARGE_BATCH = 32
 #: Settings that say how steps are taken: a user who sets one gets the usual covariance.
@@ -39,7 +38,7 @@ FEW_CLIENTS, FEW_STEPS = 5, 3
 def full_is_cheap(traits: Traits) -> bool:
     """Whether a full covariance of up to `LARGE_DIM` parameters costs little: rows have linear predictors."""
     squared = traits.dim**2
-    few = traits.evaluations * squared <= CHEAP_PRODUCTS and traits.num_clients * squared <= CHEAP_ENTRIES
+    few = traits.evaluations * squared <= CHEAP_PRODUCTS and fits_in_memory(traits.num_clients * squared)
     return traits.dim <= LARGE_DIM and few and traits.linear_predictors
 
 

@@ -9,7 +9,7 @@ from pyro_fed.density.traits import Traits
 
 #: The rows' latents are not collected if draws × rows × latents are more numbers than this.
 MAX_COLLECTED = 100_000_000
-#: The pointwise log-likelihood is left out if draws × rows are more than this.
+#: The most numbers that are kept for each row: the pointwise log-likelihood is left out if draws × rows are more.
 MAX_POINTWISE = 400_000_000
 #: If no log-likelihood is asked for, the log density of the draws is left out if draws × rows are more than this: it
 #: would take longer than many algorithms.

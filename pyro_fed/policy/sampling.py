@@ -27,19 +27,27 @@ from pyro_fed.infer.papers.pmd import PMD
 from pyro_fed.infer.pooled.svi import SVI
 from pyro_fed.infer.surrogates.fedais import FedAIS
 from pyro_fed.infer.surrogates.local_sgld import LocalSGLD
+from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.infer.variational.p2p_sfvi import P2PSFVI
 from pyro_fed.infer.variational.sfvi import SFVI
 from pyro_fed.policy.choice import Case, Decision, Row, Table, affordable_rows, few_enough_to_weigh, proper_prior
 from pyro_fed.policy.gaussian import LARGE_BATCH, on_large, parameters
+from pyro_fed.policy.results import MAX_POINTWISE
 
 #: Steps of a visit to a large model, and one step in so many that is kept.
 STEPS, THIN = 5, 25
-#: Numbers in the tables of all chains of SAGA-LD beyond which they are refused: 4 GB in double precision.
-LARGEST_TABLES = 500_000_000
+
+
+def require_dimension(case: Case) -> None:
+    """Refuse surrogates given as tensors whose dimension is not the model's."""
+    given, dim = case.algorithm.surrogates, case.traits.dim
+    if isinstance(given, Given) and given.dim != dim:
+        raise SettingError(f"Given: the surrogates have dimension {given.dim}, the model's vector {dim}")
 
 
 def surrogates_of(case: Case) -> Decision | None:
     """The algorithm that fits the surrogates."""
+    require_dimension(case)
     if case.algorithm.surrogates != "auto":
         return None
     dim = case.traits.dim
@@ -52,8 +60,26 @@ def surrogates_of(case: Case) -> Decision | None:
 
 def guides_start_of(case: Case) -> Decision | None:
     """The Gaussian that a guide is fitted to before the first round, where a fit of it has no conditions of its own."""
+    require_dimension(case)
     if case.algorithm.surrogates != "auto":
         return None
+    return _without_gaussian(case) or surrogates_of(case)
+
+
+def guides_start_over_graph_of(case: Case) -> Decision | None:
+    """The same of agents."""
+    if case.algorithm.surrogates != "auto":
+        return None
+    if (none := _without_gaussian(case)) is not None:
+        return none
+    dim = parameters(case.traits.dim)
+    if not case.traits.few_parameters:
+        return Decision(None, f"{dim}, more than P2PVI has a full covariance for by default")
+    return Decision("p2pvi", f"{dim}, for which P2PVI has a full covariance")
+
+
+def _without_gaussian(case: Case) -> Decision | None:
+    """Why a guide begins at its own start, or None."""
     traits = case.traits
     if traits.large() or traits.layers:
         return Decision(None, "a network or another large model, whose Gaussian costs as many rounds as the guide")
@@ -63,7 +89,7 @@ def guides_start_of(case: Case) -> Decision | None:
         return Decision(None, f"the priors of {sorted(traits.improper)} are improper: no Gaussian is fitted")
     if case.setup.combination is not None:
         return Decision(None, "the clients' messages are combined in another way than by sums")
-    return surrogates_of(case)
+    return None
 
 
 def elbo_on_large_models(case: Case) -> None:
@@ -87,6 +113,7 @@ def structure_of(case: Case) -> Decision | None:
 
 SURROGATES = Row("surrogates", surrogates_of, "surrogates='fedep', 'laplace' or 'local_sgld', or an algorithm")
 GUIDES_START = Row("surrogates", guides_start_of, f"{SURROGATES.override}, or None")
+AGENTS_START = Row("surrogates", guides_start_over_graph_of, "surrogates='p2pvi' or None")
 STRUCTURE = Row("covariance", structure_of, "covariance='full' or 'diag'")
 
 
@@ -110,10 +137,10 @@ def tables_are_small(case: Case) -> None:
     """Refuse tables of a gradient for every row and chain that are too large."""
     rows, dim, chains = case.traits.num_rows, case.traits.dim, case.algorithm.num_chains
     numbers = chains * rows * dim
-    if numbers > LARGEST_TABLES:
+    if numbers > MAX_POINTWISE:
         raise SettingError(
             f"{type(case.algorithm).__name__}: gradients of {rows} rows in {dim} dimensions for {chains} "
-            f"chains are {numbers:.3g} numbers, more than {LARGEST_TABLES:.3g}: take fewer chains, or "
+            f"chains are {numbers:.3g} numbers, more than {MAX_POINTWISE:.3g}: take fewer chains, or "
             'SGLD(control_variate="visit"), which is SVRG-LD'
         )
 
@@ -162,11 +189,22 @@ def support_stands_still(case: Case) -> None:
     )
 
 
+def likelihood_is_a_factor(case: Case) -> None:
+    """Refuse to temper the likelihood where it is no factor of the joint density, as with latents of rows' own."""
+    algorithm = case.algorithm
+    if algorithm.temperature != 1 and case.traits.local_dim:
+        raise SettingError(
+            f"{type(algorithm).__name__}: temperature={algorithm.temperature:g} raises the rows' likelihood to a "
+            "power. It is no factor of the joint density with latents inside the partitioned plate: NUTS, FedEP and "
+            "others integrate these out, and have a temperature"
+        )
+
+
 TABLES = {
     FedAIS: Table((SURROGATES,), (few_enough_to_weigh, affordable_rows)),
     LocalSGLD: Table((STRUCTURE,)),
     SFVI: Table((GUIDES_START,), (elbo_on_large_models,)),
-    P2PSFVI: Table((), (elbo_on_large_models,)),
+    P2PSFVI: Table((AGENTS_START,), (elbo_on_large_models,)),
     Langevin: Table((SURROGATES,)),
     FedHMC: Table((SURROGATES,), (is_small, affordable_rows)),
     FSGLD: Table(FSGLD_ROWS, (affordable_rows,)),
@@ -174,5 +212,5 @@ TABLES = {
     SAGALD: Table((SURROGATES,), (tables_are_small,)),
     P2PFinite: Table(checks=(DRAWN_CANDIDATES,)),
     PMD: Table(checks=(DRAWN_PARTICLES,)),
-    SVI: Table(checks=(support_stands_still,)),
+    SVI: Table(checks=(support_stands_still, likelihood_is_a_factor)),
 }

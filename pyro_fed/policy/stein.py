@@ -12,7 +12,7 @@ from pyro_fed.density.derivatives.few_rows import have_few
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.infer.stein.dsvgd import DSVGD
-from pyro_fed.infer.stein.importance import POINTS, AdaptiveImportance
+from pyro_fed.infer.stein.importance import NUM_POINTS, AdaptiveImportance
 from pyro_fed.infer.stein.modes import Modes, Nearest, OneMode
 from pyro_fed.infer.stein.parallel_dsvgd import ParallelDSVGD
 from pyro_fed.infer.stein.survey import Survey
@@ -122,8 +122,8 @@ def first_points_of(case: Case) -> Decision | None:
     if algorithm.first_points is not None:
         return None
     if traits.num_rows >= MANY_ROWS_A_PARAMETER * traits.dim:
-        return Decision(POINTS // FEWER_POINTS, "many rows: the modes' approximations are mostly enough")
-    return Decision(POINTS, "few rows: the modes' approximations may not be enough")
+        return Decision(NUM_POINTS // FEWER_POINTS, "many rows: the modes' approximations are mostly enough")
+    return Decision(NUM_POINTS, "few rows: the modes' approximations may not be enough")
 
 
 def one_mode_rows_of(case: Case) -> Decision | None:

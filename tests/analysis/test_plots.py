@@ -72,11 +72,11 @@ def test_convergence_against_rounds_and_bytes():
 def test_partition_bars_are_the_rows():
     parts = pf.partition.Explicit([list(range(5)), list(range(5, 23))])
     ax = pf.plots.plot_partition(pf.Federation(line, line_data(), plate="data", partition=parts))
-    assert [bar.get_height() for bar in ax.patches] == [5, 18]
+    assert [bar.get_width() for bar in ax.patches] == [5, 18]
     assert "23 rows over 2 clients" in ax.get_title()
 
 
-def test_partition_bars_lie_where_names_are_long_and_counts_are_no_classes():
+def test_partition_bars_have_names_and_counts_are_no_classes():
     x, y = line_data()
     fed = pf.Federation.from_clients(
         line, {"Universitätsklinik Köln": (x[:5], y[:5]), "Charité Berlin": (x[5:], y[5:])}, plate="data"
@@ -100,7 +100,7 @@ def test_partition_bars_by_label():
     parts = pf.partition.Explicit([[0, 2, 3], [1, 4]])
     fed = pf.Federation(coin, (y,), plate="data", partition=parts)
     ax = pf.plots.plot_partition(fed)
-    assert [bar.get_height() for bar in ax.patches] == [1, 1, 2, 1]
+    assert [bar.get_width() for bar in ax.patches] == [1, 1, 2, 1]
     posterior = xr.Dataset({"p": (("chain", "draw"), np.full((1, 20), 0.75))})
     (ax,) = pf.plots.plot_reliability(make_inference_data({"posterior": posterior}, {}), fed, (y,))
     dots = ax.collections[0].get_offsets()

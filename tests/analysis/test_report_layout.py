@@ -115,7 +115,7 @@ def test_figures_fit_a_phone_and_say_what_is_seen(text, page):
     assert len(figures) >= 12
     for attrs in figures:
         assert attrs["role"] == "img" and len(attrs["aria-label"]) > 20 and re.search(r"\d", attrs["aria-label"])
-        drawn = float(re.search(r"width: (\d+)px", attrs["style"])[1])
+        drawn = 96 * float(re.search(r"width: ([\d.]+)in", attrs["style"])[1])  # pixels
         assert 9 * 96 / 72 * min(1, PHONE / drawn) >= 10  # pixels of its text
     assert "svg.figure { display: block; max-width: 100%; height: auto;" in text
     titles = [words for path, words in page.words if path[-1] == "h2"]

@@ -12,6 +12,7 @@ import torch
 from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoMultivariateNormal
 
 import pyro_fed as pf
+from pyro_fed.algorithm.contract import Start
 from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.errors import GraphError, SettingError
 
@@ -45,9 +46,16 @@ def federation(sizes):
 )
 def test_where_consensus_is_exact_it_is_the_servers_run(guide, bound, graph):
     """Clients of 3, 7 and 20 rows; the star's agents have unequal centralities."""
-    settings = {"guide": guide, "bound": bound, "num_steps": 6, "num_particles": 3, "step_size": 0.1}
+    settings = {
+        "guide": guide,
+        "bound": bound,
+        "num_steps": 6,
+        "num_particles": 3,
+        "step_size": 0.1,
+        "surrogates": None,
+    }
     fed = federation([3, 7, 20])
-    server = pf.run(pf.infer.SFVI(surrogates=None, **settings), fed, num_draws=50, **QUIET)
+    server = pf.run(pf.infer.SFVI(**settings), fed, num_draws=50, **QUIET)
     peers = pf.run(pf.infer.P2PSFVI(**settings), fed, graph=graph(3), num_draws=50, **QUIET)
     expected = torch.as_tensor(server.posterior["w"].values)
     found = torch.as_tensor(peers.posterior["w"].values)
@@ -55,10 +63,28 @@ def test_where_consensus_is_exact_it_is_the_servers_run(guide, bound, graph):
     torch.testing.assert_close(found, expected.expand_as(found), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("guide", [AutoMultivariateNormal, AutoIAFNormal])
+def test_agents_steps_towards_their_gaussians_are_the_servers(guide):
+    """Of the exact posterior's Gaussian: the guide, Adam's state, and half as many rounds as steps."""
+    settings = {"guide": guide, "num_steps": 8, "num_particles": 3, "step_size": 0.1}
+    fed, rows = federation([3, 7, 20]), [slice(0, 3), slice(3, 10), slice(10, 30)]
+    given = pf.infer.Given(torch.stack([X[p].T @ X[p] for p in rows]), torch.stack([X[p].T @ Y[p] for p in rows]))
+    beliefs = {"precision": X.T @ X + torch.eye(2, dtype=F64), "eta": X.T @ Y}
+    start = Start({name: value.expand(3, *value.shape) for name, value in beliefs.items()}, {})
+    server, peers = pf.infer.SFVI(surrogates=given, **settings), pf.infer.P2PSFVI(surrogates="p2pvi", **settings)
+    expected, found = (
+        algorithm.init(fed.problem, 3, torch.Generator().manual_seed(1), given_start)[0]
+        for algorithm, given_start in ((server, None), (peers, start))
+    )
+    for name in {"params", "step", "seed", *(name for name in expected if name.startswith("adam"))}:
+        torch.testing.assert_close(found[name], expected[name].expand_as(found[name]), rtol=1e-9, atol=1e-9)
+    assert int(found["step"][0]) == peers.default_rounds(3) == 4
+
+
 def test_on_a_ring_every_agent_has_the_posterior():
     """Within 0.15 SDs and 15 %: 200 steps, each with one of consensus, which leaves 45 % of what agents differ by."""
     fed = federation([2, 3, 5, 8, 12])
-    algorithm = pf.infer.P2PSFVI(num_steps=200, step_size=0.1, gossip_tolerance=0.5)
+    algorithm = pf.infer.P2PSFVI(num_steps=200, step_size=0.1, gossip_tolerance=0.5, surrogates=None)
     idata = pf.run(algorithm, fed, graph=pf.graph.ring(5), num_draws=4000, **QUIET)
     covariance = (X.T @ X + torch.eye(2, dtype=F64)).inverse()
     mean, sd = covariance @ X.T @ Y, covariance.diagonal().sqrt()
@@ -80,7 +106,7 @@ def test_agents_that_sleep_are_refused(graph, options):
 
 def test_agents_track_the_sum_of_scores_that_consensus_reaches_in_no_round():
     """At points that stand still, each round halves what agents differ by."""
-    fed, algorithm = federation([3, 7, 20]), pf.infer.P2PSFVI(num_particles=2)
+    fed, algorithm = federation([3, 7, 20]), pf.infer.P2PSFVI(num_particles=2, surrogates=None)
     problem, data = fed.problem, fed.client_data()
     shared, local = algorithm.init(problem, 3, torch.Generator().manual_seed(0), None)
     shared = {**algorithm.prepare(problem, shared), "centrality": torch.full((3,), 1 / 3, dtype=F64)}
@@ -101,9 +127,9 @@ def encoder(sd, y=None):
 
 
 def test_parts_of_a_guide_inside_the_plate_are_each_agents_own():
-    settings = {"guide": encoder, "num_steps": 3, "num_particles": 2, "step_size": 0.1}
+    settings = {"guide": encoder, "num_steps": 3, "num_particles": 2, "step_size": 0.1, "surrogates": None}
     fed, options = hierarchies.CASES["means"].federation(), {"num_draws": 20, **QUIET}
-    server = pf.run(pf.infer.SFVI(surrogates=None, **settings), fed, **options)
+    server = pf.run(pf.infer.SFVI(**settings), fed, **options)
     peers = pf.run(pf.infer.P2PSFVI(**settings), fed, graph=pf.graph.complete(3), **options)
     expected = torch.as_tensor(server.posterior["mu"].values)
     found = torch.as_tensor(peers.posterior["mu"].values)

@@ -1,5 +1,7 @@
 """Models that an algorithm cannot be run on are refused before a run, in one place, with the cure."""
 
+from dataclasses import replace
+
 import pytest
 from test_resolve import flat, over, regression
 
@@ -31,3 +33,10 @@ def test_what_draws_from_the_prior_or_begins_there_refuses_an_improper_one(algor
 )
 def test_what_does_not_takes_one(algorithm):
     resolve(algorithm, over(flat).problem.traits)
+
+
+def test_svi_tempers_no_joint_density_of_rows_with_latents_of_their_own():
+    traits, tempered = over(regression).problem.traits, pf.infer.SVI(temperature=2.0)
+    resolve(tempered, traits)
+    with pytest.raises(pf.errors.SettingError, match=r"SVI: temperature=2 raises .* no factor of the joint density"):
+        resolve(tempered, replace(traits, local_dim=1))

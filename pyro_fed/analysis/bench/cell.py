@@ -140,8 +140,8 @@ def run_cell(cell: Cell, case: Case, algorithm: Algorithm, limit: float | None =
         except Exception as error:  # an error of any kind is the cell's outcome
             kind = "refused" if isinstance(error, PyroFedError) else "failed"
             lines = _where(traceback.format_exception(error)) if kind == "failed" else ""
-            said = f"{type(error).__name__}: {error}"[:MAX_TEXT]
-            settled: dict[str, Any] = {"outcome": kind, "error": f"{said}\n\n{lines[-MAX_TEXT:]}".strip()}
+            message = f"{type(error).__name__}: {error}"[:MAX_TEXT]
+            settled: dict[str, Any] = {"outcome": kind, "error": f"{message}\n\n{lines[-MAX_TEXT:]}".strip()}
             return Outcome(**noted, **settled, scores={"cpu_seconds": cpu_seconds() - spent}, warned=_texts(caught))
     found["scores"] |= cost
     others = [text for text in _texts(caught) if not any(doubt in text for doubt in found["doubts"])]

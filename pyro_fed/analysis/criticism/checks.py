@@ -119,9 +119,9 @@ def _number(function: Statistic, rows: Tensor, name: str, client: str) -> float:
     try:
         value = np.asarray(function(rows.detach().cpu().numpy()))
     except Exception as error:  # the user's function may raise any kind of error
-        said = f"{type(error).__name__}: {error!s:.200}"
+        cause = f"{type(error).__name__}: {error!s:.200}"
         raise DataError(
-            f"statistic '{name}' at client {client} raised {said}; it must take an array (n, ...) of rows, here of "
+            f"statistic '{name}' at client {client} raised {cause}; it must take an array (n, ...) of rows, here of "
             f"shape {tuple(rows.shape)}, and return a number"
         ) from error
     if value.size != 1 or value.dtype.kind not in "biuf" or not np.isfinite(value).all():

@@ -82,14 +82,14 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
     if kept is not None:
         q, sites = kept_sites(kept)
         names, labels = kept["client"].values.tolist(), kept["parameter"].values.tolist()
-        found, said = by_sites(q, sites), apart_by_sites(q, sites, names, labels).text
+        found, sentence = by_sites(q, sites), apart_by_sites(q, sites, names, labels).text
     else:
         asked = federation_to_ask("influence", idata, federation)
         names, labels = asked.client_names, [asked.problem.name_of(number) for number in range(asked.problem.dim)]
         with threads(1), torch.no_grad():
             found = _by_draws(asked, checked_draws(idata, asked))
-        said = outlying_clients_sentence(found, names, labels)
-    return _dataset(found, names, labels, {"stands_apart": said})
+        sentence = outlying_clients_sentence(found, names, labels)
+    return _dataset(found, names, labels, {"stands_apart": sentence})
 
 
 def sites_group(idata: InferenceData, federation: Federation | None) -> xr.Dataset | None:

@@ -25,7 +25,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.contract import LocalResult, Noise
 from pyro_fed.algorithm.states import State
 from pyro_fed.analysis.criticism.influence import checked_draws, require_result
 from pyro_fed.analysis.judging.metrics import MIN_LOO_DRAWS
@@ -73,9 +73,7 @@ class Pointwise(OneRound):
         """The draws, their efficiency and the limit of Pareto's k."""
         return super().download({name: shared[name] for name in SENT}, clients)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Each client's sums."""
         found = [self._of_client(problem, shared, data, client) for client in range(len(data.num_rows))]
         return {name: torch.stack([one[name] for one in found]) for name in found[0]}, local, {}

@@ -78,8 +78,8 @@ def power_scale(
     table = pd.DataFrame(columns, index=labels)
     if "likelihood" in table:
         strong, informed = table["prior"] >= SENSITIVITY_LIMIT, table["likelihood"] >= SENSITIVITY_LIMIT
-        said = ["potential prior-data conflict", "potential strong prior / weak likelihood"]
-        table["diagnosis"] = np.select([strong & informed, strong], said, "✓")
+        diagnoses = ["potential prior-data conflict", "potential strong prior / weak likelihood"]
+        table["diagnosis"] = np.select([strong & informed, strong], diagnoses, "✓")
     return table
 
 

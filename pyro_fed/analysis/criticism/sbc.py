@@ -23,6 +23,7 @@ from pyro_fed.errors import DataError, PyroFedError, SettingError, listed, warn_
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer.auto import Auto
 from pyro_fed.ops.arviz_versions import group_of
+from pyro_fed.ops.entries import evenly
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import make_inference_data
 from pyro_fed.runtime.run import run
@@ -124,7 +125,7 @@ def sbc(
 def _rank(posterior: xr.DataArray, truth: xr.DataArray, most: int, rng: np.random.Generator) -> xr.DataArray:
     """The rank 0 ... `most` of true values (...) among draws (chain, draw, ...)."""
     draws = posterior.stack(sample=("chain", "draw"))
-    kept = draws.isel(sample=np.linspace(0, draws.sizes["sample"] - 1, min(most, draws.sizes["sample"])).astype(int))
+    kept = draws.isel(sample=evenly(draws.sizes["sample"], most).numpy())
     below = (kept < truth).sum("sample")
     return ((below + rng.uniform(size=below.shape)) / (kept.sizes["sample"] + 1) * (most + 1)).astype(int)
 

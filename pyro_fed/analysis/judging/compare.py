@@ -201,7 +201,7 @@ def compare(
     read = {name: _result_draws(idata, names, federation) for name, idata in results.items()}
     doubted = [] if reference is None else reference_doubts(results[reference], read[reference].draws)
     sds = _laplace(federation)
-    rows, said = {}, {}
+    rows, findings = {}, {}
     for name, idata in results.items():
         row, found, draws = _cost(idata), _recorded_findings(idata), read[name].draws
         row |= dict.fromkeys(TABLES[0].columns, math.nan) if doubted else {}
@@ -214,11 +214,11 @@ def compare(
         for values, more in _measurements(idata, read[name], truth, federation, test, sds):
             row |= values
             found += more
-        said[name] = [one for number, one in enumerate(found) if one not in found[:number]]
-        rows[name] = row | {"warnings": "; ".join(texts(said[name]))}
+        findings[name] = [one for number, one in enumerate(found) if one not in found[:number]]
+        rows[name] = row | {"warnings": "; ".join(texts(findings[name]))}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("result")
     table = table[[name for name in COLUMNS if name in table]]
-    table.attrs["findings"] = {name: [one.to_plain() for one in every] for name, every in said.items()}
+    table.attrs["findings"] = {name: [one.to_plain() for one in every] for name, every in findings.items()}
     return table
 
 
@@ -281,8 +281,8 @@ def _of_other_data(idata: InferenceData, truth: InferenceData | None, federation
     """A finding if a result is of other rows than the reference, or than the federation."""
     than_truth = unlike_result(idata, truth) if truth is not None else ""
     than_federation = unlike_federation(idata, federation) if federation is not None else ""
-    said = {"the reference": than_truth, "the federation": than_federation}
-    return [sentences.other_data(than=what, how=unlike) for what, unlike in said.items() if unlike]
+    differences = {"the reference": than_truth, "the federation": than_federation}
+    return [sentences.other_data(than=what, how=unlike) for what, unlike in differences.items() if unlike]
 
 
 def _cost(idata: InferenceData) -> dict[str, Any]:
@@ -299,11 +299,11 @@ def _closeness(mine: _ResultDraws, truth: _ResultDraws) -> Found:
     """Distances from the reference, and findings on moments: on the model's scale, else on the unconstrained one."""
     values = distances.against_reference(mine.draws.flat, truth.draws.flat)
     spread = not mine.draws.spreadless
-    said = moments.gap_warnings(moments.gaps(mine.draws, truth.draws), spread=spread)
-    if not said and mine.inside is not None and truth.inside is not None:
+    findings = moments.gap_warnings(moments.gaps(mine.draws, truth.draws), spread=spread)
+    if not findings and mine.inside is not None and truth.inside is not None:
         found = moments.gaps(mine.inside, truth.inside)
-        said = moments.gap_warnings(found, spread=spread, where=" on the unconstrained scale")
-    return values, said
+        findings = moments.gap_warnings(found, spread=spread, where=" on the unconstrained scale")
+    return values, findings
 
 
 def _laplace(federation: Federation | None) -> Tensor | None:

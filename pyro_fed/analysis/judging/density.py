@@ -23,6 +23,7 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.arviz_versions import group_of
+from pyro_fed.ops.entries import evenly
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import unconstrained_draws
 from pyro_fed.runtime.run import final_state
@@ -57,16 +58,16 @@ def against_density(
         "prior_count": count.value,
         "prior_count_se": count.error,
     }
-    said = doubts.density_findings(count, distance, draws.labels[distance.farthest])
+    findings = doubts.density_findings(count, distance, draws.labels[distance.farthest])
     if sds is not None:
-        said += doubts.spread_findings(z, sds)
+        findings += doubts.spread_findings(z, sds)
     if not flag(idata.attrs, "audited"):
         whole = on_unconstrained_scale(idata, problem, draws.kind)
         # A problem that no run has compiled is compiled here. Others keep the level that worked in their run.
         traced = compile_problem(problem, "auto", 1, progress=False) if problem.compiler.level == "off" else problem
         moved = torch.from_numpy(whole.values).to(problem.dtype)
-        said += audit_draws(federation, moved, draws.kind or "chains", traced)
-    return values, said
+        findings += audit_draws(federation, moved, draws.kind or "chains", traced)
+    return values, findings
 
 
 def on_unconstrained_scale(idata: InferenceData | dict[str, xr.Dataset], problem: Problem, kind: str) -> Draws:
@@ -113,8 +114,7 @@ def thin_posterior(idata: InferenceData, count: int) -> dict[str, xr.Dataset]:
     """The group `posterior` alone, with about `count` draws evenly spaced over every chain, at least two of each."""
     posterior = group_of(idata, "posterior")
     each = max(2, count // posterior.sizes["chain"])
-    kept = np.unique(np.linspace(0, posterior.sizes["draw"] - 1, each).round().astype(int))
-    return {"posterior": posterior.isel(draw=kept)}
+    return {"posterior": posterior.isel(draw=evenly(posterior.sizes["draw"], each).numpy())}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from pyro_fed.analysis.judging.draws import DRAWS_AT_ONCE
 from pyro_fed.density.derivatives.scores import likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DataError
+from pyro_fed.ops.entries import evenly
 
 #: Distances and scores use at most this many draws, evenly spaced: kernels cost the square of their number.
 MAX_COMPARED_DRAWS = 1000
@@ -34,9 +35,7 @@ MIN_RELATIVE_VARIANCE = 1e-6
 
 def thin(draws: np.ndarray, count: int = MAX_COMPARED_DRAWS) -> np.ndarray:
     """At most `count` draws, evenly spaced: (S, D) → (s, D)."""
-    if len(draws) <= count:
-        return draws
-    kept: np.ndarray = draws[np.linspace(0, len(draws) - 1, count).round().astype(int)]
+    kept: np.ndarray = draws[evenly(len(draws), count).numpy()]
     return kept
 
 

@@ -88,6 +88,6 @@ def steps(idata: InferenceData) -> pd.DataFrame:
         )
     rows = json.loads(idata.attrs["steps"])
     columns = ["algorithm", "rounds", "bytes", "seconds", "chosen", "doubts"]
-    said = [row["end"] or "; ".join(row["doubts"] or []) for row in rows]
-    table = pd.DataFrame([{**row, "doubts": text} for row, text in zip(rows, said, strict=True)])
+    endings = [row["end"] or "; ".join(row["doubts"] or []) for row in rows]
+    table = pd.DataFrame([{**row, "doubts": text} for row, text in zip(rows, endings, strict=True)])
     return table[columns]

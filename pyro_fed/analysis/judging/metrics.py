@@ -226,8 +226,10 @@ def multilabel(probs: Tensor, value: Tensor, threshold: float = 0.5) -> dict[str
             "multilabel takes probabilities and labels of the same shape (n, L), received probabilities of shape "
             f"{tuple(probs.shape)} and labels of shape {tuple(value.shape)}"
         )
-    said, true = probs > threshold, value > 0
-    hit, wrong, missed = ((a & b).sum(0).double() for a, b in ((said, true), (said, ~true), (~said, true)))
+    predicted, true = probs > threshold, value > 0
+    hit, wrong, missed = (
+        (a & b).sum(0).double() for a, b in ((predicted, true), (predicted, ~true), (~predicted, true))
+    )
 
     def f1(hit: Tensor, wrong: Tensor, missed: Tensor) -> Tensor:
         return 2 * hit / (2 * hit + wrong + missed).clamp_min(1)

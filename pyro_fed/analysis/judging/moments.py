@@ -128,7 +128,7 @@ def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[F
         "small": ((found.ratio < low) & sure, -log_ratio),
         "large": ((found.ratio > high) & sure, log_ratio),
     }
-    said = list[Finding]()
+    findings = list[Finding]()
     for what, (flagged, size) in wrong.items():
         if not flagged.any() or not (spread or what == "mean"):
             continue
@@ -136,11 +136,11 @@ def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[F
         name, ratio = found.labels[i], float(found.ratio[i])
         if what == "mean":
             sds, error = float(found.mean[i]), float(found.mean_error[i])
-            said.append(sentences.mean_differs(parameter=name, sds=sds, error=error, scale=where, more=more))
+            findings.append(sentences.mean_differs(parameter=name, sds=sds, error=error, scale=where, more=more))
         else:
             differs = sentences.sd_too_small if what == "small" else sentences.sd_too_large
-            said.append(differs(parameter=name, ratio=ratio, scale=where, more=more))
-    return said
+            findings.append(differs(parameter=name, ratio=ratio, scale=where, more=more))
+    return findings
 
 
 #: R-hat of chains whose means scatter with an SD of `MATTERS` times the SD within chains.

@@ -57,7 +57,7 @@ def plot_comparison(
         labels: parameters to show, such as `["w[0]", "xi"]`; by default those on which the results differ most.
         most: largest number of panels.
         ax: matplotlib axes, one for each panel; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes, one for each parameter.
@@ -175,7 +175,7 @@ def plot_pair(
         reference: name of the result drawn in grey; by default the first result.
         labels: two parameters; by default those on which results differ most.
         ax: matplotlib axes, one for each result but the reference; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes, one a result; of a reference alone, one.
@@ -243,7 +243,7 @@ def plot_particles(
         labels: two parameters, such as `["w[0]", "w[1]"]`; by default the first two.
         limits: (left, right, bottom, top); by default around the particles.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes.

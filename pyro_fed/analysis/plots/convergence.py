@@ -33,6 +33,7 @@ from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.arviz_versions import rhat
+from pyro_fed.ops.entries import evenly
 from pyro_fed.results.inference_data import InferenceData, flag
 
 #: Numbers of rounds or bytes of results that differ by more than this factor are shown on a logarithmic axis.
@@ -56,7 +57,7 @@ def plot_convergence(
             converged); where it is given for each client, their mean is shown.
         log: logarithmic vertical axis.
         ax: two matplotlib axes; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The two axes, an array (2,): against rounds and against bytes.
@@ -88,16 +89,19 @@ def plot_convergence(
         tidy(one)
         if log:
             one.set_yscale("log")
-        one.set_xscale(_scale([line.get_xdata()[-1] for line in one.lines if len(line.get_xdata())]))
+        _scale_across(one, [line.get_xdata()[-1] for line in one.lines if len(line.get_xdata())])
     axes[0].set_ylabel(f"{metric} of the round" if metric == "change" else metric)
     if len(results) > 1:
         axes[0].legend(frameon=False, fontsize=9)
     return axes
 
 
-def _scale(values: Sequence[float] | np.ndarray) -> str:
-    """The scale of an axis for positive values: logarithmic if they differ by more than `LOG_SCALE_RATIO`."""
-    return "log" if len(values) and max(values) > LOG_SCALE_RATIO * min(values) else "linear"
+def _scale_across(ax: Axes, values: Sequence[float] | np.ndarray) -> None:
+    """Make the x axis logarithmic if its values differ by more than `LOG_SCALE_RATIO`; a linear one has few ticks."""
+    if len(values) and max(values) > LOG_SCALE_RATIO * min(values):
+        ax.set_xscale("log")
+    else:
+        ax.locator_params(axis="x", nbins=4)
 
 
 def _series(record: xr.Dataset, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -123,7 +127,7 @@ def plot_cost(
         table: the table of `pyro_fed.compare` with a reference.
         error: a column of it, such as "mean_error" or "ksd".
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes, with a mark for each result: a logarithmic one of errors, and one of bytes that is logarithmic if they
@@ -151,7 +155,8 @@ def plot_cost(
         )
     panel = new_axes(ax, figsize)
     palette = line_colors([str(name) for name in table.index])
-    panel.set(xscale=_scale(sent[known]), yscale="log")
+    panel.set_yscale("log")
+    _scale_across(panel, sent[known])
     for number, name in enumerate(palette):
         if known[number]:
             marker = MARKERS[number // len(COLORS) % len(MARKERS)]
@@ -185,7 +190,7 @@ def plot_consensus(
         parameter: the parameter's place in the flat unconstrained vector, from 0.
         reference: mean and SD to compare with, such as those of a centralised run.
         ax: two matplotlib axes; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The two axes, an array (2,): beliefs above, disagreement below.
@@ -257,7 +262,7 @@ def plot_chains(
         labels: parameters, such as `["w[0]"]`; by default those whose chains differ most (R-hat).
         most: largest number of parameters shown.
         ax: matplotlib axes, two for each parameter; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes (parameter, 2). Ranks of chains that agree are flat, at the grey line.
@@ -291,7 +296,7 @@ def plot_chains(
 
 
 def _path(ax: Axes, values: np.ndarray) -> None:
-    at = np.unique(np.linspace(0, values.shape[1] - 1, PLOTTED_DRAWS).round().astype(int))
+    at = evenly(values.shape[1], PLOTTED_DRAWS).numpy()
     for i, chain in enumerate(values):
         ax.plot(at, chain[at], color=COLORS[i % len(COLORS)], linewidth=0.7, alpha=0.9)
     ax.set_xlabel("draw")

@@ -40,7 +40,7 @@ def plot_influence(
     Args:
         found: the dataset returned by `pyro_fed.influence`.
         ax: two matplotlib axes; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The two axes, an array (2,): the table of shifts in colours, and a pair of bars for each client.
@@ -106,7 +106,7 @@ def plot_checks(
         found: the dataset returned by `pyro_fed.check_clients`.
         statistic: name of the statistic to draw; by default the first.
         ax: matplotlib axes, one for each client; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes, one for each client.
@@ -140,7 +140,7 @@ def plot_check_intervals(
         found: the dataset returned by `pyro_fed.check_clients`.
         statistic: name of the statistic to draw; by default the first.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes. Dots in orange lie outside their intervals.
@@ -206,7 +206,7 @@ def plot_contributions(
     Args:
         found: the dataset returned by `pyro_fed.contributions`.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes; the last bar is the prior's.

@@ -65,7 +65,7 @@ def plot_forest(
             parameters of any size fit in one figure. If False, parameters have their own units. By default True if
             there are several results.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes. A dot is a mean, a thick line the middle half of the draws, a thin one 94 %; an arrow at the edge a
@@ -153,7 +153,7 @@ def plot_client_forest(
         annotate: write each client's mean, 90 % interval and weight beside its line, and those of all clients below,
             with a diamond, as published forests have them.
         ax: matplotlib axes, one for each panel; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes, one a parameter, on the unconstrained scale: the mean with 90 % of each client alone, dots by the

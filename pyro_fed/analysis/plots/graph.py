@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.plots.style import COLORS, MAX_CLIENTS, MAX_MARKS, new_axes, short_names, tidy, width_with_names
+from pyro_fed.analysis.plots.style import COLORS, MAX_MARKS, new_axes, short_names, tidy, width_with_names
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
@@ -36,9 +35,9 @@ def plot_graph(
     Args:
         graph: a graph, as `run(..., graph=)` takes it.
         round: the round whose centrality is shown.
-        names: labels of agents; their numbers by default, up to 60 agents.
+        names: labels of agents; their numbers by default, up to 40 agents.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
         seed: seed of the layout.
 
     Returns:
@@ -114,22 +113,16 @@ def _draw_links(links: nx.DiGraph, place: dict[int, np.ndarray], area: np.ndarra
     nx.draw_networkx_edges(links, place, single, width=widths(single), node_size=area, edge_color="0.4", ax=ax)
 
 
-#: A name of at most this many letters fits below a bar.
-MAX_LETTERS_BELOW = 4
-
-
 @checked
 def plot_partition(
     federation: Federation, *, ax: Axes | None = None, figsize: tuple[float, float] | None = None
 ) -> Axes:
     """A bar of each client's number of rows, split by label if the observations are a few classes.
 
-    The bars are horizontal if the clients' names would not fit below vertical bars.
-
     Args:
         federation: the clients.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes.
@@ -141,33 +134,22 @@ def plot_partition(
     labels = [name for name in table.columns if str(name).startswith("label ")]
     labels = labels if len(labels) <= len(COLORS) else []  # too many values, as of counts: colours would repeat
     names = short_names(table.index)
-    named = len(names) <= MAX_CLIENTS
-    lying = named and max(map(len, names)) > MAX_LETTERS_BELOW
-    upright = (float(np.clip(0.45 * len(names), 4.0, 12.0)), 3.0)
-    ax = new_axes(ax, figsize or ((width_with_names(names, 4.6), 1.2 + 0.28 * len(names)) if lying else upright))
+    named = len(names) <= MAX_MARKS
+    ax = new_axes(ax, figsize or (width_with_names(names, 4.6), 1.2 + 0.28 * min(len(names), MAX_MARKS)))
     place, floor = np.arange(len(table)), np.zeros(len(table))
     for i, name in enumerate(labels or ["rows"]):
         size = table[name].to_numpy(dtype=float)
-        look: dict[str, Any] = {"color": COLORS[i % len(COLORS)], "label": str(name)}
-        if lying:
-            ax.barh(place, size, left=floor, height=0.85, **look)
-        else:
-            ax.bar(place, size, bottom=floor, width=0.85, **look)
+        ax.barh(place, size, left=floor, height=0.85, color=COLORS[i % len(COLORS)], label=str(name))
         floor += size
-    if lying:
+    if named:
         ax.set_yticks(place, names, fontsize=8)
-        ax.invert_yaxis()
-        ax.set_xlabel("rows")
-    else:
-        if named:
-            ax.set_xticks(place, names)
-        ax.set_xlabel("client")
-        ax.set_ylabel("rows")
+    ax.invert_yaxis()
+    ax.set(xlabel="rows", ylabel="client")
     ax.set_title(
         f"{int(table['rows'].sum()):,} rows over {len(table)} clients: {type(federation.partition).__name__}",
         fontsize=10,
     )
     if labels:
         ax.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    tidy(ax, grid="x" if lying else "y")
+    tidy(ax, grid="x")
     return ax

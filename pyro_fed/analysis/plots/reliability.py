@@ -60,7 +60,7 @@ def plot_reliability(
         test: the model's arguments for the test data, observations included.
         bins: number of bins of confidence.
         ax: matplotlib axes, one for each result; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes, one for each result.
@@ -100,7 +100,7 @@ def plot_calibration(table: pd.DataFrame, *, ax: Axes | None = None, figsize: tu
     Args:
         table: of `pf.metrics.calibration_table`.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes. On the dashed diagonal predictions are right.
@@ -161,7 +161,7 @@ def plot_kaplan_meier(
     Args:
         curves: of `pf.codebook.kaplan_meier`.
         ax: matplotlib axes to draw on; by default a new figure is made.
-        figsize: width and height of a new figure, in checked_size.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes, with a line for each site.

@@ -35,15 +35,13 @@ DARK = {
 
 #: An axis reaches to the largest of its values that is at most so many times the middle one; others stand at its edge.
 AXIS_REACH = 6.0
-#: So many marks can be told apart: dots of rounds on a line, numbers in the nodes of a graph, lines of a forest.
-MAX_MARKS = 60
-#: Clients whose names, or lines of their own, a figure has room for.
-MAX_CLIENTS = 40
+#: So many marks can be told apart: dots of rounds on a line, numbers in a graph's nodes, bars of clients.
+MAX_MARKS = 40
 #: Draws of a path or of a scatter, evenly spaced: more would hide each other, and make a large file.
 PLOTTED_DRAWS = 300
 #: The interval of 90 % goes from the first to the second of these quantiles.
 INNER_90 = (0.05, 0.95)
-#: Largest side of a figure, in checked_size.
+#: Largest side of a figure, in inches.
 MAX_FIGURE_INCHES = 200.0
 
 #: Axes that a user may pass: one, several, or None for a new figure.
@@ -88,7 +86,7 @@ def tidy(ax: Axes, *, grid: Literal["x", "y", "both"] | None = "y") -> None:
 
 
 def new_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    """The user's axes, or the axes of a new figure of this size in checked_size."""
+    """The user's axes, or the axes of a new figure of this size in inches."""
     return plt.subplots(figsize=checked_size(size), layout="constrained")[1] if ax is None else ax
 
 
@@ -96,7 +94,7 @@ def checked_size(size: tuple[float, float]) -> tuple[float, float]:
     """Check the width and height of a figure, and return them; SettingError unless in (0, `MAX_FIGURE_INCHES`]."""
     if not all(0 < side <= MAX_FIGURE_INCHES for side in size):
         raise SettingError(
-            f"figsize must be two numbers of checked_size above 0 and at most {MAX_FIGURE_INCHES:g}, received {size}"
+            f"figsize must be two numbers of inches above 0 and at most {MAX_FIGURE_INCHES:g}, received {size}"
         )
     return size
 
@@ -179,5 +177,5 @@ def legend_above(ax: Axes, columns: int = 3) -> None:
 
 
 def width_with_names(names: Iterable[object], least: float) -> float:
-    """The width of a figure, in checked_size, with room for names at its left."""
+    """The width of a figure, in inches, with room for names at its left."""
     return max(least, 3.2 + 0.075 * max((len(shortened(name)) for name in names), default=0))

@@ -17,7 +17,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.contract import LocalResult, Noise
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.analysis.predicting.drawing import draw
 from pyro_fed.analysis.predicting.one_round import OneRound
@@ -212,9 +212,7 @@ class RowSums(OneRound):
         sums = torch.zeros(count, len(self.question.settings), groups, dtype=torch.float64)
         return {"sums": sums, "rows": rows} | ({"ones": rows.clone()} if self.question.by == PREDICTED else {})
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Each client's sums; a group that it withholds has no sum, and -1 rows."""
         each = []
         for k in range(len(data.num_rows)):

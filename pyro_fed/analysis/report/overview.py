@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from pyro_fed.analysis.judging.draws import Draws
-from pyro_fed.analysis.numbers import percent, readable_bytes, readable_seconds
+from pyro_fed.analysis.numbers import MAX_PARAMETERS, percent, readable_bytes, readable_seconds
 from pyro_fed.codes.finding import texts
 from pyro_fed.conventions import html
 from pyro_fed.conventions.calls import Checked
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 #: Column at which the values of a block begin, and the width at which its lines are wrapped.
 NAME_WIDTH, LINE_WIDTH = 24, 110
-#: Number of scalars of the posterior in the text of an overview.
-OVERVIEW_ROWS = 10
 
 
 def doubt_sentences(idata: InferenceData) -> list[str]:
@@ -81,8 +79,8 @@ def steps_block(steps: pd.DataFrame) -> str:
     lines = []
     for row in steps.to_dict("records"):
         cost = f"{row['rounds']} rounds, {readable_bytes(row['bytes'])}, {readable_seconds(row['seconds'])}"
-        said = row["doubts"] or "nothing speaks against it"
-        lines.append(field(str(row["algorithm"]), f"{cost}{' (chosen)' if row['chosen'] else ''}: {said}"))
+        doubts = row["doubts"] or "nothing speaks against it"
+        lines.append(field(str(row["algorithm"]), f"{cost}{' (chosen)' if row['chosen'] else ''}: {doubts}"))
     return "\n".join([heading("What was done"), *lines])
 
 
@@ -92,7 +90,7 @@ def doubts_block(idata: InferenceData) -> str:
     return "\n".join([heading("Doubts"), *(f"  {line}" for line in doubt_sentences(idata) or [none])])
 
 
-def posterior_table(idata: InferenceData, max_rows: int) -> str:
+def posterior_table(idata: InferenceData, max_rows: int = MAX_PARAMETERS) -> str:
     """The first rows of `posterior_frame` as a block."""
     table = posterior_frame(idata)
     text = table.head(max_rows).to_string(float_format=lambda number: f"{number:.3g}")
@@ -168,7 +166,7 @@ class Overview(metaclass=Checked):
         return "nothing speaks against it" if flag(self.idata.attrs, "audited") else "it was not audited"
 
     def __repr__(self) -> str:
-        blocks = [self.title, *(f"  {doubt}" for doubt in self.doubts), posterior_table(self.idata, OVERVIEW_ROWS)]
+        blocks = [self.title, *(f"  {doubt}" for doubt in self.doubts), posterior_table(self.idata)]
         if "federation" in self.idata:
             blocks.append(cost_block(self.idata))
         return "\n".join(blocks)
@@ -203,9 +201,10 @@ def comparison_figures(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """The columns of `pyro_fed.compare` by result, `findings` and `warnings`, their texts, as lists."""
     from pyro_fed.analysis.judging.compare import findings_of  # which takes torch
 
-    said = findings_of(table)
+    findings = findings_of(table)
     lists = {
-        name: {"findings": [one.to_plain() for one in every], "warnings": texts(every)} for name, every in said.items()
+        name: {"findings": [one.to_plain() for one in every], "warnings": texts(every)}
+        for name, every in findings.items()
     }
     return {
         str(name): {str(key): value for key, value in row.items()} | lists[str(name)]

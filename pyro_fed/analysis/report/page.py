@@ -93,11 +93,11 @@ def write_report(
     named = by_name(results)
     results = {name or str(named[""].attrs.get("algorithm", "result")): one for name, one in named.items()}
     table = compare(results, reference, federation=federation, test=test) if table is None else table
-    said = findings_of(table)
-    if set(said) != set(results):
+    findings = findings_of(table)
+    if set(findings) != set(results):
         raise SettingError(
             f"write_report takes results and their table, received results {list(results)} and a table of "
-            f"{list(said)}: pass pf.compare(results, ...) as the table"
+            f"{list(findings)}: pass pf.compare(results, ...) as the table"
         )
     if reference is not None and reference not in results:
         raise SettingError(
@@ -107,8 +107,8 @@ def write_report(
 
     loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
-    verdicts = [_verdict(name, one, table, reference) for name, one in said.items()]
-    about = pictures.Compared(table, results, federation, reference, test)
+    verdicts = [_verdict(name, one, table, reference) for name, one in findings.items()]
+    about = pictures.ReportData(table, results, federation, reference, test)
     sections = [*_tables(table), *tables.posterior_tables(about), *tables.answer_tables(results)]
     sections += pictures.pictures(about)
     page = environment.get_template("report.html").render(

@@ -26,7 +26,7 @@ from pyro_fed.analysis.numbers import digits
 from pyro_fed.analysis.plots.comparison import most_different
 from pyro_fed.analysis.plots.criticism import draw_influence
 from pyro_fed.analysis.plots.forest import most_disputed
-from pyro_fed.analysis.plots.style import MAX_CLIENTS, MAX_MARKS, REFERENCE, line_colors, shortened
+from pyro_fed.analysis.plots.style import MAX_MARKS, REFERENCE, line_colors, shortened
 from pyro_fed.analysis.report import svg
 from pyro_fed.audit.influence import by_the_outcome
 from pyro_fed.errors import PyroFedError
@@ -35,8 +35,6 @@ from pyro_fed.ops.arviz_versions import ess, rhat
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import make_inference_data
 
-#: Width and height of panels in inches: of several side by side, and of a single one.
-NARROW, WIDE = (3.6, 2.6), (4.4, 2.8)
 #: Largest number of parameters in a figure with a panel for each.
 MAX_PANELS = 9
 #: Posterior draws for which rows are replicated at every client.
@@ -187,11 +185,11 @@ class ReportData:
 
     def moments(self, label: str) -> str:
         """A text with the mean and SD of a parameter in each result."""
-        said = []
+        moments = []
         for name, draws in self.draws.items():
             values = draws.flat[:, draws.labels.index(label)]
-            said.append(f"{name} {values.mean():.3g} ± {values.std():.2g}")
-        return f"{label}: {'; '.join(said)}"
+            moments.append(f"{name} {values.mean():.3g} ± {values.std():.2g}")
+        return f"{label}: {'; '.join(moments)}"
 
 
 def pictures(about: ReportData) -> list[dict[str, Any]]:
@@ -266,7 +264,7 @@ def _posteriors(about: ReportData) -> Picture | None:
             plots.plot_comparison(about.drawable, about.centre, labels=[label], ax=ax)
             _without_legend(ax)
 
-        return Panel(draw, NARROW, about.moments(label))
+        return Panel(draw, (3.6, 2.6), about.moments(label))
 
     note = about.note_for(POSTERIORS, POSTERIORS_OF_ONE)
     return Picture([panel(one) for one in about.different(about.centre, MAX_PANELS)], note, about.legend)
@@ -369,7 +367,7 @@ def _predictive(about: ReportData) -> Picture | None:
 
 def _most_extreme_clients(order: np.ndarray) -> np.ndarray:
     """Numbers of the clients to show, in their own order: those with the smallest `order` if there are too many."""
-    return np.sort(np.argsort(np.nan_to_num(order, nan=np.inf), kind="stable")[:MAX_CLIENTS])
+    return np.sort(np.argsort(np.nan_to_num(order, nan=np.inf), kind="stable")[:MAX_MARKS])
 
 
 def _reliability(about: ReportData) -> Picture | None:
@@ -402,7 +400,8 @@ def _rows_of_clients(about: ReportData) -> Picture | None:
         f"Bars of the rows of {federation.num_clients} clients, by label where there are labels: "
         f"{int(counts.min()):,} to {int(counts.max()):,}"
     )
-    return Picture([Panel(lambda ax: plots.plot_partition(federation, ax=ax), WIDE, alt)], WHO, {})
+    size = (4.4, 1.2 + 0.2 * min(federation.num_clients, MAX_MARKS))
+    return Picture([Panel(lambda ax: plots.plot_partition(federation, ax=ax), size, alt)], WHO, {})
 
 
 def _influence(about: ReportData) -> Picture | None:
@@ -464,9 +463,9 @@ def _by_client(about: ReportData) -> Picture | None:
     def panel(label: str) -> Panel:
         one = found.sel(parameter=label)
         alone, spread = one["mean"].values, np.isfinite(one["mean"].values)
-        said = f"{alone[spread].min():.2g} to {alone[spread].max():.2g}" if spread.any() else "nothing"
+        alone_text = f"{alone[spread].min():.2g} to {alone[spread].max():.2g}" if spread.any() else "nothing"
         every = f"{float(one['all_mean']):.2g} ± {float(one['all_sd']):.2g}"
-        alt = f"{label}: clients alone say {said}, all together {every}"
+        alt = f"{label}: clients alone say {alone_text}, all together {every}"
         size = (3.6, 1.0 + 0.22 * max(len(alone), 3))
         return Panel(lambda ax: plots.plot_client_forest(found, labels=[label], ax=ax), size, alt)
 
@@ -492,8 +491,8 @@ def _cost(about: ReportData) -> Picture | None:
     known = about.table[["mean_error", "bytes_up"]].astype(float).dropna()
     if not len(known):
         return None
-    said = [f"{name}: error {row.mean_error:.2f} for {row.bytes_up / 1e6:,.3g} MB" for name, row in known.iterrows()]
-    alt = "; ".join(said)
+    points = [f"{name}: error {row.mean_error:.2f} for {row.bytes_up / 1e6:,.3g} MB" for name, row in known.iterrows()]
+    alt = "; ".join(points)
     return Picture([Panel(lambda ax: plots.plot_cost(about.table, ax=ax), (4.4, 3.2), alt)], COST, {})
 
 

@@ -31,8 +31,6 @@ STYLE: Any = {
     "svg.fonttype": "path",
     "svg.hashsalt": "pyro_fed",  # the same figure gives the same text
 }
-#: Pixels per inch of a figure on a screen.
-DPI = 96
 #: Decimals of coordinates, in points. Scales of glyphs need more, and are left as they are.
 DECIMALS = 2
 
@@ -52,7 +50,7 @@ def inline(figure: Figure, prefix: str, alt: str) -> str:
     width, height = (float(size) for size in figure.get_size_inches())
     return (
         f'<svg class="figure" role="img" aria-label="{html.escape(alt)}" viewBox="0 0 {72 * width:g} {72 * height:g}" '
-        f'style="width: {DPI * width:.0f}px" xmlns="http://www.w3.org/2000/svg" '
+        f'style="width: {width:g}in" xmlns="http://www.w3.org/2000/svg" '
         f'xmlns:xlink="http://www.w3.org/1999/xlink">{body}'
     )
 

@@ -17,7 +17,7 @@ from pyro_fed.ops.arviz_versions import group_of, names_of_groups
 from pyro_fed.results.inference_data import InferenceData
 
 #: Largest number of rows of the table; of more parameters, those on which the results differ most are shown.
-MAX_ROWS = 200
+MAX_ROWS = 1000
 SUMMARY = """
 Mean, SD and 94 % interval of every parameter of the reference. For the other results, the distance of the mean in SDs
 of the reference, and the ratio of the SD to the reference's. Sort by such a column to see the worst parameters first.

@@ -176,16 +176,16 @@ def run_agent(agent: Agent) -> InferenceData:
         _refuse_predicted(own, agent.module, names)
         if agent.resume and agent.checkpoint is None:
             raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
-        said = _agreement(agent, algorithm, own, rounds)
+        agreement = _agreement(agent, algorithm, own, rounds)
         if agent.gate is not None:
             agent.gate.rows = own.num_rows
             levels = level_counts(own.problem)
             agent.gate.release(
-                Outgoing(kind="agreement", data=json.dumps(said).encode(), to="neighbours", levels=levels)
+                Outgoing(kind="agreement", data=json.dumps(agreement).encode(), to="neighbours", levels=levels)
             )
         share = cache(partial(rows_share, own.problem, own.client_data()))
-        links = Links(me, agent.peers, agent.settings, said, agent.gate, share)
-        links.wire = Wire(me, agent.peers, agent.identity, agent.settings, said, links.answer, agent.listen)
+        links = Links(me, agent.peers, agent.settings, agreement, agent.gate, share)
+        links.wire = Wire(me, agent.peers, agent.identity, agent.settings, agreement, links.answer, agent.listen)
         try:
             _agree(links)
             federation = _agent_federation(own, links)
@@ -227,7 +227,9 @@ def _farewell(links: Links, error: Exception) -> Farewell:
     elif isinstance(error, PolicyError):
         why = str(error)
     elif isinstance(error, QuorumError) and wire.left:
-        why = "; ".join(f"agent {links.names[j]} has left it: {said.why}" for j, said in dict(wire.left).items())
+        why = "; ".join(
+            f"agent {links.names[j]} has left it: {farewell.why}" for j, farewell in dict(wire.left).items()
+        )
     return Farewell(wire.run, why, differs=differs)
 
 
@@ -296,7 +298,7 @@ def _shared_argument_digests(problem: Problem) -> dict[str, str]:
 
 def _agree(links: Links) -> None:
     """Require that all neighbours, and so all agents, run the same: a DifferError names what differs."""
-    mine = links.said
+    mine = links.agreement
     for j in links.wire.neighbours:
         name = links.names[j]
         try:
@@ -305,10 +307,10 @@ def _agree(links: Links) -> None:
             left = next(iter(dict(links.wire.left)), None)
             if left is not None:
                 raise links.without(left) or error from error
-            said = links.wire.said.get(j, "no answer")
+            reason = links.wire.failures.get(j, "no answer")
             raise QuorumError(
                 f"agent {name} at {links.peers.addresses[j]} has not answered within {links.settings.patience_all} s "
-                f"({said}). Start it, see that its address can be reached, or raise patience_all"
+                f"({reason}). Start it, see that its address can be reached, or raise patience_all"
             ) from error
         for key in {**mine, **theirs}:
             if mine.get(key) != theirs.get(key):
@@ -327,11 +329,11 @@ def _agent_federation(own: Federation, links: Links) -> AgentFederation:
     for i, place in enumerate(rule.starts or ()):
         places[i] = torch.tensor(place)
     needs = {"order": rule.order or 0, "steps": rule.mode_steps or 0, "tails": int(rule.tails or False)}
-    said = {"rows": own.num_rows, **needs}
+    figures = {"rows": own.num_rows, **needs}
     wait = links.settings.patience_all
     statements = links.wire.statements
     known = statements.introduction(hash_tensors(pytree.tree_leaves(own.problem.rows)))
-    told = {**{k: torch.tensor([v]) for k, v in said.items()}, "starts": places[None], **known}
+    told = {**{k: torch.tensor([v]) for k, v in figures.items()}, "starts": places[None], **known}
     found, _ = links.spread(At(-1, -1, 0), told, wait, whole=True)
     statements.bind(found["nonce"])
     if own.problem.local_dim:

@@ -91,7 +91,7 @@ class Links:
     me: int
     peers: Peers
     settings: LinkSettings
-    said: dict[str, str]  # what all agents must have in common, name → text
+    agreement: dict[str, str]  # what all agents must have in common, name → text
     gate: Gate | None = None  # which every message passes; None for an agent without a policy
     share: Callable[[], float | None] | None = None  # computes the largest share of one of its rows in its messages
     wire: Wire = field(init=False)  # set after construction
@@ -252,9 +252,9 @@ class Links:
             left = self.without(neighbour, max(at.round, 0))
             if left is not None:
                 raise left
-            said = self.wire.said.get(neighbour, refused.why.value)
+            reason = self.wire.failures.get(neighbour, refused.why.value)
             raise QuorumError(
-                f"agent {self.names[neighbour]} has not answered, and round {at.round} needs every agent ({said}). "
+                f"agent {self.names[neighbour]} has not answered, and round {at.round} needs every agent ({reason}). "
                 "Start it again, then this one with resume, or raise patience_all",
                 round=max(at.round, 0),
             )

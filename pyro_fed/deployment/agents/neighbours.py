@@ -83,7 +83,8 @@ class Neighbours(Network):
             )
         self._owed = within(kept, "owed")
         links.outbox.restore(within(kept, "last"))
-        if not kept:
+        apart = phase > 0 and isinstance(algorithm, OnGraph) and algorithm.begins_apart
+        if not kept and not apart:
             self._compare(phase, {**shared, **(local if phase == 0 else {})})
 
     def _compare(self, phase: int, state: State) -> None:
@@ -141,8 +142,8 @@ class Neighbours(Network):
         if len(left) < len(self.links.wire.neighbours):
             what = f"no neighbour of {self.peers.names[self.me]} has answered for {self.settings.patience_all} s"
         else:
-            said = "; ".join(f"{self.peers.names[j]}: {left[j].why}" for j in sorted(left))
-            what = f"all neighbours of {self.peers.names[self.me]} have left ({said})"
+            reasons = "; ".join(f"{self.peers.names[j]}: {left[j].why}" for j in sorted(left))
+            what = f"all neighbours of {self.peers.names[self.me]} have left ({reasons})"
         error = QuorumError(
             f"{what}, and alone it would end at a posterior of its own rows. Start them, then this one again with "
             "resume",

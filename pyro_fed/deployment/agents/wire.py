@@ -85,7 +85,7 @@ class Wire:
 
     Args:
         me: the agent's number.
-        said: what all agents must have in common, name → text; the run's id, `run`, is its digest.
+        agreement: what all agents must have in common, name → text; the run's id, `run`, is its digest.
         answer: the answer to "Take", "Rejoin" or "Flow" of a neighbour with the tensors of `REQUESTS`, within seconds;
             NoMessage says why there is none. It is called in the server's threads.
         listen: address at which to listen; by default the one in the peers file.
@@ -97,16 +97,16 @@ class Wire:
         peers: Peers,
         identity: Identity,
         settings: LinkSettings,
-        said: Mapping[str, str],
+        agreement: Mapping[str, str],
         answer: Callable[[str, int, State, float], State],
         listen: str | None = None,
     ) -> None:
         self.me, self.peers, self.settings, self._answer = me, peers, settings, answer
-        self._agreement = json.dumps(said)
+        self._agreement = json.dumps(agreement)
         self.neighbours = sorted(peers.links(me))
         self.run = hash_tensors([], self._agreement)[:16]
         self.statements = Statements(identity, peers.names, self.run)
-        self.said: dict[int, str] = {}  # the last reason why there was no answer, by neighbour
+        self.failures: dict[int, str] = {}  # the last reason why there was no answer, by neighbour
         self.left: dict[int, Farewell] = {}  # farewells of neighbours that have left and have not come back
         self.agreed: set[int] = set()  # neighbours that are known to run the same
         self._numbers = {peers.names[j]: j for j in self.neighbours}
@@ -350,7 +350,7 @@ class Wire:
     def _judge(self, error: Any, neighbour: int) -> Why | None:
         """Why there is no answer, None if the neighbour is not reached; Unwelcome if asking again would not help."""
         code, name = error.code(), self.peers.names[neighbour]
-        self.said[neighbour] = f"{code.name.lower()}: {error.details()!s:.300}"
+        self.failures[neighbour] = f"{code.name.lower()}: {error.details()!s:.300}"
         hopeless = (
             grpc.StatusCode.PERMISSION_DENIED,
             grpc.StatusCode.UNAUTHENTICATED,

@@ -124,7 +124,7 @@ class Combined:
     """What a `combine` has come to.
 
     Attributes:
-        said: a sentence on each answer that was taken.
+        answers_taken: a sentence on each answer that was taken.
         refused: a sentence on each that was not.
         exchange: the number of the exchange that is waited for; -1 at the end.
         waiting: the sites whose answers are waited for.
@@ -134,7 +134,7 @@ class Combined:
         findings: the warnings about the result.
     """
 
-    said: list[str]
+    answers_taken: list[str]
     refused: list[str]
     exchange: int = -1
     waiting: list[str] = field(default_factory=list)
@@ -221,25 +221,25 @@ def combine(folder: Path, answers: Sequence[Path] = (), *, go_on: bool = False) 
         >>> combined = combine(Path("trial"), [Path("answer-north-000.study"), Path("answer-south-000.study")])
     """
     with Study.opened(folder) as study:
-        said, refused = _take_answers(study, answers)
+        answers_taken, refused = _take_answers(study, answers)
         if study.result.exists():
-            return _ask(study, said, refused, go_on)
+            return _ask(study, answers_taken, refused, go_on)
         silent = [site for site in study.sites if study.answer_to(0, site) is None]
         if silent:
             if go_on:
                 raise SettingError(
                     f"without the description of {', '.join(silent)} nobody knows its rows: begin a study without it"
                 )
-            return Combined(said, refused, 0, silent, study.ask(0, study.first_letters()))
+            return Combined(answers_taken, refused, 0, silent, study.ask(0, study.first_letters()))
         study.close(0, study.sites)
         try:
             made = _Run(study)
             found, notes = made.result(go_on)
         except AnswersPending as pending:
             study.commit()
-            return _waits(study, pending, said, refused, made.needs)
+            return _waits(study, pending, answers_taken, refused, made.needs)
         _finish(study, found)
-        return Combined(said, refused + study.refusals, needs=made.needs, result=study.result, findings=notes)
+        return Combined(answers_taken, refused + study.refusals, needs=made.needs, result=study.result, findings=notes)
 
 
 def ask_sites(folder: Path, name: str) -> Combined:
@@ -270,14 +270,14 @@ def ask_sites(folder: Path, name: str) -> Combined:
         return _ask(study, [], [], False)
 
 
-def _ask(study: Study, said: list[str], refused: list[str], go_on: bool) -> Combined:
+def _ask(study: Study, answers_taken: list[str], refused: list[str], go_on: bool) -> Combined:
     """Take the present question about the result as far as its answers reach."""
     import arviz
 
     if study.open_question is None:
         if not (study.folder / REVIEW).exists():  # a command was killed before it
             write_json(study.folder / REVIEW, study.review())
-        return Combined(said, refused, result=study.result)
+        return Combined(answers_taken, refused, result=study.result)
     name, number = study.open_question
     federation, module = _federation_of(study)
     run = hashlib.sha256(f"{study.id} {number}".encode()).hexdigest()[: len(study.id)]
@@ -287,30 +287,32 @@ def _ask(study: Study, said: list[str], refused: list[str], go_on: bool) -> Comb
         try:
             found = with_answer(before, federation, executor, module, name)
         except AnswersPending as pending:
-            return _waits(study, pending, said, refused)
+            return _waits(study, pending, answers_taken, refused)
     why = [str(found.attrs[f"no_{group}"]) for group in (name, f"{ESTIMAND}{name}") if f"no_{group}" in found.attrs]
     if why:
         raise SettingError(f"{name!r} has no answer: {why[0]}")
     _finish(study, found)
     notes = [str(one.message) for one in caught]
-    return Combined(said, refused + study.refusals, result=study.result, findings=notes)
+    return Combined(answers_taken, refused + study.refusals, result=study.result, findings=notes)
 
 
-def _waits(study: Study, pending: AnswersPending, said: list[str], refused: list[str], needs: str = "") -> Combined:
+def _waits(
+    study: Study, pending: AnswersPending, answers_taken: list[str], refused: list[str], needs: str = ""
+) -> Combined:
     """What a `combine` has come to that waits for answers, once their requests are written."""
     requests = study.ask(pending.exchange, pending.letters)
     waiting = [path for site, path in zip(pending.letters, requests, strict=True) if site in pending.waiting]
-    return Combined(said, refused + study.refusals, pending.exchange, pending.waiting, waiting, needs)
+    return Combined(answers_taken, refused + study.refusals, pending.exchange, pending.waiting, waiting, needs)
 
 
 def _take_answers(study: Study, answers: Sequence[Path]) -> tuple[list[str], list[str]]:
-    said, refused = [], []
+    answers_taken, refused = [], []
     for path in answers:
         try:
-            said.append(study.take(path))
+            answers_taken.append(study.take(path))
         except ProtocolError as error:
             refused.append(str(error))
-    return said, refused
+    return answers_taken, refused
 
 
 def _federation_of(study: Study) -> tuple[RemoteFederation, ModuleType]:

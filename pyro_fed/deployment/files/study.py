@@ -267,12 +267,12 @@ class Study:
                 f"{where}: too late: exchange {number} was closed without {letter.site}, which takes part again in "
                 f"exchange {present}"
             )
-        said = ""
+        fingerprint = ""
         if number == 0:
-            said = f", whose key is {fingerprint_of(key)}: compare it with what {letter.site} reads out"
+            fingerprint = f", whose key is {fingerprint_of(key)}: compare it with what {letter.site} reads out"
             write_whole(self.folder / KEYS / f"{letter.site}.pub", key.encode() + b"\n")
         write_whole(kept, found.data)
-        return f"{where}: answer of {letter.site} to exchange {number}{said}"
+        return f"{where}: answer of {letter.site} to exchange {number}{fingerprint}"
 
     def _key_for(self, found: Received) -> str:
         """The public key that has to have signed an answer: the site's, or at first the one that comes with it."""

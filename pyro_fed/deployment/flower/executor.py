@@ -66,7 +66,7 @@ class Flower(RemoteClients):
         if self.secure is not None:
             check_secure([self.algorithm])
         self._lost: set[int] = set()
-        self._said: dict[int, State] = {}
+        self._own_states: dict[int, State] = {}
         self._carried: SecureRound | None = None
 
     @property
@@ -83,15 +83,15 @@ class Flower(RemoteClients):
         """Note the verdict for the clients' next requests, and apply it to the copies of their states."""
         super().settle(taken, told)
         if self.secure is not None:
-            self._keep_said(taken)
+            self._keep_own_states(taken)
 
-    def _keep_said(self, taken: Tensor) -> None:
+    def _keep_own_states(self, taken: Tensor) -> None:
         """Write stand-ins for what clients keep of their messages into the states: clients are never asked for them."""
         whose = {slot: client for client, slots in self._asked.items() for slot in slots}
         for slot in taken.tolist():
             client = whose[slot]
-            said = {name: value for name, value in self._said.get(client, {}).items() if name in self.local}
-            write(self.local, self.at([client]), said)
+            own = {name: value for name, value in self._own_states.get(client, {}).items() if name in self.local}
+            write(self.local, self.at([client]), own)
             self._changed.discard(client)
 
     def travelled(self, clients: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
@@ -174,7 +174,7 @@ class Flower(RemoteClients):
         expected, _, _ = self.expected(cast_checked(request.work, Work))
         rows = self.data.num_rows[self.at(found.clients)]
         messages = stand_ins(found.total, expected, rows, int(self.data.num_rows.max()))
-        self._said = dict(zip(found.clients, messages, strict=True))
+        self._own_states = dict(zip(found.clients, messages, strict=True))
         return {client: Reply(one, {}) for client, one in zip(found.clients, messages, strict=True)}
 
     def _present(self, requests: Mapping[int, Request]) -> dict[int, str]:

@@ -246,11 +246,11 @@ def description_in(answer: Message | str) -> Description | str:
 
 def _nodes(post: Post, num_clients: int, wait: float) -> list[int]:
     end = time.monotonic() + wait
-    said = -1
+    joined = -1
     while len(nodes := list(post.online())) < num_clients:
-        if len(nodes) != said:
-            said = len(nodes)
-            LOG.info("%d of %d clients have joined", said, num_clients)
+        if len(nodes) != joined:
+            joined = len(nodes)
+            LOG.info("%d of %d clients have joined", joined, num_clients)
         if time.monotonic() > end:
             raise QuorumError(f"{len(nodes)} of {num_clients} clients have joined within {wait:g} s: start the others")
         time.sleep(MAX_POLL_SECONDS)

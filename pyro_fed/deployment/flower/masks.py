@@ -15,6 +15,7 @@ in which that is another function, or of other arguments, is refused.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 from collections.abc import Callable
@@ -37,8 +38,8 @@ GENERATOR, ARGUMENTS = "pseudo_rand_gen", ["seed", "num_range", "dimensions_list
 COLLECT = "_collect_masked_vectors"
 #: What the key is for (RFC 5869), so that no other use of the same seed has the same key.
 PURPOSE = b"pyro_fed: mask of secure aggregation"
-#: Bytes of a key.
-KEY_BYTES = 32
+#: Bytes of a key: those of SHA-256.
+KEY_BYTES = hashlib.sha256().digest_size
 
 
 def masks(seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]]) -> list[NDArray[np.int64]]:

@@ -54,8 +54,9 @@ from pyro_fed.runtime.messages import Spec
 #: Name of Flower's record of the protocol in a client's context.
 PROTOCOL_STATE = "secaggplus_state"
 #: Sums are modulo 2 to the power of the first. A number has at most as many bits as the second, since Flower holds it
-#: in 32 bits with a sign.
-MODULUS_BITS, MAX_NUMBER_BITS = 32, 30
+#: in so many bits with a sign.
+MODULUS_BITS = 32
+MAX_NUMBER_BITS = MODULUS_BITS - 2
 #: The fewest clients whose sum hides each of them.
 MIN_SUMMED_CLIENTS = 3
 #: Shares of the rows count as equal if they differ by less than this, times the number of clients.

@@ -21,7 +21,7 @@ from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Plan
 from pyro_fed.analysis.criticism import loo
 from pyro_fed.analysis.predicting.row_sums import named_questions
-from pyro_fed.analysis.report import page
+from pyro_fed.analysis.report import page, tables
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.problem import Problem
 from pyro_fed.deployment.policy.gate import Gate, Outgoing, verify
@@ -37,8 +37,6 @@ from pyro_fed.runtime.executors.local import Sequential
 from pyro_fed.runtime.run import run
 
 TEMPLATES = Path(__file__).parent / "templates"
-#: The latest messages that the page lists.
-MAX_LEDGER_ROWS = 1000
 #: What each rule says, in words; `{}` is its value.
 RULES = {
     "approval": "A run leaves only if this site has approved its model, settings, package version and rules: {}",
@@ -238,8 +236,10 @@ def _rules(lines: list[Line]) -> dict[str, Any]:
             rows += [[RULES.get(name, name + ": {}").format(_value_in_words(value)), since, line["policy"][:12]]
                      for name, value in changed.items()]  # fmt: skip
     approvals = [str(one) for one in dict.fromkeys(line["approval"] for line in lines) if one]
-    said = f"Approved by the site: {', '.join(approvals)}." if approvals else "The site had approved nothing by hash."
-    note = f"Rules of policy.toml, which the site's own process applies before a message is sent. {said}"
+    approved = (
+        f"Approved by the site: {', '.join(approvals)}." if approvals else "The site had approved nothing by hash."
+    )
+    note = f"Rules of policy.toml, which the site's own process applies before a message is sent. {approved}"
     return _table("Under which rules", note, ["rule", "from", "hash of the rules"], rows)
 
 
@@ -274,7 +274,7 @@ def _list(lines: list[Line]) -> dict[str, Any]:
         [one["number"], one["time"].replace("+00:00", ""), one["kind"], one["to"],
          "" if one["round"] < 0 else one["round"], "left" if one["left"] else f"refused: {one['refused_by']}",
          f"{one['numbers']:,}", f"{one['bytes']:,}", one["sha256"][:16]]
-        for one in lines[-MAX_LEDGER_ROWS:]
+        for one in lines[-tables.MAX_ROWS:]
     ]  # fmt: skip
     more = len(lines) - len(rows)
     note = f"The latest {len(rows):,}; {more:,} earlier ones are in the ledger." if more else "All of them."

@@ -39,8 +39,8 @@ def check_questions(federation: Federation, module: Any, names: Sequence[str], l
     known = named_questions(module, federation.problem) if names else {}
     for name in names:
         if name not in known:
-            said = f"; {closest(name, known)}" if known else " and names none"
-            raise SettingError(f"{ESTIMANDS} of the model's file has no estimand {name!r}{said}")
+            hint = f"; {closest(name, known)}" if known else " and names none"
+            raise SettingError(f"{ESTIMANDS} of the model's file has no estimand {name!r}{hint}")
 
 
 def with_loo(result: Any, federation: ClaimedFederation, executor: Executor, site: str = "") -> Any:

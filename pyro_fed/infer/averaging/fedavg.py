@@ -18,7 +18,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.nested_settings import Variant, chosen_setting, explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
@@ -132,9 +132,7 @@ class BurnIn(FedAvg):
         """The server's point, and the number of rounds so far."""
         return {**super().download(shared, clients), "rounds_before": shared["rounds_before"].expand(len(clients))}
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make L steps of Adam, which starts afresh in every round."""
         server = entries_as(Server, shared)
         objective, axes = self.objective(server, data, data.num_rows)

@@ -35,7 +35,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
@@ -66,9 +66,7 @@ class Proximal(LocalSGD):
         super().__post_init__()
         check_positive(self, "proximal")
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make L steps of SGD on f_k and the proximal term."""
         server = entries_as(Server, shared)
         return {"delta": self.step(problem, server, torch.zeros_like(server.point), data, data.num_rows, noise)}, {}, {}
@@ -167,9 +165,7 @@ class FedDyn(Proximal):
         count = shared["num_clients"].expand(len(clients))
         return {**super().download(shared, clients), "num_clients": count}
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make L steps of SGD on f_k, the client's pull and the proximal term."""
         server, linear = entries_as(Server, shared), local["linear"]
         divisor = server.num_rows / shared["num_clients"]  # so that clients count by their rows, see the header

@@ -27,7 +27,7 @@ from torch.func import grad
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.bounding import relative_rows, within_cohort
 from pyro_fed.algorithm.combination import Bounded
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.record import RECENT_ROUNDS, Record
 from pyro_fed.algorithm.states import State
@@ -51,10 +51,10 @@ from pyro_fed.infer.sites.records import entries_as
 #: Share of a curvature that is left after a step along which the curvature is smaller.
 CURVATURE_MEMORY = 0.9
 #: Largest ratio of the next step's length to that of a step that was taken back.
-LARGEST_SHORTENING = 10.0
+MAX_SHORTENING = 10.0
 #: Largest ratio of the mean length of the last steps to that of the middle ones: steps of minibatches keep their
 #: length, and steps towards a point get shorter.
-GROWN = 2.0
+MAX_STEP_GROWTH = 2.0
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class StepContributions(Contributions):
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Clip every number of a step to the cohort's range."""
         rows = sent.own_rows
-        share = None if rows is None else relative_rows(rows.double())
-        clipped, cut = within_cohort(sent.messages["delta"], limits.pull, share)
+        row_ratio = None if rows is None else relative_rows(rows.double())
+        clipped, cut = within_cohort(sent.messages["delta"], limits.pull, row_ratio)
         return BoundedMessages(shared, {**sent.messages, "delta": clipped}, {}, cut)
 
 
@@ -137,9 +137,7 @@ class LocalSGD(Algorithm):
             return draw_epochs(num_rows, self.batch_size, self.chain_steps, generator, problem.dtype)
         return draw_minibatches(num_rows, self.batch_size, self.chain_steps, generator, problem.dtype)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make L steps of SGD."""
         server = entries_as(Server, shared)
         point = self.descended(problem, server.point, *self.objective(server, data, data.num_rows), noise)
@@ -182,7 +180,7 @@ class LocalSGD(Algorithm):
         there = self.gradient(problem, end, const, ())
         seen = _curvature(point, end, there - score)
         taken = (rate * seen < 2 * stable) & there.isfinite().all()
-        steeper = (seen * rate / stable).nan_to_num(LARGEST_SHORTENING).clamp(2.0, LARGEST_SHORTENING) * stable / rate
+        steeper = (seen * rate / stable).nan_to_num(MAX_SHORTENING).clamp(2.0, MAX_SHORTENING) * stable / rate
         curvature = torch.where(taken, torch.maximum(seen, CURVATURE_MEMORY * curvature), steeper)
         known = torch.where(taken, end, point), torch.where(taken, velocity, 0.0), torch.where(taken, there, score)
         return (*known, curvature), ()
@@ -230,7 +228,7 @@ class LocalSGD(Algorithm):
         before, late = (
             sum(part) / RECENT_ROUNDS for part in (steps[half - RECENT_ROUNDS : half], steps[-RECENT_ROUNDS:])
         )
-        if not late > GROWN * before:
+        if not late > MAX_STEP_GROWTH * before:
             return []
         return [sentences.server_steps_grow(late=late, before=before)]
 

@@ -9,14 +9,14 @@ From there it makes a smaller fraction of the same change, one that moves no mea
 quarter of the rejected step, doubled with every accepted one. A small enough fraction of a natural gradient gains.
 
 The SDs are halved in place of a step where there is no best q, because likelihoods overflow at the start, and where no
-fraction leaves a Gaussian within the radius. So are those of a network's start while the log density under it is `WIDE`
-below the mode's: along some directions its likelihood is flat at the mode and falls steeply a little further, so that
-Laplace's approximation is far wider than the mass.
+fraction leaves a Gaussian within the radius. So are those of a network's start while the log density under it is
+`MAX_FALL_PER_PARAMETER` below the mode's: along some directions its likelihood is flat at the mode and falls steeply a
+little further, so that Laplace's approximation is far wider than the mass.
 
-A run ends at its best q, not converged, in two cases. After `RETURNS` returns to one best q without a shorter radius
-its steps are in vain: L at the round's points has its maximum elsewhere than the expected Hessians predict, as a
+A run ends at its best q, not converged, in two cases. After `MAX_RETURNS` returns to one best q without a shorter
+radius its steps are in vain: L at the round's points has its maximum elsewhere than the expected Hessians predict, as a
 network's may. And a network's bound may rise along ridges without end, while its predictions stay the same: it is slow
-if L has risen by less than `SLOW` nats for each row in `RECENT_ROUNDS`.
+if L has risen by less than `MIN_RISE_PER_ROW` nats for each row in `RECENT_ROUNDS`.
 """
 
 from __future__ import annotations
@@ -30,30 +30,32 @@ from torch import Tensor
 
 from pyro_fed.algorithm.record import RECENT_ROUNDS
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.sites.gaussian_sites import NARROWINGS, at_mean, flat_like, largest_move, moments_of
-from pyro_fed.ops.backtrack import HALVINGS
+from pyro_fed.conventions.limits import NEGLIGIBLE
+from pyro_fed.infer.sites.gaussian_sites import at_mean, flat_like, largest_move, moments_of
+from pyro_fed.ops.backtrack import HALVINGS, halved
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Entries of the server's state that are infinite if nothing is known, or have no bound.
 UNKNOWN = frozenset({"best_value", "radius", "prior_value", "level", "returned_to", "return_radius", "recent_bests"})
-#: The radius after a step that was taken back, in lengths of that step, and after one that was kept.
-SHRINK, GROW = 0.25, 2.0
+#: The radius after a step that was taken back, in lengths of that step, and after one that was kept (Nocedal & Wright
+#: 2006, Algorithm 4.1).
+RADIUS_SHRINKAGE, RADIUS_GROWTH = 0.25, 2.0
 #: The longest first radius, in SDs: the length of steps of thousands of SDs is meaningless.
-FIRST_RADIUS = 2.0
-#: Returns to a best q that no step has improved by `GAIN` nats, before the end. A return with a radius that has not
-#: been tried restarts the count.
-RETURNS, GAIN = 3, 0.01
+MAX_FIRST_RADIUS = 2.0
+#: Returns to a best q that no step has improved by `NEGLIGIBLE` nats, before the end. A return with a radius that has
+#: not been tried restarts the count.
+MAX_RETURNS = 3
 #: A network's bound has to rise by this many nats for each row in `RECENT_ROUNDS`, which changes its predictions for a
 #: row by a hundredth of a percent.
-SLOW = 1e-4
+MIN_RISE_PER_ROW = 1e-4
 #: The same in nats for each parameter in rounds by a part of the rows: the posterior of four times as many is 1.7 SDs
 #: away in each direction, or 1.5 nats for each parameter.
-START = 0.25
-#: A q this near to the best must have nearly its L. If not, the best value was wrong, and q is kept.
-CLOSE = 0.02
+MIN_RISE_PER_PARAMETER = 0.25
+#: A q within so many SDs of the best must have nearly its L. If not, the best value was wrong, and q is kept.
+SAME_BOUND_DISTANCE = 0.02
 #: Nats for each parameter that the log density may lose from a start's mode to its Gaussian: six times a Gaussian's
 #: own.
-WIDE = 3.0
+MAX_FALL_PER_PARAMETER = 3.0
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,11 @@ class Climb:
         if not bool(has_fallen(bound, self.best_value, fall)):
             return None
         length = largest_move(moments_of(self.best), moments_of(q))
-        if bool(length < CLOSE) and bool(bound.isfinite()):
+        if bool(length < SAME_BOUND_DISTANCE) and bool(bound.isfinite()):
             return None
         radius = shorter_radius(length)
         again = self._returned(radius)
-        if bool(again.returns >= RETURNS):
+        if bool(again.returns >= MAX_RETURNS):
             return self.best, again
         fraction = fraction_within(self.best, self.onward, 1.0, float(radius))
         if not fraction:
@@ -104,7 +106,7 @@ class Climb:
 
         If q was kept although L is lower, the old best value was wrong, and is discarded.
         """
-        grown = replace(self, radius=self.radius * GROW)
+        grown = replace(self, radius=self.radius * RADIUS_GROWTH)
         unbelieved = bool(bound < self.best_value - fall)
         if unbelieved or bool(bound >= self.best_value):
             grown = replace(grown, best=q, onward=move, best_value=bound)
@@ -113,10 +115,10 @@ class Climb:
     def _returned(self, radius: Tensor) -> Self:
         """The record after another return to the best q, with this radius."""
         best, shortest = self.best_value, self.return_radius
-        again = best <= self.returned_to + GAIN
+        again = best <= self.returned_to + NEGLIGIBLE
         return replace(
             self,
-            returns=torch.where(again & (radius >= SHRINK * GROW * shortest), self.returns + 1, 1.0),
+            returns=torch.where(again & (radius >= RADIUS_SHRINKAGE * RADIUS_GROWTH * shortest), self.returns + 1, 1.0),
             returned_to=torch.where(again, self.returned_to, best),
             return_radius=torch.where(again, torch.minimum(shortest, radius), radius),
         )
@@ -124,11 +126,11 @@ class Climb:
     def _is_too_wide(self, q: Gaussian, bound: Tensor) -> bool:
         """Whether the log density under a start is lower than under any Gaussian near a mode of a network."""
         expected = bound - q.entropy()
-        return bool(expected < self.level - WIDE * q.dim)
+        return bool(expected < self.level - MAX_FALL_PER_PARAMETER * q.dim)
 
     def _narrowed(self, q: Gaussian) -> tuple[Gaussian, Self] | None:
         """A Gaussian with half its SDs, without an earlier bound to compare with; None after too many halvings."""
-        if int(self.narrowed) >= NARROWINGS:
+        if int(self.narrowed) >= HALVINGS:
             return None
         value, bests = (torch.full_like(known, -torch.inf) for known in (self.best_value, self.recent_bests))
         anew = replace(self, narrowed=self.narrowed + 1, best_value=value, recent_bests=bests)
@@ -142,7 +144,7 @@ def has_fallen(bound: Tensor, best: Tensor, fall: float) -> Tensor:
 
 def shorter_radius(length: Tensor) -> Tensor:
     """The radius after a step of some length, in SDs, that was taken back, of any shape."""
-    return (SHRINK * length.nan_to_num(nan=torch.inf)).clamp_max(FIRST_RADIUS)
+    return (RADIUS_SHRINKAGE * length.nan_to_num(nan=torch.inf)).clamp_max(MAX_FIRST_RADIUS)
 
 
 def first_climb(q: Gaussian) -> Climb:
@@ -169,7 +171,7 @@ def of_network(level: float, rows: int, dim: int = 0) -> dict[str, float]:
 
     `rows` are those of the bound, of all clients; `dim` is D in rounds by a part of the rows, else 0.
     """
-    return {"level": level, "enough": max(SLOW * rows, START * dim)}
+    return {"level": level, "enough": max(MIN_RISE_PER_ROW * rows, MIN_RISE_PER_PARAMETER * dim)}
 
 
 def fraction_within(q: Gaussian, move: Gaussian, fraction: float, radius: float) -> float:
@@ -177,16 +179,16 @@ def fraction_within(q: Gaussian, move: Gaussian, fraction: float, radius: float)
     if math.isinf(radius):
         return fraction
     before = moments_of(q)
-    for _ in range(HALVINGS):
+
+    def is_near(fraction: float) -> bool:
         new = q.product(move.power(fraction))
-        if bool(new.is_proper()) and float(largest_move(before, moments_of(new))) <= radius:
-            return fraction
-        fraction /= 2
-    return 0.0
+        return bool(new.is_proper()) and float(largest_move(before, moments_of(new))) <= radius
+
+    return halved(is_near, fraction)
 
 
 def reached_end(state: State) -> dict[str, float]:
     """Why the round returned to the best q for the last time, as a figure: repeatedly "in_vain", or a "slow" rise."""
-    in_vain = "returns" in state and bool(state["reset"]) and bool(state["returns"] >= RETURNS)
+    in_vain = "returns" in state and bool(state["reset"]) and bool(state["returns"] >= MAX_RETURNS)
     slow = "slow" in state and bool(state["slow"])
     return {name: 1.0 for name, ended in (("in_vain", in_vain), ("slow", slow)) if ended}

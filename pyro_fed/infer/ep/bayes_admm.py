@@ -91,9 +91,9 @@ class BayesADMM(Converging, WarmStarted):
         if self.solver.newton_steps == 1:
             raise SettingError(f"{type(self).__name__}: one Newton step is FedEP's; take steps=2 or more, or FedEP")
 
-    def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
+    def new_sites(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Approximate t̂_k of p_k^(1/ρ) q_-k, to the power ρ."""
-        answer = super().tilted(problem, received, data._replace(power=data.power / self.rho), noise)
+        answer = super().new_sites(problem, received, data._replace(power=data.power / self.rho), noise)
         return answer._replace(site=answer.site.power(self.rho))
 
     def first_states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:

@@ -6,7 +6,7 @@ answer is q = t_0 Π_k t_k, a product of Gaussian sites, whose natural parameter
     server   prepare      Δ_0 = (site of an expected Newton step at q) / t_0     the prior's
              download     q                                                      Algorithm 1, 3
     client   cavity       q_-k = q / t_k                                         Algorithm 4, 2
-             tilted       t̂_k = q̂_k / q_-k, from q̂_k ≈ p_k q_-k                  Algorithm 4, 3
+             new_sites    t̂_k = q̂_k / q_-k, from q̂_k ≈ p_k q_-k                  Algorithm 4, 3
              local_step   Δ_k = t̂_k / t_k = q̂_k / q                              Algorithm 4, 4
     server   combine      q ← q Π_k (Δ_k)^s_k,   t_0 ← t_0 (Δ_0)^s_0             Algorithm 3, 2
              feedback     tells each client its s_k
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import SiteKeeping, no_distribution_left
-from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, select
@@ -52,7 +52,7 @@ from pyro_fed.infer.ep.steps import CHANGE, Backtracked, Server, StepRule
 from pyro_fed.infer.ep.tilted import Newton, Received, Tilted, TiltedInference
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.sites.gaussian_sites import (
-    FEWEST_POINTS,
+    MIN_POINTS,
     SpreadGaussian,
     add_batch_axis,
     as_state,
@@ -74,8 +74,8 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: Multiples of q's SDs at which the prior's site is compared; a Gaussian prior has the same site at each.
 NEAR_AND_FAR = (1.0, 100.0)
-#: Change of the prior's site, relative to it, that is single precision's rounding.
-ROUNDING_SHARE = 1e-4
+#: Change of the prior's site, relative to it, that is rounding: half the digits of single precision.
+ROUNDING_SHARE = torch.finfo(torch.float32).eps ** 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,18 +108,16 @@ class EP(SpreadGaussian, SiteKeeping):
         """t_k, (C,), the site that the change is relative to: the client's own."""
         return gaussian(local)
 
-    def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
+    def new_sites(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Approximate t̂_k of q̂_k ≈ p_k q_-k, step 3 of Algorithm 4, (C,)."""
         return self.solver.infer(problem, numerics_of(self, problem), received, data, noise)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Compute Δ_k, steps 2 to 4 of Algorithm 4; step 5 is in `settle`."""
         site = self.old_site(shared, local)
         cavity = self.cavity(shared, site)
         received = Received(self.begin_at(shared, local, cavity), cavity)
-        answer = self.tilted(problem, received, data, noise)
+        answer = self.new_sites(problem, received, data, noise)
         empty = data.num_rows == 0  # a client without rows has the site one
         usable = (answer.usable & is_finite(answer.site)) | empty
         new_site = kept_where(usable & ~empty, answer.site)
@@ -336,8 +334,8 @@ def prior_change_at(
 ) -> tuple[Gaussian, Tensor]:
     """Δ_0 at the server's q, and E_q[log p_0], (); inferences by gradients try a few points first."""
     q, most = add_batch_axis(server.q), algorithm.points(add_batch_axis(server.q))
-    few = solver.by_gradients and len(most) > FEWEST_POINTS
-    points = spread_points(q, FEWEST_POINTS) if few else most
+    few = solver.by_gradients and len(most) > MIN_POINTS
+    points = spread_points(q, MIN_POINTS) if few else most
     moments, change = _newton_step(algorithm, problem, q, server.prior, points)
     if few and not _is_rounding(server.prior, change):  # a Gaussian prior needs no more
         moments, change = _newton_step(algorithm, problem, q, server.prior, most)
@@ -350,7 +348,7 @@ def prior_never_changes(algorithm: SpreadGaussian, problem: Problem, q: Gaussian
         return False
     for wide in NEAR_AND_FAR:
         at = add_batch_axis(at_mean(type(q)(q.precision / wide**2, q.eta), q.mean()))
-        change = _newton_step(algorithm, problem, at, prior, spread_points(at, FEWEST_POINTS))[1]
+        change = _newton_step(algorithm, problem, at, prior, spread_points(at, MIN_POINTS))[1]
         if not _is_rounding(prior, change):
             return False
     return True

@@ -24,8 +24,9 @@ which is no more than the posterior's precision P = Λ_0 + Σ_k H_k. So each cli
 tolerance.
 
 Deviations: curvatures are Hessians; the prior is any prior, by a site at m if it is not Gaussian. On large models modes
-and diagonal curvatures are by `sites.online_newton` with draws and steps of `NARROW` SDs, without a criterion; FedLap's
-clients keep the curvatures, which set the length of these steps. The sites of a start become duals of the same point.
+and diagonal curvatures are by `sites.online_newton` with draws and steps of `CURVATURE_SPREAD` SDs, without a
+criterion; FedLap's clients keep the curvatures, which set the length of these steps. The sites of a start become duals
+of the same point.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.contract import LocalResult, Noise
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
@@ -54,7 +55,7 @@ from pyro_fed.ops.gaussian import Gaussian
 #: Spread of draws, in SDs, that approximates none: differences of scores over less are lost in single precision. No
 #: step is longer either: curvatures are those within it, and if the prior is weak an SD is far (a network of 1,510
 #: parameters on ten clients reached an accuracy of 0.38 with steps of one SD, of 0.96 with these).
-NARROW = 0.1
+CURVATURE_SPREAD = 0.1
 
 
 @explains_unknown
@@ -129,9 +130,9 @@ class FedLap(FedLapCov):
 
     client: TiltedInference | str = Laplace(steps=2)  # from m, which is its own fixed point however few
 
-    def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
+    def new_sites(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Compute v_k = Λ_-k θ_k - η_-k, which puts the mean of q_-k t_k at the tilted mode; and that mode's gap."""
-        answer, cavity = super().tilted(problem, received, data, noise), received.cavity
+        answer, cavity = super().new_sites(problem, received, data, noise), received.cavity
         tilted, m = answer.site.product(cavity), received.q.mean()
         mode = tilted.mean()
         site = type(cavity)(torch.zeros_like(cavity.precision), -cavity.score(mode))
@@ -160,9 +161,7 @@ class FedLap(FedLapCov):
         precision = cavity.precision + local["curvature"]
         return type(q)(precision, precision * q.mean())
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Compute the change as `FedEP`, and the distance of the client's mode from the server's point."""
         message, after, info = super().local_step(problem, shared, local, data, noise)
         usable, curvature = message["usable"], info.pop("curvature")

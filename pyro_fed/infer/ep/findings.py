@@ -13,17 +13,15 @@ from pyro_fed.infer.ep import ascent
 
 #: A q that moves by more SDs than this in its last round, or in the last step of a client's turn, has not converged.
 UNSETTLED_SDS = 1.0
-#: If less than this share of a step could be taken in the last `ascent.RETURNS` rounds, steps were rejected repeatedly.
+#: If less than this share of a step could be taken in the last `MAX_RETURNS` rounds, steps were rejected repeatedly.
 STALLED_FRACTION = 1e-3
-#: A pass is extrapolated only if it moved q at most `FAST` times as far as the one before; the predicted move must be
-#: below `GROWING` times the tolerance, because rates grow towards the end.
-FAST, GROWING = 0.1, 0.5
 
 
 def at_rest(figures: list[dict[str, float]], tolerance: float) -> bool:
-    """Whether no change in a full pass of the clients, the last or a predicted next one, reached the tolerance.
+    """Whether no change in a full pass of the clients reached the tolerance, nor would all later ones together.
 
-    Of passes that shrink as fast as `FAST` the next is assumed to shrink by as much again.
+    Passes converge linearly: where each moves q by a share ρ of the one before, the passes that are left move it by
+    ρ / (1 - ρ) times the last.
     """
     window = math.ceil(1 / figures[-1]["share"])
     last, before = figures[-window:], figures[-2 * window : -window]
@@ -33,7 +31,7 @@ def at_rest(figures: list[dict[str, float]], tolerance: float) -> bool:
     if largest < tolerance or window == 1 or not unrestricted_pass(before, window):
         return largest < tolerance
     rate = sum(f["change"] for f in last) / sum(f["change"] for f in before)
-    return rate <= FAST and rate * largest < GROWING * tolerance
+    return rate < 1 and rate / (1 - rate) * largest < tolerance
 
 
 def unrestricted_pass(figures: list[dict[str, float]], window: int) -> bool:
@@ -45,9 +43,9 @@ def ended_early(record: Record) -> list[Finding]:
     """Warnings about rounds that ended though q moves: they gain too little, or steps were rejected repeatedly."""
     samplers = record.untried("FSGLD", "DSVGD", "NUTS")
     if record.latest.get("slow"):
-        return [sentences.weights_still_move(rounds=RECENT_ROUNDS, nats=ascent.SLOW, samplers=samplers)]
+        return [sentences.weights_still_move(rounds=RECENT_ROUNDS, nats=ascent.MIN_RISE_PER_ROW, samplers=samplers)]
     if record.latest.get("in_vain"):
-        return [sentences.rounds_in_vain(returns=ascent.RETURNS, samplers=samplers)]
+        return [sentences.rounds_in_vain(returns=ascent.MAX_RETURNS, samplers=samplers)]
     return []
 
 
@@ -77,7 +75,7 @@ def unused_sites(record: Record, newton: bool) -> list[Finding]:
 
 def still_moving(record: Record, newton: bool, diagonal: bool) -> list[Finding]:
     """A warning if q still moved by more than `UNSETTLED_SDS` in its last round, with the cure."""
-    latest, last = record.latest, record.figures[-ascent.RETURNS :]
+    latest, last = record.latest, record.figures[-ascent.MAX_RETURNS :]
     if newton and record.converged is False and all(f.get("cut") and f["fraction"] < STALLED_FRACTION for f in last):
         fraction = max(f["fraction"] for f in last)
         return [sentences.steps_shortened(rounds=len(record.figures), fraction=fraction)]

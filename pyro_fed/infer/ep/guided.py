@@ -35,7 +35,7 @@ from torch.func import grad_and_value
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import SiteKeeping
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
@@ -50,7 +50,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.guides.gaussian_guides import is_hand_written
 from pyro_fed.guides.guide_runs import KeptDraws
 from pyro_fed.guides.written import Draws, GuideFamily, read_guide
-from pyro_fed.infer.ep.ascent import GROW, SHRINK, has_fallen
+from pyro_fed.infer.ep.ascent import RADIUS_GROWTH, RADIUS_SHRINKAGE, has_fallen
 from pyro_fed.infer.ep.findings import at_rest
 from pyro_fed.infer.ep.step_control import ACCELERATION, StepControl
 from pyro_fed.infer.sites.gaussian_sites import largest_move
@@ -82,7 +82,7 @@ class Path(NamedTuple):
 
     def back(self, proper: Callable[[Tensor], bool]) -> tuple[Tensor, Path]:
         """Another λ in place of one at which the bound has fallen, and the new record; `proper` tests a λ."""
-        pace = SHRINK * self.pace
+        pace = RADIUS_SHRINKAGE * self.pace
         while pace > MIN_FRACTION and not proper(self.best + pace * self.onward):
             pace = pace / 2
         nothing = torch.full_like(self.points, torch.nan)
@@ -93,7 +93,7 @@ class Path(NamedTuple):
     ) -> tuple[Tensor, Path]:
         """The addition to λ + s f, (P,), and the new record with s, at a λ where the bound has not fallen."""
         points, moves = (torch.cat([past[1:], new[None]]) for past, new in ((self.points, natural), (self.moves, move)))
-        pace = (GROW * self.pace).clamp_max(damping)
+        pace = (RADIUS_GROWTH * self.pace).clamp_max(damping)
         path = self._replace(points=points, moves=moves, pace=pace)
         if bound >= self.best_value:
             path = path._replace(best=natural, onward=move, best_value=bound)
@@ -127,7 +127,7 @@ class Server(NamedTuple):
     prior_delta: Tensor  # its change in this round
     change: Tensor  # Σ_k (λ_k - old λ_k), the prior's included
     fraction: Tensor  # s, ()
-    share: Tensor  # of the clients, at work in the last round, ()
+    working_share: Tensor  # of the clients, at work in the last round, ()
     mean: Tensor  # of the guide's sites
     sd: Tensor  # of the same
     num_clients: Tensor  # K
@@ -238,7 +238,7 @@ class GuidedFedEP(GuideSites, SiteKeeping):
             prior_delta=still,
             change=still,
             fraction=one,
-            share=one,
+            working_share=one,
             mean=mean,
             sd=sd,
             num_clients=torch.tensor(num_clients),
@@ -265,9 +265,7 @@ class GuidedFedEP(GuideSites, SiteKeeping):
         """λ, the natural parameters of the guide, which clients receive."""
         return super().download({"natural": shared["natural"]}, clients)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Compute the changes of the clients' sites."""
         old, draws = self.old_site(shared, local), self.draws_at(problem, shared["natural"][0])
         scores, value = self.likelihoods(problem, draws.z.unsqueeze(1).expand(-1, len(old), -1), data)
@@ -294,15 +292,15 @@ class GuidedFedEP(GuideSites, SiteKeeping):
         """Sum all changes; `refine` finds how much of the sum can be taken."""
         server = entries_as(Server, shared)
         change, bound = messages["delta"].sum(0) + server.prior_delta, messages["value"].sum() + server.bound
-        share = server.fraction.new_tensor(len(weights)) / server.num_clients
-        return as_entries(server._replace(change=change, bound=bound, share=share))
+        working_share = server.fraction.new_tensor(len(weights)) / server.num_clients
+        return as_entries(server._replace(change=change, bound=bound, working_share=working_share))
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Move λ by the largest fraction that leaves a distribution, or take the last step back."""
         family, server = self.family(problem), entries_as(Server, shared)
         natural, move, bound, path = server.natural, server.change, server.bound, server.path
         zero, nothing = torch.zeros_like(server.fraction), torch.zeros_like(natural)
-        everyone = bool(server.share >= 1)
+        everyone = bool(server.working_share >= 1)
         if everyone and bool(has_fallen(bound, path.best_value, StepControl.fall)):
             new, path = path.back(family.proper)
             server = server._replace(prior_natural=new, fraction=zero, added=nothing, reset=zero + 1)
@@ -343,7 +341,7 @@ class GuidedFedEP(GuideSites, SiteKeeping):
             "change": float(largest_move((old.mean, old.sd), (new.mean, new.sd))),
             "fraction": float(new.fraction),
             "cut": float(new.reset > 0 or new.path.pace < self.damping),
-            "share": float(new.share),
+            "share": float(new.working_share),
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:

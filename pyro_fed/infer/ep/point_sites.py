@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import Settings, explains_unknown, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
@@ -168,9 +168,7 @@ class PointSites(SpreadGaussian):
             return ()
         return self.measured.draw_noise(problem, num_rows, generator)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Compute curvatures at the point."""
         point, prior, pull, clients = entries_as(Sent, shared)
         if self.scale is None:

@@ -42,8 +42,8 @@ from pyro_fed.infer.ep.guided import GuidedFedEP, with_own_families
 from pyro_fed.infer.ep.point_sites import Averaging, PointSites
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.steps import Optimised, StepRule, optimised_site_steps
-from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.laplace.laplace_point import ESCAPING, mode_level
+from pyro_fed.infer.laplace.fedlaplace import WARM_TOLERANCE, FedLaplace
+from pyro_fed.infer.laplace.laplace_point import MAX_CURVATURE_FALL, mode_level
 from pyro_fed.infer.sites.gaussian_sites import (
     absolute,
     add_batch_axis,
@@ -58,8 +58,6 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: Why an algorithm of one round or pass has no settings for more.
 ONE_PASS = "one pass from the prior is all; use FedEP"
-#: Where Newton's method ends before a run, in SDs; before a run that has to know whether there is a mode, it goes on.
-WARM_TOLERANCE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,8 +319,8 @@ class WarmStarted(EP):
         if self.start == "few_rows":
             times = self.rows_of_rounds(problem.num_rows) / self.rows_before(problem)
             q = q.power(times)
-            share = q.quotient(prior).power(1.0 / num_clients)
-            sites = flat_site(problem, self.structure, num_clients).product(add_batch_axis(share))
+            site = q.quotient(prior).power(1.0 / num_clients)
+            sites = flat_site(problem, self.structure, num_clients).product(add_batch_axis(site))
         shared, local = self.first_states(problem, q, prior, sites)
         return shared | self._network_thresholds(problem, shared, start), local
 
@@ -333,7 +331,7 @@ class WarmStarted(EP):
 
     def _refuse_no_mode(self, problem: Problem, start: Start) -> None:
         """Refuse a federated Laplace approximation without a mode."""
-        if float(start.shared.get("fall", 0.0)) > ESCAPING:
+        if float(start.shared.get("fall", 0.0)) > MAX_CURVATURE_FALL:
             raise ModelError(f"{type(self).__name__}: {sentences.MODE_AT_INFINITY}")
         if free := flat_direction(problem, gaussian(start.shared).precision):
             raise ModelError(
@@ -348,7 +346,7 @@ class WarmStarted(EP):
         dim = problem.dim if self.solver.few_rows is not None else 0
         known = ascent.of_network(mode_level(start.shared), self.rows_of_rounds(problem.num_rows), dim)
         if self.start == "few_rows":
-            known["radius"] = ascent.FIRST_RADIUS  # q is that near
+            known["radius"] = ascent.MAX_FIRST_RADIUS  # q is that near
         return {name: torch.full_like(shared[name], value) for name, value in known.items()}
 
 

@@ -15,7 +15,7 @@ A full precision is halved until the step is within reach. If the clients' log-l
 (`combination.Bounded`), steps of all clients that reverse the one before are shortened by Aitken's rule (Irons & Tuck
 1969), with r' the last undamped step and r this one, in SDs; it can only shorten, whatever a client sends:
 
-    δ ← δ ⟨r', r' - r⟩ / ‖r' - r‖²  within [`LEAST_TURNING_SHARE`, 1]
+    δ ← δ ⟨r', r' - r⟩ / ‖r' - r‖²  within [`MIN_TURNING_SHARE`, 1]
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.message_limits import LARGEST_RATIO
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import Settings, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
@@ -35,13 +36,11 @@ from pyro_fed.infer.ep.steps import Server, Step, StepRule, largest_fractions
 from pyro_fed.infer.sites.gaussian_sites import drop_batch_axis, flat_like
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.anderson import acceleration, remember
-from pyro_fed.ops.backtrack import HALVINGS
+from pyro_fed.ops.backtrack import halved
 from pyro_fed.ops.gaussian import Gaussian
 
-#: A reach that no step attains.
-UNLIMITED_REACH = 1e30
 #: Smallest factor on steps that reverse each other: q still covers 99 % of the way in 35 of them.
-LEAST_TURNING_SHARE = 0.125
+MIN_TURNING_SHARE = 0.125
 #: Rounds in the acceleration's history and its longest step if none are set, by structure.
 ACCELERATION = {"full": (4, 5.0), "diag": (20, 1e4)}
 #: Entries of the server's state that are NaN or infinite if nothing is recorded.
@@ -93,7 +92,7 @@ class StepControl(Settings):
 
     def without_limits(self) -> StepControl:
         """These settings without acceleration and without limits."""
-        return replace(self, memory=0, reach=UNLIMITED_REACH)
+        return replace(self, memory=0, reach=LARGEST_RATIO)
 
 
 class Memory(NamedTuple):
@@ -147,8 +146,8 @@ class NewtonSteps(StepRule):
             memory = memory._replace(climb=climb)
         # Steps of all clients go free, but where the parts of a bound that would be known have been withheld.
         free = everyone and (bound is not None or not self.takes_back)
-        share, memory = (1.0, memory) if free else self._held_back(memory, q, move, everyone)
-        within = ascent.fraction_within(q, move, share, radius)
+        fraction, memory = (1.0, memory) if free else self._held_back(memory, q, move, everyone)
+        within = ascent.fraction_within(q, move, fraction, radius)
         fractions = largest_fractions(q, changes, self.damping * within)
         taken = changes.power(fractions)
         whole = self.accelerates and free and bool((fractions == self.damping).all())
@@ -156,7 +155,7 @@ class NewtonSteps(StepRule):
             self._accelerated(memory, q, move) if whole else (flat_like(q), self._without_history(memory, q))
         )
         new, kept = q.product(taken.product_over(0)).product(added), server.memory | as_entries(memory)
-        return Step(new, drop_batch_axis(taken), fractions[1:], added, kept, cut=within < share)
+        return Step(new, drop_batch_axis(taken), fractions[1:], added, kept, cut=within < fraction)
 
     def _back_to(self, new: Gaussian, server: Server, changes: Gaussian, climb: Climb) -> Step:
         """The step to another q, with equal shares of it as sites: changes of older ones would look like outliers."""
@@ -185,13 +184,13 @@ class NewtonSteps(StepRule):
 
     def _within_reach(self, q: Gaussian, move: Gaussian) -> float:
         """The largest fraction 1, 1/2, ... of a change that moves the mean no further than q reaches."""
-        mean, fraction = q.mean(), 1.0
-        for _ in range(HALVINGS):
+        mean = q.mean()
+
+        def is_near(fraction: float) -> bool:
             step = q.product(move.power(fraction)).mean() - mean
-            if bool(-(step * (q.score(mean + step) - q.score(mean))).sum() <= self.control.reach**2 * q.dim):
-                break
-            fraction /= 2
-        return fraction
+            return bool(-(step * (q.score(mean + step) - q.score(mean))).sum() <= self.control.reach**2 * q.dim)
+
+        return halved(is_near)
 
     def _accelerated(self, memory: Memory, q: Gaussian, move: Gaussian) -> tuple[Gaussian, Memory]:
         """The addition by Anderson's rule to the undamped change of q, and the history of these."""
@@ -226,7 +225,7 @@ def _with_turn(memory: Memory, q: Gaussian, move: Gaussian) -> Memory:
     narrower = 0.5 * (covariance @ move.precision * covariance).sum(-1) / variance
     step, before = torch.cat([mean, narrower]), memory.turned
     away = before - step
-    share = memory.turning * (before * away).sum() / away.square().sum()
-    known = bool(before.any()) and bool(share.isfinite())
-    turning = share.clamp(LEAST_TURNING_SHARE, 1.0) if known else torch.ones_like(share)
+    factor = memory.turning * (before * away).sum() / away.square().sum()
+    known = bool(before.any()) and bool(factor.isfinite())
+    turning = factor.clamp(MIN_TURNING_SHARE, 1.0) if known else torch.ones_like(factor)
     return memory._replace(turned=step, turning=turning)

@@ -149,15 +149,15 @@ class Optimised(StepRule):
             weights[0] = 1.0
             changes = changes.power(weights)
         move, after = _optimised(self.optimiser, self.rate, q, changes.product_over(0), memory)
-        share = backtrack(q, move)
-        fractions = q.eta.new_full((len(changes.eta),), self.rate if float(share) > 0 else 0.0)
+        fraction = backtrack(q, move)
+        fractions = q.eta.new_full((len(changes.eta),), self.rate if float(fraction) > 0 else 0.0)
         prior_taken, memory = drop_batch_axis(changes.power(fractions)), {**server.memory, **prefixed(OPTIM, after)}
         if self.site_optimiser is not None:
             own, change = within(server.memory, PRIOR_OPTIM), drop_batch_axis(changes)
             prior_taken, own = _optimised(self.site_optimiser, self.rate, server.prior, change, own)
             memory |= prefixed(PRIOR_OPTIM, own)
-        moved = q.product(move.power(share))
-        return Step(moved, prior_taken, fractions[1:], flat_like(q), memory, cut=bool(share < 1))
+        moved = q.product(move.power(fraction))
+        return Step(moved, prior_taken, fractions[1:], flat_like(q), memory, cut=bool(fraction < 1))
 
 
 def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:

@@ -4,7 +4,7 @@
 
 with p_c = f_c / Σ f over the clients of the chain, and an estimate v_c of the posterior's score.
 
-Letters: f_c `share`, p_c `weight`, T `local_steps`, h `step_size`.
+Letters: f_c `visit_share`, p_c `weight`, T `local_steps`, h `step_size`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, State
+from pyro_fed.algorithm.contract import LocalResult, Noise, State
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -58,9 +58,7 @@ class AveragedLangevin(Langevin):
         arrivals = entries_as(ServerState, shared).arrivals(clients)
         return arrivals._asdict() | {"weight": self.visit_weights(shared, clients)}
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make T steps with the noise of the clients' own."""
         scaled = {**noise, "normal": self.clients_noise(shared, noise["normal"])}
         message, news, info = super().local_step(problem, shared, local, data, scaled)
@@ -72,7 +70,7 @@ class AveragedLangevin(Langevin):
 
     def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
         """p_c of each visit, (C,): the client's share among the clients of its chain."""
-        f = shared["share"][clients].unflatten(-1, (self.num_chains, -1))
+        f = shared["visit_share"][clients].unflatten(-1, (self.num_chains, -1))
         part: Tensor = (f / f.sum(-1, keepdim=True)).flatten(-2)
         return part
 
@@ -98,7 +96,7 @@ class AveragedLangevin(Langevin):
 
     def visits_a_round(self, shared: State) -> int:
         """One visit to every client, for each chain."""
-        return self.num_chains * len(shared["share"])
+        return self.num_chains * len(shared["visit_share"])
 
     def _by_chain(self, value: Tensor) -> Tensor:
         """(R, K M, ...) by chain, (R, M, K, ...)."""

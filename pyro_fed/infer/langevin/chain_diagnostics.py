@@ -18,16 +18,16 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from pyro_fed.ops.memory import count_in_cache
+
 Array = NDArray[np.float64]
-#: Numbers that are processed at once: an amount that stays in a processor's cache and needs no new memory.
-NUMBERS_A_PIECE = 16_384
 #: Effective draws below which a run warns: this many for each chain, as is usual, up to four chains.
-FEWEST_EFFECTIVE_A_CHAIN, USUAL_CHAINS = 100, 4
+MIN_ESS_PER_CHAIN, USUAL_CHAINS = 100, 4
 
 
 def fewest_effective(num_chains: int) -> int:
     """Number of effective draws of all `num_chains` chains together below which a run warns."""
-    return FEWEST_EFFECTIVE_A_CHAIN * min(num_chains, USUAL_CHAINS)
+    return MIN_ESS_PER_CHAIN * min(num_chains, USUAL_CHAINS)
 
 
 def r_hat_limit(num_chains: int) -> float:
@@ -40,14 +40,14 @@ def r_hat_limit(num_chains: int) -> float:
     return math.sqrt(1 + 2 * num_chains / fewest_effective(num_chains))
 
 
-def chains_converged(num_chains: int, r_hat: float, ess: float, wanted: int) -> bool:
+def chains_converged(num_chains: int, r_hat: float, ess: float, wanted: int | None) -> bool:
     """Whether chains agree by the largest R-hat, as a single one does, and their smallest ESS together is as wanted."""
-    return ess >= wanted and (num_chains == 1 or r_hat <= r_hat_limit(num_chains))
+    return wanted is not None and ess >= wanted and (num_chains == 1 or r_hat <= r_hat_limit(num_chains))
 
 
 def rhat_and_ess(draws: Array) -> tuple[Array, Array]:
     """R-hat (D,) and bulk ESS (D,), float64, of finite draws (chain, draw ≥ 8, D), constant in no coordinate."""
-    size = max(1, NUMBERS_A_PIECE // (draws.shape[0] * draws.shape[1]))
+    size = count_in_cache(draws.shape[0] * draws.shape[1])
     pieces = [_of_few(draws[..., first : first + size]) for first in range(0, draws.shape[2], size)]
     r_hat, ess = (np.concatenate(part) for part in zip(*pieces, strict=True))
     return r_hat, ess

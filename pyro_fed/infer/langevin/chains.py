@@ -16,28 +16,24 @@ from pyro_fed.algorithm.record import NONCENTRED, Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import MIN_DRAWS, NEGLIGIBLE
 from pyro_fed.density.problem import Problem
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit, rhat_and_ess
-from pyro_fed.infer.langevin.visits import Arrival, Visit
+from pyro_fed.infer.langevin.visits import Arrival, StepSizes, Visit
 from pyro_fed.infer.surrogates.local_sgld import tempered_clients
-from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.entries import SAMPLED_ENTRIES, evenly
+from pyro_fed.ops.memory import count_in_memory
 
-#: Largest number of coordinates that are judged; of more, evenly spaced ones are.
-JUDGED_COORDINATES = 2000
-#: R-hat and ESS are computed again when the number of draws has grown by this share,
+#: R-hat and ESS are computed again when the number of draws has grown by this factor, or, if the run ends at a number
+#: of effective draws, when the present rate predicts that number, but at least by a negligible share and at most by
+#: twice: the rate is not known well from few effective draws.
 JUDGING_GROWTH = 1.25
-#: or, if the run ends at a number of effective draws, when the present rate predicts that number, within these limits:
-#: the rate is not known well from few effective draws.
-FORECAST_GROWTH = (1.05, 1.5)
-#: While the predicted draws are more than this multiple of the present ones, they grow by this share.
-DISTANT_END_FACTOR, FAR_GROWTH = 4.0, 2.0
 #: Largest number of draws of all chains that are judged; of more, evenly spaced ones are. The slowest coordinate, which
 #: decides, has far fewer effective draws.
 JUDGED_DRAWS = 8_000
-#: Smallest number of judged draws for each effective draw at which the run ends.
-JUDGED_FOR_ONE = 4
-#: Number of draws of a chain below which R-hat and ESS are not computed.
-FEWEST_JUDGED_DRAWS = 8
+#: Draws for each effective draw: as many are judged where a run ends at a number of these.
+DRAWS_PER_EFFECTIVE = 4
 
 
 class Draws(NamedTuple):
@@ -98,7 +94,7 @@ class ChainStore(NamedTuple):
     def next_look(self, wanted: int | None) -> int:
         """Number of draws in a chain, an even number, at which the chains are judged again."""
         from_last = _growth(float(self.ess), wanted) * int(self.judged)
-        return 2 * math.ceil(max(FEWEST_JUDGED_DRAWS, from_last) / 2)
+        return 2 * math.ceil(max(MIN_DRAWS, from_last) / 2)
 
     def sample(self, num_draws: int) -> Tensor:
         """At most `num_draws` kept draws of each chain, evenly spaced, (M, n, D); the positions if none is kept."""
@@ -126,11 +122,11 @@ class ChainStore(NamedTuple):
         kept = int(self.kept)
         if kept < self.next_look(wanted):
             return self
-        most = max(FEWEST_JUDGED_DRAWS, max(JUDGED_DRAWS, JUDGED_FOR_ONE * (wanted or 0)) // len(self.position))
+        most = max(MIN_DRAWS, max(JUDGED_DRAWS, DRAWS_PER_EFFECTIVE * (wanted or 0)) // len(self.position))
         stride = -(-kept // most)
         number = kept // stride // 2 * 2
         draws = self.buffers.draws
-        draws = draws[:, kept - number * stride : kept : stride, evenly(draws.shape[-1], JUDGED_COORDINATES)].double()
+        draws = draws[:, kept - number * stride : kept : stride, evenly(draws.shape[-1], SAMPLED_ENTRIES)].double()
         moving = draws.var(1).sum(0) > 0
         if not bool(moving.all()):
             return self
@@ -154,9 +150,21 @@ def _growth(ess: float, wanted: int | None) -> float:
     """The share by which the draws grow until they are judged again."""
     if wanted is None or not ess > 0:
         return JUDGING_GROWTH
-    least, most = FORECAST_GROWTH
-    times = wanted / ess
-    return FAR_GROWTH if times > DISTANT_END_FACTOR else min(max(times, least), most)
+    return min(max(wanted / ess, 1 + NEGLIGIBLE), 2.0)
+
+
+def longer_burn_in(burn_in: int, factor: float, half_run: int) -> int:
+    """A burn-in `factor` times as long, but no more than half a run."""
+    return max(burn_in, min(math.ceil(burn_in * factor), half_run))
+
+
+def require_one_client_each(name: str, num_chains: int, clients: Tensor) -> None:
+    """Refuse a schedule that does not send each chain to one client."""
+    if len(clients) != num_chains:
+        raise SettingError(
+            f"{name}: each of the {num_chains} chains visits one client a round, but the schedule named {len(clients)} "
+            "in all: use a schedule of one client, such as schedule.Categorical()"
+        )
 
 
 class ServerState(NamedTuple):
@@ -165,7 +173,7 @@ class ServerState(NamedTuple):
     chains: ChainStore  # the chains' positions and draws
     burn_in: Tensor  # first steps of each that are not kept, ()
     step_size: Tensor  # h of their steps, before they fall or are shortened, ()
-    share: Tensor  # f_s, the share of a chain's visits to each client, (K,)
+    visit_share: Tensor  # f_s, the share of a chain's visits to each client, (K,)
     visited: Tensor | None = None  # which clients have had a visit, (K,); None if it is not used
 
     def arrivals(self, clients: Tensor) -> Arrival:
@@ -173,6 +181,17 @@ class ServerState(NamedTuple):
         steps, step_size = (value.expand(len(clients)) for value in (self.chains.steps, self.step_size))
         position = self.chains.position
         return Arrival(position.repeat_interleave(len(clients) // len(position), 0), clients, steps, step_size)
+
+    def after_visits(self, visits: Visit, sizes: StepSizes, half_run: int) -> ServerState:
+        """The state after visits (R, C, ...): h as short as any needed, longer burn-in, visited clients."""
+        if self.visited is None:
+            return self
+        visited = self.visited | torch.isin(torch.arange(len(self.visit_share)), visits.client)
+        factor = sizes.shortest_share(self.chains.steps, self.step_size, visits.step_size)
+        if factor == 1:
+            return self._replace(visited=visited)
+        burn_in = torch.tensor(longer_burn_in(int(self.burn_in), 1 / factor, half_run))
+        return self._replace(visited=visited, step_size=factor * self.step_size, burn_in=burn_in)
 
     def with_failed_visits(self, messages: State, slots: Tensor, asked: Tensor) -> State:
         """The messages of visits to clients `asked` (C,), of which `messages` came, to `slots`.
@@ -192,12 +211,18 @@ class ServerState(NamedTuple):
         filled["step_size"][lost] = self.step_size
         return filled
 
-    def rounds_to_look(self, local_steps: int, thin: int, wanted: int | None) -> int:
-        """Rounds until the chains are judged again; the run ends at `wanted` effective draws."""
+    def rounds_ahead(self, local_steps: int, thin: int, wanted: int | None, visits: int) -> int:
+        """Rounds of so many visits until the chains are judged again, as memory allows, for `wanted` effective draws.
+
+        It is one until all clients have had a visit, which finds their longest steps.
+        """
+        if self.visited is not None and not bool(self.visited.all()):
+            return 1
         steps = int(self.chains.steps)
         draws = self.chains.next_look(wanted) - int(self.chains.kept)
         first = max(steps, int(self.burn_in)) // thin
-        return -(-((first + draws) * thin - steps) // local_steps)
+        ahead = -(-((first + draws) * thin - steps) // local_steps)
+        return max(1, min(ahead, count_in_memory(local_steps * visits * self.chains.position.shape[-1])))
 
 
 #: Why chains whose steps are derived have no R-hat.
@@ -218,7 +243,7 @@ def chain_findings(
         return [sentences.no_draw_kept(end=end), *tempered]
     if math.isnan(last["ess"]):
         why = TOO_NARROW if step_size is None else f"a step of size={step_size:.3g} is too small for its numbers"
-        still = last["kept"] >= FEWEST_JUDGED_DRAWS
+        still = last["kept"] >= MIN_DRAWS
         few = sentences.too_few_draws_of_a_chain
         none = sentences.chains_stood_still(why=why) if still else few(draws=round(last["kept"]))
         return [none, *_hint(record, problem), *tempered]

@@ -84,7 +84,7 @@ class VisitContributions(Contributions):
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Visits cut back to the reach around p_t; their steps are those that the server knows."""
-        messages, stride, midpoint = sent.messages, self.algorithm.stride, self.algorithm.rule.midpoint
+        messages, stride, midpoint = sent.messages, self.algorithm.step_sizes.stride, self.algorithm.rule.midpoint
         steps, noise, _ = self._replay(shared, sent)
         mean, root = shared["held_mean"], shared["held_root"]
         dense = root.dim() == 2
@@ -102,7 +102,7 @@ class VisitContributions(Contributions):
         path = torch.stack([*kept[stride - 1 :: stride], white], 1)
         expected = mean + (path @ root.T if dense else root * path)
         positions = torch.cat([messages["draws"], messages["position"].unsqueeze(1)], 1)
-        shortest = torch.full_like(spread, ACCEPTED_SHIFT_SDS * len(shared["share"]))
+        shortest = torch.full_like(spread, ACCEPTED_SHIFT_SDS * len(shared["visit_share"]))
         rate = torch.maximum(limits.pull * shared["held_departure"], shortest)
         time = 0.5 * steps.cumsum(0)
         reach = torch.cat([time[stride - 1 :: stride], time[-1:]]).unsqueeze(-1) * rate * spread
@@ -198,19 +198,19 @@ class ConduciveVisits(VisitingLangevin):
         """Whether surrogates are used, for conducive gradients or a control variate at their mode."""
         return self.conducive is not None or super().needs_surrogates
 
-    def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
+    def equip(self, clients: ClientState, begin: Beginning, visit_share: Tensor) -> ClientState:
         """The clients' states with α g_s, Eq. (6)."""
-        clients = super().equip(clients, begin, share)
+        clients = super().equip(clients, begin, visit_share)
         if begin.gaussians is None or self.conducive is None:
             return clients
         sites, target = begin.gaussians
-        pull = conducive_gradients(one_each(sites, len(share)), share, begin.anchor, self.conducive.alpha)
+        pull = conducive_gradients(one_each(sites, len(visit_share)), visit_share, begin.anchor, self.conducive.alpha)
         clients = clients._replace(pull=pull.value, pull_slope=pull.slope)
         if self.conducive.trust is None:
             return clients
         metric = target.precision.to(begin.anchor.dtype)
-        radius = torch.full_like(share, math.sqrt(len(begin.anchor)) + self.conducive.trust)
-        return clients._replace(metric=metric.expand(len(share), *metric.shape), trust_radius=radius)
+        radius = torch.full_like(visit_share, math.sqrt(len(begin.anchor)) + self.conducive.trust)
+        return clients._replace(metric=metric.expand(len(visit_share), *metric.shape), trust_radius=radius)
 
     def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
         """v_s + α g_s, Eq. (7), whose f-weighted mean is the posterior's score."""

@@ -21,7 +21,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_probabilities
 from pyro_fed.infer.langevin.sgld import CorrectedLangevin
 from pyro_fed.infer.langevin.step import Fixed, ForVisits, Step
-from pyro_fed.infer.surrogates.surrogates import shares
+from pyro_fed.infer.surrogates.surrogates import visit_shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class VisitingLangevin(CorrectedLangevin):
 
     def client_shares(self, num_clients: int) -> Tensor:
         """f_s, (K,), float64, as set."""
-        return shares(self.probabilities, num_clients)
+        return visit_shares(self.probabilities, num_clients)
 
     @property
     def visit_time(self) -> float:

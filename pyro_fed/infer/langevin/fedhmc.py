@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Algorithm, Start, State, Tempered
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Start, State, Tempered
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
@@ -49,15 +49,14 @@ from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chains import ChainStore, chain_findings
 from pyro_fed.infer.langevin.trajectories import HmcState, first_step, retuned_factor, retuned_step, steps_of
 from pyro_fed.infer.langevin.visits import at_surrogates
-from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE
+from pyro_fed.infer.pooled.nuts_kernel import MAX_ENERGY_ERROR
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, surrogate_phase
+from pyro_fed.ops.annealing import JITTER
 from pyro_fed.ops.entries import choose
 
 #: Trajectories of the first window; each window is twice as long as the one before.
 FIRST_WINDOW = 8
-#: Shares by which lengths of trajectories and steps of chains differ at random, so that none is resonant.
-LENGTH_JITTER, STEP_JITTER = 0.3, 0.1
 
 
 @explains_unknown
@@ -141,9 +140,7 @@ class FedHMC(Tempered):
     def download(self, shared: State, clients: Tensor) -> State:
         return super().download({"point": entries_as(HmcState, shared).points()}, clients)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Any
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Any) -> LocalResult:
         """The clients' log-likelihoods (C, M) and scores (C, M, D); `outside` counts points of density zero."""
         score, value = clients_likelihood_scores_and_values(problem, shared["point"], data)
         inside = value.isfinite() & score.isfinite().all(-1)
@@ -180,10 +177,9 @@ class FedHMC(Tempered):
         moved = state._replace(trajectory=trajectory if int(state.chains.steps) else trajectory.inside())
         moved = self._with_figures(moved.with_draws(self.target_ess), gain)
         momentum = torch.randn(shape, generator=generator, dtype=torch.float64)
-        jitter = 2 * torch.rand(self.num_chains + 1, 1, generator=generator, dtype=torch.float64) - 1
+        jitter = JITTER * (2 * torch.rand(self.num_chains, 1, generator=generator, dtype=torch.float64) - 1)
         step = float(moved.step_size)
-        count = steps_of(self.length * (1 + LENGTH_JITTER * float(jitter[-1])), step)
-        steps = step * (1 + STEP_JITTER * jitter[:-1])
+        count, steps = steps_of(self.length, step), step * (1 + jitter)  # lengths differ, so that none is resonant
         return moved._replace(trajectory=moved.trajectory.launched(momentum, steps, count, moved.factor))
 
     def _with_figures(self, state: HmcState, gain: Tensor) -> HmcState:
@@ -192,7 +188,7 @@ class FedHMC(Tempered):
             return state  # the first round only finds the density where the chains begin
         inside = gain[gain > -torch.inf]
         acceptance = float(inside.exp().clamp(max=1.0).mean()) if len(inside) else 0.0
-        diverged = torch.stack([state.diverged[0], state.diverged[1] + (inside < -DIVERGENCE).sum()])
+        diverged = torch.stack([state.diverged[0], state.diverged[1] + (inside < -MAX_ENERGY_ERROR).sum()])
         state = state._replace(done=state.done + 1, acceptance=state.acceptance + acceptance, diverged=diverged)
         first, step = int(state.window) == 0, float(state.step_size)
         if first:

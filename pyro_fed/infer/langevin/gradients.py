@@ -160,14 +160,16 @@ class ConduciveScore(NamedTuple):
         return score + self.conducive.at(z), memory
 
 
-def conducive_gradients(sites: Gaussian, shares: Tensor, anchor: Tensor, weight: float) -> ConduciveGradient:
+def conducive_gradients(sites: Gaussian, visit_shares: Tensor, anchor: Tensor, weight: float) -> ConduciveGradient:
     """α g_s of all clients, of sites q_s (K,), shares f_s (K,), θ* (D,) and the weight α; everywhere linear."""
-    own = sites.power(1 / shares.to(sites.eta.dtype))
+    own = sites.power(1 / visit_shares.to(sites.eta.dtype))
     product = sites.product_over()
     at = anchor.to(sites.eta.dtype)
     value = weight * (product.score(at) - own.score(at))
     slope = weight * (product.precision - own.precision)
-    return ConduciveGradient(anchor.expand(len(shares), *anchor.shape), value.to(anchor.dtype), slope.to(anchor.dtype))
+    return ConduciveGradient(
+        anchor.expand(len(visit_shares), *anchor.shape), value.to(anchor.dtype), slope.to(anchor.dtype)
+    )
 
 
 def likelihood_score(problem: Problem, z: Tensor, batch: Batch) -> Tensor:

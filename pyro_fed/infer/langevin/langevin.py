@@ -26,7 +26,6 @@ Deviations, all settings, all off in the papers' recipes, and those of `gradient
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import Chains, LocalRounds
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, Tempered
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State, Tempered
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule, Shuffled
 from pyro_fed.codes.finding import Finding
@@ -45,11 +44,16 @@ from pyro_fed.conventions.nested_settings import resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, Minibatch
-from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
-from pyro_fed.infer.langevin.chains import ChainStore, ServerState, chain_findings
+from pyro_fed.infer.langevin.chains import (
+    ChainStore,
+    ServerState,
+    chain_findings,
+    longer_burn_in,
+    require_one_client_each,
+)
 from pyro_fed.infer.langevin.gradients import MinibatchScore, Score
-from pyro_fed.infer.langevin.step import Derived, Fixed, Step
+from pyro_fed.infer.langevin.step import Derived, Fixed, Step, check_scale_known, check_step_fits
 from pyro_fed.infer.langevin.visits import (
     Arrival,
     Beginning,
@@ -57,18 +61,14 @@ from pyro_fed.infer.langevin.visits import (
     Integrator,
     StepSizes,
     Visit,
+    VisitNoise,
     Visits,
-    at_prior,
-    at_surrogates,
-    check_step,
-    largest_curvature,
-    longest_steps,
+    first_places,
     new_clients,
-    no_picks,
+    step_limits,
 )
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, shares, surrogate_phase
-from pyro_fed.ops.memory import count_in_memory
+from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, surrogate_phase, visit_shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +83,10 @@ class Langevin(Tempered, Chains):
     local_steps: int = 40  # T, steps a visit
     burn_in: int = 400  # first steps of each chain, which are not kept
     thin: int = 10  # one step in this many is kept
-    # the run ends when the slowest coordinate has this many effective draws (all chains together) and R-hat is small;
-    # None runs all rounds
-    target_ess: int | None = 2000
+    target_ess: int | None = 2000  # effective draws, of all chains together, at which the run ends; None: all rounds
     batch_size: int | None = 100  # m, rows a step; None takes all of a client's rows
-    # a `pf.infer.step`; a derived one makes burn-in longer where it is short, up to half a run by default
-    step: Step | str = Derived()
-    # the source of the Gaussians q_s: an algorithm that leaves Gaussian sites, "laplace", "fedep", "local_sgld",
-    # "auto", or `Given`; None runs without
-    surrogates: Surrogates = "auto"
+    step: Step | str = Derived()  # a derived one makes burn-in longer where it is short, up to half a run by default
+    surrogates: Surrogates = "auto"  # the source of the Gaussians q_s; None runs without
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_chains", "local_steps", "thin")
@@ -100,20 +95,9 @@ class Langevin(Tempered, Chains):
         check_positive(self, "temperature")
         check_surrogates(self, allow_none=True)
         resolve(self, "step", Step)
-        name = type(self).__name__
-        if type(self.step) not in self.steps:
-            allowed = " or ".join(f"pf.infer.step.{kind.__name__}" for kind in self.steps)
-            raise SettingError(f"{name}: step must be {allowed}, received {self.step!r}")
-        if self.surrogates is None and self.rule.given_size is None:
-            raise SettingError(
-                f"{name}: without surrogates the step has no scale: give step=pf.infer.step.Fixed(size=..., "
-                "precondition=False)"
-            )
-        if self.surrogates is None and (self.rule.preconditions or self.needs_surrogates):
-            raise SettingError(
-                f"{name}: precondition, control_variate at the mode and conducive gradients need surrogates, "
-                "received None"
-            )
+        check_step_fits(self, self.rule, self.steps)
+        if self.surrogates is None:
+            check_scale_known(self, self.rule, self.needs_surrogates)
 
     @property
     def rule(self) -> Step:
@@ -132,11 +116,6 @@ class Langevin(Tempered, Chains):
     def num_slots(self) -> int:
         """The number of chains: the schedule is asked once for each."""
         return self.num_chains
-
-    @property
-    def stride(self) -> int:
-        """Steps between positions that are sent: all that `thin` may ask for."""
-        return math.gcd(self.thin, self.local_steps)
 
     def visits_a_round(self, shared: State) -> int:
         """The number of visits in a round: one for each chain; FALD has one for each client of a chain."""
@@ -164,30 +143,17 @@ class Langevin(Tempered, Chains):
     # -- the step sizes -------------------------------------------------------------------------------------
     @property
     def step_sizes(self) -> StepSizes:
-        """The rule by which steps fall."""
-        return StepSizes(self.local_steps, self.rule.decay, self.rule.decay_offset)
+        """The steps of a visit: the rule by which they fall, and which of them are sent."""
+        return StepSizes(self.local_steps, self.thin, self.rule.decay, self.rule.decay_offset)
 
     def derived_step(self, num_clients: int, start: Start | None) -> tuple[float, float]:
         """The derived h in preconditioned coordinates, which some shorten, and its full length, the unit of burn-in."""
         largest = cast(Derived, self.step).largest
         return largest, largest
 
-    def longer_burn_in(self, burn_in: int, times: float, num_clients: int) -> int:
-        """A burn-in `times` as long, but no more than half a run by default, so that draws remain to be judged."""
-        half = self.default_rounds(num_clients) * self.local_steps // 2
-        return max(burn_in, min(math.ceil(burn_in * times), half))
-
-    def adapt_steps(self, server: ServerState, visits: Visit) -> ServerState:
-        """The server's state after visits (R, C, ...): h as short as any needed, longer burn-in, visited clients."""
-        if server.visited is None:
-            return server
-        num_clients, done = len(server.share), server.chains.steps
-        visited = server.visited | torch.isin(torch.arange(num_clients), visits.client)
-        share = self.step_sizes.shortest_share(done, server.step_size, self.stride, visits.step_size)
-        if share == 1:
-            return server._replace(visited=visited)
-        burn_in = torch.tensor(self.longer_burn_in(int(server.burn_in), 1 / share, num_clients))
-        return server._replace(visited=visited, step_size=share * server.step_size, burn_in=burn_in)
+    def half_run(self, num_clients: int) -> int:
+        """Half of the steps of a run by default: no burn-in is made longer, so that draws remain to be judged."""
+        return self.default_rounds(num_clients) * self.local_steps // 2
 
     # -- start ----------------------------------------------------------------------------------------------
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -195,45 +161,39 @@ class Langevin(Tempered, Chains):
 
     def client_shares(self, num_clients: int) -> Tensor:
         """f_s, (K,), float64: the share of a chain's visits to each client."""
-        return shares(None, num_clients)
+        return visit_shares(None, num_clients)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Start chains at draws of p(θ) Π q_s(θ), or of the prior if there are no surrogates."""
-        share = self.client_shares(num_clients).to(problem.dtype)
-        if self.surrogates is None:
-            begin = at_prior(problem, self.num_chains, generator)
-        else:
-            begin = at_surrogates(problem, self.surrogates, start, self.num_chains, self.rule.preconditions, generator)
-        clients, visited = self.equip(new_clients(begin, share), begin, share), None
+        visit_share = self.client_shares(num_clients).to(problem.dtype)
+        begin = first_places(problem, self.surrogates, start, self.num_chains, self.rule.preconditions, generator)
+        clients, visited = self.equip(new_clients(begin, visit_share), begin, visit_share), None
         step, burn_in = self.rule.given_size, self.burn_in
         if step is None:
             step, full = self.derived_step(num_clients, start)
-            burn_in = self.longer_burn_in(burn_in, full / step, num_clients)
-            clients = clients._replace(longest_step=torch.full_like(share, torch.inf))
+            burn_in = longer_burn_in(burn_in, full / step, self.half_run(num_clients))
+            clients = clients._replace(longest_step=torch.full_like(visit_share, torch.inf))
             visited = torch.zeros(num_clients, dtype=torch.bool)
         chains, h = ChainStore.begin(begin.position), begin.position.new_tensor(step)
-        return as_entries(ServerState(chains, torch.tensor(burn_in), h, share, visited)), as_entries(clients)
+        return as_entries(ServerState(chains, torch.tensor(burn_in), h, visit_share, visited)), as_entries(clients)
 
-    def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
-        """The clients' states with what their estimate of the score needs; `share` is f_s, (K,)."""
+    def equip(self, clients: ClientState, begin: Beginning, visit_share: Tensor) -> ClientState:
+        """The clients' states with what their estimate of the score needs; `visit_share` is f_s, (K,)."""
         return clients
 
     # -- a visit --------------------------------------------------------------------------------------------
+    @property
+    def visit_noise(self) -> VisitNoise:
+        """The randomness of a visit."""
+        return VisitNoise(self.local_steps, self.batch_size, self.draw_picks)
+
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """Standard normal noise (T, D) and the minibatches of a visit."""
-        normal = torch.randn(self.local_steps, problem.dim, generator=generator, dtype=problem.dtype)
-        if self.batch_size is None:
-            return {"normal": normal}
-        if num_rows <= self.batch_size:
-            return {"normal": normal, **no_picks(self.batch_size, problem.dtype)}
-        picks = self.draw_picks(num_rows, self.batch_size, generator, problem.dtype)
-        return {"normal": normal, "position": picks.position, "weight": picks.weight}
+        return self.visit_noise.draw(problem, num_rows, generator)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make T steps of each chain at its client (`Update` of Algorithm 1)."""
         arrival = entries_as(Arrival, shared)
         client, news = self.after_first_visit(problem, arrival, entries_as(ClientState, local), data)
@@ -248,13 +208,8 @@ class Langevin(Tempered, Chains):
         if bool(client.ready.all()):
             return client, {}
         batch = data.full_batch()
-        gradient = self.build_gradient(client)
-        curvature = largest_curvature(problem, arrival.position, gradient, client.factor, batch)
-        news = {"ready": torch.ones_like(client.ready), **self.first_gradients(problem, client, batch)}
-        if client.longest_step is not None:
-            news["longest_step"] = longest_steps(arrival.step_size, curvature).to(client.longest_step.dtype)
-        else:
-            check_step(type(self).__name__, arrival.step_size, curvature, arrival.client)
+        limits = step_limits(type(self).__name__, problem, arrival, client, self.build_gradient(client), batch)
+        news = {"ready": torch.ones_like(client.ready), **self.first_gradients(problem, client, batch), **limits}
         return client._replace(**news), news
 
     def first_gradients(self, problem: Problem, client: ClientState, batch: Batch) -> State:
@@ -272,16 +227,12 @@ class Langevin(Tempered, Chains):
     def visits(self, data: ClientData) -> Visits:
         """T steps of chains at these clients."""
         size = None if self.takes_all_rows(data) else self.batch_size
-        return Visits(Integrator(self.rule.midpoint), self.step_sizes, self.stride, size)
+        return Visits(Integrator(self.rule.midpoint), self.step_sizes, size)
 
     # -- chains at the server -------------------------------------------------------------------------------
     def download(self, shared: State, clients: Tensor) -> State:
         """Slot i receives the end of chain i; kept draws stay at the server."""
-        if len(clients) != self.num_chains:
-            raise SettingError(
-                f"{type(self).__name__}: each of the {self.num_chains} chains visits one client a round, but the "
-                f"schedule named {len(clients)} in all: use a schedule of one client, such as schedule.Categorical()"
-            )
+        require_one_client_each(type(self).__name__, self.num_chains, clients)
         return entries_as(ServerState, shared).arrivals(clients)._asdict()
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
@@ -303,7 +254,8 @@ class Langevin(Tempered, Chains):
     def states_after(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
         """The server's state after each of R rounds: chains (R, M, ...) to keep, and visits (R, C, ...)."""
         server = entries_as(ServerState, shared)
-        after = shared | as_entries(self.adapt_steps(server, visits))
+        half_run = self.half_run(len(server.visit_share))
+        after = shared | as_entries(server.after_visits(visits, self.step_sizes, half_run))
         burn_in = int(server.burn_in)
         stores = server.chains.store(chains, self.local_steps, burn_in, self.thin, self.target_ess)
         return [after | as_entries(one) for one in stores]
@@ -311,12 +263,8 @@ class Langevin(Tempered, Chains):
     # -- several rounds at once -----------------------------------------------------------------------------
     def rounds_ahead(self, shared: State) -> int:
         """Rounds until chains are judged, as memory allows; one until clients have found their longest steps."""
-        server = entries_as(ServerState, shared)
-        if server.visited is not None and not bool(server.visited.all()):
-            return 1
-        ahead = server.rounds_to_look(self.local_steps, self.thin, self.target_ess)
-        numbers = self.local_steps * self.visits_a_round(shared) * server.chains.position.shape[-1]
-        return max(1, min(ahead, count_in_memory(numbers)))
+        visits = self.visits_a_round(shared)
+        return entries_as(ServerState, shared).rounds_ahead(self.local_steps, self.thin, self.target_ess, visits)
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
         """The next visits of the chains, from their present positions."""
@@ -325,15 +273,7 @@ class Langevin(Tempered, Chains):
 
     def draw_noises(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
         """The draws of `draw_noise` for many visits, in one tensor, if clients take all of their rows."""
-        size = self.batch_size
-        if size is not None and int(num_rows.max()) > size:
-            return None
-        normal = torch.empty(len(num_rows), self.local_steps, problem.dim, dtype=problem.dtype)
-        for visit, generator in zip(normal, generators, strict=True):
-            visit.normal_(generator=generator)
-        none = {} if size is None else no_picks(size, problem.dtype)
-        picks = {name: value.new_empty(0, len(num_rows), value.shape[-1]) for name, value in none.items()}
-        return {"normal": normal.transpose(0, 1), **picks}
+        return self.visit_noise.draw_many(problem, num_rows, generators)
 
     def local_rounds(
         self,
@@ -361,9 +301,7 @@ class Langevin(Tempered, Chains):
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the chains agree and have as many effective draws as wanted."""
         last = figures[-1]
-        return self.target_ess is not None and chains_converged(
-            self.num_chains, last["r_hat"], last["ess"], self.target_ess
-        )
+        return chains_converged(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         return entries_as(ChainStore, shared).sample(num_draws)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_between
 from pyro_fed.density.derivatives import likelihood_scores
@@ -102,9 +102,7 @@ class QLSD(SummedChains):
         """u, (1, M, D): a round is one step."""
         return {"uniform": torch.rand(1, self.num_chains, problem.dim, generator=generator, dtype=problem.dtype)}
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """The clients' quantised scores at each chain, less their memories, Eq. (1)."""
         scores = problem.mapped(likelihood_scores, (0, BATCHES))(shared["position"], data.full_batch())
         sent = self.quantised(scores - local["memory"], noise["uniform"][0])

@@ -26,7 +26,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData, Minibatch, draw_anew
@@ -98,9 +98,7 @@ class SAGALD(Langevin):
     def download(self, shared: State, clients: Tensor) -> State:
         return super().download(shared, clients) | _tables_of(shared)._asdict()
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make T steps of each chain; in the first round, compute the table of its start."""
         if self.takes_all_rows(data):  # there is nothing to correct
             message, news, figures = super().local_step(problem, shared, local, data, noise)

@@ -70,11 +70,11 @@ class CorrectedLangevin(Langevin):
             return super().build_gradient(client)
         return ControlVariateScore(client.inverse_f, anchor, client.anchor_score)
 
-    def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
+    def equip(self, clients: ClientState, begin: Beginning, visit_share: Tensor) -> ClientState:
         """The clients' states with an entry for the gradient of all rows at θ*, which first visits compute."""
         if not self.control_variate or self.batch_size is None:
             return clients
-        return clients._replace(anchor_score=begin.anchor.new_zeros(len(share), len(begin.anchor)))
+        return clients._replace(anchor_score=begin.anchor.new_zeros(len(visit_share), len(begin.anchor)))
 
     def first_gradients(self, problem: Problem, client: ClientState, batch: Batch) -> State:
         """The gradient of all rows at the mode."""

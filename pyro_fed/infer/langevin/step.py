@@ -14,6 +14,7 @@ from typing import ClassVar
 from pyro_fed.conventions.doors import public_dir
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_between, check_positive
+from pyro_fed.errors import SettingError
 
 __all__ = ["Derived", "Fixed", "ForVisits", "Measured", "Step"]
 __dir__ = public_dir(__all__)
@@ -171,4 +172,25 @@ class Measured(ForVisits):
             decay_offset=self.decay_offset,
             largest=self.largest,
             visit_time=self.visit_time,
+        )
+
+
+def check_step_fits(owner: object, step: Step, kinds: tuple[type[Step], ...]) -> None:
+    """Refuse a step that a sampler does not take."""
+    if type(step) not in kinds:
+        allowed = " or ".join(f"pf.infer.step.{kind.__name__}" for kind in kinds)
+        raise SettingError(f"{type(owner).__name__}: step must be {allowed}, received {step!r}")
+
+
+def check_scale_known(owner: object, step: Step, needs_surrogates: bool) -> None:
+    """Refuse a step, or an estimate of the score, that needs surrogates where there are none."""
+    name = type(owner).__name__
+    if step.given_size is None:
+        raise SettingError(
+            f"{name}: without surrogates the step has no scale: give step=pf.infer.step.Fixed(size=..., "
+            "precondition=False)"
+        )
+    if step.preconditions or needs_surrogates:
+        raise SettingError(
+            f"{name}: precondition, control_variate at the mode and conducive gradients need surrogates, received None"
         )

@@ -44,7 +44,7 @@ from torch.func import vjp
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.combination import Combination, clip
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.privacy import standard_normal
 from pyro_fed.algorithm.record import Record
@@ -268,9 +268,7 @@ class SummedLangevin(SummedChains):
         return super().first_step_size(problem, "; only with combination=pf.Private(...) it follows from the noise")
 
     # -- a round --------------------------------------------------------------------------------------------
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """The clients' scores, (C, M, D)."""
         scores = problem.mapped(self._scores, (0, BATCHES))(shared["position"], data.full_batch())
         return {"score": scores}, {}, {}
@@ -328,7 +326,7 @@ def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
 
 
 #: Draws for each parameter from which on the autocorrelation of every direction can be estimated.
-DRAWS_FOR_ONE = 20
+DRAWS_PER_PARAMETER = 20
 
 
 def summed_chain_findings(record: Record, num_chains: int, burn_in: int, is_private: bool) -> list[Finding]:
@@ -367,7 +365,7 @@ def least_autocorrelation(centred: np.ndarray) -> float:
     centred = centred / np.abs(centred).max()  # a chain that runs away is finite for long
     here, ahead = (part.reshape(-1, dim) for part in (centred[:, :-1], centred[:, 1:]))
     variance = (centred.reshape(-1, dim) ** 2).mean(0)
-    if chains * draws < DRAWS_FOR_ONE * dim:
+    if chains * draws < DRAWS_PER_PARAMETER * dim:
         return float(((here * ahead).mean(0) / variance).min())
     whole = centred.reshape(-1, dim)
     values, vectors = np.linalg.eigh(whole.T @ whole / len(whole))

@@ -23,24 +23,23 @@ Letters: f `value`, s `score`, r `momentum`, ε `step`, A `factor`. `HmcState` i
 from __future__ import annotations
 
 import math
+import sys
 from statistics import NormalDist
 from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_fed.infer.langevin.chains import ChainStore, Draws
-from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE
+from pyro_fed.infer.langevin.chains import DRAWS_PER_EFFECTIVE, ChainStore, Draws
+from pyro_fed.infer.pooled.nuts_kernel import MAX_ENERGY_ERROR
 from pyro_fed.ops.matrices import times, times_transposed
 
-#: The most that a step changes at once, and the share of acceptance that is told from 0 and 1.
-LARGEST_CHANGE, ACCEPTANCE_MARGIN = 2.0, 0.01
+#: The largest factor by which a step changes at once.
+MAX_STEP_CHANGE = 2.0
 #: The longest step: two is the end of stability at N(0, I).
-LONGEST_STEP = 1.5
+MAX_STEP = 1.5
 #: The most steps of a trajectory: shorter steps than this needs make shorter trajectories.
-MOST_STEPS = 100
-#: Effective draws of a window: one in so many, as trajectories of early windows are not independent of each other.
-DRAWS_FOR_ONE = 4
+MAX_STEPS = 100
 
 
 class Trajectory(NamedTuple):
@@ -92,7 +91,7 @@ class Trajectory(NamedTuple):
             point=torch.where(near[:, None], self.point, self.start),
             momentum=torch.where(near[:, None], self.momentum, 0.0),
             step=torch.where(near[:, None], self.step, 0.0),
-            kinetic=torch.where(near, self.kinetic, -2 * DIVERGENCE),
+            kinetic=torch.where(near, self.kinetic, -2 * MAX_ENERGY_ERROR),
         )
 
     def energy_gain(self, value: Tensor, score: Tensor, factor: Tensor) -> Tensor:
@@ -112,7 +111,7 @@ class Trajectory(NamedTuple):
 
 def first_step(dim: int, acceptance: float) -> float:
     """ε at N(0, I) by Eq. (2)."""
-    return min(LONGEST_STEP, math.sqrt(8 * -NormalDist().inv_cdf(acceptance / 2) / math.sqrt(dim)))
+    return min(MAX_STEP, math.sqrt(8 * -NormalDist().inv_cdf(acceptance / 2) / math.sqrt(dim)))
 
 
 def retuned_step(step: float, observed: float, wanted: float) -> float:
@@ -120,26 +119,27 @@ def retuned_step(step: float, observed: float, wanted: float) -> float:
 
     def root(acceptance: float) -> float:
         """√(μ/2)."""
-        inside = min(max(acceptance, ACCEPTANCE_MARGIN), 1 - ACCEPTANCE_MARGIN)
+        inside = min(max(acceptance, sys.float_info.min), 1 - sys.float_info.epsilon)
         return -NormalDist().inv_cdf(inside / 2)
 
     change = math.sqrt(root(wanted) / root(observed))
-    return min(LONGEST_STEP, step * min(max(change, 1 / LARGEST_CHANGE), LARGEST_CHANGE))
+    return min(MAX_STEP, step * min(max(change, 1 / MAX_STEP_CHANGE), MAX_STEP_CHANGE))
 
 
 def steps_of(length: float, step: float) -> int:
     """Number of leapfrog steps of a trajectory."""
-    return min(MOST_STEPS, max(1, round(length / step)))
+    return min(MAX_STEPS, max(1, round(length / step)))
 
 
 def retuned_factor(factor: Tensor, draws: Tensor) -> Tensor:
     """A of the covariance of draws (S, D), with the present one as if of D draws, of the structure of `factor`."""
-    count, dim = len(draws) / DRAWS_FOR_ONE, draws.shape[-1]
-    share = count / (count + dim)
+    # trajectories of early windows are not independent of each other
+    count, dim = len(draws) / DRAWS_PER_EFFECTIVE, draws.shape[-1]
+    weight = count / (count + dim)
     away = draws - draws.mean(0)
     if factor.dim() == 1:
-        return (share * away.square().mean(0) + (1 - share) * factor.square()).sqrt()
-    root: Tensor = torch.linalg.cholesky(share * away.mT @ away / len(draws) + (1 - share) * factor @ factor.mT)
+        return (weight * away.square().mean(0) + (1 - weight) * factor.square()).sqrt()
+    root: Tensor = torch.linalg.cholesky(weight * away.mT @ away / len(draws) + (1 - weight) * factor @ factor.mT)
     return root
 
 

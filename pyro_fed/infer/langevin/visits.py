@@ -20,6 +20,8 @@ control variates and conducive gradients are taken.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -34,11 +36,10 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, Minibatch, batch_of, with_batches
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.gradients import ConduciveGradient, Memory, Score, TrustRegion
-from pyro_fed.infer.sites.power_iteration import power_iteration
 from pyro_fed.infer.surrogates.surrogates import fitted_surrogates
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.langevin import STABLE, drifted, injected, pulled
-from pyro_fed.ops.matrices import times, times_transposed
+from pyro_fed.ops.matrices import power_iteration, times, times_transposed
 from pyro_fed.ops.step_sizes import polynomial_step
 
 
@@ -98,8 +99,17 @@ class Beginning(NamedTuple):
     gaussians: tuple[Gaussian, Gaussian] | None = None  # the surrogates q_s, batch (K,), and p(θ) Π_s q_s(θ)
 
 
-def at_prior(problem: Problem, num_chains: int, generator: torch.Generator) -> Beginning:
-    """Starts at draws of the prior."""
+def first_places(
+    problem: Problem,
+    surrogates: object,
+    start: Start | None,
+    num_chains: int,
+    precondition: bool,
+    generator: torch.Generator,
+) -> Beginning:
+    """Where chains begin: at draws of p(θ) Π_s q_s(θ), or of the prior if there are no surrogates."""
+    if surrogates is not None:
+        return at_surrogates(problem, surrogates, start, num_chains, precondition, generator)
     zero = torch.zeros(problem.dim, dtype=problem.dtype)
     return Beginning(problem.init(num_chains, generator), zero, torch.ones_like(zero))
 
@@ -120,14 +130,16 @@ def at_surrogates(
     return Beginning(position, target.mean().to(problem.dtype), factor.to(problem.dtype), gaussians)
 
 
-def new_clients(begin: Beginning, share: Tensor) -> ClientState:
-    """The clients' states before their first visits; `share` is f_s, (K,)."""
+def new_clients(begin: Beginning, visit_share: Tensor) -> ClientState:
+    """The clients' states before their first visits; `visit_share` is f_s, (K,)."""
 
     def each(value: Tensor) -> Tensor:
         """The value for each client."""
-        return value.expand(len(share), *value.shape)
+        return value.expand(len(visit_share), *value.shape)
 
-    return ClientState(1 / share, torch.zeros(len(share), dtype=torch.bool), each(begin.anchor), each(begin.factor))
+    return ClientState(
+        1 / visit_share, torch.zeros(len(visit_share), dtype=torch.bool), each(begin.anchor), each(begin.factor)
+    )
 
 
 @lru_cache(maxsize=8)
@@ -148,6 +160,37 @@ def minibatches_at(position: Tensor, weight: Tensor, num_rows: Tensor, steps: in
     whole, has = rows <= len(slot), slot < rows
     position = torch.where(whole, slot % rows.clamp_min(1), position)
     return Minibatch(position, torch.where(whole, has.to(weight.dtype), weight))
+
+
+@dataclass(frozen=True)
+class VisitNoise:
+    """The randomness of visits: ξ, and the minibatches of clients with more than m rows."""
+
+    local_steps: int  # T
+    batch_size: int | None  # m; None takes all rows
+    draw_picks: Callable[[int, int, torch.Generator, torch.dtype], Minibatch]
+
+    def draw(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """Standard normal noise (T, D) and the minibatches of a visit."""
+        normal = torch.randn(self.local_steps, problem.dim, generator=generator, dtype=problem.dtype)
+        if self.batch_size is None:
+            return {"normal": normal}
+        if num_rows <= self.batch_size:
+            return {"normal": normal, **no_picks(self.batch_size, problem.dtype)}
+        picks = self.draw_picks(num_rows, self.batch_size, generator, problem.dtype)
+        return {"normal": normal, "position": picks.position, "weight": picks.weight}
+
+    def draw_many(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
+        """The draws of many visits in one tensor, (T, V, D); None if a client does not take all of its rows."""
+        size = self.batch_size
+        if size is not None and int(num_rows.max()) > size:
+            return None
+        normal = torch.empty(len(num_rows), self.local_steps, problem.dim, dtype=problem.dtype)
+        for visit, generator in zip(normal, generators, strict=True):
+            visit.normal_(generator=generator)
+        none = {} if size is None else no_picks(size, problem.dtype)
+        picks = {name: value.new_empty(0, len(num_rows), value.shape[-1]) for name, value in none.items()}
+        return {"normal": normal.transpose(0, 1), **picks}
 
 
 class LangevinState(NamedTuple):
@@ -197,9 +240,9 @@ class Integrator:
         return LangevinState(after, memory), Trace(where if self.midpoint else after, pull.norm())
 
 
-#: Shares of the chains' step that are one up to rounding, in any dtype: a client that needs a shorter step has at most
+#: Share of the chains' step that is one up to rounding, in any dtype: a client that needs a shorter step has at most
 #: `STABLE_STEP_SHARE` of it.
-SAME_STEP_SHARE = 0.999
+SAME_STEP_SHARE = 1 - torch.finfo(torch.float32).eps ** 0.5
 
 
 @dataclass(frozen=True)
@@ -207,8 +250,14 @@ class StepSizes:
     """The steps of a visit."""
 
     local_steps: int  # T
+    thin: int  # one step in this many is kept
     decay: float  # γ; 0 keeps the step constant
     decay_offset: float  # b
+
+    @property
+    def stride(self) -> int:
+        """Steps between positions that are sent: all that `thin` may ask for."""
+        return math.gcd(self.thin, self.local_steps)
 
     def of_visit(self, done: Tensor, step_size: Tensor) -> Tensor:
         """h of each step of a visit, (T, ...), from h_0 (...) and the number of earlier steps, of that shape or ()."""
@@ -220,16 +269,27 @@ class StepSizes:
         found: Tensor = scale * decay
         return found
 
-    def shortest_share(self, done: Tensor, step_size: Tensor, stride: int, used: Tensor) -> float:
+    def shortest_share(self, done: Tensor, step_size: Tensor, used: Tensor) -> float:
         """The smallest share of its full length of a step `used` in R rounds (R, C, T / stride), or 1."""
         each = done + self.local_steps * torch.arange(len(used))
-        whole = self.of_visit(each, step_size.expand(len(used)))[stride - 1 :: stride]
+        whole = self.of_visit(each, step_size.expand(len(used)))[self.stride - 1 :: self.stride]
         share = float((used / whole.T.unsqueeze(1)).amin())
         return share if 0 < share < SAME_STEP_SHARE else 1.0
 
 
 #: A derived step that is unstable becomes this share of the largest stable one.
 STABLE_STEP_SHARE = 0.25
+
+
+def step_limits(
+    name: str, problem: Problem, arrival: Arrival, client: ClientState, score: Score, batch: Batch
+) -> State:
+    """Each client's longest step by its curvature where a chain is, if steps are derived; refuse longer given ones."""
+    curvature = largest_curvature(problem, arrival.position, score, client.factor, batch)
+    if client.longest_step is not None:
+        return {"longest_step": longest_steps(arrival.step_size, curvature).to(client.longest_step.dtype)}
+    check_step(name, arrival.step_size, curvature, arrival.client)
+    return {}
 
 
 def largest_curvature(problem: Problem, position: Tensor, score: Score, factor: Tensor, batch: Batch) -> Tensor:
@@ -270,7 +330,6 @@ class Visits:
 
     integrator: Integrator  # a step
     step_sizes: StepSizes  # T and h
-    stride: int  # steps between positions that are sent
     batch_size: int | None  # m; None takes all rows
 
     def one_round(
@@ -294,7 +353,7 @@ class Visits:
             len(steps),
             Client._make((0, 0, axes)),
         )
-        sent = trace._replace(draw=trace.draw[self.stride - 1 :: self.stride])
+        sent = trace._replace(draw=trace.draw[self.step_sizes.stride - 1 :: self.step_sizes.stride])
         return end, self._sent(arrival.client, end.position, sent, steps), {"gradient_norm": trace.norm.mean(0)}
 
     def several_rounds(
@@ -328,7 +387,7 @@ class Visits:
             StepInput(in_turn(noise["normal"]), in_turn(steps.flatten(1)), picks and Minibatch(*map(in_turn, picks))),
             at,
             Client._make((0, 0, axes)),
-            (self.stride, 1),
+            (self.step_sizes.stride, 1),
         )
         began = torch.cat([arrival.position.unsqueeze(0), ends.position[:-1]])
         trace = Trace(*(value.unflatten(0, (rounds, -1)).transpose(0, 1) for value in trace))
@@ -344,6 +403,6 @@ class Visits:
 
     def _sent(self, client: Tensor, position: Tensor, trace: Trace, steps: Tensor) -> Visit:
         """The visits that are sent, from the chains' ends, every `stride`-th draw, and the norms and h of all steps."""
-        each = slice(self.stride - 1, None, self.stride)
+        each = slice(self.step_sizes.stride - 1, None, self.step_sizes.stride)
         norms, steps = (value[each].movedim(0, -1) for value in (trace.norm, steps))
         return Visit(position, client, trace.draw.movedim(0, -2), norms, steps)

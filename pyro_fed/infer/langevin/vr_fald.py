@@ -31,7 +31,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_between
 from pyro_fed.density.problem import Problem
@@ -137,9 +137,7 @@ class VRFALD(AveragedLangevin):
         mixed: Tensor = self.shared_noise**0.5 * alike + (1 - self.shared_noise) ** 0.5 * own
         return mixed
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make T steps of Eq. (1); the message has the score of all rows where they begin."""
         arrival, client = entries_as(Arrival, shared), entries_as(ClientState, local)
         client, news = self.after_first_visit(problem, arrival, client, data)

@@ -8,9 +8,9 @@ Source: Smola et al. (2003), *Laplace propagation*; Nocedal & Wright (2006), Sec
 A round: the server sends θ, d and an aim, one of the fractions s_j. Every client sends its log-likelihood at θ + s_j d
 for every s_j (the line search), and score and curvature at the aim, the fraction that was best in the round before. If
 another fraction turns out much better the server goes there and asks again, with d = 0, except for steps too short for
-values to show it (`SHORT`). A mode search that leaves the mass for a spike of the density returns to the point around
-which it found most mass, f(θ) |H|^(-1/2). Fractions that move a logarithm or a logit by more than `LONGEST_LOG_STEP` do
-not count: a likelihood is flat far away, and a density at e^40 is rounding.
+values to show it (`NEGLIGIBLE`). A mode search that leaves the mass for a spike of the density returns to the point
+around which it found most mass, f(θ) |H|^(-1/2). Fractions that move a logarithm or a logit by more than `MAX_LOG_STEP`
+do not count: a likelihood is flat far away, and a density at e^40 is rounding.
 
 |H| has the eigenvalues of H in absolute value, after H is scaled to a diagonal of ±1 (so that no parameter's unit
 matters) and not below `ops.matrices.MIN_EIGENVALUE`; a positive definite H is left as it is. With a diagonal structure
@@ -32,13 +32,13 @@ from torch import Tensor
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.bounding import NORMAL_MEDIAN_DEVIATION, median_of, redescending, relative_rows
 from pyro_fed.algorithm.combination import Bounded
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import ROUNDING_UNITS
+from pyro_fed.conventions.limits import NEGLIGIBLE, ROUNDING_UNITS
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.derivatives import clients_log_likelihoods, of_some_rows, pick_rows, prior_values
@@ -46,7 +46,14 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging.fedavg import BurnIn
-from pyro_fed.infer.laplace.laplace_point import ESCAPING, Line, Server, first_server, semidefinite, state_after_arrival
+from pyro_fed.infer.laplace.laplace_point import (
+    MAX_CURVATURE_FALL,
+    Line,
+    Server,
+    first_server,
+    semidefinite,
+    state_after_arrival,
+)
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
     SiteContributions,
@@ -61,11 +68,10 @@ from pyro_fed.infer.sites.gaussian_sites import (
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 
+#: Where Newton's method ends before a run, in SDs; before a run that has to know whether there is a mode, it goes on.
+WARM_TOLERANCE = 0.5
 #: Longest step of an entry that is a logarithm or a logit: a factor of 5e8.
-LONGEST_LOG_STEP = 20.0
-#: Near the mode, the values of a step shorter than this many SDs are not reliable up to as many nats: integrals over
-#: rows' own latents jump by 1e-4 nats where two modes merge, also at a mode of all rows. Newton's step is then taken.
-SHORT = 0.01
+MAX_LOG_STEP = 20.0
 #: The step aimed at is taken if it gains at least this share of the best fraction's gain, because that saves a round.
 AIM_SHARE = 0.5
 
@@ -86,9 +92,9 @@ def held_values(
     expected = expected[:, :-1] - expected[:, here : here + 1]
     level = values[:, here : here + 1]
     apart = values - level - expected
-    share = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
-    known = median_of(apart.abs() / share.unsqueeze(-1), share) / NORMAL_MEDIAN_DEVIATION
-    reach = pull * share.clamp_min(1.0).sqrt().unsqueeze(-1) * known
+    row_ratio = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
+    known = median_of(apart.abs() / row_ratio.unsqueeze(-1), row_ratio) / NORMAL_MEDIAN_DEVIATION
+    reach = pull * row_ratio.clamp_min(1.0).sqrt().unsqueeze(-1) * known
     usual = level.median()
     fits = apart.abs() <= reach
     return usual + expected + torch.where(fits, apart, redescending(apart, reach)), len(values) * usual
@@ -257,9 +263,7 @@ class FedLaplace(GaussianAlgorithm):
         """The point, the direction and the aim, which clients receive."""
         return super().download(entries_as(Line, shared)._asdict(), clients)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Compute log-likelihoods on the line, and a site at the aim."""
         line = entries_as(Line, shared)
         if self.few_rows is not None:
@@ -300,7 +304,7 @@ class FedLaplace(GaussianAlgorithm):
         """The server's state after the round, see `combine`."""
         totals = server.prior_value + messages["values"].sum(0)
         lengths = totals.new_tensor(self.fractions) * (server.direction.abs() * server.transformed).amax()
-        totals = torch.where(totals.isfinite() & (lengths <= LONGEST_LOG_STEP), totals, -torch.inf)
+        totals = torch.where(totals.isfinite() & (lengths <= MAX_LOG_STEP), totals, -torch.inf)
         best, aimed = int(totals.argmax()), self.fractions.index(float(server.aim))
         gain, aimed_gain = float(totals[best] - server.value), float(totals[aimed] - server.value)
         slack = float(server.rounding * totals[aimed].abs())
@@ -310,8 +314,10 @@ class FedLaplace(GaussianAlgorithm):
         known = bool(messages["usable"].all() & is_finite(server.prior))
         if good and bool(torch.isfinite(totals[aimed])) and known:
             return replace(state_after_arrival(server, gaussian(messages), totals[aimed]), aim=next_aim)
-        told = bool(server.indefinite) or not float(server.decrement) <= SHORT or aimed_gain < -SHORT
-        if not (told or still) and known:
+        # Near the mode, the values of a negligible step are not reliable: integrals over rows' own latents jump by 1e-4
+        # nats where two modes merge, also at a mode of all rows. Newton's step is then taken.
+        shows_fall = bool(server.indefinite) or not float(server.decrement) <= NEGLIGIBLE or aimed_gain < -NEGLIGIBLE
+        if not (shows_fall or still) and known:
             if aimed == self.fractions.index(1.0):
                 return state_after_arrival(server, gaussian(messages), totals[aimed])
             return replace(server, aim=whole)
@@ -355,7 +361,7 @@ class FedLaplace(GaussianAlgorithm):
         return [*self._no_maximum(record, problem), *of_some_rows(problem, self.few_rows)]
 
     def _no_maximum(self, record: Record, problem: Problem) -> list[Finding]:
-        if record.latest.get("fall", 0.0) > ESCAPING:
+        if record.latest.get("fall", 0.0) > MAX_CURVATURE_FALL:
             return [sentences.improper_posterior()]
         if record.latest.get("back"):
             return [sentences.no_mode_found()]

@@ -20,16 +20,16 @@ from pyro_fed.ops.matrices import MIN_EIGENVALUE, equilibrated_cholesky
 #: A curvature that falls by this log factor for each posterior SD is that of a mode at infinity: there a Newton step
 #: keeps its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on
 #: the log scale. A shorter step shows nothing: at a kink, as of a network of ReLU units, the curvature falls at once.
-ESCAPING = 100.0
+MAX_CURVATURE_FALL = 100.0
 #: If the curvature is not positive definite, a Newton step shorter than this, in SDs of |H|, is at a saddle.
-SADDLE = 1.0
+MAX_SADDLE_STEP = 1.0
 #: A mode search that has lost this many nats of mass, log f - log|H|^(1/2), since a point where H was positive
 #: definite, and has not converged, has left the posterior for a spike, as where a hierarchy's scale goes to zero. The
 #: spike holds less than a thousandth of the mass.
-LOST_MASS = 7.0
+MAX_LOST_MASS = 7.0
 #: The same where H was not positive definite, with a limit on the points without a larger mass: masses by |H| may be
 #: wrong by some nats.
-LOST_ROUGHLY, POINTS = 20.0, 5
+MAX_ROUGHLY_LOST_MASS, MAX_FRUITLESS_POINTS = 20.0, 5
 
 
 class Line(NamedTuple):
@@ -123,13 +123,13 @@ def state_after_arrival(server: Server, sites: Gaussian, value: Tensor) -> Serve
     metric, indefinite = absolute(q)
     direction = type(q)(metric.precision, q.score(point)).mean()
     decrement = (direction * q.score(point)).sum().clamp_min(0).sqrt()
-    if bool(indefinite & (decrement < SADDLE)):
+    if bool(indefinite & (decrement < MAX_SADDLE_STEP)):
         down = _outward(q, q.score(point))
-        direction, decrement = direction + down, torch.where(down.any(), SADDLE, decrement)
+        direction, decrement = direction + down, torch.where(down.any(), MAX_SADDLE_STEP, decrement)
     mass = value - metric.log_det() / 2
     if bool(server.back):  # to stay
         direction, decrement = torch.zeros_like(direction), torch.zeros_like(decrement)
-    elif bool(decrement > SADDLE) and (turned_to := _way_back(server, mass)) is not None:
+    elif bool(decrement > MAX_SADDLE_STEP) and (turned_to := _way_back(server, mass)) is not None:
         back = torch.ones_like(server.back)
         return replace(server, point=turned_to, direction=torch.zeros_like(point), back=back)
     best, rough = ~indefinite & (mass > server.most_mass), mass > server.rough_mass
@@ -153,9 +153,9 @@ def state_after_arrival(server: Server, sites: Gaussian, value: Tensor) -> Serve
 
 def _way_back(server: Server, mass: Tensor) -> Tensor | None:
     """The point (D,) to which a search returns that has lost the mass; None if it goes on."""
-    if bool((server.fruitless >= POINTS) & (mass < server.rough_mass - LOST_ROUGHLY)):
+    if bool((server.fruitless >= MAX_FRUITLESS_POINTS) & (mass < server.rough_mass - MAX_ROUGHLY_LOST_MASS)):
         return server.rough_point
-    return server.best_point if bool(mass < server.most_mass - LOST_MASS) else None
+    return server.best_point if bool(mass < server.most_mass - MAX_LOST_MASS) else None
 
 
 def _outward(q: Gaussian, score: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm.capabilities import Indicators
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
 from pyro_fed.codes import sentences
@@ -60,9 +60,9 @@ from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.ops.stein import effective_neighbours, kde_draws, kde_score, ksd, largest_off, linear_identities, spread
 
 #: A KDE with fewer effective neighbours than this has no more information than the particle's own old position.
-FEWEST_NEIGHBOURS = 2.0
+MIN_NEIGHBOURS = 2.0
 #: The KDE has degenerated if this holds for more than the rest of the particles.
-LEAST_ALIVE_SHARE = 0.5
+MIN_ALIVE_SHARE = 0.5
 
 
 class Approximation(NamedTuple):
@@ -171,7 +171,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
     def figures(self, problem: Problem, q: Approximation, particles: Tensor, data: ClientData) -> State:
         """Effective neighbours in the KDE of q^(i-1) at the new particles, their spread, the client's identities."""
         neighbours = effective_neighbours(particles, q.particles, self.kde_bandwidth)
-        alive = (neighbours >= FEWEST_NEIGHBOURS).to(particles.dtype)
+        alive = (neighbours >= MIN_NEIGHBOURS).to(particles.dtype)
         found = {
             "kde_neighbours": neighbours.mean(-1),
             "kde_alive": alive.mean(-1),
@@ -191,12 +191,10 @@ class SiteParticles(ParticleAlgorithm, Indicators):
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about a density estimate whose particles have no neighbours, and particles that are elsewhere."""
         alive = record.last("kde_alive")
-        if self.num_particles > 1 and len(alive) > 0 and np.mean(alive) < LEAST_ALIVE_SHARE:
+        if self.num_particles > 1 and len(alive) > 0 and np.mean(alive) < MIN_ALIVE_SHARE:
             dead = 1 - float(np.mean(alive))
             return [
-                sentences.density_estimate_is_empty(
-                    bandwidth=self.kde_bandwidth, share=dead, neighbours=FEWEST_NEIGHBOURS
-                )
+                sentences.density_estimate_is_empty(bandwidth=self.kde_bandwidth, share=dead, neighbours=MIN_NEIGHBOURS)
             ]
         return self._elsewhere(record, problem)
 
@@ -275,9 +273,7 @@ class PaperDSVGD(SiteParticles):
         score = kde_score(particles, site.site, self.kde_bandwidth, self.kde_floor)
         return torch.where(site.visited, score, torch.zeros_like(score))
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Move the global particles, then distil the site."""
         q, site = entries_as(Approximation, shared), entries_as(Site, local)
         particles, steps = self.move_global(problem, q, site, data, noise)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
@@ -40,9 +40,6 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.kernel_base import squared_distances
-
-#: Number of steps whose gradients L-BFGS keeps.
-LBFGS_MEMORY = 10
 
 
 class Mixture(NamedTuple):
@@ -108,9 +105,7 @@ class NPV(Algorithm):
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         return ()
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Maximise by L-BFGS over the means, then over the variances."""
         batch, (means, level) = data.full_batch(), entries_as(Mixture, shared)
         first = problem.mapped(self._first, (0, 0, BATCHES), calls=self.steps)
@@ -213,9 +208,7 @@ def _variance_bound(level: Tensor, means: Tensor, heights: Tensor, curvature: Te
 def _climb(slope_and_value: Callable[[Tensor], tuple[Tensor, Tensor]], start: Tensor, steps: int) -> Tensor:
     """The point that L-BFGS with strong Wolfe line searches reaches."""
     at = start.clone().detach()
-    optimiser = torch.optim.LBFGS(
-        [at], max_iter=steps, history_size=LBFGS_MEMORY, line_search_fn="strong_wolfe", tolerance_change=0.0
-    )
+    optimiser = torch.optim.LBFGS([at], max_iter=steps, line_search_fn="strong_wolfe", tolerance_change=0.0)
 
     def closure() -> Tensor:
         slope, value = slope_and_value(at.detach())

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Noise, Start, State, Tempered
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State, Tempered
 from pyro_fed.algorithm.message_limits import IMPOSSIBLE
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
@@ -46,7 +46,7 @@ from pyro_fed.graph import Graph
 from pyro_fed.graph.base import require_centrality
 from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.infer.sites.records import entries_as
-from pyro_fed.infer.stein.importance import LEAST_EFFECTIVE_POINTS
+from pyro_fed.ops.importance import MIN_SMOOTHED_DRAWS
 from pyro_fed.ops.mixing import mix
 
 
@@ -153,9 +153,7 @@ class P2PFinite(Tempered, OnGraph):
         each = [{name: value[i] for name, value in values.items()} for i in range(len(next(iter(values.values()))))]
         return torch.stack([problem.unconstrain(value) for value in each])
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Update by Eq. (6), or not at all when all rows are used."""
         position, (belief, candidates) = local["next_row"], entries_as(Beliefs, shared)
         left = data.num_rows - position
@@ -215,7 +213,7 @@ class P2PFinite(Tempered, OnGraph):
         if len(left) and left.sum() > 0:
             cure = "run more rounds, or larger batches"
             notes.append(sentences.rows_never_used(rows=int(left.sum()), cures=[cure]))
-        if self.candidates is None and len(worth) and worth.min() < LEAST_EFFECTIVE_POINTS:
+        if self.candidates is None and len(worth) and worth.min() < MIN_SMOOTHED_DRAWS:
             notes.append(
                 sentences.candidates_miss_the_posterior(candidates=self.num_candidates, worth=float(worth.min()))
             )

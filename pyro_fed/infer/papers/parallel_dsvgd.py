@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.algorithm.schedule import Schedule, UniformRandom
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
@@ -99,9 +99,7 @@ class PaperParallelDSVGD(PaperDSVGD):
     def download(self, shared: State, clients: Tensor) -> State:
         return super().download(entries_as(Approximation, shared)._asdict(), clients)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make DSVGD's turn; the message is the new site."""
         _, after, figures = super().local_step(problem, shared, local, data, noise)
         number = {"client": local["client"]}

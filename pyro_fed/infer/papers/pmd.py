@@ -31,7 +31,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
@@ -160,9 +160,7 @@ class PMD(Algorithm):
             return noise
         return noise | {"picks": draw_anew(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)}
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make steps of mirror descent."""
         (rows, axes), before = with_batches(data, self.batch_size), entries_as(WeightedParticles, shared)
         after, (taken, worth) = problem.scan(self._step, before, rows, noise, self.local_steps, axes)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
@@ -69,9 +69,7 @@ class PaperSVGD(ParticleAlgorithm):
         particles = problem.init(self.num_particles, generator)
         return {"particles": particles}, self.start_optimiser(particles[None])._asdict()
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make L steps on all rows."""
         before, batch = shared["particles"], data.full_batch()
         carry = before, entries_as(AdaGradState, local)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.derivatives import prior_scores
 from pyro_fed.density.problem import Problem
@@ -99,9 +99,7 @@ class UDSVGD(SiteParticles):
         swap = first - prior_scores(problem, particles)
         return score + torch.where(site.from_prior, swap, torch.zeros_like(swap))
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Move the global particles and keep both ends of the move."""
         q, turns = entries_as(Approximation, shared), entries_as(Turns, local)
         particles, steps = self.move_global(problem, q, turns, data, noise)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State
 from pyro_fed.codes import cures
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.density.problem import Problem
@@ -43,7 +43,7 @@ from pyro_fed.ops.mixing import mix
 #: far below all others that the least share of it tells in a mean.
 UNKNOWN_LENGTH, LOWEST_LOG_LIK = 1e6, -1e200
 #: Stands for the number of agents whose site cannot be used, before any is known.
-NOTHING_YET = -1.0
+NO_SITES_YET = -1.0
 
 
 class Sums(NamedTuple):
@@ -105,11 +105,9 @@ class ConsensusLaplace(Algorithm, OnGraph):
         none = site.eta.new_zeros(num_clients)
         values = none[:, None].expand(-1, len(self.newton.fractions)).clone()
         aim = torch.zeros_like(site.eta)
-        return Sums(values, none + NOTHING_YET, site.precision, site.eta, aim, none + UNKNOWN_LENGTH)._asdict(), local
+        return Sums(values, none + NO_SITES_YET, site.precision, site.eta, aim, none + UNKNOWN_LENGTH)._asdict(), local
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Decide at each agent from the sums it knows, then evaluate at the point it chose."""
         sums = entries_as(Sums, shared)
         states = []
@@ -137,7 +135,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
 
     def _decide(self, sums: Sums, server: State) -> State:
         """The server's part of a round, at one agent; before the first round nothing is known."""
-        if float(sums.unusable) == NOTHING_YET:
+        if float(sums.unusable) == NO_SITES_YET:
             return server
         usable = sums.unusable[None] < 0.5
         total = {"values": sums.values[None], "usable": usable, **as_state(add_batch_axis(sums.product()))}

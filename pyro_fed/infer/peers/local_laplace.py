@@ -1,12 +1,10 @@
 """Each agent's own Laplace approximation, with nothing exchanged: where serverless algorithms start.
 
-    maximise  f_i(θ) = log p(D_i | θ) + c_i log p(θ)       by Levenberg-Marquardt, all agents at once
-    (Λ + λ S) δ = ∇f_i,   Λ = -∇²f_i,   S = diag |Λ|       accepted where f_i rises
+    maximise  f_i(θ) = log p(D_i | θ) + c_i log p(θ)       by damped Newton steps (`ops.newton_ascent`), all at once
 
-An agent has converged when a step would gain less, ∇f_i' δ, than the rounding of f_i, so that no trial could show it.
-
-S makes the steps invariant to the scales of the coordinates. An agent whose rows leave directions open
-(fewer rows than parameters, a constant covariate) does not move in them, and its site is flat there.
+A step is taken where f_i rises. The agents have converged when a step would gain each less than the rounding of f_i, so
+that no trial could show it. Steps do not depend on the scales of the coordinates. An agent whose rows leave directions
+open (fewer rows than parameters, a constant covariate) does not move in them, and its site is flat there.
 
 The site is Λ with its negative part removed (in the coordinates where diag |Λ| = 1), and eta = ∇f_i + Λ θ:
 its mode moves exactly as Newton's step would in the directions that the data inform.
@@ -24,73 +22,36 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, row_dtype
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, add_batch_axis, fit_prior, site_of, with_prior
+from pyro_fed.ops.backtrack import MAX_ITERATIONS
 from pyro_fed.ops.batched import Moments
-from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.matrices import equilibrated_cholesky, positive_part
-
-#: First λ, and the factors by which it falls after a step that improves f_i and rises after one that does not.
-LAMBDA_START, LAMBDA_FALL, LAMBDA_RISE = 1e-2, 0.2, 8.0
-#: Smallest entry of S relative to the largest: coordinates that the data do not inform stay unchanged.
-SCALE_FLOOR = 1e-12
+from pyro_fed.ops.matrices import positive_part
+from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent
 
 
 def local_laplace(
-    derivatives: Derivatives,
-    problem: Problem,
-    batch: Batch,
-    share: Tensor | None,
-    start: Tensor,
-    num_steps: int = 60,
+    derivatives: Derivatives, problem: Problem, batch: Batch, prior_share: Tensor | None, start: Tensor
 ) -> Gaussian:
-    """Laplace sites (C,), not negative, from `start` (C, D); `share` (C,) is c_i, None for zero."""
-
-    def at(points: Tensor) -> Moments:
-        from_data = derivatives.of_likelihood(problem, points[None], batch)
-        return with_prior(derivatives, problem, points[None], from_data, share)
-
-    place, here = start, at(start)
-    damping, going = (
-        torch.full_like(start[:, 0], LAMBDA_START),
-        torch.ones(len(start), dtype=torch.bool, device=start.device),
-    )
-    for _ in range(num_steps):
-        step, proper = _step(here, damping)
-        unseen = (step * here.score).sum(-1) <= torch.finfo(step.dtype).eps * here.value.abs()
-        going = going & ~(proper & here.finite() & unseen)
-        if not bool(going.any()):
+    """Laplace sites (C,), not negative, from `start` (C, D); `prior_share` (C,) is c_i, None for zero."""
+    ascent = NewtonAscent.begin(start, dense=derivatives.structure == "full")
+    for _ in range(MAX_ITERATIONS):
+        points = ascent.trial[None]
+        from_data = derivatives.of_likelihood(problem, points, batch)
+        moments = with_prior(derivatives, problem, points, from_data, prior_share)
+        ascent = ascent.tell(Look(moments.value, moments.score, moments.curvature), moments.finite(), Damping())
+        gain = ascent.length.square()
+        if bool((gain <= torch.finfo(gain.dtype).eps * ascent.value.abs()).all()):
             break
-        trial = place + step
-        there = at(trial)
-        better = going & there.finite() & (there.value > here.value)
-        place = choose(better, trial, place)
-        here = Moments(*(choose(better, new, old) for new, old in zip(there, here, strict=True)))
-        damping = damping * torch.where(better, LAMBDA_FALL, LAMBDA_RISE)
-    return site_of(here._replace(curvature=_positive_part(here.curvature)), place)
-
-
-def _step(here: Moments, damping: Tensor) -> tuple[Tensor, Tensor]:
-    """(Λ + λ S)⁻¹ ∇f, zero if the matrix is not positive definite; and (C,) whether it is."""
-    scale = _scale(here.curvature)
-    if here.curvature.dim() == 2:
-        damped = here.curvature + damping[:, None] * scale
-        return torch.where(damped > 0, here.score / damped, 0.0), (damped > 0).all(-1)
-    factor = equilibrated_cholesky(here.curvature + torch.diag_embed(damping[:, None] * scale))
-    step = factor.solve(here.score.unsqueeze(-1)).squeeze(-1)
-    return torch.where(factor.proper[:, None], step, 0.0), factor.proper
-
-
-def _scale(curvature: Tensor) -> Tensor:
-    """S, (C, D): |diag Λ| with a floor."""
-    diagonal = (curvature if curvature.dim() == 2 else curvature.diagonal(dim1=-2, dim2=-1)).abs()
-    return diagonal.clamp_min(torch.finfo(diagonal.dtype).tiny).maximum(SCALE_FLOOR * diagonal.amax(-1, keepdim=True))
+    found = Moments(ascent.value, ascent.score, _positive_part(ascent.curvature))
+    return site_of(found, ascent.points)
 
 
 def _positive_part(curvature: Tensor) -> Tensor:
     """Λ without its negative eigenvalues, in coordinates where |diag Λ| = 1."""
     if curvature.dim() == 2:
         return curvature.clamp_min(0.0)
-    root = _scale(curvature).sqrt()
+    diagonal = curvature.diagonal(dim1=-2, dim2=-1).abs()
+    root = diagonal.clamp_min(torch.finfo(diagonal.dtype).tiny).sqrt()
     kept = positive_part(curvature / root.unsqueeze(-1) / root.unsqueeze(-2))
     return kept * root.unsqueeze(-1) * root.unsqueeze(-2)
 

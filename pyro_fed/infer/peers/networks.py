@@ -22,29 +22,25 @@ import torch
 from pyro_fed.algorithm.contract import Noise, Start, State, required_start
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.tilted import IVON, Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers.peer_sites import public_belief
 from pyro_fed.infer.sites.gaussian_sites import (
-    POINT_NUMBERS,
     SpreadGaussian,
     as_state,
     flat_site,
     gaussian,
     is_finite,
     site_of,
-    spread_points,
     where,
 )
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import DiagGaussian, Gaussian
+from pyro_fed.ops.memory import count_in_memory
 
 #: Variance about an agent's first point at which the prior is evaluated.
 NARROW_VARIANCE = 1e-4
-#: Points of the prior's expectations. A prior that is Gaussian on the unconstrained scale needs two. The curvature of a
-#: half-Cauchy scale's logarithm is concentrated at one place, which eight points miss under an SD of five: that widened
-#: it further, until it overflowed (a horseshoe in units of its scales).
-PRIOR_POINTS = 32
 
 
 class NetworkAgent(NamedTuple):
@@ -61,6 +57,8 @@ def first_states(
     problem: Problem, num_clients: int, start: Start | None, algorithm: SpreadGaussian
 ) -> tuple[State, State]:
     """Flat beliefs and sites, and the points that averaging has found, from the final states of `PeerBurnIn`."""
+    if algorithm.structure == "full":
+        raise SettingError("P2PVI: the beliefs of update='ivon' are diagonal: take covariance='diag'")
     flat = flat_site(problem, "diag", num_clients)
     point = required_start(start, algorithm).shared["point"].double()
     agents = NetworkAgent(flat, flat, flat, torch.zeros_like(point[:, 0]), point)
@@ -74,7 +72,7 @@ def step(
     problem: Problem,
     shared: State,
     local: State,
-    share: torch.Tensor,
+    prior_share: torch.Tensor,
     data: ClientData,
     noise: Noise,
 ) -> tuple[Gaussian, State, torch.Tensor]:
@@ -94,7 +92,7 @@ def step(
         first = DiagGaussian(precision, precision * agent.start + pull)  # with the prior's share its mean is the point
         new = where(known, new, first)
     new = where(is_finite(new), new, likelihood)
-    each = share.unsqueeze(-1)
+    each = prior_share.unsqueeze(-1)
     mine = type(prior)(prior.precision * each, prior.eta * each)
     change = (new / likelihood) * (mine / agent.prior)
     belief, fraction = public_belief(q, change ** torch.where(known, 1.0, 1 / v), known, damping)
@@ -107,12 +105,11 @@ def step(
 
 def _prior(algorithm: SpreadGaussian, problem: Problem, q: Gaussian) -> Gaussian:
     """The prior's site by an expected Newton step under each agent's belief, not negative, a few agents at a time."""
-    size = max(1, POINT_NUMBERS // (PRIOR_POINTS * q.dim))
+    size = count_in_memory(algorithm.num_points * q.dim)
     derivatives, found = algorithm.derivatives("diag"), []
     for first in range(0, len(q.eta), size):
         some = slice(first, first + size)
         belief = type(q)(q.precision[some], q.eta[some])
-        points = spread_points(belief, PRIOR_POINTS)
-        found.append(site_of(derivatives.of_prior(problem, points), belief.mean()))
+        found.append(site_of(derivatives.of_prior(problem, algorithm.points(belief)), belief.mean()))
     precision = torch.cat([site.precision for site in found])
     return type(found[0])(precision.abs(), torch.cat([site.eta for site in found]))

@@ -31,7 +31,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, State
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
@@ -102,9 +102,7 @@ class P2PEP(PeerGaussian):
         shared = {setting.name: getattr(self, setting.name) for setting in fields(PeerGaussian)}
         return P2PVI(**shared)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Compute new sites of C agents by their tilted moments."""
         q, agent = gaussian(shared), entries_as(Agent, local)
         matched, effective = self._tilted(problem, q, agent.site, data.full_batch(), agent.prior_share)
@@ -116,11 +114,11 @@ class P2PEP(PeerGaussian):
         return as_state(message), {**local, **as_entries(after)}, info
 
     def _tilted(
-        self, problem: Problem, q: Gaussian, site: Gaussian, batch: Batch, share: Tensor
+        self, problem: Problem, q: Gaussian, site: Gaussian, batch: Batch, prior_share: Tensor
     ) -> tuple[Gaussian, Tensor]:
         """Gaussians with the tilted distributions' moments, and the share of effective points, (C,)."""
         points = spread_points(q, self.tilted_points).transpose(0, 1)
-        log_w = self._log_targets(problem, points, batch, share)
+        log_w = self._log_targets(problem, points, batch, prior_share)
         log_w = log_w - type(site)(site.precision.unsqueeze(1), site.eta.unsqueeze(1)).log_factor(points)
         w = torch.softmax(log_w.nan_to_num(nan=-torch.inf), 1)
         mean = torch.einsum("cs,csd->cd", w, points)
@@ -131,17 +129,17 @@ class P2PEP(PeerGaussian):
             spread = torch.einsum("cs,csd->cd", w, away.square())
         return type(q).from_moments(mean, spread), 1.0 / (w.square().sum(1) * self.tilted_points)
 
-    def _log_targets(self, problem: Problem, points: Tensor, batch: Batch, share: Tensor) -> Tensor:
+    def _log_targets(self, problem: Problem, points: Tensor, batch: Batch, prior_share: Tensor) -> Tensor:
         """log p(D_i | z) + c_i log p(z) at the agents' points: (C, S), float64."""
         size = count_in_memory(len(batch.weight) * batch.width() * problem.num_nodes)
         run = problem.mapped(self._log_target, (0, BATCHES, 0))
-        parts = [run(part, batch, share) for part in points.to(problem.dtype).split(size, 1)]
+        parts = [run(part, batch, prior_share) for part in points.to(problem.dtype).split(size, 1)]
         return torch.cat([part.double() for part in parts], 1)
 
-    def _log_target(self, problem: Problem, points: Tensor, batch: Batch, share: Tensor) -> Tensor:
+    def _log_target(self, problem: Problem, points: Tensor, batch: Batch, prior_share: Tensor) -> Tensor:
         def at(z: Tensor) -> Tensor:
             log_prior, pointwise = problem.log_parts(z, batch.rows)
-            return share * log_prior + (pointwise * batch.weight).sum()
+            return prior_share * log_prior + (pointwise * batch.weight).sum()
 
         values: Tensor = problem.vmap(at)(points)
         return values

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least
@@ -84,9 +84,7 @@ class P2PFedAvg(LocalSGD, OnGraph):
         server, local = super().init(problem, num_clients, generator, start)
         return {"point": server["point"].expand(num_clients, -1).clone()}, local
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make L steps of SGD; the message is their end."""
         total = torch.full_like(data.num_rows, problem.num_rows)
         message, local, info = super().local_step(problem, {**shared, "num_rows": total}, local, data, noise)
@@ -125,9 +123,7 @@ class PeerBurnIn(P2PFedAvg, BurnIn):
         shared, local = super().init(problem, num_clients, generator, start)
         return shared, {**local, "rounds_before": torch.zeros(num_clients, dtype=torch.int64)}
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make L steps of Adam, at the rate of the agent's own count of rounds."""
         known = {**shared, "rounds_before": local["rounds_before"]}
         message, _, info = super().local_step(problem, known, local, data, noise)

@@ -34,7 +34,7 @@ from pyro_fed.guides.written import Draws
 from pyro_fed.infer.ep.ascent import has_fallen
 from pyro_fed.infer.ep.guided import UNKNOWN, GuideSites, Path, proper_fraction, site_of_scores
 from pyro_fed.infer.ep.step_control import StepControl
-from pyro_fed.infer.peers.peer_gaussian import SEEN_WHOLE, PeerBeliefs
+from pyro_fed.infer.peers.peer_gaussian import ACCELERATED_GOSSIP_TOLERANCE, PeerBeliefs
 from pyro_fed.infer.sites.gaussian_sites import moves
 from pyro_fed.infer.sites.records import as_entries, entries_as
 
@@ -83,7 +83,9 @@ class GuidedP2PVI(PeerBeliefs, GuideSites):
 
     @property
     def left_apart(self) -> float:
-        return SEEN_WHOLE if self.gossip_tolerance is None and self.accelerates else super().left_apart
+        return (
+            ACCELERATED_GOSSIP_TOLERANCE if self.gossip_tolerance is None and self.accelerates else super().left_apart
+        )
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
         """As of other beliefs; all agents have to take part in every round."""

@@ -44,11 +44,11 @@ from typing import Any, Literal, Self, cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
-from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice
 from pyro_fed.density.derivatives import Kind, of_some_rows
@@ -60,11 +60,11 @@ from pyro_fed.guides.gaussian_guides import guided_covariance, is_hand_written
 from pyro_fed.infer.ep.guided import with_own_families
 from pyro_fed.infer.ep.tilted import IVON, Received, TiltedInference
 from pyro_fed.infer.ep.tilted.base import numerics_of
-from pyro_fed.infer.peers import networks
+from pyro_fed.infer.peers import findings, networks
 from pyro_fed.infer.peers.contributions import PeerContributions
 from pyro_fed.infer.peers.p2p_fedavg import PeerBurnIn
 from pyro_fed.infer.peers.p2p_guided import GuidedP2PVI
-from pyro_fed.infer.peers.peer_gaussian import SEEN_WHOLE, PeerGaussian
+from pyro_fed.infer.peers.peer_gaussian import ACCELERATED_GOSSIP_TOLERANCE, PeerGaussian
 from pyro_fed.infer.peers.peer_sites import (
     Agent,
     History,
@@ -74,13 +74,10 @@ from pyro_fed.infer.peers.peer_sites import (
     seen_whole,
     without_distribution,
 )
-from pyro_fed.infer.peers.update import Newton, Update
+from pyro_fed.infer.peers.update import Newton, Update, check_update
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, is_finite, where
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
-
-#: Beliefs that move by less than this, in SDs, expect no more data.
-STILL_SDS = 1e-9
 
 
 @explains_unknown
@@ -149,7 +146,7 @@ class P2PVI(PeerGaussian):
         check_at_least(self, 1, "batch_size", allow_none=True)
         resolve(self, "update", Update)
         self._check_start()
-        self._check_update()
+        check_update(self, self.solver, self.accelerates)
         if not self._ends:
             refuse_unused(
                 self,
@@ -174,34 +171,6 @@ class P2PVI(PeerGaussian):
             raise SettingError(
                 "P2PVI: weighting='paper' begins at the prior, start='prior' or 'draw'; for "
                 f"start={self.start!r} use weighting='exact'"
-            )
-
-    def _check_update(self) -> None:
-        """Refuse settings that have no effect with the update, or contradict it."""
-        solver = self.solver
-        remembers = solver.newton_steps and solver.memory not in (1, Newton.memory)
-        if remembers and not (self.accelerates and self.gossip_steps is None):
-            raise SettingError(
-                f"P2PVI: memory={solver.memory} has no effect: acceleration is of single, undamped steps with "
-                "weighting='exact', all rows in every round and complete consensus (steps=1, damping=1, "
-                "batch_size=None, gossip_steps=None)"
-            )
-        if solver.newton_steps:
-            return
-        if self.start in ("consensus", "local"):
-            raise SettingError(
-                f"P2PVI: update={solver.kind()!r} works around a proper belief: it needs start='prior', which is also "
-                f"what 'auto' takes; received {self.start!r}"
-            )
-        unused = ("num_points",) if solver.takes_curvature else ("num_points", "curvature")
-        refuse_unused(self, "it is a setting of Newton steps; use update='newton'", *unused)
-        refuse_unused(
-            self, "minibatches of this update are a setting of its own, as pf.infer.update.SVI's", "batch_size"
-        )
-        if solver.needs_diagonal and self.covariance != "diag":
-            raise SettingError(
-                f"P2PVI: {solver!r} moves each parameter of a diagonal belief by itself: it needs covariance='diag'; "
-                f"received {self.covariance!r}"
             )
 
     def delegate(self) -> Algorithm:
@@ -253,8 +222,6 @@ class P2PVI(PeerGaussian):
     ) -> tuple[State, State]:
         """Start from flat beliefs, or from the prior at every agent; no row is used."""
         if self.start == "fedavg":
-            if self.structure == "full":
-                raise SettingError("P2PVI: the beliefs of update='ivon' are diagonal: take covariance='diag'")
             shared, local = networks.first_states(problem, num_clients, start, self)
             return shared, local | as_entries(Turn(torch.zeros_like(shared["eta"][:, 0], dtype=torch.int64)))
         shared, local = super().init(problem, num_clients, generator, start)
@@ -289,9 +256,7 @@ class P2PVI(PeerGaussian):
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         return self.solver.draw_noise(problem, num_rows, generator)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Solve Eq. (3): the public beliefs b_i = q_i (t_i^new / t_i)^(s / v_i) of C agents."""
         held = self.share_held(local["prior_share"], shared["centrality"])
         if self.start == "fedavg":
@@ -335,7 +300,9 @@ class P2PVI(PeerGaussian):
     @property
     def left_apart(self) -> float:
         """The share of disagreement left after a round; less with acceleration, which needs whole steps."""
-        return SEEN_WHOLE if self.gossip_tolerance is None and self.accelerates else super().left_apart
+        return (
+            ACCELERATED_GOSSIP_TOLERANCE if self.gossip_tolerance is None and self.accelerates else super().left_apart
+        )
 
     @property
     def _ends(self) -> bool:
@@ -350,25 +317,14 @@ class P2PVI(PeerGaussian):
         if not self._ends:
             return None
         settled = super().converged(figures)
-        return settled if self.batch_size is None else settled and figures[-1]["change"] < STILL_SDS
+        return settled if self.batch_size is None else settled and figures[-1]["change"] < SAME_SHARE
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about a target other than the posterior, and about rows that no round has reached."""
-        notes = [*self._other_target(record), *super().warnings(record, problem)]
-        notes += of_some_rows(problem, self.solver.few_rows)
-        left = record.last("rows_left")
-        if left.sum() == 0:
-            return notes
-        more = -(-int(left.max()) // int(self.batch_size or 1))
-        cure = f"run at least {more} more rounds, or larger batches"
-        return [*notes, sentences.rows_never_used(rows=int(left.sum()), cures=[cure])]
-
-    def _other_target(self, record: Record) -> list[Finding]:
-        """A warning about what the published weighting converges to in place of the posterior."""
-        if self.weighting == "exact":
-            return []
-        agents = len(record.client_names)
-        counted = (len(record.figures) if self.batch_size is None else 1) / agents
-        how = "again in every round" if self.batch_size is None else "once"
-        drawn = "; and a mean drawn at random stands for the prior's" if self.start == "draw" else ""
-        return [sentences.published_weighting(agents=agents, counted=counted, again=how, start=drawn)]
+        published, drawn = self.weighting == "paper", self.start == "draw"
+        return [
+            *(findings.published_target(record, self.batch_size, drawn) if published else []),
+            *super().warnings(record, problem),
+            *of_some_rows(problem, self.solver.few_rows),
+            *findings.unused_rows(record, self.batch_size),
+        ]

@@ -31,9 +31,7 @@ from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, Start, State
 from pyro_fed.algorithm.record import Record
-from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.conventions.nested_settings import chosen_setting, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
@@ -41,11 +39,13 @@ from pyro_fed.errors import GraphError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.base import require_centrality
 from pyro_fed.graph.consensus import MAX_TOLERANCE
-from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.laplace.fedlaplace import WARM_TOLERANCE, FedLaplace
+from pyro_fed.infer.peers import findings
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
 from pyro_fed.infer.peers.local_laplace import gaussian_prior, or_infinity, range_over_agents, repeated
 from pyro_fed.infer.peers.peer_sites import Agent
 from pyro_fed.infer.sites.gaussian_sites import (
+    PRIOR_DRAWS,
     SpreadGaussian,
     absolute,
     add_batch_axis,
@@ -62,14 +62,10 @@ from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
 
-#: Length of the Newton step, in SDs, at which the start is close enough: later rounds take sites anew.
-START_TOLERANCE = 1e-2
 #: Share of their disagreement that agents have after a round's consensus, if none is set.
-LEFT_APART = 1e-2
+GOSSIP_TOLERANCE = 1e-2
 #: The same if rounds are accelerated.
-SEEN_WHOLE = 1e-4
-#: Prior draws whose coordinate-wise median is the common starting point.
-START_DRAWS = 64
+ACCELERATED_GOSSIP_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +82,7 @@ class PeerBeliefs(Algorithm, OnGraph):
     gossip_tolerance: float | None = None  # see `gossip_steps`; None is 0.01
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[misc]  # of the other base of a subclass
         check_positive(self, "tolerance")
         check_between(self, "damping", 0, 1)
         if self.gossip_tolerance is not None:
@@ -98,7 +94,7 @@ class PeerBeliefs(Algorithm, OnGraph):
     @property
     def left_apart(self) -> float:
         """The share of their disagreement that agents have after a round; None gives the default."""
-        return LEFT_APART if self.gossip_tolerance is None else self.gossip_tolerance
+        return GOSSIP_TOLERANCE if self.gossip_tolerance is None else self.gossip_tolerance
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
         """The number of steps as set; exactness needs a centrality that sleepers and failures do not change."""
@@ -142,15 +138,7 @@ class PeerBeliefs(Algorithm, OnGraph):
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about agents that disagree at the end, and about sites that could not move."""
-        notes = list[Finding]()
-        apart = record.latest.get("disagreement", 0.0)
-        if apart > NEGLIGIBLE:
-            notes.append(sentences.agents_disagree(sds=apart))
-        stalled = (record.last("fraction") == 0).nonzero()[0].tolist()
-        if stalled:
-            workers = record.workers("fraction")
-            notes.append(sentences.agents_could_not_move(clients=[workers[i] for i in stalled]))
-        return notes
+        return findings.disagreement(record) + findings.stalled_agents(record)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +169,7 @@ class PeerGaussian(PeerBeliefs, SpreadGaussian):
             newton=FedLaplace(
                 covariance=self.structure,
                 curvature=self.curvature,
-                tolerance=START_TOLERANCE,
+                tolerance=WARM_TOLERANCE,
             )
         )
 
@@ -202,7 +190,7 @@ class PeerGaussian(PeerBeliefs, SpreadGaussian):
             return dict(start.shared), dict(start.local)
         flat = beliefs = anchor = flat_site(problem, self.structure, num_clients)
         if start is None:
-            point = problem.init(START_DRAWS, generator).median(0).values.double().expand(num_clients, -1)
+            point = problem.init(PRIOR_DRAWS, generator).median(0).values.double().expand(num_clients, -1)
             if problem.traits.kinked_prior:  # no agent has a Laplace approximation
                 anchor = repeated(add_batch_axis(fit_prior(self, problem, generator)), num_clients)
         else:

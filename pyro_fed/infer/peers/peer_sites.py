@@ -20,7 +20,7 @@ after the consensus. From then on, until beliefs are proper, all agents' first s
 a_i, the agent's part anchor^(v_i) of the anchor in place of l_i: their product is the anchor, even if Newton's method
 has not converged, and the product of the l_i, curvatures at a point that is not a mode, is no distribution.
 
-Letters: c_i `share`, as in `peer_gaussian`. What agents keep between rounds is here too: `History` is Anderson
+Letters: c_i `prior_share`, as in `peer_gaussian`. What agents keep between rounds is here too: `History` is Anderson
 acceleration (`ops.anderson`) seen from one agent. Histories agree as far as beliefs do; where they differ, only the
 points differ at which sites are taken.
 """
@@ -147,8 +147,8 @@ def without_distribution(q: Gaussian, old: Gaussian) -> Tensor:
 def _proper_first_sites(anchor: Gaussian, site: Gaussian, base: Gaussian, weight: Tensor) -> Gaussian:
     """First sites bent towards a base whose product is the anchor, so that theirs is a distribution: see above."""
     change = site / base
-    share = backtrack(anchor, change**weight, max_fraction=1.0)
-    return where(share == 1, site, move(base, change, share))
+    fraction = backtrack(anchor, change**weight, max_fraction=1.0)
+    return where(fraction == 1, site, move(base, change, fraction))
 
 
 def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -> tuple[Gaussian, Tensor]:

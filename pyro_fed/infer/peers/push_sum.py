@@ -27,7 +27,7 @@ from scipy import sparse
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -118,17 +118,15 @@ class P2PPushSum(PeerGaussian):
         one = torch.ones(num_clients, dtype=torch.float64, device=shared["eta"].device)
         return shared | {"mass": one}, local | {"agents": num_clients * one}
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Solve Eq. (3) at each agent's ratio; the message is what the agent then distributes."""
         q, agent, agents, mass = _ratio(shared), entries_as(Agent, local), local["agents"], shared["mass"]
-        share, lost = self.share_held(agent.prior_share, 1.0 / agents), without_distribution(q, agent.site)
-        numerics, received = numerics_of(self, problem, share), Received(q, q / agent.site)
+        prior_share, lost = self.share_held(agent.prior_share, 1.0 / agents), without_distribution(q, agent.site)
+        numerics, received = numerics_of(self, problem, prior_share), Received(q, q / agent.site)
         answer, known = new_site(Newton(), problem, numerics, received, data, noise, agent, agents, lost)
         change = answer.site / agent.site
         belief, fraction = public_belief(q, change ** (agents / mass), known & q.is_proper(), self.damping)
-        after = agent._replace(site=agent.site * change**fraction, prior_share=share)
+        after = agent._replace(site=agent.site * change**fraction, prior_share=prior_share)
         figures = {"fraction": fraction, "mass": mass, **self.traces(q)}
         return {**as_state(belief**mass), "mass": mass}, {**as_entries(after), "agents": agents}, figures
 

@@ -19,14 +19,16 @@ import torch
 
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.doors import public_dir
-from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.errors import SettingError
 from pyro_fed.guides.gaussian_guides import GuideFit
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.tilted import IVON, Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.ep.tilted.base import site_from
+from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 
 __all__ = ["IVON", "SVI", "Newton", "Update"]
 __dir__ = public_dir(__all__)
@@ -140,3 +142,32 @@ class SVI(Update):
         """Fit guides to cavity × likelihood: Eq. (3) as published, where the cavity is q_i itself."""
         guide = self.guide_fit.fit(problem, received.q, received.cavity, data, noise, received.pace)
         return site_from(guide, received.cavity)
+
+
+def check_update(algorithm: PeerGaussian, solver: TiltedInference, accelerates: bool) -> None:
+    """Refuse settings of an algorithm that have no effect with its update, or contradict it."""
+    name = type(algorithm).__name__
+    remembers = solver.newton_steps and solver.memory not in (1, Newton.memory)
+    if remembers and not (accelerates and algorithm.gossip_steps is None):
+        raise SettingError(
+            f"{name}: memory={solver.memory} has no effect: acceleration is of single, undamped steps with "
+            "weighting='exact', all rows in every round and complete consensus (steps=1, damping=1, batch_size=None, "
+            "gossip_steps=None)"
+        )
+    if solver.newton_steps:
+        return
+    if algorithm.start in ("consensus", "local"):
+        raise SettingError(
+            f"{name}: update={solver.kind()!r} works around a proper belief: it needs start='prior', which is also "
+            f"what 'auto' takes; received {algorithm.start!r}"
+        )
+    unused = ("num_points",) if solver.takes_curvature else ("num_points", "curvature")
+    refuse_unused(algorithm, "it is a setting of Newton steps; use update='newton'", *unused)
+    refuse_unused(
+        algorithm, "minibatches of this update are a setting of its own, as pf.infer.update.SVI's", "batch_size"
+    )
+    if solver.needs_diagonal and algorithm.covariance != "diag":
+        raise SettingError(
+            f"{name}: {solver!r} moves each parameter of a diagonal belief by itself: it needs covariance='diag'; "
+            f"received {algorithm.covariance!r}"
+        )

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures, sentences
@@ -33,12 +33,12 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.arviz_versions import bfmi, ess, rhat
 
 #: R-hat above which chains have not mixed (Vehtari et al. 2021); BFMI below which energies are explored badly.
-LARGEST_RHAT = 1.01
-SMALLEST_BFMI = 0.3
+MAX_RHAT = 1.01
+MIN_BFMI = 0.3
 #: Share of draws with the deepest tree above which a run warns.
-OFTEN_DEEPEST = 0.05
+MAX_DEEPEST_SHARE = 0.05
 #: Number of draws in a chain above which R-hat, ESS and BFMI are meaningful.
-FEWEST_DRAWS = 50
+MIN_DIAGNOSED_DRAWS = 50
 
 
 def trajectory_figures(message: State, max_tree_depth: int) -> State:
@@ -49,7 +49,7 @@ def trajectory_figures(message: State, max_tree_depth: int) -> State:
     }
     draws = message["draws"][0].double().numpy()
     num_chains, num_samples = draws.shape[:2]
-    if num_samples >= FEWEST_DRAWS:
+    if num_samples >= MIN_DIAGNOSED_DRAWS:
         energy = message["energy"][0].double().numpy()
         figures["bfmi_min"] = torch.tensor(float(bfmi(energy).min()))
         figures["ess_min"] = torch.tensor(float(ess(draws).min()))
@@ -67,13 +67,13 @@ def trajectory_warnings(record: Record, problem: Problem) -> list[Finding]:
 
     divergences, deepest = last("divergences", 0), last("deepest_trees", 0)
     rhat, bfmi = last("rhat_max", 1.0), last("bfmi_min", 1.0)
-    struggled = divergences > 0 or rhat > LARGEST_RHAT or bfmi < SMALLEST_BFMI
+    struggled = divergences > 0 or rhat > MAX_RHAT or bfmi < MIN_BFMI
     hints = problem.traits.funnel_hint if struggled else []
     return [
         *([sentences.trajectories_diverged(trajectories=divergences)] if divergences > 0 else []),
-        *([sentences.trees_saturated(share=deepest)] if deepest > OFTEN_DEEPEST else []),
-        *([sentences.chains_not_mixed(r_hat=rhat, limit=LARGEST_RHAT)] if rhat > LARGEST_RHAT else []),
-        *([sentences.energies_badly_explored(bfmi=bfmi, limit=SMALLEST_BFMI)] if bfmi < SMALLEST_BFMI else []),
+        *([sentences.trees_saturated(share=deepest)] if deepest > MAX_DEEPEST_SHARE else []),
+        *([sentences.chains_not_mixed(r_hat=rhat, limit=MAX_RHAT)] if rhat > MAX_RHAT else []),
+        *([sentences.energies_badly_explored(bfmi=bfmi, limit=MIN_BFMI)] if bfmi < MIN_BFMI else []),
         *(sentences.funnel_is_likely(hint=hint) for hint in hints),
     ]
 
@@ -165,9 +165,7 @@ class NUTS(Algorithm):
         """A seed for each chain, (chains,)."""
         return torch.randint(2**62, (self.num_chains,), generator=generator)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Run all chains from their starting points, one after the other.
 
         Raises:

@@ -44,9 +44,9 @@ STATISTICS = ("energy", "diverging", "acceptance_rate", "step_size", "tree_depth
 #: The one site of the flat vector, and the name of its block of the mass matrix.
 SITE, BLOCK = "z", ("z",)
 #: An error in H of this many nats is a divergence, as in Pyro and Stan.
-DIVERGENCE = 1000.0
+MAX_ENERGY_ERROR = 1000.0
 #: Leapfrog steps of a tree of five doublings, a usual number.
-LEAPFROGS_A_DRAW = 31
+LEAPFROGS_PER_DRAW = 31
 
 
 class Leaf(NamedTuple):
@@ -338,7 +338,7 @@ class Chains:
         vector = (problem.dim,)
         shapes = (vector, vector, vector, 2 * vector if self.full_mass else vector, (), ())
         state = (torch.zeros(1, *shape, dtype=problem.dtype) for shape in shapes)
-        calls = LEAPFROGS_A_DRAW * num_chains * (self.warmup_steps + self.num_samples)
+        calls = LEAPFROGS_PER_DRAW * num_chains * (self.warmup_steps + self.num_samples)
         step = problem.flat(self.potential.leapfrog, (*[0] * 6, BATCHES), (*state, batch), calls)
         rows = pytree.tree_leaves(batch)
 

@@ -19,7 +19,7 @@ from pyro.infer.autoguide import AutoGuide, AutoMultivariateNormal
 from pyro.optim import ClippedAdam
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
@@ -84,26 +84,14 @@ class SVI(KeptDraws, Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start with zeros in place of the guide's draws.
-
-        Raises:
-            SettingError: a temperature, and latents of rows' own, of whose joint density the likelihood is no factor.
-        """
-        if self.temperature != 1 and problem.layout.local:
-            raise SettingError(
-                f"SVI: temperature={self.temperature:g} raises the rows' likelihood to a power, which is no factor of "
-                f"the joint density with latents inside the plate '{problem.plate}'; NUTS, FedEP and others integrate "
-                "these out, and have a temperature"
-            )
+        """Start with zeros in place of the guide's draws."""
         return {"draws": torch.zeros(self.kept_draw_count, problem.dim, dtype=problem.dtype)}, {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """A seed for Pyro's samplers."""
         return torch.randint(2**31, (1,), generator=generator)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Fit the guide, and draw from it."""
         args, kwargs = problem.arguments.call_arguments()
         made = inspect.isclass(self.guide)

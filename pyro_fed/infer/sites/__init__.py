@@ -4,6 +4,5 @@ In this room:
 
     gaussian_sites      what algorithms of Gaussian sites share, and their clients' contributions
     online_newton       diagonal sites from scores alone
-    power_iteration     the largest curvature of a client's log-likelihood
     records             states as typed records
 """

@@ -33,23 +33,21 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_choice, ch
 from pyro_fed.density.derivatives import Derivatives, Kind, Structure
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
-from pyro_fed.ops.backtrack import backtrack
+from pyro_fed.ops.backtrack import HALVINGS, MAX_ITERATIONS, NEGLIGIBLE_STEP, backtrack
 from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import choose, with_trailing_axes
 from pyro_fed.ops.gaussian import STRUCTURES, Gaussian
 from pyro_fed.ops.matrices import times, with_absolute_eigenvalues
+from pyro_fed.ops.memory import count_in_memory
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 
-#: Largest total of numbers of the points of an expectation; large models have fewer points.
-POINT_NUMBERS = 1_000_000
 #: A Gaussian is no start if the log prior's expectation under it is this many nats for each parameter below its value
-#: at the mean (half a nat for the Laplace approximation of a Gaussian); and the largest number of halvings of its SDs.
-FAR_FALL, NARROWINGS = 1e3, 20
+#: at the mean (half a nat for the Laplace approximation of a Gaussian).
+MAX_PRIOR_FALL = 1e3
 #: Smallest number of points; a density that is Gaussian on the unconstrained scale needs two.
-FEWEST_POINTS = 8
-#: Draws of the prior by whose means and variances its Gaussian begins; Newton steps to it, at most; and the KL
-#: divergence of two successive ones at which they end.
-NUM_DRAWS, MAX_NEWTON_STEPS, SMALLEST_KL = 32, 50, 1e-12
+MIN_POINTS = 8
+#: Draws of the prior that show where a search begins.
+PRIOR_DRAWS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,16 +133,16 @@ class SpreadGaussian(GaussianAlgorithm):
         return drop_batch_axis(site_of(self.derivatives().of_prior(problem, self.points(q)), q.mean()))
 
     def narrowed(self, problem: Problem, q: Gaussian) -> Gaussian:
-        """q () or (K,), with its SDs halved until the log prior under it falls by no more than `FAR_FALL`.
+        """q () or (K,), with its SDs halved until the log prior under it falls by no more than `MAX_PRIOR_FALL`.
 
         The curvature of a half-Cauchy scale may give SDs of 1e5 on the log scale, where expectations overflow.
         """
         batch = q if q.eta.dim() > 1 else add_batch_axis(q)
         mean, log_prior = batch.mean(), self.derivatives().of_prior
         value = log_prior(problem, mean[None]).value
-        for _ in range(NARROWINGS):
+        for _ in range(HALVINGS):
             fall = value - log_prior(problem, self.points(batch)).value
-            far = ~(fall <= FAR_FALL * batch.dim)
+            far = ~(fall <= MAX_PRIOR_FALL * batch.dim)
             if not bool(far.any()):
                 break
             batch = where(far, at_mean(type(batch)(batch.precision * 4, batch.eta), mean), batch)
@@ -207,13 +205,15 @@ def site_of(moments: Moments, mean: Tensor) -> Gaussian:
 
 
 def with_prior(
-    derivatives: Derivatives, problem: Problem, points: Tensor, moments: Moments, share: Tensor | None
+    derivatives: Derivatives, problem: Problem, points: Tensor, moments: Moments, prior_share: Tensor | None
 ) -> Moments:
-    """A likelihood's moments at points (S, C, D) plus the prior's, times each client's share, (C,) or None for zero."""
-    if share is None or not bool((share != 0).any()):
+    """A likelihood's moments at points (S, C, D) plus the prior's, times `prior_share`, (C,), or None for zero."""
+    if prior_share is None or not bool((prior_share != 0).any()):
         return moments
     prior = derivatives.of_prior(problem, points)
-    return Moments(*(part + own * with_trailing_axes(share, part) for part, own in zip(moments, prior, strict=True)))
+    return Moments(
+        *(part + own * with_trailing_axes(prior_share, part) for part, own in zip(moments, prior, strict=True))
+    )
 
 
 def at_mean(q: Gaussian, mean: Tensor) -> Gaussian:
@@ -253,8 +253,8 @@ def absolute(q: Gaussian) -> tuple[Gaussian, Tensor]:
 
 
 def spread_points(q: Gaussian, count: int) -> Tensor:
-    """Standardised points under a batch of Gaussians (C,): (S, C, D); fewer than `count` beyond `POINT_NUMBERS`."""
-    fewer = min(count, max(FEWEST_POINTS, POINT_NUMBERS // q.dim // 2 * 2))
+    """Standardised points under a batch of Gaussians (C,): (S, C, D); fewer than `count` where memory is short."""
+    fewer = min(count, max(MIN_POINTS, count_in_memory(q.dim) // 2 * 2))
     standard = sobol(fewer, q.dim).to(q.eta.device)
     return q.transform(standard.unsqueeze(1).expand(-1, *q.eta.shape))
 
@@ -267,13 +267,13 @@ def sobol(count: int, dim: int) -> Tensor:
 
 def fit_prior(algorithm: SpreadGaussian, problem: Problem, generator: torch.Generator) -> Gaussian:
     """The Gaussian of smallest KL(q ‖ prior) for a proper prior, in the algorithm's structure, by Newton steps."""
-    draws = problem.sample_prior(NUM_DRAWS, generator).double()
+    draws = problem.sample_prior(PRIOR_DRAWS, generator).double()
     q = STRUCTURES["diag"].from_moments(draws.mean(0), draws.var(0))
     q = q.to_full() if algorithm.structure == "full" else q
-    for _ in range(MAX_NEWTON_STEPS):
+    for _ in range(MAX_ITERATIONS):
         delta = algorithm.prior_site(problem, q).quotient(q)
         new = q.product(delta.power(backtrack(q, delta)))
-        if float(new.kl(q)) < SMALLEST_KL:
+        if float(largest_move(moments_of(q), moments_of(new))) < NEGLIGIBLE_STEP:
             return new
         q = new
     return q

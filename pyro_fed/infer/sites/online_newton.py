@@ -47,7 +47,7 @@ from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_mini
 from pyro_fed.ops.gaussian import DiagGaussian, Gaussian
 
 #: Smallest pool, in numbers, so that models with few parameters have enough.
-SMALLEST_POOL = 4096
+MIN_POOL = 4096
 #: Assumed curvature of a row if nothing is known of it.
 FIRST_CURVATURE = 0.1
 
@@ -61,7 +61,7 @@ class Draws(NamedTuple):
 
 def draw(steps: int, pairs: int, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Draws:
     """The randomness of one client's round; a step has `pairs` draws (D,), each with its opposite."""
-    length = max(dim, SMALLEST_POOL)
+    length = max(dim, MIN_POOL)
     pool = torch.randn(1, length, generator=generator, dtype=torch.float64).to(dtype)
     return Draws(pool, torch.randint(length, (steps, pairs), generator=generator))
 

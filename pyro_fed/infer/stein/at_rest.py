@@ -16,6 +16,7 @@ pass has converged too, even if its discrepancy is still falling.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.conventions.limits import MATTERS, MIN_DRAWS, SD_MATTERS
 from pyro_fed.conventions.nested_settings import Settings, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.ops.kernel_base import Kernel
@@ -31,10 +32,10 @@ from pyro_fed.ops.stein import PARTICLES_PER_COORDINATE, ksd_and_noise, moments_
 
 #: Factor on its mean that the squared discrepancy of exact draws exceeds in at most 5 % of cases. It is a weighted sum
 #: of squared normal numbers, whose tail is longest if it is a single one (Székely & Bakirov 2003), χ² with one degree.
-KSD_BY_CHANCE = 3.84
+KSD_BY_CHANCE = NormalDist().inv_cdf(0.975) ** 2
 #: Smallest total number of steps of particles that start under the nearest Gaussian: the discrepancy hardly shows the
 #: remaining error of a skewed parameter.
-LEAST_STEPS = 100
+MIN_STEPS = 100
 
 #: The figures of a round, by name.
 Figures = dict[str, float]
@@ -93,7 +94,7 @@ class EndOfRun(Settings):
         last = figures[-width:]
         if len(figures) % width or not all(moments_at_rest(each) for each in last):
             return False
-        if figures[-1].get("near") and figures[-1]["steps"] < LEAST_STEPS:
+        if figures[-1].get("near") and figures[-1]["steps"] < MIN_STEPS:
             return False
         if figures[-1]["ksd"] <= self.noise * figures[-1]["ksd_of_draws"]:
             return True
@@ -108,9 +109,6 @@ class EndOfRun(Settings):
 
 #: Spread of the particles, in SDs of the Gaussian of `survey`, below which they have collapsed.
 COLLAPSED_SPREAD = 0.5
-#: Fewer particles than this have tails too short for a marginal that is not Gaussian: points at a Gaussian's quantiles
-#: have a kurtosis of 1.5 if there are three and of 2.1 if there are eight, in place of 3.
-FEWEST_PARTICLES = 8
 
 
 def particle_findings(record: Record, num_particles: int, dim: int, usual_rounds: int) -> list[Finding]:
@@ -127,9 +125,10 @@ def particle_findings(record: Record, num_particles: int, dim: int, usual_rounds
     if span * SD_MATTERS < 1.0:
         return [sentences.particles_span_too_little(particles=num_particles, dim=dim, factor=span)]
     if moments_at_rest(latest):
-        # Few particles satisfy the identities that judge them, whatever the posterior.
-        enough = num_particles >= min(FEWEST_PARTICLES, PARTICLES_PER_COORDINATE * dim)
-        return [] if enough else [sentences.too_few_particles(particles=num_particles, needed=FEWEST_PARTICLES)]
+        # Few particles satisfy the identities that judge them, whatever the posterior, and have tails too short for a
+        # marginal that is not Gaussian: points at a Gaussian's quantiles have a kurtosis of 2.1 if there are eight.
+        enough = num_particles >= min(MIN_DRAWS, PARTICLES_PER_COORDINATE * dim)
+        return [] if enough else [sentences.too_few_particles(particles=num_particles, needed=MIN_DRAWS)]
     cure = "Give them more rounds (num_rounds)"
     if rounds >= usual_rounds:
         cure = (

@@ -26,9 +26,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import ACCEPTED_SHIFT_SDS, LARGEST_DISTANCE, median_of, redescending, relative_rows
+from pyro_fed.algorithm.bounding import ACCEPTED_SHIFT_SDS, median_of, redescending, relative_rows
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
+from pyro_fed.algorithm.message_limits import LARGEST_RATIO
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.whitening import site_scores
@@ -40,13 +41,13 @@ def held_residuals(
     """Residuals (C, N, D) within the cohort's limits, `known` (K, N, D) before; and how far each was beyond, (C,)."""
     everyone = known.clone()
     everyone[clients] = sent.to(known)
-    share = relative_rows(known.new_ones(len(known)) if rows is None else rows.to(known))
+    row_ratio = relative_rows(known.new_ones(len(known)) if rows is None else rows.to(known))
     size = everyone.double().square().sum(-1).mean(-1).sqrt().to(known)
-    usual = median_of(size / share.sqrt(), share)
-    reach = (pull * share.clamp_min(1.0).sqrt() * usual).clamp_min(ACCEPTED_SHIFT_SDS)[clients]
+    usual = median_of(size / row_ratio.sqrt(), row_ratio)
+    reach = (pull * row_ratio.clamp_min(1.0).sqrt() * usual).clamp_min(ACCEPTED_SHIFT_SDS)[clients]
     own = size[clients]
     short = torch.where(own > reach, redescending(own, reach) / own, 1.0)
-    return sent * short.reshape(-1, 1, 1), (own - reach).double().clamp(0, LARGEST_DISTANCE)
+    return sent * short.reshape(-1, 1, 1), (own - reach).double().clamp(0, LARGEST_RATIO)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class TurnContributions(Contributions):
         reach = algorithm.local_steps * shared["pace"] * algorithm.step_size
         reach = reach * (1 + shared["steps"] / algorithm.optimiser.offset) ** -algorithm.decay
         white = message["white"][0]
-        beyond = ((white - own["white"]).abs().amax() - reach).double().clamp(0, LARGEST_DISTANCE)
+        beyond = ((white - own["white"]).abs().amax() - reach).double().clamp(0, LARGEST_RATIO)
         held = {
             "white": (white if float(beyond) == 0 else own["white"])[None],
             "residuals": shared["residuals"] + change,

@@ -53,7 +53,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import Indicators
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, required_start
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
@@ -71,7 +71,6 @@ from pyro_fed.infer.stein.contributions import TurnContributions
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.infer.stein.states import (
     SENT,
-    TURN_DIVISOR,
     Arrival,
     Received,
     Server,
@@ -197,9 +196,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return super().download({name: shared[name] for name in SENT}, clients)
 
     # -- a turn ---------------------------------------------------------------------------------------------
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Make L steps of SVGD towards the client's tilted target, Eq. (13), and correct its site at the end."""
         arrival = Arrival.of(problem, shared, local, data, self.temperature)
         received, target, _, site = arrival
@@ -241,7 +238,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def _turn(self, shared: State) -> int:
         """Number of steps in a turn."""
         near = self.batch_size is None and bool(shared["near"].any())
-        return -(-self.local_steps // TURN_DIVISOR) if near else self.local_steps
+        return -(-self.local_steps // 2) if near else self.local_steps
 
     def _straight(self, problem: Problem, received: Received, site: Site, data: ClientData) -> bool:
         """Whether residuals vary so little over the particles that the client's site can replace its rows in a turn."""

@@ -1,20 +1,20 @@
 """The location of the posterior's mass: weighted draws of a mixture that adapts, round by round.
 
 The Laplace approximation at each mode is wrong if the posterior is curved (a banana), is a funnel, or has mass far from
-any mode. Particles that start from it are whitened by the wrong covariance, and move slowly. So half of `POINTS` points
-are drawn around the modes, and half from a mixture fitted to draws of the prior. The clients send their log-likelihoods
-there. With q = Σ_j n_j t_j, the density of all points drawn so far, the weights are
+any mode. Particles that start from it are whitened by the wrong covariance, and move slowly. So half of `NUM_POINTS`
+points are drawn around the modes, and half from a mixture fitted to draws of the prior. The clients send their
+log-likelihoods there. With q = Σ_j n_j t_j, the density of all points drawn so far, the weights are
 
     w_s ∝ p(z_s) / q(z_s)
 
 **The modes' approximations are enough** if they share most of their mass with the posterior. With l for their density,
 and w and l / q normalised over the points, the mass shared is ∫ min(p, l), about Σ_s min(w_s, l_s / q_s). If it is at
-least `LEAST_SHARED_MASS`, particles start from the modes' Gaussians. There is one exception: a part of the mass larger
-than `LARGEST_FAR_MASS` is so far from all modes that particles would not reach it, such as a slab's beside its spike,
+least `MIN_SHARED_MASS`, particles start from the modes' Gaussians. There is one exception: a part of the mass larger
+than `MAX_DISTANT_MASS` is so far from all modes that particles would not reach it, such as a slab's beside its spike,
 or that of a mode which the search has missed.
 
 **Otherwise** this is adaptive multiple importance sampling (`ops.adaptive_importance`), driven by rounds, until the
-points are enough (`SETTINGS`). While few points carry all the weight, a fit uses `POINTS_A_DIMENSION` points for each
+points are enough (`SETTINGS`). While few points carry all the weight, a fit uses `MIN_DRAWS` points for each
 dimension.
 
 Only values are needed, no derivatives: a client sends one number for each point in each round.
@@ -31,40 +31,36 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, required_start
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State, required_start
 from pyro_fed.algorithm.message_limits import IMPOSSIBLE
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.limits import MIN_DRAWS, STANDARD_ERRORS
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.derivatives import clients_log_likelihoods
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.sites.gaussian_sites import PRIOR_DRAWS
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.ops.adaptive_importance import FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
-from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K
+from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K, MIN_SMOOTHED_DRAWS
 from pyro_fed.ops.matrices import equilibrated_cholesky
 from pyro_fed.ops.student import Mixture, fitted
 
 #: Points of a round.
-POINTS = 1024
+NUM_POINTS = 1024
 #: Effective number of points that is enough: means are then known to 0.07 SD.
 SETTINGS = AdaptiveSettings(enough=200, longest_tail=LARGEST_PARETO_K)
-#: Effective number of points below which they are too uninformative for a start.
-LEAST_EFFECTIVE_POINTS = 50
-#: Points for each dimension that a fit uses.
-POINTS_A_DIMENSION = 10.0
 #: The modes' approximations are enough if they share at least this much of their mass with the posterior, and at most
 #: this much of the posterior's mass is far from all modes.
-LEAST_SHARED_MASS, LARGEST_FAR_MASS = 0.75, 0.01
-#: Draws of the prior, each of which runs the model, and components that are fitted to them.
-PRIOR_DRAWS, PRIOR_COMPONENTS = 48, 4
-#: A point is too far from a mode for particles to reach it if it is more than √D plus this many of its SDs away.
-FAR_SDS = 4.0
+MIN_SHARED_MASS, MAX_DISTANT_MASS = 0.75, 0.01
+#: Components that are fitted to draws of the prior.
+PRIOR_COMPONENTS = 4
 #: Figures of a round, entries of the server's state.
-FIGURES = ("worth", "k", "fits", "beyond")
+FIGURES = ("effective", "pareto_k", "shared_mass", "distant_mass")
 #: Of the points' entries in a state.
-PREFIX = "census_"
+PREFIX = "weighted_"
 
 
 class WeightedPoints(NamedTuple):
@@ -76,10 +72,10 @@ class WeightedPoints(NamedTuple):
     proposals: Mixture  # the components of q, with the number of points of each
     weights: Tensor  # w of the points, (S,), with sum one
     seed: Tensor  # of the next points, ()
-    worth: Tensor  # the points' effective number, ()
-    k: Tensor  # Pareto's k of their weights, ()
-    fits: Tensor  # the mass that the modes' approximations share with the posterior, ()
-    beyond: Tensor  # the posterior's mass that is far from all modes, ()
+    effective: Tensor  # the points' effective number, ()
+    pareto_k: Tensor  # Pareto's k of their weights, ()
+    shared_mass: Tensor  # the mass that the modes' approximations share with the posterior, ()
+    distant_mass: Tensor  # the posterior's mass that is far from all modes, ()
 
     @property
     def sampler(self) -> AdaptiveImportanceSampler:
@@ -99,9 +95,9 @@ class AdaptiveImportance(Algorithm):
     draws_are: ClassVar[str] = "particles"
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
-    may_be_infinite: ClassVar[frozenset[str]] = frozenset({"census_value"})  # points where the data cannot be
+    may_be_infinite: ClassVar[frozenset[str]] = frozenset({"weighted_value"})  # points where the data cannot be
 
-    # number of points of the first round; None takes a quarter of `POINTS` if rows are many
+    # number of points of the first round; None takes a quarter of `NUM_POINTS` if rows are many
     search: ClassVar[type[Modes]] = Modes
 
     first_points: int | None = None
@@ -137,37 +133,39 @@ class AdaptiveImportance(Algorithm):
         sampler = AdaptiveImportanceSampler.start(SETTINGS, mixture, _generator(seed))
         none, whole, infinite = (torch.tensor(value, dtype=torch.float64) for value in (0.0, 1.0, torch.inf))
         parts = sampler.trial, sampler.points, sampler.log_density, sampler.proposals
-        points = WeightedPoints(*parts, draws.new_zeros(0), seed, worth=none, k=infinite, fits=none, beyond=whole)
+        points = WeightedPoints(
+            *parts, draws.new_zeros(0), seed, effective=none, pareto_k=infinite, shared_mass=none, distant_mass=whole
+        )
         return start.shared | as_entries(points, PREFIX), start.local
 
     def download(self, shared: State, clients: Tensor) -> State:
         return super().download({f"{PREFIX}trial": weighted_points(shared).trial}, clients)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
-        found = clients_log_likelihoods(problem, shared["census_trial"].to(problem.dtype), data)
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
+        found = clients_log_likelihoods(problem, shared["weighted_trial"].to(problem.dtype), data)
         return {"value": found.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE, posinf=IMPOSSIBLE)}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        return {**shared, "census_new": messages["value"].sum(0) / self.temperature}
+        return {**shared, "weighted_new": messages["value"].sum(0) / self.temperature}
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Weight all points, and draw the next ones."""
         before = weighted_points(shared)
-        new = problem.log_prior(before.trial.to(problem.dtype)).double() + shared["census_new"]
+        new = problem.log_prior(before.trial.to(problem.dtype)).double() + shared["weighted_new"]
         known = (new > IMPOSSIBLE / 2) & (new < LARGEST)
         sampler = before.sampler.tell(torch.where(known, new, -torch.inf))
         if sampler.all_impossible:
             return shared
         smoothed = sampler.smoothed
         weights, figures = smoothed.weights, (smoothed.effective, smoothed.pareto_k, *_fit(sampler, shared))
-        worth, k, fits, beyond = (weights.new_tensor(figure) for figure in figures)
-        after = before._replace(weights=weights, worth=worth, k=k, fits=fits, beyond=beyond)
+        effective, pareto_k, shared_mass, distant_mass = (weights.new_tensor(figure) for figure in figures)
+        after = before._replace(
+            weights=weights, effective=effective, pareto_k=pareto_k, shared_mass=shared_mass, distant_mass=distant_mass
+        )
         if not are_enough(*figures):
             generator = seeding.torch_generator(int(before.seed), seeding.SERVER, len(sampler.points))
-            wanted = min(POINTS_A_DIMENSION * problem.dim, 0.5 * len(sampler.trial))
-            fit = sampler.refit(wanted, generator).shared_out(POINTS)
+            wanted = min(MIN_DRAWS * problem.dim, 0.5 * len(sampler.trial))
+            fit = sampler.refit(wanted, generator).shared_out(NUM_POINTS)
             seed = torch.randint(2**31, (), generator=generator)
             sampler = sampler.draw(fit.wider(widening(problem.dim)), _generator(seed))
         after = after._replace(
@@ -192,9 +190,9 @@ def modes_as_mixture(found: State) -> Mixture:
     return Mixture(shares, modes, torch.linalg.cholesky(equilibrated_cholesky(precisions).inverse()))
 
 
-def are_enough(worth: float, k: float, fits: float, beyond: float) -> bool:
+def are_enough(effective: float, pareto_k: float, shared_mass: float, distant_mass: float) -> bool:
     """Whether no more points are needed, by a round's figures."""
-    return SETTINGS.are_met(worth, k) or _modes_fit(fits, beyond)
+    return SETTINGS.are_met(effective, pareto_k) or _modes_fit(shared_mass, distant_mass)
 
 
 def _fit(sampler: AdaptiveImportanceSampler, shared: State) -> tuple[float, float]:
@@ -205,24 +203,24 @@ def _fit(sampler: AdaptiveImportanceSampler, shared: State) -> tuple[float, floa
     expected = modes.log_density(sampler.points, torch.inf) - sampler.log_proposals
     if not bool(expected.isfinite().any()):  # a climb into a funnel's neck ended so narrow that no point is near
         return 0.0, 1.0
-    fits = torch.minimum(weights, torch.softmax(expected, 0)).sum()
+    shared_mass = torch.minimum(weights, torch.softmax(expected, 0)).sum()
     near = torch.zeros(len(weights), dtype=torch.bool)
     for centre, factor in zip(modes.centres, modes.factors, strict=True):
         away = torch.linalg.solve_triangular(factor, (sampler.points - centre).mT, upper=False)
-        near |= away.norm(dim=0) <= sampler.points.shape[1] ** 0.5 + FAR_SDS
-    return float(fits), float(weights[~near].sum())
+        near |= away.norm(dim=0) <= sampler.points.shape[1] ** 0.5 + STANDARD_ERRORS
+    return float(shared_mass), float(weights[~near].sum())
 
 
-def _modes_fit(fits: float, beyond: float) -> bool:
-    return fits >= LEAST_SHARED_MASS and beyond <= LARGEST_FAR_MASS
+def _modes_fit(shared_mass: float, distant_mass: float) -> bool:
+    return shared_mass >= MIN_SHARED_MASS and distant_mass <= MAX_DISTANT_MASS
 
 
 def weighted_points_of(found: State) -> tuple[Tensor, Tensor] | None:
     """The points (S, D) and their weights (S,), if they improve on the modes; otherwise None."""
-    if "census_points" not in found:
+    if "weighted_points" not in found:
         return None
     known = weighted_points(found)
-    if _modes_fit(float(known.fits), float(known.beyond)) or bool(known.worth < LEAST_EFFECTIVE_POINTS):
+    if _modes_fit(float(known.shared_mass), float(known.distant_mass)) or bool(known.effective < MIN_SMOOTHED_DRAWS):
         return None
     return known.points, known.weights
 

@@ -34,7 +34,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, required_start
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State, required_start
 from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
@@ -87,9 +87,7 @@ class OneMode(Algorithm):
     def download(self, shared: State, clients: Tensor) -> State:
         return super().download({"pairs": shared["pairs"]}, clients)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         rows = pick_rows(problem, data, first_row_count(problem.dim))[0] if self.by_few_rows else data
         return {"bent": count_tangents_below(problem, shared["pairs"], rows)}, local, {}
 
@@ -172,9 +170,7 @@ class Modes(Algorithm):
     def download(self, shared: State, clients: Tensor) -> State:
         return super().download({"trial": shared["trial"]}, clients)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Compute the log-likelihood at the trial points, with its derivatives."""
         points = shared["trial"].to(problem.dtype)
         if self.by_few_rows:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start, State, required_start
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
@@ -113,9 +113,7 @@ class ParallelDSVGD(DSVGD):
         received = super().download(shared, clients)
         return {name: value for name, value in received.items() if name not in ("history", "steps")}
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Compute the change of the client's residual."""
         arrival = Arrival.of(problem, shared, local, data, self.temperature)
         figures, residual = self.figures_at(problem, arrival), arrival.site.residual

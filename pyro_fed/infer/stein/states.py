@@ -155,7 +155,7 @@ class Server:
     pass_length: Tensor  # share of a pass that one client's turn makes
     pace: Tensor  # factor of a step, see `pace`
     near: Tensor  # 1 if particles started under the Gaussian nearest to a posterior of one mode
-    census: Tensor  # 1 if they started as weighted points of the posterior
+    weighted: Tensor  # 1 if they started as weighted points of the posterior
     pass_ksd: Tensor  # sum of this pass's discrepancies
     lowest_ksd: Tensor  # the lowest such sum of a pass
     account: State  # residuals that clients with bounded messages have sent, and their accepted parts
@@ -186,12 +186,12 @@ class Server:
 #: Factor of the steps of draws of the posterior.
 SETTLING_STEP_SHARE = 0.25
 #: Factor of the steps of particles that start under the nearest Gaussian; their turns have half as many steps.
-NEAREST_STEP_SHARE, TURN_DIVISOR = 0.4, 2
+NEAREST_STEP_SHARE = 0.4
 
 
 def first_pace(problem: Problem, found: SurveyState) -> float:
     """The factor of the particles' first steps, by the survey's last state."""
-    if not bool(found.census):
+    if not bool(found.weighted):
         return NEAREST_STEP_SHARE if bool(found.near) else 1.0
     # Steps in proportion to the whole's SD would carry particles from one mode to the next. The score of N(0, 1) has
     # the median `NORMAL_MEDIAN_DEVIATION` in size, that of modes a tenth as wide ten times that.
@@ -202,7 +202,7 @@ def first_pace(problem: Problem, found: SurveyState) -> float:
 
 def with_pace(server: Server) -> Server:
     """The server's state with the factor after a round: halved if draws have ended a pass no nearer than before."""
-    if not bool(server.census):
+    if not bool(server.weighted):
         return server
     total, done = server.pass_ksd + server.ksd, server.passed
     if float((done - done.round()).abs()) > 0.5 * float(server.pass_length):
@@ -238,7 +238,7 @@ def first_states(problem: Problem, num_clients: int, start: Start, num_particles
         "pass_length": 1.0 / num_clients,
         "pace": first_pace(problem, found),
         "near": float(found.near),
-        "census": float(found.census),
+        "weighted": float(found.weighted),
         "pass_ksd": 0.0,
         "lowest_ksd": torch.inf,
     }

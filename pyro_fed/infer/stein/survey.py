@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, required_start
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.codes import sentences
 from pyro_fed.conventions.nested_settings import chosen_setting
@@ -57,14 +57,13 @@ from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.contributions import SurveyContributions
 from pyro_fed.infer.stein.importance import (
-    LEAST_EFFECTIVE_POINTS,
     AdaptiveImportance,
     weighted_points,
     weighted_points_of,
 )
 from pyro_fed.infer.stein.modes import Modes, Nearest, is_at_rest, modes_of, nearest_of
 from pyro_fed.ops.gaussian import FullGaussian, Gaussian, ImproperGaussianError
-from pyro_fed.ops.importance import flattened, systematic
+from pyro_fed.ops.importance import MIN_SMOOTHED_DRAWS, flattened, systematic
 from pyro_fed.ops.memory import fits_in_memory
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, SOBOL_HALF_CELL
 from pyro_fed.ops.whitening import Coordinates, site_scores
@@ -75,10 +74,10 @@ DRAW_JITTER = 0.1
 #: Number of sets of draws from which one is chosen.
 CANDIDATE_SETS = 200
 #: Largest ratio of a Gaussian's width to the prior's; a wider Gaussian is not used.
-WIDEST_SD_RATIO = 10.0
-#: A whitened score is too steep if it is longer than `STEEP_SCORE` times √D, the Gaussian's own where most of its
-#: mass is. `MOST_APPROACH_ROUNDS`: largest number of rounds in which such points are moved towards the centre.
-STEEP_SCORE, MOST_APPROACH_ROUNDS = 100.0, 10
+MAX_SD_RATIO = 10.0
+#: A whitened score is too steep if it is longer than `MAX_SCORE_RATIO` times √D, the Gaussian's own where most of its
+#: mass is. `MAX_APPROACH_ROUNDS`: largest number of rounds in which such points are moved towards the centre.
+MAX_SCORE_RATIO, MAX_APPROACH_ROUNDS = 100.0, 10
 #: The error if the phase before has found no Gaussian for the start.
 NOWHERE = (
     "particles have nowhere to begin: the Gaussian of the phase before, whose coordinates they move in, is no "
@@ -186,7 +185,7 @@ class SurveyState(NamedTuple):
     steep: Tensor  # number of points that are moved for the next round, or all of them after a check, ()
     checking: Tensor  # whether this round checks that m is a maximum, ()
     apart: Tensor  # 1 if the points are draws of the prior without surrogates
-    census: Tensor  # whether they are weighted points, resampled
+    weighted: Tensor  # whether they are weighted points, resampled
     near: Tensor  # whether they are under the Gaussian nearest to a posterior of one mode
     settled: Tensor  # whether weighted points are where the posterior is, so that none is moved
 
@@ -227,13 +226,13 @@ class Survey(Algorithm):
         check_positive(self, "temperature", "probe", "saddle")
 
     def default_rounds(self, num_clients: int) -> int:
-        return (2 if self.begin == "checked" else 1) + MOST_APPROACH_ROUNDS
+        return (2 if self.begin == "checked" else 1) + MAX_APPROACH_ROUNDS
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         return {"steep": float(entries_as(SurveyState, after).steep)}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        return figures[-1]["steep"] == 0 or len(figures) > MOST_APPROACH_ROUNDS
+        return figures[-1]["steep"] == 0 or len(figures) > MAX_APPROACH_ROUNDS
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The Gaussian, or the search for modes, by the setting `source`."""
@@ -275,7 +274,7 @@ class Survey(Algorithm):
             steep=torch.zeros((), dtype=torch.int64),
             checking=torch.tensor(self.begin == "checked"),
             apart=torch.tensor(float(self.begin == "apart"), dtype=torch.float64),
-            census=torch.tensor(weighted is not None),
+            weighted=torch.tensor(weighted is not None),
             near=torch.tensor(self.begin == "modes" and weighted is None and is_at_rest(start.shared)),
             settled=torch.tensor(self.begin == "modes" and weighted_points_of(start.shared) is not None),
         )
@@ -296,11 +295,11 @@ class Survey(Algorithm):
         draws = problem.init(self.num_particles, generator, checked=False).double()
         factor = coordinates.factor
         sd = factor.norm(dim=1) if factor.dim() == 2 else factor
-        if bool((sd <= WIDEST_SD_RATIO * draws.std(0)).all()):
+        if bool((sd <= MAX_SD_RATIO * draws.std(0)).all()):
             return None
-        if "census_points" in found:
+        if "weighted_points" in found:
             known = weighted_points(found)
-            return known.points, flattened(known.weights.log(), LEAST_EFFECTIVE_POINTS)
+            return known.points, flattened(known.weights.log(), MIN_SMOOTHED_DRAWS)
         return draws, torch.full((len(draws),), 1 / len(draws), dtype=torch.float64)
 
     def _points(self, coordinates: Coordinates, draws: Tensor, found: State, seed: int) -> tuple[Tensor, Tensor]:
@@ -319,9 +318,7 @@ class Survey(Algorithm):
     def download(self, shared: State, clients: Tensor) -> State:
         return super().download(entries_as(Received, shared)._asdict(), clients)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Compute likelihood scores in whitened coordinates, at all points; client by client if they are many."""
         received = entries_as(Received, shared)
         if fits_in_memory(received.white.numel()):
@@ -363,7 +360,7 @@ class Survey(Algorithm):
 
     def _less_steep(self, found: SurveyState, scores: Tensor) -> SurveyState:
         """Steep points moved half-way to the centre; draws of the prior and weighted points stay unchanged."""
-        steep = ~(scores.norm(dim=1) <= STEEP_SCORE * scores.shape[1] ** 0.5)  # NaN counts as steep
+        steep = ~(scores.norm(dim=1) <= MAX_SCORE_RATIO * scores.shape[1] ** 0.5)  # NaN counts as steep
         if bool(found.apart) or self.begin == "prior" or bool(found.settled):
             steep = torch.zeros_like(steep)
         return found._replace(white=torch.where(steep[:, None], found.white / 2, found.white), steep=steep.sum())

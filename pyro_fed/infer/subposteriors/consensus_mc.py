@@ -42,12 +42,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_fed.algorithm.combination import Bounded
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.codes import cures
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
@@ -58,9 +59,6 @@ from pyro_fed.infer.pooled.nuts_kernel import Chains, Potential
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.subposteriors.lanes import Lanes
 from pyro_fed.ops.gaussian import FullGaussian, Gaussian
-
-#: Added to the diagonal of the draws' correlations, so that fewer draws than parameters cause no error.
-CORRELATION_JITTER = 1e-12
 
 
 def average_draws(draws: Tensor, *, weighted: bool = True) -> Tensor:
@@ -137,7 +135,8 @@ def _precisions(draws: Tensor) -> Tensor:
     covariance = away.mT @ away / (draws.shape[1] - 1)
     sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     correlation = covariance / sd[:, :, None] / sd[:, None, :]
-    least = CORRELATION_JITTER * torch.eye(draws.shape[2], dtype=draws.dtype)
+    # so that fewer draws than parameters cause no error
+    least = ROUNDING_UNITS * torch.finfo(draws.dtype).eps * torch.eye(draws.shape[2], dtype=draws.dtype)
     precision: Tensor = torch.linalg.inv(correlation + least) / sd[:, :, None] / sd[:, None, :]
     return precision
 
@@ -260,9 +259,7 @@ class ConsensusMC(Algorithm):
         """A seed for each chain, (chains,)."""
         return torch.randint(2**62, (self.num_chains,), generator=generator)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Run all clients' chains at once.
 
         Raises:

@@ -33,18 +33,18 @@ from pyro_fed.conventions import progress
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.infer.pooled.nuts import NUTS
-from pyro_fed.infer.pooled.nuts_kernel import DIVERGENCE, LEAPFROGS_A_DRAW, STATISTICS, Chains, Leaf
+from pyro_fed.infer.pooled.nuts_kernel import LEAPFROGS_PER_DRAW, MAX_ENERGY_ERROR, STATISTICS, Chains, Leaf
 
 Array = NDArray[Any]
 #: Leapfrog steps for which a lane draws its random numbers at a time.
-BLOCK = 512
+RANDOM_BLOCK = 512
 #: Number of ones in binary numbers of 16 digits.
 ONES = np.array([number.bit_count() for number in range(1 << 16)])
 #: Pyro's settings of dual averaging: `t0` iterations by which early ones are damped, `kappa`, how fast averages forget,
 #: and `gamma`, the scale of the steps.
 AVERAGING: Any = DualAveraging()
 #: Number of draws by whose weight an estimated covariance is shrunk, and its target; Stan's.
-PRIOR_DRAWS, PRIOR_VARIANCE = 5.0, 1e-3
+SHRINKAGE_DRAWS, SHRINKAGE_VARIANCE = 5.0, 1e-3
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Lanes:
         begun = problem.mapped(self.values_and_gradients, (0, BATCHES))
         vector, root = problem.dim, 2 * (problem.dim,) if how.full_mass else (problem.dim,)
         like = [points.new_zeros(*shape, *size) for size in ((vector,), (vector,), (vector,), root, (), ())]
-        calls = LEAPFROGS_A_DRAW * (how.warmup_steps + how.num_samples)
+        calls = LEAPFROGS_PER_DRAW * (how.warmup_steps + how.num_samples)
         step = problem.flat(self.leapfrogs, (*[0] * 6, BATCHES), (*like, batch), calls)
         rows = pytree.tree_leaves(batch)
 
@@ -139,7 +139,7 @@ class Walk:
         size = np.where(self.searching | (self.forward == 1), self.size, -self.size)
         leaf: Any = leapfrog(*self.end.values(), self.root, size.astype(self.energy.dtype), self.energy)
         looked = np.flatnonzero(self.searching)
-        diverged = leaf.error > DIVERGENCE
+        diverged = leaf.error > MAX_ENERGY_ERROR
         grown = self._add(leaf, for_leaf)
         ended = diverged | grown | (self.leaf == 1 << self.depth)
         ended[looked] = False
@@ -157,7 +157,7 @@ class Walk:
     def _uniforms(self) -> Iterator[Array]:
         """Each step's uniform numbers, (L, 3): for the leaf, the tree and the direction."""
         while True:
-            yield from np.stack([own.random((BLOCK, 3)) for own in self.random]).swapaxes(0, 1)
+            yield from np.stack([own.random((RANDOM_BLOCK, 3)) for own in self.random]).swapaxes(0, 1)
 
     def _add(self, leaf: Any, chance: Array) -> Array:
         """Add the leaf to its tree; return whether that has made a U-turn, (L,)."""
@@ -294,8 +294,8 @@ class Walk:
             return
         shape = (-1, *[1] * (self.root.ndim - 1))
         seen = self.seen[at].reshape(shape)
-        covariance = self.squares[at] / np.maximum(seen - 1, 1) * seen / (seen + PRIOR_DRAWS)
-        floor = PRIOR_VARIANCE * PRIOR_DRAWS / (seen + PRIOR_DRAWS)
+        covariance = self.squares[at] / np.maximum(seen - 1, 1) * seen / (seen + SHRINKAGE_DRAWS)
+        floor = SHRINKAGE_VARIANCE * SHRINKAGE_DRAWS / (seen + SHRINKAGE_DRAWS)
         if self.how.full_mass:
             covariance = covariance + floor * np.eye(covariance.shape[-1])
             self.root[at] = np.linalg.cholesky(covariance).swapaxes(-1, -2)

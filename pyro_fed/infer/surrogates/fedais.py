@@ -38,7 +38,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, Tempered, required_start
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State, Tempered, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.message_limits import IMPOSSIBLE
 from pyro_fed.algorithm.record import Record
@@ -78,9 +78,9 @@ from pyro_fed.ops.student import Tails
 from pyro_fed.ops.whitening import Coordinates, diagonal_coordinates
 
 #: Largest number of particles, or draws, around which draws are proposed.
-MOST_POINTS = 400
+MAX_CENTRES = 400
 #: Effective draws that the weights must leave if proposals are made around weighted draws.
-FEWEST_EFFECTIVE = 100
+MIN_EFFECTIVE_CENTRES = 100
 
 
 @explains_unknown
@@ -216,17 +216,15 @@ class FedAIS(Tempered):
         surrogates = cast_checked(self.surrogates, Algorithm)
         if isinstance(surrogates, FedAIS):
             before = entries_as(WeightedDraws, start.shared)
-            weights = flattened(before.log_weights, min(FEWEST_EFFECTIVE, surrogates.num_proposals / 2))
-            return before.draws[systematic(weights, MOST_POINTS, generator).unique()]
-        points = surrogates.sample(start.shared, MOST_POINTS, generator).flatten(0, 1)
-        return points[evenly(len(points), MOST_POINTS)]
+            weights = flattened(before.log_weights, min(MIN_EFFECTIVE_CENTRES, surrogates.num_proposals / 2))
+            return before.draws[systematic(weights, MAX_CENTRES, generator).unique()]
+        points = surrogates.sample(start.shared, MAX_CENTRES, generator).flatten(0, 1)
+        return points[evenly(len(points), MAX_CENTRES)]
 
     def download(self, shared: State, clients: Tensor) -> State:
         return super().download({"draws": shared["draws"]}, clients)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Compute log p_k(z_s) (step 2), (C, S), float64, zero for clients that have answered before."""
         found = log_likelihoods_beyond_rounding(problem, shared["draws"], data)
         values = with_few_impossible(found).clamp_min(IMPOSSIBLE)

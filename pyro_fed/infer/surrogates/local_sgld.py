@@ -23,22 +23,21 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.contract import Noise, Start, State, Tempered
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State, Tempered
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
-from pyro_fed.density.derivatives import Derivatives, Structure
+from pyro_fed.density.derivatives import Derivatives, Structure, clients_likelihood_curves
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, where
-from pyro_fed.infer.sites.power_iteration import largest_likelihood_curvature
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.entries import choose, with_trailing_axes
 from pyro_fed.ops.gaussian import STRUCTURES, Gaussian
 from pyro_fed.ops.langevin import STABLE, langevin_step
-from pyro_fed.ops.matrices import positive_part, times
+from pyro_fed.ops.matrices import positive_part, power_iteration, times
 
 
 class Moments(NamedTuple):
@@ -140,9 +139,7 @@ class LocalSGLD(Tempered):
         picks = draw_minibatches(num_rows, self.batch_size, steps, generator, problem.dtype)
         return {"normal": normal, "picks": picks}
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Burn in, sample, and take the moments."""
         position, done = shared["position"], 0
         for _ in range(self.stages):
@@ -223,3 +220,12 @@ def tempered_clients(record: Record) -> list[Finding]:
     if not names:
         return []
     return [sentences.surrogates_tempered(clients=names)]
+
+
+def largest_likelihood_curvature(problem: Problem, position: Tensor, data: ClientData) -> Tensor:
+    """Largest curvature (C,) in size of each client's log-likelihood at `position` (C, D), positive if concave."""
+
+    def product(directions: Tensor) -> Tensor:
+        return -clients_likelihood_curves(problem, position[:, None], directions[:, None], data)[:, 0]
+
+    return power_iteration(product, position)

@@ -31,8 +31,8 @@ to first order in δ, whose mean over a visit has the mean of u, `noise_time` t.
 steeply pull their clients back, so that these are usually upper bounds. E over ξ is the mean over random signs, D_c a
 second difference. Conducive gradients are linear, and do not contribute; the prior is in every client's score.
 
-Letters: f_s and p_c `share`, e_s `errors`, λ `curvature`, A `root`, P_s `precision`; over u, the shift is `shift`, the
-increase `widening`.
+Letters: f_s and p_c `visit_share`, e_s `errors`, λ `curvature`, A `root`, P_s `precision`; over u, the shift is
+`shift`, the increase `widening`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.bounding import within_cohort
 from pyro_fed.algorithm.combination import Bounded
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.conventions import seeding
@@ -54,12 +54,12 @@ from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.derivatives import clients_likelihood_curves, clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.sites.gaussian_sites import POINT_NUMBERS, as_state, gaussian, spread_points
-from pyro_fed.infer.sites.power_iteration import power_iteration
-from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, one_each, shares
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points
+from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, one_each, visit_shares
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.matrices import times
+from pyro_fed.ops.matrices import power_iteration, times
+from pyro_fed.ops.memory import fits_in_memory
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,7 @@ class Measuring(Algorithm):
         """The entries of the server's state before the measurement."""
 
     @abstractmethod
-    def measured(
-        self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int
-    ) -> tuple[State, State, State]:
+    def measured(self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int) -> LocalResult:
         """Measure some clients' surrogates at `num_points` points; other arguments and results as of `local_step`."""
 
     def default_rounds(self, num_clients: int) -> int:
@@ -112,20 +110,18 @@ class Measuring(Algorithm):
     ) -> tuple[State, State]:
         """Start from q, with each client's surrogate."""
         sites, target = fitted_surrogates(problem, self.surrogates, start)
-        share = shares(self.probabilities, num_clients)
-        local = as_state(one_each(sites, num_clients)) | {"share": share}
+        visit_share = visit_shares(self.probabilities, num_clients)
+        local = as_state(one_each(sites, num_clients)) | {"visit_share": visit_share}
         return as_state(target) | self.unknown(target), local
 
     def download(self, shared: State, clients: Tensor) -> State:
         return super().download({name: shared[name] for name in ("precision", "eta")}, clients)
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Measure each client's surrogate, client by client if the numbers at all points are many."""
         count = problem.traits.affordable_points(data.row_index.numel(), self.num_points)
         clients = len(shared["eta"])
-        if clients == 1 or shared["eta"].numel() * count <= POINT_NUMBERS:
+        if clients == 1 or fits_in_memory(shared["eta"].numel() * count):
             return self.measured(problem, shared, local, data, count)
         each = [slice(client, client + 1) for client in range(clients)]
         found = [self.measured(problem, select(shared, i), select(local, i), data.of(i), count) for i in each]
@@ -169,26 +165,24 @@ class Mismatch(Measuring):
         """Errors of zero, and the curvature of q."""
         return {"mismatch": torch.zeros_like(q.eta), "curvature": q.eta.new_ones(())}
 
-    def measured(
-        self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int
-    ) -> tuple[State, State, State]:
+    def measured(self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int) -> LocalResult:
         """f_s times the mean squares of the pulls, (C, D), and the largest curvature, (C,)."""
-        q, sites, share = gaussian(shared), gaussian(local), local["share"].reshape(-1, 1)
+        q, sites, visit_share = gaussian(shared), gaussian(local), local["visit_share"].reshape(-1, 1)
         points = spread_points(q, num_points)
         at = points.transpose(0, 1).to(problem.dtype)
         scores = clients_likelihood_scores(problem, at, data)
-        errors = (scores.double().transpose(0, 1) - self.alpha * sites.score(points)) / share
+        errors = (scores.double().transpose(0, 1) - self.alpha * sites.score(points)) / visit_share
         if self.alpha != 1:
             prior = problem.mapped(prior_scores, (0,), calls=0)(at).double().transpose(0, 1)
             errors = errors - (1 - self.alpha) * (q.score(points) - prior)
         squares = pulls(q, errors).square().mean(0)
         curved = at[:, evenly(at.shape[1], self.curved_points)]
-        curvature = self._curvature(problem, q, sites, share, curved, data)
+        curvature = self._curvature(problem, q, sites, visit_share, curved, data)
         measured = {"mismatch": squares.amax(-1), "curvature": curvature}
-        return {"mismatch": share * squares, "curvature": curvature}, {}, measured
+        return {"mismatch": visit_share * squares, "curvature": curvature}, {}, measured
 
     def _curvature(
-        self, problem: Problem, q: Gaussian, sites: Gaussian, share: Tensor, points: Tensor, data: ClientData
+        self, problem: Problem, q: Gaussian, sites: Gaussian, visit_share: Tensor, points: Tensor, data: ClientData
     ) -> Tensor:
         """λ_s, (C,), the largest at the points (C, S, D)."""
         root = q.root()[:, None]
@@ -197,7 +191,7 @@ class Mismatch(Measuring):
         def whitened(directions: Tensor) -> Tensor:
             moved = times(root, directions)
             curves = clients_likelihood_curves(problem, points, moved.to(points.dtype), data).double()
-            own = (-curves - self.alpha * times(precision, moved)) / share[:, None]
+            own = (-curves - self.alpha * times(precision, moved)) / visit_share[:, None]
             return directions + times(root.mT if q.dense else root, own)
 
         return power_iteration(whitened, points.double()).abs().amax(-1)
@@ -220,11 +214,9 @@ class OwnNoise(Measuring):
         """Shifts and widenings of zero."""
         return {"shift": torch.zeros_like(q.eta), "widening": torch.zeros_like(q.eta)}
 
-    def measured(
-        self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int
-    ) -> tuple[State, State, State]:
+    def measured(self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int) -> LocalResult:
         """The clients' parts of shift and widening, (C, D) each."""
-        q, share = gaussian(shared), local["share"].reshape(-1, 1)
+        q, visit_share = gaussian(shared), local["visit_share"].reshape(-1, 1)
         points = spread_points(q, num_points)
         generator = torch.Generator().manual_seed(seeding.COMMON)
         signs = (2 * torch.randint(2, points.shape[::2], generator=generator) - 1).to(points)
@@ -233,11 +225,11 @@ class OwnNoise(Measuring):
         three = torch.stack([points - moved, points, points + moved]).flatten(0, 1).transpose(0, 1).to(problem.dtype)
         likelihoods = clients_likelihood_scores(problem, three, data).double().transpose(0, 1)
         prior = problem.mapped(prior_scores, (0,), calls=0)(three).double().transpose(0, 1)
-        below, here, above = (prior + likelihoods / share).unflatten(0, (3, -1)).unbind()
+        below, here, above = (prior + likelihoods / visit_share).unflatten(0, (3, -1)).unbind()
         bend = pulls(q, (below - 2 * here + above) / (2 * SCORE_STEP_SDS**2))
         variance = spread if spread.dim() == mean.dim() else spread.diagonal(dim1=-2, dim2=-1)
         away = (points - mean) / variance.sqrt()
-        own = 1 - share  # p_c (1/p_c - 1)
+        own = 1 - visit_share  # p_c (1/p_c - 1)
         found = {"shift": own * bend.mean(0), "widening": own * (bend * away).mean(0)}
         return found, {}, {name: value.abs().amax(-1) for name, value in found.items()}
 

@@ -21,10 +21,10 @@ is right the share multiplies the cost of an effective draw by 1 / (1 - ε).
 
 Around **points** θ_i that represent a posterior they are draws of a mixture, without annealing (`around`),
 
-    q(θ) = (1 - w) 1/N Σ_i t_ν(θ; θ_i, S_i) + w t_ν(θ; m, 2 S),    S_i = 1/k Σ_j∈N(i) (θ_j - θ_i)(θ_j - θ_i)'
+    q(θ) = (1 - w) 1/N Σ_i t_ν(θ; θ_i, S_i) + w t_ν(θ; m, σ²S),    S_i = 1/k Σ_j∈N(i) (θ_j - θ_i)(θ_j - θ_i)'
     u_s = p_0(z_s) / q(z_s)
 
-N(i) the k nearest points to θ_i, less those that are more than `FARTHEST_NEIGHBOUR` times as far as the median of them
+N(i) the k nearest points to θ_i, less those that are more than `MAX_DISTANCE_RATIO` times as far as the median of them
 (a mode with fewer points than k has neighbours in another one), m and S the mean and covariance of all of them. A
 neighbourhood's own covariance follows bent, narrow and separate parts; the heavy tails, and the wide component, bound
 the weights beyond the points. Distances are in SDs of all points. S_i includes a share of a spherical covariance, so
@@ -44,12 +44,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.conventions.limits import MIN_DRAWS
 from pyro_fed.density.derivatives import log_likelihoods_at, prior_scores_and_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.ops.adaptive_importance import FREEDOM
 from pyro_fed.ops.annealing import Difference, Ends, Slope
 from pyro_fed.ops.gaussian import DiagGaussian
+from pyro_fed.ops.matrices import MIN_EIGENVALUE
 from pyro_fed.ops.student import Mixture, Tails
 from pyro_fed.ops.whitening import Coordinates
 
@@ -102,14 +104,14 @@ def _log_mixture(narrow: Tensor, wide: Tensor, level: float) -> tuple[Tensor, Te
     return logs.logsumexp(0), near, far
 
 
-#: w, and the wide component's covariance in units of that of all points.
-WIDE_SHARE, WIDE_VARIANCE = 0.1, 2.0
-#: k: this many for each dimension, and the smallest k.
-NEIGHBOURS_A_DIMENSION, FEWEST_NEIGHBOURS = 3, 10
+#: w, the share of the wide component.
+WIDE_SHARE = 0.1
+#: k: this many for each dimension, and at least `MIN_DRAWS`.
+NEIGHBOURS_PER_DIMENSION = 3
 #: Largest distance of a neighbour, in units of the median one.
-FARTHEST_NEIGHBOUR = 6.0
-#: Share of a spherical covariance in a neighbourhood's: of its mean variance, and of that of all points.
-SPHERICAL_SHARE, LEAST_VARIANCE_SHARE = 1e-2, 1e-6
+MAX_DISTANCE_RATIO = 6.0
+#: Share of a spherical covariance in a neighbourhood's.
+SPHERICAL_SHARE = 1e-2
 
 
 def around(points: Tensor) -> Mixture:
@@ -118,16 +120,16 @@ def around(points: Tensor) -> Mixture:
     count, dim = points.shape
     scale = points.std(0)
     white = (points - points.mean(0)) / scale
-    nearest = min(count - 1, max(FEWEST_NEIGHBOURS, NEIGHBOURS_A_DIMENSION * dim))
+    nearest = min(count - 1, max(MIN_DRAWS, NEIGHBOURS_PER_DIMENSION * dim))
     found = torch.cdist(white, white).topk(nearest + 1, largest=False)
     distance, neighbours = found.values[:, 1:], found.indices[:, 1:]
-    near = (distance <= FARTHEST_NEIGHBOUR * distance.median(1, keepdim=True).values).to(white)
+    near = (distance <= MAX_DISTANCE_RATIO * distance.median(1, keepdim=True).values).to(white)
     away = (white[neighbours] - white.unsqueeze(1)) * near.unsqueeze(-1)
     local = away.mT @ away / near.sum(1)[:, None, None]
     spread = local.diagonal(dim1=-2, dim2=-1).mean(-1)
     eye = torch.eye(dim, dtype=torch.float64, device=points.device)
-    local = local + (SPHERICAL_SHARE * spread + LEAST_VARIANCE_SHARE)[:, None, None] * eye
-    wide = WIDE_VARIANCE * (white.T @ white / count + SPHERICAL_SHARE * eye)
+    local = local + (SPHERICAL_SHARE * spread + MIN_EIGENVALUE)[:, None, None] * eye
+    wide = DEFENCE_WIDTH**2 * (white.T @ white / count + SPHERICAL_SHARE * eye)
     factors = torch.linalg.cholesky(torch.cat([local, wide[None]])) * scale[:, None]
     shares = torch.full((count + 1,), (1 - WIDE_SHARE) / count, dtype=torch.float64, device=points.device)
     shares[-1] = WIDE_SHARE
@@ -137,9 +139,9 @@ def around(points: Tensor) -> Mixture:
 #: Share of the draws at which the prior, or a client's log-likelihood, may be NaN, because the proposals' tails exceed
 #: its floating-point range: these draws are impossible. With more the model or the client has failed.
 UNKNOWN_SHARE = 0.1
-#: Difference in nats between the highest log-likelihood of all draws and the eighth above which it is checked for
+#: Difference in nats between the highest log-likelihood of all draws and the tenth above which it is checked for
 #: rounding; and its relative change beside the draw that shows rounding.
-SUSPICIOUS_NATS, HIGHEST_DRAWS, LARGEST_ROUNDING = 5.0, 8, 1e-3
+SUSPICIOUS_NATS, MAX_ROUNDING_SHARE = 5.0, 1e-3
 #: Distances of the check, in roundings of the draw: several, because rounding has few values, and they may agree by
 #: chance, most often at powers of two.
 ROUNDINGS = (16, -16, 5, -11)
@@ -150,10 +152,10 @@ def log_likelihoods_beyond_rounding(problem: Problem, draws: Tensor, data: Clien
     # Far away a likelihood may be the difference of large numbers with the same leading digits, such as lgamma(a + n) -
     # lgamma(a) at a = e^50, and be thousands of nats above all others. Next to the same draw it has another value.
     values = log_likelihoods_at(problem, draws, data)
-    highest = values.nan_to_num(nan=-torch.inf).topk(min(HIGHEST_DRAWS, values.shape[1]), 1).values
+    highest = values.nan_to_num(nan=-torch.inf).topk(min(MIN_DRAWS, values.shape[1]), 1).values
     if not bool((highest[:, 0] - highest[:, -1] > SUSPICIOUS_NATS).any()):
         return values
-    most = torch.maximum(torch.ones_like(values), LARGEST_ROUNDING * values.abs())
+    most = torch.maximum(torch.ones_like(values), MAX_ROUNDING_SHARE * values.abs())
     rounding = torch.zeros_like(values, dtype=torch.bool)
     for roundings in ROUNDINGS:
         beside = log_likelihoods_at(problem, draws * (1 + roundings * torch.finfo(draws.dtype).eps), data)

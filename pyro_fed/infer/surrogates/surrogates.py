@@ -33,15 +33,13 @@ from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.ep.expectation_propagation import ROUNDING_SHARE
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.sites.gaussian_sites import MAX_NEWTON_STEPS, POINT_NUMBERS, gaussian
+from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.infer.surrogates.local_sgld import LocalSGLD
-from pyro_fed.ops.backtrack import HALVINGS
+from pyro_fed.ops.backtrack import MAX_ITERATIONS, NEGLIGIBLE_STEP, halved
 from pyro_fed.ops.batched import quiet
 from pyro_fed.ops.gaussian import DiagGaussian, FullGaussian, Gaussian
 from pyro_fed.ops.matrices import positive_part, times
-
-#: Length of a Newton step to the mode of p(θ) Π q_s(θ), in its SDs, at which they stop.
-NEWTON_CLOSE = 1e-6
+from pyro_fed.ops.memory import count_in_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,19 +89,20 @@ class Given(metaclass=Checked):
         sites.require_proper("Given.from_moments")
         return cls(sites.precision, sites.eta)
 
-    def sites(self, problem: Problem) -> Gaussian:
+    @property
+    def dim(self) -> int:
+        """D, the dimension of the surrogates."""
+        return self.eta.shape[-1]
+
+    def sites(self) -> Gaussian:
         """One factor a client, batch (K,), float64."""
-        if self.eta.shape[-1] != problem.dim:
-            raise SettingError(
-                f"Given: the surrogates have dimension {self.eta.shape[-1]}, the model's vector {problem.dim}"
-            )
         return gaussian({"precision": self.precision.double(), "eta": self.eta.double()})
 
 
 def fitted_surrogates(problem: Problem, surrogates: object, start: Start | None) -> tuple[Gaussian, Gaussian]:
     """The clients' surrogates, batch (K,), and p(θ) Π q_s(θ), from `Given` or from a phase's final states `start`."""
     if isinstance(surrogates, Given):
-        sites = surrogates.sites(problem)
+        sites = surrogates.sites()
         return sites, posterior_gaussian(problem, sites)
     if start is None or not {"precision", "eta"} <= start.local.keys():
         name = type(surrogates).__name__
@@ -115,7 +114,7 @@ def fitted_surrogates(problem: Problem, surrogates: object, start: Start | None)
     return sites, posterior
 
 
-def shares(probabilities: tuple[float, ...] | None, num_clients: int) -> Tensor:
+def visit_shares(probabilities: tuple[float, ...] | None, num_clients: int) -> Tensor:
     """f_s, (K,), float64; uniform by default."""
     if probabilities is None:
         return torch.full((num_clients,), 1 / num_clients, dtype=torch.float64)
@@ -137,7 +136,7 @@ def posterior_gaussian(problem: Problem, sites: Gaussian) -> Gaussian:
     z = product.mean()
     if not bool(torch.isfinite(z).all()):
         z = torch.zeros_like(z)
-    for _ in range(MAX_NEWTON_STEPS):
+    for _ in range(MAX_ITERATIONS):
         curvature = _prior_curvature(problem, z, product)
         prior_score = grad(problem.log_prior)(z.to(problem.dtype)).double()
         # In displacements from z: precision of the posterior, eta equal to its score at z.
@@ -149,7 +148,7 @@ def posterior_gaussian(problem: Problem, sites: Gaussian) -> Gaussian:
             )
         move = _uphill(problem, product, z, around.mean())
         z = z + move
-        if float((move * around.eta).sum().abs().sqrt()) < NEWTON_CLOSE:
+        if float((move * around.eta).sum().abs().sqrt()) < NEGLIGIBLE_STEP:
             break
     return type(product)(around.precision, times(around.precision, z))
 
@@ -161,11 +160,8 @@ def _uphill(problem: Problem, product: Gaussian, z: Tensor, move: Tensor) -> Ten
         return problem.log_prior(z.to(problem.dtype)).double() + product.log_factor(z)
 
     before = value(z)
-    for _ in range(HALVINGS):
-        if bool(value(z + move) >= before):
-            return move
-        move = move / 2
-    return torch.zeros_like(move)
+    fraction = halved(lambda fraction: bool(value(z + fraction * move) >= before))
+    return fraction * move if fraction else torch.zeros_like(move)
 
 
 def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:
@@ -186,7 +182,7 @@ def _diagonal(problem: Problem, z: Tensor) -> Tensor:
     if torch.allclose(one, other, rtol=ROUNDING_SHARE, atol=0.0):
         found: Tensor = one
         return found
-    size = max(1, POINT_NUMBERS // len(z))
+    size = count_in_memory(len(z))
     blocks = [torch.arange(first, min(first + size, len(z)), device=z.device) for first in range(0, len(z), size)]
     rows = [
         problem.vmap(lambda v: pull(v)[0])(one_hot(block, len(z)).to(z)).gather(1, block[:, None]) for block in blocks

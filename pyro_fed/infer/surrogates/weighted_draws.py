@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pyro_fed.algorithm.bounding import (
     ACCEPTED_SHIFT_SDS,
-    LARGEST_DISTANCE,
     NORMAL_MEDIAN_DEVIATION,
     median_of,
     redescending,
@@ -20,6 +19,7 @@ from pyro_fed.algorithm.bounding import (
 )
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
+from pyro_fed.algorithm.message_limits import LARGEST_RATIO
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
@@ -29,6 +29,7 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.infer.surrogates.proposals import Proposals
 from pyro_fed.ops.importance import (
     LARGEST_PARETO_K,
+    MIN_SMOOTHED_DRAWS,
     PARTS,
     TRUSTED_SHARE,
     log_mean,
@@ -36,9 +37,6 @@ from pyro_fed.ops.importance import (
     systematic,
     weighted_errors,
 )
-
-#: Smallest number of draws of a part for its own weights to be smoothed.
-FEWEST_A_PART = 50
 
 
 class WeightedDraws(NamedTuple):
@@ -69,7 +67,7 @@ class WeightedDraws(NamedTuple):
             return work
         found = smoothed(self.log_weights)
         figures = {"pareto_k": found.pareto_k, "effective_draws": found.effective}
-        if len(self.draws) >= PARTS * FEWEST_A_PART:
+        if len(self.draws) >= PARTS * MIN_SMOOTHED_DRAWS:
             figures["mean_error"], figures["sd_error"] = weighted_errors(self.draws, self.log_weights)
         if bool(self.proper):
             figures["log_evidence"], figures["log_evidence_se"] = log_mean(self.log_weights)
@@ -123,17 +121,19 @@ class LogLikContributions(Contributions):
         values = sent.messages["log_lik"]
         expected = _of_sites(shared, ledger, sent.clients)
         rows = sent.own_rows
-        share = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
+        row_ratio = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
         level = (values - expected).quantile(0.5, 1, keepdim=True)
         apart = values - expected - level
-        usual = median_of(apart.abs() / share.sqrt().unsqueeze(-1), share)
-        reach = (limits.pull * share.clamp_min(1.0).sqrt().unsqueeze(-1) * usual / NORMAL_MEDIAN_DEVIATION).clamp_min(
+        usual = median_of(apart.abs() / row_ratio.sqrt().unsqueeze(-1), row_ratio)
+        reach = (
+            limits.pull * row_ratio.clamp_min(1.0).sqrt().unsqueeze(-1) * usual / NORMAL_MEDIAN_DEVIATION
+        ).clamp_min(
             ACCEPTED_SHIFT_SDS  # a departure of as many nats over all draws moves a mean by at most as much
         )
         fits = apart.abs() <= reach
         held = expected + torch.where(fits, apart, redescending(apart, reach))  # without the level
-        known = within_cohort(level / share.unsqueeze(-1), limits.pull)[0] * share.unsqueeze(-1)
-        cut = torch.where(fits, 0.0, apart.abs() - reach).square().mean(1).sqrt().clamp_max(LARGEST_DISTANCE)
+        known = within_cohort(level / row_ratio.unsqueeze(-1), limits.pull)[0] * row_ratio.unsqueeze(-1)
+        cut = torch.where(fits, 0.0, apart.abs() - reach).square().mean(1).sqrt().clamp_max(LARGEST_RATIO)
         answered = (sent.messages["answered"] != 0).to(values)
         message = {"log_lik": answered.unsqueeze(-1) * (held + known), "answered": answered}
         return BoundedMessages(shared, message, {}, cut)

@@ -11,6 +11,10 @@ the gradient of `pyro.infer.Trace_ELBO` on the pooled data at the same ε.
 The IWAE bound E[log 1/S Σ_s p(x_s) / q_φ(x_s)] does not split over clients, but its gradient is the above with draw s
 weighted by w_s ∝ p(x_s) / q_φ(x_s): clients also send log p_k(z_s), and the weights are those of the sums.
 
+The first half of the steps needs no rounds: a guide of any family approaches a Gaussian that is known, such as FedEP's
+or P2PVI's, by the same steps, with ∇_z log (q_EP / p_0) in place of Σ_k ∇_z log p_k. The rounds are those of the second
+half. Without such a Gaussian there are twice as many, from the guide's own start.
+
 One φ carries the noise of the few draws behind Adam's last steps. φ̄ averages over S draws of half of all steps (Dhaka
 et al., 2020), and errs half as much as the φ at the end of a rate that falls a hundredfold.
 
@@ -34,13 +38,14 @@ from torch.utils import _pytree as pytree
 from pyro_fed.algorithm.contract import Noise, Tempered
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.density.derivatives import clients_likelihood_scores, clients_likelihood_scores_and_values
+from pyro_fed.density.derivatives import clients_likelihood_scores, clients_likelihood_scores_and_values, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.guides.guide_runs import KeptDraws
 from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program, local_gradients
 from pyro_fed.infer.averaging.optim import OPTIM, Adam
+from pyro_fed.ops.gaussian import Gaussian
 
 #: Adam's β₂: steep gradients of a distant start are forgotten within the rounds of a run.
 ADAM = Adam(betas=(0.9, 0.99), eps=1e-8)
@@ -76,6 +81,7 @@ class GuideAscent(KeptDraws, Tempered):
         num_guide_draws: draws of the fitted guide that are kept, each returned once by `run`; None keeps as many
             as it is asked for, and 4,000 at least.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        surrogates: what leaves the Gaussian that the guide is fitted to before the first round, or None.
     """
 
     on_cpu: ClassVar[bool] = True
@@ -83,6 +89,7 @@ class GuideAscent(KeptDraws, Tempered):
     by_sums: ClassVar[Mapping[str, Any]] = {"bound": "elbo"}
 
     guide: Any = AutoMultivariateNormal
+    surrogates: Any = "auto"
     num_steps: int = 2000
     num_particles: int = 8
     step_size: float = 0.02
@@ -97,6 +104,11 @@ class GuideAscent(KeptDraws, Tempered):
         check_choice(self, "bound", ("elbo", "iwae"))
         if is_kind(self.guide, AutoLaplaceApproximation):
             raise SettingError(f"{type(self).__name__}: guide AutoLaplaceApproximation is fitted by FedLaplace()")
+
+    @property
+    def steps_without_rounds(self) -> int:
+        """The number of steps that are made by surrogates before the first round."""
+        return 0 if self.surrogates is None else self.num_steps // 2
 
     def program(self, problem: Problem) -> GuideProgram:
         """The guide as a function of its parameters; an amortised one takes settings by which sums are known."""
@@ -164,6 +176,13 @@ class GuideAscent(KeptDraws, Tempered):
         gradient = self.program(problem).gradient(fit.params, self.num_particles, fit.noise_seed, objective)
         move, adam = ADAM.step({"params": fit.params}, {"params": gradient}, fit.adam, self.rate(fit.step))
         return Fit(fit.params + move["params"], fit.step + 1, fit.seed, adam)
+
+    def fitted_to(self, problem: Problem, target: Gaussian, fit: Fit, steps: int) -> Fit:
+        """The guide after steps towards a Gaussian in place of the posterior, which need no rounds."""
+        for _ in range(steps):
+            points = self.points(problem, fit)
+            fit = self.ascended(problem, fit, target.score(points) - prior_scores(problem, points))
+        return fit
 
     def averaged(self, average: Tensor, fit: Fit, steps_a_round: int = 1) -> Tensor:
         """φ̄ with another round's φ: the mean over those of the second half of the steps."""

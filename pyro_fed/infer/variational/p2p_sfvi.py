@@ -25,18 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pyro.infer.autoguide import AutoDelta
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.conventions.setting_checks import check_between
+from pyro_fed.conventions.setting_checks import check_between, check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import GraphError, SettingError
@@ -44,6 +44,9 @@ from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.base import require_centrality
 from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.infer.averaging.local_sgd import StepContributions
+from pyro_fed.infer.peers.p2p_vi import P2PVI
+from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
+from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.variational.guide_ascent import Fit, GuideAscent, is_kind
 from pyro_fed.ops.mixing import mix
@@ -60,7 +63,7 @@ class P2PSFVI(GuideAscent, OnGraph):
     Args:
         guide: an automatic guide, class or instance, a function of the model's arguments, or a `PyroModule`; not a
             point, which `P2PFedAvg` finds.
-        num_steps: steps of Adam, one a round.
+        num_steps: steps of Adam, one a round; the first half needs no rounds if there are `surrogates`.
         num_particles: S, draws of the guide a step.
         bound: "elbo", or "iwae" with its S draws in one logarithm, which is tighter and makes guides wider.
         step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
@@ -70,6 +73,9 @@ class P2PSFVI(GuideAscent, OnGraph):
         num_guide_draws: draws of each agent's guide that are kept, each returned once by `run`; None keeps as many as
             it is asked for, and 4,000 at least.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        surrogates: an algorithm over the graph that leaves a Gaussian at every agent, such as `P2PVI`, or its name
+            "p2pvi": each agent fits the guide to its own before the first round. With None guides begin at their own
+            start. "auto" is P2PVI if it has a full covariance and runs on the model.
 
     Raises:
         SettingError: a setting out of its range, or unknown; a guide without the model's sites, with values outside of
@@ -86,23 +92,33 @@ class P2PSFVI(GuideAscent, OnGraph):
     """
 
     draws_are: ClassVar[str] = "agents"
+    begins_apart: ClassVar[bool] = True
     needs_all: ClassVar[bool] = True
     without: ClassVar[Mapping[str, str]] = {
         "local_steps": "agents step by the sum of all scores; what they reach by their own rows is not the posterior's",
-        "surrogates": "agents begin at the guide's own start",
     }
 
     gossip_tolerance: float = 0.01
+    surrogates: PeerGaussian | Literal["auto", "p2pvi"] | None = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_between(self, "gossip_tolerance", 0, MAX_TOLERANCE)
+        if not isinstance(self.surrogates, PeerGaussian | None):
+            check_choice(self, "surrogates", ("auto", "p2pvi"))
         if is_kind(self.guide, AutoDelta):
             raise SettingError(f"{type(self).__name__}: guide AutoDelta is a point, which P2PFedAvg finds")
 
     def default_rounds(self, num_clients: int) -> int:
-        """As many as there are steps."""
-        return self.num_steps
+        """As many as there are steps, or those after the steps towards the surrogates."""
+        return self.num_steps - self.steps_without_rounds
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """The algorithm that leaves a Gaussian at every agent; a guide is refused before it runs."""
+        self.program(problem)
+        if self.surrogates == "p2pvi":
+            return P2PVI(temperature=self.temperature)
+        return self.surrogates if isinstance(self.surrogates, Algorithm) else None
 
     def contributions(self) -> Contributions:
         """The agents' scores, which cannot be bounded: the guides that agents mix keep what they have received."""
@@ -127,12 +143,22 @@ class P2PSFVI(GuideAscent, OnGraph):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start every agent at the guide's initial parameters."""
+        """Start every agent at the guide's initial parameters, or at those fitted to its own Gaussian."""
         fit, local = self.first_states(problem, num_clients, generator)
+        fits = [fit] * num_clients
+        if start is not None:
+            beliefs = gaussian(start.shared)
+            known = beliefs.is_proper()  # an agent in a process of its own knows its own
+            if not bool(known.any()):
+                beliefs.require_proper("the agents' beliefs")
+            for agent in known.nonzero().flatten().tolist():
+                belief = type(beliefs)(beliefs.precision[agent], beliefs.eta[agent])
+                fits[agent] = self.fitted_to(problem, belief, fit, self.steps_without_rounds)
         points, sent = self.no_points(problem)
-        one = {**as_entries(fit), "average": fit.params, "points": points, "delta": sent.double()}
+        one = {"points": points, "delta": sent.double()}
         shared = {name: value.expand(num_clients, *value.shape).clone() for name, value in one.items()}
-        return shared, {**local, "scores": shared["delta"]}
+        shared |= _stacked(fits)
+        return {**shared, "average": shared["params"].clone()}, {**local, "scores": shared["delta"]}
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Draw the round's points at every agent."""
@@ -157,9 +183,7 @@ class P2PSFVI(GuideAscent, OnGraph):
         sums = shared["delta"].reshape(*shared["points"].shape[:2], -1)
         fits = [self.ascended(problem, fit, own) for fit, own in zip(_fits(shared), sums, strict=True)]
         averages = [self.averaged(average, fit) for average, fit in zip(shared["average"], fits, strict=True)]
-        entries = [as_entries(fit) for fit in fits]
-        after = {name: torch.stack([one[name] for one in entries]) for name in entries[0]}
-        return {**shared, **after, "average": torch.stack(averages)}
+        return {**shared, **_stacked(fits), "average": torch.stack(averages)}
 
     def conclude(self, problem: Problem, shared: State) -> State:
         """Draw from every agent's guide, at the same ε."""
@@ -187,3 +211,9 @@ def _fits(shared: State) -> list[Fit]:
     """The fit of every agent."""
     agents = range(len(shared["params"]))
     return [entries_as(Fit, {name: value[agent] for name, value in shared.items()}) for agent in agents]
+
+
+def _stacked(fits: list[Fit]) -> State:
+    """The entries of every agent's fit, (A, ...)."""
+    entries = [as_entries(fit) for fit in fits]
+    return {name: torch.stack([one[name] for one in entries]) for name in entries[0]}

@@ -18,9 +18,7 @@ others' weights.
 With several steps, clients run the guide, and send their change of φ: fewer rounds where clients' rows are alike. Where
 they are not it ends elsewhere: the mean of the clients' best guides is not the best guide.
 
-The first half of the steps needs no rounds: a guide of any family approaches the Gaussian of `surrogates`, such as
-FedEP's, by the same steps at the server, with ∇_z log (q_EP / p_0) in place of Σ_k ∇_z log p_k. The rounds are those of
-the second half. Without surrogates there are twice as many, from the guide's own start.
+The Gaussian of the steps before the first round is that of `surrogates`.
 
 Letters: φ `params`, z `points`, ε's seed `noise_seed`, S `num_particles`, m `local_steps`.
 
@@ -42,7 +40,7 @@ from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least
-from pyro_fed.density.derivatives import clients_likelihood_scores, prior_scores
+from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -50,7 +48,6 @@ from pyro_fed.infer.averaging.local_sgd import StepContributions
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, fitted_surrogates, surrogate_phase
 from pyro_fed.infer.variational.guide_ascent import Fit, GuideAscent, is_kind
-from pyro_fed.ops.gaussian import Gaussian
 
 
 @explains_unknown
@@ -120,11 +117,6 @@ class SFVI(GuideAscent):
         """As many rounds as make `num_steps` steps, or those after the steps towards the surrogates."""
         return -(-(self.num_steps - self.steps_without_rounds) // self.local_steps)
 
-    @property
-    def steps_without_rounds(self) -> int:
-        """The number of steps that the server makes by surrogates before the first round."""
-        return 0 if self.surrogates is None else self.num_steps // 2
-
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The algorithm that fits the surrogates, if they have to be fitted; a guide is refused before it runs."""
         self.program(problem)
@@ -136,7 +128,8 @@ class SFVI(GuideAscent):
         """Start from the guide's initial parameters, or from those fitted to the surrogates."""
         fit, local = self.first_states(problem, num_clients, generator)
         if self.steps_without_rounds:
-            fit = self._fitted_to(problem, fitted_surrogates(problem, self.surrogates, start)[1], fit)
+            target = fitted_surrogates(problem, self.surrogates, start)[1]
+            fit = self.fitted_to(problem, target, fit, self.steps_without_rounds)
         points, sent = self.no_points(problem)
         shared = {
             **as_entries(fit),
@@ -146,13 +139,6 @@ class SFVI(GuideAscent):
             "delta": fit.params if self.local_steps > 1 else sent,
         }
         return shared, local
-
-    def _fitted_to(self, problem: Problem, target: Gaussian, fit: Fit) -> Fit:
-        """The guide after steps towards a Gaussian in place of the posterior."""
-        for _ in range(self.steps_without_rounds):
-            points = self.points(problem, fit)
-            fit = self.ascended(problem, fit, target.score(points) - prior_scores(problem, points))
-        return fit
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Draw the round's points."""

@@ -125,7 +125,9 @@ def test_a_neighbour_is_told_the_class_of_what_fails_in_an_answer(pair, monkeypa
     ends = []
     for number in (0, 1):
         links = Links(number, peers, LinkSettings(retry_every=0.02), {"seed": "0"})
-        links.wire = Wire(number, peers, Identity.load(folder, NAMES[number]), links.settings, links.said, links.answer)
+        links.wire = Wire(
+            number, peers, Identity.load(folder, NAMES[number]), links.settings, links.agreement, links.answer
+        )
         ends.append(links)
 
     def failing(*_):
@@ -137,7 +139,7 @@ def test_a_neighbour_is_told_the_class_of_what_fails_in_an_answer(pair, monkeypa
         for seconds in (5.0, 5.0):  # the first request may come before the channel is there
             answer = ends[1].wire.ask(asked, seconds, again=False)
         assert isinstance(answer[0], NoMessage)
-        assert ends[1].wire.said[0] == "internal: ValueError"
+        assert ends[1].wire.failures[0] == "internal: ValueError"
     finally:
         for links in ends:
             links.wire.close()

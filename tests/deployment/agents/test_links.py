@@ -50,7 +50,7 @@ def chords(tmp_path_factory):
 
 def wired(peers, identity, me, settings=QUICK, said=SAID):
     links = Links(me, peers, settings, said)
-    links.wire = Wire(me, peers, identity, settings, links.said, links.answer)
+    links.wire = Wire(me, peers, identity, settings, links.agreement, links.answer)
     return links
 
 

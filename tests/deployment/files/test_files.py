@@ -113,12 +113,12 @@ def test_answers_one_by_one_late_doubled_and_of_another_round(case):
     assert found.waiting == ["south", "west"] and found.exchange == 1
     assert [path.name for path in found.requests] == [south.name, west.name]
     found = case.combine(first, case.answer(south))
-    assert "answer-north-001.study: the answer of north to exchange 1 is here already" in found.said[0]
+    assert "answer-north-001.study: the answer of north to exchange 1 is here already" in found.answers_taken[0]
     assert not found.refused and found.waiting == ["west"]
     found = case.combine(case.answer(west))
     assert found.exchange == 2
     again = case.combine(first, case.answered("north", 0))
-    assert not again.refused and [text[-15:] for text in again.said] == ["is here already"] * 2
+    assert not again.refused and [text[-15:] for text in again.answers_taken] == ["is here already"] * 2
     result, _ = case.finish(again)
     assert same_draws(result, expected(case))
 

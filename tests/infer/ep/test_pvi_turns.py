@@ -69,7 +69,9 @@ def passes(*changes, **more):
         (passes(1e-4, 2e-3), False),
         (passes(0.1, 0.1, 4e-3, 4e-3), True),  # the next by 0.04 of that
         (passes(0.1, 0.1, 2e-2, 1e-3), False),  # 0.1 of 0.02
-        (passes(0.04, 0.04, 4e-3, 4.1e-3), False),  # not so fast: 4e-4 would be the next, and many after it
+        (passes(0.04, 0.04, 4e-3, 4.1e-3), True),  # 4e-4 would be the next, and 5e-4 with all after it
+        (passes(0.04, 0.04, 1e-2, 1e-2), False),  # 3e-3 with all after it
+        (passes(0.04, 0.04, 4e-3, 1.6e-2), False),  # the next would be 4e-3
         (passes(0.1, 4e-3, 4e-3), False),  # one pass and a half
         (passes(0.1, 0.1, cut=1.0) + passes(4e-3, 4e-3), False),
         ([{"change": c, "fraction": 1.0, "share": 1.0} for c in (0.1, 4e-3)], False),  # all at once: they are asked

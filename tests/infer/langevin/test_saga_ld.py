@@ -88,7 +88,7 @@ def test_settings_that_have_no_effect_are_refused(settings, match):
 
 
 def test_tables_that_are_too_large_are_refused_before_the_run(monkeypatch):
-    monkeypatch.setattr(policy, "LARGEST_TABLES", 4 * ROWS * 3 - 1)
+    monkeypatch.setattr(policy, "MAX_POINTWISE", 4 * ROWS * 3 - 1)
     with pytest.raises(SettingError, match="SAGALD: gradients of 60 rows in 3 dimensions for 4 chains are 720 numbers"):
         run(pf.infer.SAGALD(), num_rounds=1)
     run(pf.infer.SAGALD(num_chains=3), num_rounds=1)

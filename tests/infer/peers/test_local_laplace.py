@@ -9,9 +9,8 @@ from algorithms import unequal_lines
 import pyro_fed as pf
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.infer.peers.local_laplace import local_laplace
+from pyro_fed.ops.backtrack import MAX_ITERATIONS
 from pyro_fed.policy import resolve
-
-STEPS = 60
 
 
 def located(y):
@@ -35,7 +34,7 @@ def found(monkeypatch, fed, covariance="full"):
     share, start = torch.ones(clients).double(), torch.zeros(clients, fed.problem.dim, dtype=torch.float64)
     with torch.no_grad():
         batch = fed.client_data().full_batch()
-        site = local_laplace(algorithm.derivatives(), fed.problem, batch, share, start, STEPS)
+        site = local_laplace(algorithm.derivatives(), fed.problem, batch, share, start)
     return site, len(looks)
 
 
@@ -47,7 +46,7 @@ def test_from_where_the_density_is_convex_it_ends_at_the_mode(monkeypatch, covar
     site, looks = found(
         monkeypatch, pf.Federation.from_clients(located, [(one,) for one in parts], plate="data"), covariance
     )
-    assert looks < STEPS
+    assert looks < MAX_ITERATIONS
     for mean, rows in zip(site.mean()[:, 0], parts, strict=True):
         away = rows - mean
         assert abs(float((2 * away / (1 + away.square())).sum() - mean / 100**2)) < 1e-7

@@ -11,8 +11,9 @@ import torch
 import pyro_fed as pf
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.rowwise import at_points
+from pyro_fed.ops.memory import count_in_memory
 from pyro_fed.policy import resolve
-from pyro_fed.policy.gaussian import CHEAP_ENTRIES, full_is_cheap
+from pyro_fed.policy.gaussian import full_is_cheap
 
 DIM, ROWS, NOISE = 130, 400, 0.5
 
@@ -81,7 +82,7 @@ def test_what_is_asked_for_stays_and_memory_is_bounded(correlated):
         pf.P2PVI(covariance="diag"),
     ):
         assert resolve(algorithm, problem.traits).algorithm.structure == "diag"
-    many = replace(problem, num_clients=CHEAP_ENTRIES // DIM**2 + 1)
+    many = replace(problem, num_clients=count_in_memory(DIM**2) + 1)
     assert not full_is_cheap(many.traits) and resolve(pf.FedEP(), many.traits).algorithm.structure == "diag"
 
 

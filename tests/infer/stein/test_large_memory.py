@@ -69,7 +69,7 @@ def test_clients_one_by_one_are_as_all_at_once(fed, algorithm, monkeypatch):
     monkeypatch.setattr(pf.FedEP, "default_rounds", lambda self, clients: 1)
     whole = pf.run(algorithm, fed, num_rounds=3, num_draws=4, **QUIET)
     monkeypatch.setattr(survey, "fits_in_memory", lambda numbers: False)
-    monkeypatch.setattr(measuring, "POINT_NUMBERS", 1)
+    monkeypatch.setattr(measuring, "fits_in_memory", lambda numbers: False)
     one_by_one = pf.run(algorithm, fed, num_rounds=3, num_draws=4, **QUIET)
     for name in ("w", "v"):
         assert abs(one_by_one.posterior[name].values - whole.posterior[name].values).max() < 1e-3

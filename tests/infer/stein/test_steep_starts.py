@@ -9,7 +9,7 @@ from zoo_sites import horseshoe
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.infer.sites.gaussian_sites import as_state
-from pyro_fed.infer.stein.survey import MOST_APPROACH_ROUNDS, STEEP_SCORE, Survey
+from pyro_fed.infer.stein.survey import MAX_APPROACH_ROUNDS, MAX_SCORE_RATIO, Survey
 from pyro_fed.ops.gaussian import FullGaussian
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False}
@@ -57,9 +57,9 @@ def test_steep_points_are_put_nearer_and_others_stay():
         received = {name: value.expand(2, *value.shape) for name, value in shared.items()}
         message, local, _ = survey.local_step(fed.problem, received, local, data, None)
         shared, rounds = survey.refine(fed.problem, survey.combine(shared, message, torch.ones(2))), rounds + 1
-        assert rounds <= MOST_APPROACH_ROUNDS
+        assert rounds <= MAX_APPROACH_ROUNDS
     nearer = shared["white"] / first
     z0 = shared["white"][:, 0]
     score = -4 * 4 * WALLS**2 * z0**7 - z0  # four rows, each -(WALLS z⁴)² / 2
-    assert float(score.abs().max()) <= STEEP_SCORE * 2**0.5
+    assert float(score.abs().max()) <= MAX_SCORE_RATIO * 2**0.5
     assert rounds > 1 and bool((nearer == 1).all(1).any()) and bool((nearer.log2() == nearer.log2().round()).all())

@@ -18,17 +18,15 @@ from torch import Tensor
 from pyro_fed.analysis.bench.cases.case import Case, Column, Reference
 from pyro_fed.recipes.library import load_model
 
-#: Sobol points of a reference: two to this power.
-POINTS_LOG2 = 12
 #: Points of the grid of a one-dimensional density.
 GRID_POINTS = 200_001
 
 
-def uniforms(dim: int) -> np.ndarray:
-    """Sobol points (n, dim) strictly inside the unit cube."""
+def uniforms(dim: int, power: int = 12) -> np.ndarray:
+    """Sobol points (2^power, dim) strictly inside the unit cube."""
     from scipy import stats  # takes a second
 
-    points: np.ndarray = stats.qmc.Sobol(dim, seed=0).random_base2(POINTS_LOG2)
+    points: np.ndarray = stats.qmc.Sobol(dim, seed=0).random_base2(power)
     inside: np.ndarray = np.clip(points, 1e-12, 1 - 1e-12)
     return inside
 

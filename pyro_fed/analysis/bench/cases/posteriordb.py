@@ -117,11 +117,11 @@ def read_data(folder: Path, full_name: str) -> Mapping[str, Any]:
     extract = folder / full_name / "data.json"
     if extract.is_file():
         return _object(extract.read_text(encoding="utf-8"), extract)
-    said = folder / "posteriors" / f"{full_name}.json"
+    entry = folder / "posteriors" / f"{full_name}.json"
     try:
-        name = _object(said.read_text(encoding="utf-8"), said)["data_name"]
+        name = _object(entry.read_text(encoding="utf-8"), entry)["data_name"]
     except (OSError, KeyError) as error:
-        raise DataError(f"{folder} has no data of '{full_name}': expected {extract} or {said}") from error
+        raise DataError(f"{folder} has no data of '{full_name}': expected {extract} or {entry}") from error
     packed = folder / "data" / "data" / f"{name}.json.zip"
     return _object(_read_zip(packed), packed)
 

@@ -25,8 +25,6 @@ NO_ROWS = {
     "gp_regr": "all rows are one draw of a Gaussian process",
     **dict.fromkeys(("hmm_example", "hmm_drive_0", "hmm_drive_1"), "all rows are one series of hidden states"),
 }
-#: Steps of the Runge-Kutta method between two times of measurement.
-STEPS_BETWEEN = 4
 
 
 # -- models ---------------------------------------------------------------------------------------------------
@@ -160,12 +158,12 @@ def garch(start: float, before: Tensor, first: Tensor, y: Tensor) -> None:
     observe(mu, variance.sqrt(), y)
 
 
-def runge_kutta(slope: Callable[[Any, Tensor], Tensor], state: Tensor, times: list[float]) -> Tensor:
+def runge_kutta(slope: Callable[[Any, Tensor], Tensor], state: Tensor, times: list[float], steps: int = 4) -> Tensor:
     """The solution of y' = slope(time, y) at ascending positive times, (N, *shape), by steps of fourth order."""
     found, now = [], 0.0
     for time in times:
-        step = (time - now) / STEPS_BETWEEN
-        for i in range(STEPS_BETWEEN):
+        step = (time - now) / steps
+        for i in range(steps):
             t = now + i * step
             a = slope(t, state)
             b = slope(t + step / 2, state + step / 2 * a)

@@ -194,7 +194,7 @@ class Newton(TiltedInference):
             gain = _gain(q_hat, received.cavity, moments)
             fell = moving & ascent.has_fallen(gain, top, StepControl.fall)
             top = torch.fmax(top, torch.where(moving, gain, top))
-            radius = torch.where(fell, ascent.shorter_radius(length), ascent.GROW * radius)
+            radius = torch.where(fell, ascent.shorter_radius(length), ascent.RADIUS_GROWTH * radius)
             step = site_of(moments, q_hat.mean()).product(received.cavity).quotient(q_hat)
             start, onward = _either(fell, start, q_hat), _either(fell, onward, step)
             taken, moved = _within(start, onward, radius)

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.contract import Noise
-from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.record import RECENT_ROUNDS, Record
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_betas, check_positive
 from pyro_fed.density.problem import Problem
@@ -28,9 +29,6 @@ from pyro_fed.guides.gaussian_guides import GuideFit
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, site_from, tilted_scale
 from pyro_fed.infer.sites.online_newton import OnlineNewton
 from pyro_fed.ops.gaussian import Gaussian
-
-#: Mean change of a log SD in a round above which SDs have not converged, and the number of rounds.
-SETTLED_GROWTH, RECENT = 0.01, 5
 
 
 @explains_unknown
@@ -168,9 +166,9 @@ class IVON(OnlineNewton, TiltedInference):
     def findings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about SDs that have not converged, and about parameters without curvature."""
         notes = list[Finding]()
-        recent = [figures["sd_growth"] for figures in record.figures[-RECENT:] if "sd_growth" in figures]
+        recent = [figures["sd_growth"] for figures in record.figures[-RECENT_ROUNDS:] if "sd_growth" in figures]
         growth = sum(recent) / max(1, len(recent))
-        if abs(growth) > SETTLED_GROWTH:
+        if abs(growth) * RECENT_ROUNDS > NEGLIGIBLE:
             notes.append(sentences.sds_still_change(percent_a_round=100 * growth))
         improper = sorted(problem.traits.improper)
         return [*notes, sentences.improper_priors(sites=improper)] if improper else notes

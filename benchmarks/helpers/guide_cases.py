@@ -193,6 +193,26 @@ def groups_exact() -> tuple[Tensor, Tensor]:
     return (weight @ GROUP_Y / precision)[None], precision.rsqrt()[None]
 
 
+MANY_X = torch.randn(10_000, 2, generator=GENERATOR).double()
+MANY_Y = torch.bernoulli((MANY_X @ torch.tensor([1.0, -0.5], dtype=F64)).sigmoid(), generator=GENERATOR)
+
+
+def classes(x: Tensor, y: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2, dtype=F64), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def classes_exact() -> tuple[Tensor, Tensor]:
+    def log_density(w: Tensor) -> Tensor:
+        logits = MANY_X @ w.T
+        found: Tensor = dist.Normal(number(0), 1.0).log_prob(w).sum(1)
+        return found + MANY_Y @ logits - nn.functional.softplus(logits).sum(0)
+
+    mean, sd, _ = on_grid(log_density, [0.85, -0.65], [1.15, -0.35], 120)
+    return mean, sd
+
+
 # -- guides -----------------------------------------------------------------------------------------------------------
 def beta_guide(y: Tensor) -> None:
     pyro.sample("p", dist.Beta(param("a", 2, positive), param("b", 2, positive)))
@@ -321,6 +341,7 @@ DIRICHLET = (labels, (LABELS,), of(dist.Dirichlet(1 + torch.bincount(LABELS).dou
 VARIANCE = (variance, (NOISE,), of(dist.InverseGamma(number(23), 2 + NOISE.square().sum() / 2)))
 RATE = (half_cauchy_counts, (FEW,), few_exact)
 GROUPS = (groups, (GROUP_SD, GROUP_Y), groups_exact)
+CLASSES = (classes, (MANY_X[MANY_Y.argsort()], MANY_Y.sort().values), classes_exact)
 BANANA, FUNNEL = (banana, (BANANA_Y,), banana_exact), (funnel, (FUNNEL_Y,), funnel_exact)
 
 
@@ -370,6 +391,8 @@ CASES = [
     Case("banana: two IAFs", "SFVI", BANANA, flow),
     Case("funnel: Gaussian", "SFVI", FUNNEL, auto.AutoMultivariateNormal),
     Case("funnel: two IAFs", "SFVI", FUNNEL, flow),
+    Case("AutoMultivariateNormal, rows by label", "P2PSFVI", CLASSES, auto.AutoMultivariateNormal),
+    Case("AutoIAFNormal, rows by label", "P2PSFVI", CLASSES, auto.AutoIAFNormal),
 ]
 BY_NAME = {f"{case.by} / {case.name}": case for case in CASES}
 #: Guides that are made from nothing, or from the model, anew for each side.
@@ -415,21 +438,29 @@ class OneByOne(pf.infer.SFVI):
 
 
 def federated(case: Case, fed: Any, settings: Settings) -> tuple[Any, dict[str, Any]]:
-    """Draws (S, D) of a federated run, and figures."""
+    """Draws (S, D) of a federated run, (A, S, D) of agents on a ring, and figures."""
+    adam: dict[str, Any] = {
+        "num_steps": settings.steps,
+        "num_particles": settings.particles,
+        "step_size": settings.rate,
+    }
+    options = OPTIONS
     begun = time.process_time()
     if case.by == "FedEP":
         algorithm: Any = pf.FedEP(guide=instance(case))
     elif case.by == "FedLaplace":
         algorithm = pf.FedLaplace()
+    elif case.by == "P2PSFVI":
+        algorithm = pf.infer.P2PSFVI(guide=instance(case), **adam)
+        options = {**OPTIONS, "graph": pf.graph.ring(fed.num_clients)}
     else:
-        adam = {"num_steps": settings.steps, "num_particles": settings.particles, "step_size": settings.rate}
         algorithm = OneByOne(guide=instance(case), **adam)
-    idata = pf.run(algorithm, fed, **OPTIONS)
+    idata = pf.run(algorithm, fed, **options)
     if case.by == "SFVI":
         draws = fitted_draws(guide_program(instance(case), fed.problem), OneByOne.kept["average"])
     else:
-        values = [torch.as_tensor(idata["posterior"][name].values[0]).reshape(4000, -1) for name in fed.problem.sites]
-        draws = torch.cat(values, 1)
+        values = [torch.as_tensor(idata["posterior"][name].values) for name in fed.problem.sites]
+        draws = torch.cat([value.reshape(*value.shape[:2], -1) for value in values], -1).squeeze(0)
     rounds, clients = idata.attrs["num_rounds"], fed.num_clients
     sent = sum(float(idata["federation"][name].sum()) for name in ("bytes_up", "bytes_down")) / clients
     return draws, {"rounds": rounds, "kB": sent / 1000, "cpu": time.process_time() - begun}
@@ -468,9 +499,9 @@ def fitted_draws(program: Any, params: Tensor, count: int = 4000) -> Tensor:
 
 
 def errors(draws: Tensor, mean: Tensor, sd: Tensor) -> dict[str, float]:
-    """Largest error of means in SDs, and of logarithms of SDs, where all have one."""
-    spread = draws.std(0)
-    found = {"mean": float(((draws.mean(0) - mean) / sd).abs().max())}
+    """Largest error of means in SDs, and of logarithms of SDs, where all have one, of all agents' draws (..., S, D)."""
+    spread = draws.std(-2)
+    found = {"mean": float(((draws.mean(-2) - mean) / sd).abs().max())}
     return {**found, "log_sd": float((spread / sd).log().abs().max())} if bool((spread > 1e-9).all()) else found
 
 
@@ -485,9 +516,13 @@ def divergence(case: Case, fed: Any, params: Any, evidence: float) -> float:
 def measured(name: str, settings: Settings) -> dict[str, Any]:
     """The record of a case: errors of both sides, how far they are apart, and what a federated run costs."""
     warnings.simplefilter("ignore")
+    pyro.enable_validation(False)
     case = BY_NAME[name]
     model, data, exact = case.problem
-    fed = pf.Federation(model, data, plate="data", num_clients=min(5, len(data[0]) // 2), dtype=F64)
+    clients = min(5, len(data[0]) // 2)
+    parts = pf.partition.Explicit([part.tolist() for part in torch.arange(len(data[0])).tensor_split(clients)])
+    partition = {"partition": parts} if case.problem is CLASSES else {"num_clients": clients}
+    fed = pf.Federation(model, data, plate="data", dtype=F64, **partition)
     mean, sd, *evidence = exact()
     draws, figures = federated(case, fed, settings)
     record = {**dataclasses.asdict(settings), **figures, **errors(draws, mean, sd)}
@@ -496,8 +531,8 @@ def measured(name: str, settings: Settings) -> dict[str, Any]:
     seed = int(OneByOne.kept.get("seed", 0))
     pool, params, chance = pooled(case, fed, settings, seed)
     record |= {f"pooled_{what}": error for what, error in errors(pool, mean, sd).items()}
-    record["apart"] = float(((draws.mean(0) - pool.mean(0)) / sd).abs().max())
-    record["log_sd_apart"] = float((draws.std(0) / pool.std(0)).log().abs().nan_to_num().max())
+    record["apart"] = float(((draws.mean(-2) - pool.mean(0)) / sd).abs().max())
+    record["log_sd_apart"] = float((draws.std(-2) / pool.std(0)).log().abs().nan_to_num().max())
     record["chance"] = 2**0.5 * float((chance / sd).max())
     if evidence:
         record["kl"] = divergence(case, fed, OneByOne.kept["average"], evidence[0])
