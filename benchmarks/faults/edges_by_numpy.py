@@ -33,7 +33,7 @@ FAR, OFF = 0.1, 0.1
 #: Points of a grid along each axis, by the number of latents; how often its box is narrowed, the nats below the highest
 #: point that end the last box, and the factor by which those of the box before are more.
 GRID, ZOOMS, NATS, MORE_NATS = {1: 4001, 2: 301, 3: 61}, 5, 18.0, 4.0
-CLIENTS, SECONDS, ROWS = 4, 60.0, 60
+CLIENTS, SECONDS, ROWS, DRAWS = 4, 240.0, 60, 4000
 #: Words by which an error names where it is.
 NAMED = ("site '", "density of '", "the model fails at `", "latents")
 
@@ -105,8 +105,8 @@ def rows(
     y: Array,
     likelihood: Callable[..., Any],
     log: Callable[..., Array],
-    wall: Callable[..., Tensor] | None = None,
-    inside: Callable[..., Array] | None = None,
+    wall: Any = None,
+    inside: Any = None,
     **priors: Prior,
 ) -> Written:
     """A model whose rows have a distribution, or a log density (a factor); `wall` is a factor outside of the plate.
@@ -188,7 +188,7 @@ def judged(written: Written) -> tuple[str, str]:
         try:
             data = (_float32(written.x), _float32(written.y))
             federation = pf.Federation(written.model, data, plate="data", num_clients=CLIENTS, seed=0)
-            result = pf.fit(federation, seed=0, progress=False, max_seconds=SECONDS)
+            result = pf.fit(federation, seed=0, progress=False, max_seconds=SECONDS, num_draws=DRAWS)
         except pf.PyroFedError as error:
             return ("refused" if any(word in str(error) for word in NAMED) else "error"), str(error)
     said = [str(one.message) for one in caught if any(word in str(one.message) for word in NAMED)]
@@ -265,8 +265,8 @@ def exposures() -> dict[str, Written]:
 
     def masked(x: Tensor, y: Tensor) -> None:
         a, b = _priors(AB).values()
-        with pyro.plate("data", len(y)), pyro.poutine.mask(mask=x > 0):
-            pyro.sample("y", dist.Poisson(torch.exp(a + b * x) * x), obs=y)
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Poisson(torch.exp(a + b * x) * x).mask(x > 0), obs=y)
 
     def mean(x: Array, a: Array, b: Array) -> Array:
         return np.exp(a + b * x) * x

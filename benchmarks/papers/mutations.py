@@ -422,7 +422,7 @@ EQUATIONS = (
         "Wang et al., Eq. (4) and (8): consensus on natural parameters",
         ("infer/peers/test_p2p_exact.py", "-k", "equation_3"),
         (
-            ("ops/mixing.py:mix", "weights.astype(", "weights.T.astype("),
+            ("graph/mixing.py:mix", "weights.astype(", "weights.T.astype("),
             (
                 "infer/peers/peer_gaussian.py:PeerBeliefs.combine",
                 "mix(weights, value) for",

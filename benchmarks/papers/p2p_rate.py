@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
-from pyro_fed.ops.mixing import mix
+from pyro_fed.graph.mixing import mix
 
 VALUES = np.array([0.0, 0.5, 1.0, -0.4])  # θ* is the first
 INFORMED, UNINFORMED = 1.0, 0.1

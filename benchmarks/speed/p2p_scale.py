@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
-from pyro_fed.ops.mixing import mix
+from pyro_fed.graph.mixing import mix
 
 AGENTS, DEGREE, PARAMETERS = 10_000, 6, 50
 

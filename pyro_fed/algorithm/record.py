@@ -216,7 +216,7 @@ class Record:
             return []
         asked = {k: len(values) for k, values in self.by_client("beyond").items()}
         wider = {k: values[-1] for k, values in self.by_client("widened").items() if values[-1] > 1 + NEGLIGIBLE}
-        named = cut[: sentences.MOST_DESCRIBED]
+        named = cut[: sentences.MAX_DESCRIBED]
         return [
             sentences.messages_cut_back(
                 clients=self.names_of(named),
@@ -317,7 +317,7 @@ class Record:
         if not every:
             return []
         last = {client: (i, reason) for client, i, reason in every}
-        often = Counter(client for client, _, _ in every).most_common(sentences.MOST_DESCRIBED)
+        often = Counter(client for client, _, _ in every).most_common(sentences.MAX_DESCRIBED)
         return [
             sentences.clients_failed(
                 failures=len(every),

@@ -1,7 +1,8 @@
 """Every check of the audit, in the order in which a run makes them; a new check is a module and an entry here.
 
 Independent draws have means with standard errors of n^(-1/2) SDs. So n = (z / `MATTERS`)² draws keep all means within
-what matters, where the worst of D means is off by more than z standard errors with probability `ALPHA` (`margin`).
+what matters, where the worst of D means is off by more than z standard errors with probability `TEST_LEVEL`
+(`margin`).
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit.densities import precision, splitting
-from pyro_fed.audit.evidence import DRAWN_ANEW, FEWEST_DRAWS, Evidence, Unknown
+from pyro_fed.audit.evidence import DRAWN_ANEW, Evidence, Unknown
 from pyro_fed.audit.hmc import SCORES
 from pyro_fed.audit.modes.angles import findings_with_causes
 from pyro_fed.audit.modes.missed_modes import missed_modes
-from pyro_fed.audit.modes.point import off_mode
-from pyro_fed.audit.moment_findings import stillness
+from pyro_fed.audit.modes.point import point_findings
+from pyro_fed.audit.moment_findings import wrong_moment_findings
 from pyro_fed.audit.moments import margin, moments_verdict, wrong_moments
 from pyro_fed.audit.motion import LOOKS
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import MATTERS
+from pyro_fed.conventions.limits import MATTERS, MIN_EFFECTIVE_DRAWS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import cost_of
 from pyro_fed.federation.federation import Federation
@@ -45,11 +46,6 @@ def settings_findings(algorithm: Algorithm, draws: Tensor) -> list[Finding]:
     return found
 
 
-def compares_clients(problem: Problem) -> bool:
-    """Whether clients' sites are computed at the draws: these take each row's curvature."""
-    return not problem.traits.large() and not not_audited(problem)
-
-
 def not_audited(problem: Problem) -> list[Finding]:
     """Why a result is not audited, and what is therefore unchecked; none if it can be audited."""
     many = unaffordable_operations(problem.traits, lambda: cost_of(problem).operations, SCORES, LOOKS[1])
@@ -60,40 +56,40 @@ def not_audited(problem: Problem) -> list[Finding]:
 Check = Callable[[Evidence], list[Finding]]
 
 
-def draws(evidence: Evidence) -> list[Finding]:
+def wrong_draw_findings(evidence: Evidence) -> list[Finding]:
     """Draws that are not the posterior's, by chains that begin at them or by missed modes: one finding, or none."""
     found = evidence.moments
     if len(evidence.record.modes) > 1:  # of a plan's earlier stage: chains say nothing of mass elsewhere
-        wrong = [*missed_modes(evidence), *stillness(evidence)]
+        wrong = [*missed_modes(evidence), *wrong_moment_findings(evidence)]
     elif found is not None and found.by == "weights":  # an error that chains do not find may be a missed mode
-        wrong = missed_modes(evidence) or stillness(evidence)
+        wrong = missed_modes(evidence) or wrong_moment_findings(evidence)
     else:
-        wrong = stillness(evidence) or missed_modes(evidence)
+        wrong = wrong_moment_findings(evidence) or missed_modes(evidence)
     return findings_with_causes(evidence, wrong)
 
 
 #: Whether the densities are those of a posterior, and exact enough. If one of these checks has a finding, the other
 #: checks are not made: they would see its consequences, and advise another algorithm against them.
 FIRST: tuple[Check, ...] = (splitting, precision)
-CHECKS: tuple[Check, ...] = (draws, off_mode)
+CHECKS: tuple[Check, ...] = (wrong_draw_findings, point_findings)
 
 
-def of_density(evidence: Evidence) -> list[Finding]:
+def density_findings(evidence: Evidence) -> list[Finding]:
     """Why the densities are not the posterior's, or not exact enough, which no algorithm can mend: one finding each."""
     return [one for check in FIRST for one in check(evidence)]
 
 
-def of_draws(evidence: Evidence) -> list[Finding]:
+def draw_findings(evidence: Evidence) -> list[Finding]:
     """Why the draws are not those of a posterior whose densities are right, one finding a reason."""
     return [one for check in CHECKS for one in check(evidence)]
 
 
-def found_right(evidence: Evidence) -> bool:
+def is_confirmed_right(evidence: Evidence) -> bool:
     """Whether all means and SDs are right by more than chance, by chains or weights, and no mode is missed."""
     found, weighed = evidence.moments, evidence.by_weights
     if found is None or found.stuck or bool(wrong_moments(found).any()):
         return False
-    estimates = [found] if weighed is None else [found, weighed.where_told(found)]
+    estimates = [found] if weighed is None else [found, weighed.completed_by(found)]
     right = any(moments_verdict(one) is False for one in estimates)
     return right and not missed_modes(evidence, strict=True)
 
@@ -108,14 +104,16 @@ def audit_draws(federation: Federation, draws: Tensor, draws_are: str, problem: 
         problem: the model's densities, as a run compiles them; by default the federation's, which are not compiled.
 
     Returns:
-        One finding a reason. Fewer than `FEWEST_DRAWS` independent draws are not judged, and give none.
+        One finding a reason. Fewer than `MIN_EFFECTIVE_DRAWS` independent draws are not judged, and give none.
 
     Example:
         >>> audit_draws(fed, draws, "chains")
     """
-    if draws_are in DRAWN_ANEW and draws.shape[0] * draws.shape[1] < FEWEST_DRAWS:
+    if draws_are in DRAWN_ANEW and draws.shape[0] * draws.shape[1] < MIN_EFFECTIVE_DRAWS:
         return []
     algorithm = cast("Algorithm", Unknown(draws_are))  # the check reads nothing else of the algorithm
     record = Record(federation.client_names)
     with torch.no_grad():
-        return stillness(Evidence(algorithm, federation, problem or federation.problem, {}, draws, record, seed=0))
+        return wrong_moment_findings(
+            Evidence(algorithm, federation, problem or federation.problem, {}, draws, record, seed=0)
+        )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import cast_checked
+from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.density.derivatives.scores import log_likelihoods
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, in_chunks
@@ -19,14 +20,8 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
 from pyro_fed.infer.sites.gaussian_sites import MIN_POINTS, add_batch_axis, as_state, gaussian, site_of
 from pyro_fed.ops.gaussian import STRUCTURES, Gaussian
-from pyro_fed.ops.memory import count_in_memory
+from pyro_fed.ops.memory import count_in_memory, count_in_step
 from pyro_fed.policy import resolve
-
-#: Variance of the Gaussian that stands for a point: over it the expected curvature is the curvature at the point.
-NARROW = 1e-8
-#: Largest size of the work, in coordinates of points or densities of rows, of all clients. With more rows fewer points
-#: are taken, but at least `MIN_POINTS`.
-MOST_NUMBERS = 40_000_000
 
 
 def client_log_likelihoods(federation: Federation, points: Tensor) -> Tensor:
@@ -61,7 +56,8 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
     algorithm = _stepping(problem, q)
     a_point = max(q.eta.shape[-1], data.row_index.shape[1] * problem.num_nodes)
     points = algorithm.points(add_batch_axis(q))
-    affordable = MOST_NUMBERS // max(1, a_point * len(data.num_rows))
+    # Coordinates of points or densities of rows, of all clients: with more rows fewer points are taken.
+    affordable = count_in_step(a_point * len(data.num_rows))
     if affordable < len(points):
         points = replace(algorithm, num_points=max(MIN_POINTS, affordable // 2 * 2)).points(add_batch_axis(q))
     derivatives = algorithm.derivatives("full" if q.dense else "diag")
@@ -89,7 +85,7 @@ def _stepping(problem: Problem, q: Gaussian) -> FedEP:
     return cast_checked(resolve(named, problem.traits).algorithm, FedEP)
 
 
-def with_product(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussian]:
+def product_and_sites(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussian]:
     """The product of the prior's site and the clients' sites after a step under `at`, and the clients' sites (K,)."""
     sites = sites_at(federation, at)
     return _stepping(federation.problem, at).prior_site(federation.problem, at).product(sites.product_over(0)), sites
@@ -103,7 +99,8 @@ def answer_and_sites(federation: Federation, draws: Tensor) -> State:
         at = around(problem, draws)
     else:
         structure = "full" if problem.traits.few_parameters else "diag"
-        spread = draws.new_full((problem.dim,), NARROW, dtype=torch.float64)
+        # So narrow that the expected curvature is the curvature at the point.
+        spread = draws.new_full((problem.dim,), SAME_SHARE, dtype=torch.float64)
         at = STRUCTURES[structure].from_moments(draws[0].double(), spread.diag() if structure == "full" else spread)
-    q, sites = with_product(federation, at)
+    q, sites = product_and_sites(federation, at)
     return {**as_state(sites), **as_state(q, "q_")} if bool(q.is_proper()) else {}

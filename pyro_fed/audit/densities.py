@@ -41,7 +41,7 @@ from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import compared_draws, maps_points, may_round
 
 #: The most clients that are compared: the largest, the smallest, and others in between.
-MOST_CLIENTS = 12
+MAX_COMPARED_CLIENTS = 12
 
 Terms = dict[str, Tensor]
 #: Where a term belongs: "outside" or "inside" the plate, and its site's name ("": the support of a latent site).
@@ -72,7 +72,7 @@ def _splitting_findings(evidence: Evidence, problem: Problem, z: Tensor, local: 
     client_rows = evidence.federation.client_rows
     counts = evidence.federation.row_counts
     order = [int(k) for k in counts.argsort() if counts[k]]
-    chosen = [order[int(i)] for i in evenly(len(order), MOST_CLIENTS)]
+    chosen = [order[int(i)] for i in evenly(len(order), MAX_COMPARED_CLIENTS)]
     together = _terms_by_equal_rows(problem, z, local, client_rows, chosen)
     for k in chosen:
         at = client_rows[k]

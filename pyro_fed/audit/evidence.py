@@ -2,8 +2,9 @@
 
 **Groups.** Draws of modes far apart, each much narrower than the distances, fit no common coordinates: even short steps
 leave a mode, and no chain moves. Draws from which no chain can move are split into groups: a parameter's sorted values
-are cut at their longest spaces, if these are `GAP` times as long as the SD of any part between two cuts. Each group is
-judged like a result of its own; `modes.missed_modes` judges whether groups have their modes' shares of the mass.
+are cut at their longest spaces, if these are `GROUP_GAP_SDS` times as long as the SD of any part between two cuts. Each
+group is judged like a result of its own; `modes.missed_modes` judges whether groups have their modes' shares of the
+mass.
 """
 
 from __future__ import annotations
@@ -22,31 +23,30 @@ from pyro_fed.audit.hmc import Detour
 from pyro_fed.audit.moments import Moments, Quantities, moments_verdict, wrong_moments
 from pyro_fed.audit.motion import moments_by_chains
 from pyro_fed.audit.target import Target, for_checks, near_draws, on_few_rows
-from pyro_fed.audit.weighted_points import WeightedPoints, moments_by_weights, weighed_points
+from pyro_fed.audit.weighted_points import WeightedPoints, moments_by_weights, sample_weighted_points
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.limits import MIN_DRAWS, NEAR_LIMIT_SHARE, Limits
+from pyro_fed.conventions.limits import MIN_DRAWS, MIN_EFFECTIVE_DRAWS, NEAR_LIMIT_SHARE, Limits
 from pyro_fed.density.checks.slopes import steps
 from pyro_fed.density.checks.source import Line
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import spread
 from pyro_fed.federation.federation import Federation
-from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import MOST_DRAWS, may_round
+from pyro_fed.ops.entries import CANDIDATES, evenly
+from pyro_fed.ops.memory import count_in_memory
+from pyro_fed.policy.audit import CLIMBS, MOST_DRAWS, may_round
 
 #: The most groups; and how many times as long as the SD of the values on either side a gap has to be.
-MOST_GROUPS, GAP = 16, 4.0
+MAX_GROUPS, GROUP_GAP_SDS = 16, 4.0
 #: The smallest share of all draws that the judged groups have together.
 MIN_GROUPED_SHARE = 0.9
 #: The kinds of draws (`Algorithm.draws_are`) that come from a distribution, which can give any number of them.
 DRAWN_ANEW = ("independent", "agents")
-#: The fewest draws by which a distribution is judged.
-FEWEST_DRAWS = 500
 #: Draws for the moments of a distribution that can give more draws than the run has. By chance an SD of this many is
 #: 1.1 % off, the worst of sixty 3.5 %, and less with Sobol points: chance is not mistaken for an error. With many
-#: parameters there are fewer, so that they have at most the second number of entries (16 MB, copied a few times).
-MANY_DRAWS, MANY_NUMBERS = 4096, 2_000_000
-#: Draws of the prior from which modes and other mass are looked for; half of them have to be finite.
-FROM_PRIOR = 64
+#: parameters there are fewer, as many as fit into memory a few times.
+DISTRIBUTION_DRAWS = 4096
+#: Draws of the prior among which the starts of climbs are chosen; half of them have to be finite.
+PRIOR_DRAWS = CANDIDATES * CLIMBS[0]
 
 
 def groups(draws: Tensor) -> list[Tensor]:
@@ -56,7 +56,7 @@ def groups(draws: Tensor) -> list[Tensor]:
     parts = [draws[number == one] for one in dict.fromkeys(number.tolist())]
     judged = [part for part in parts if len(part) >= MIN_DRAWS]
     enough = sum(map(len, judged)) >= MIN_GROUPED_SHARE * len(draws)
-    return judged if 1 < len(judged) <= MOST_GROUPS and enough else []
+    return judged if 1 < len(judged) <= MAX_GROUPS and enough else []
 
 
 def _part(values: Tensor) -> Tensor:
@@ -66,10 +66,10 @@ def _part(values: Tensor) -> Tensor:
     ordered = values[rank]
     spaces = ordered.diff()
     longest = spaces.sort(descending=True, stable=True)
-    for count in range(min(MOST_GROUPS - 1, len(spaces)), 0, -1):
+    for count in range(min(MAX_GROUPS - 1, len(spaces)), 0, -1):
         ends = (longest.indices[:count] + 1).sort().values.tolist()
         wide = [float(part.std()) for part in ordered.tensor_split(ends) if len(part) >= MIN_DRAWS]
-        if wide and float(longest.values[count - 1]) > GAP * max(wide):
+        if wide and float(longest.values[count - 1]) > GROUP_GAP_SDS * max(wide):
             for which, part in enumerate(rank.tensor_split(ends)):
                 number[part] = which
             break
@@ -99,10 +99,10 @@ class Evidence:
 
     @cached_property
     def flat(self) -> Tensor:
-        """All draws (S, D); of a distribution that can give more, `MANY_DRAWS` or as many as memory allows."""
+        """All draws (S, D); of a distribution that can give more, `DISTRIBUTION_DRAWS` or as many as memory allows."""
         found = self.draws.flatten(0, 1)
         more = bool(self.shared) and self.algorithm.draws_are in DRAWN_ANEW
-        many = min(MANY_DRAWS, max(FEWEST_DRAWS, MANY_NUMBERS // max(1, self.problem.dim)))
+        many = min(DISTRIBUTION_DRAWS, max(MIN_EFFECTIVE_DRAWS, count_in_memory(self.problem.dim)))
         if len(found) >= many or not more:
             return found
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 2)
@@ -144,9 +144,9 @@ class Evidence:
         if self.problem.traits.improper:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 5)
-        found = self.problem.init(FROM_PRIOR, generator, checked=False)
+        found = self.problem.init(PRIOR_DRAWS, generator, checked=False)
         found = found[found.isfinite().all(-1)]
-        return found if 2 * len(found) >= FROM_PRIOR else None
+        return found if 2 * len(found) >= PRIOR_DRAWS else None
 
     @cached_property
     def weighted_points(self) -> WeightedPoints | None:
@@ -168,13 +168,13 @@ class Evidence:
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 3)
         detour = Detour.of(near, self.flat, generator)
         if detour is None:
-            return weighed_points(near, near.white(around), lambda: self.from_prior, generator)
+            return sample_weighted_points(near, near.white(around), lambda: self.from_prior, generator)
 
         # A mixture of a few Gaussians has no points in the neck of a funnel, and the weights do not show that.
         def from_prior() -> Tensor | None:
             return None if self.from_prior is None else detour.form.to_noncentred(self.from_prior)
 
-        found = weighed_points(detour.target, detour.white_noncentred(around), from_prior, generator)
+        found = sample_weighted_points(detour.target, detour.white_noncentred(around), from_prior, generator)
         return None if found is None else replace(found, white=near.white(detour.back(found.white)))
 
     @cached_property
@@ -222,10 +222,10 @@ class Evidence:
             return found
         if bool(wrong_moments(weighed).any()):
             return weighed
-        both = weighed.where_told(found).unless_refuted(found)
+        both = weighed.completed_by(found).corrected_by(found)
         if moments_verdict(both) is None:
             found = self._by_chains(7, again=True) or found
-            both = weighed.where_told(found).unless_refuted(found)
+            both = weighed.completed_by(found).corrected_by(found)
         by_chains = bool(wrong_moments(found).any()) and moments_verdict(both, NEAR_LIMIT_SHARE) is not False
         return found if by_chains else both
 

@@ -7,10 +7,10 @@ stationary distribution whatever ε and n are:
     r ← r + (1/2 - b) ε s(w),   w ← w + a ε r,        r ← r + b ε s(w);     accept with probability min(1, exp(H - H'))
 
 For the target N(0, I) a trajectory of length n ε = π/2 swaps place and momentum: its end is independent of where it
-began. Lengths differ between trajectories at random, by ± `JITTER`, so that none is resonant. a and b are those of
-Blanes, Casas and Sanz-Serna, *Numerical integrators for the hybrid Monte Carlo method*, SIAM J. Sci. Comput. 36 (2014).
-With them a single step of length π/2, which takes three scores, has an error in H of 5e-5 for each dimension of N(0,
-I); five leapfrog steps have 3e-4.
+began. Lengths differ between trajectories at random, by ± `LENGTH_JITTER`, so that none is resonant. a and b are those
+of Blanes, Casas and Sanz-Serna, *Numerical integrators for the hybrid Monte Carlo method*, SIAM J. Sci. Comput. 36
+(2014). With them a single step of length π/2, which takes three scores, has an error in H of 5e-5 for each dimension of
+N(0, I); five leapfrog steps have 3e-4.
 
 Through a funnel chains alternate between these coordinates and the non-centred ones, effects in units of their own
 scale (`Detour`); a transition there has the same stationary distribution.
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pyro_fed.audit.target import Target, near_draws
 from pyro_fed.density.forms import NonCentred, noncentred_form
+from pyro_fed.ops.annealing import LENGTH_JITTER
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import MOST_DRAWS, maps_points
 
@@ -36,12 +37,10 @@ DRIFT, KICK = 0.29619504261126, 0.11888010966548
 STAGES = ((DRIFT, 0.5 - KICK), (1 - 2 * DRIFT, 0.5 - KICK), (DRIFT, KICK))
 #: Scores of a step.
 SCORES = len(STAGES)
-#: How much the lengths of trajectories differ.
-JITTER = 0.15
 #: Length of a trajectory; at first, one step has it.
 LENGTH = math.pi / 2
 #: The most steps of a trajectory. If steps become shorter still, so does the trajectory.
-MOST_STEPS = 6
+MAX_STEPS = 6
 #: Steps are halved until their mean acceptance is at least `WANTED_ACCEPTANCE`, or their length `SHORTEST_STEP_SHARE`
 #: of the first one. The mean is over places where the draws are. With 0.8, steps that fit most of these are too long
 #: for narrower places, as where a scale is large and the effects that it multiplies are small. Chains would never enter
@@ -69,12 +68,12 @@ class Chains:
         """Chains that begin at w (S, D)."""
         return cls(target, place, *target(place), generator)
 
-    def put(self, place: Tensor) -> None:
+    def move_to(self, place: Tensor) -> None:
         """Move the chains to other places w (S, D)."""
         self.place = place
         self.value, self.score = self.target(place)
 
-    def settle(self) -> None:
+    def shorten_steps(self) -> None:
         """One trajectory of every chain, and more with shorter steps until `WANTED_ACCEPTANCE` is reached."""
         self.move()
         while self.accepted < WANTED_ACCEPTANCE and self.shorter > SHORTEST_STEP_SHARE:
@@ -86,10 +85,10 @@ class Chains:
         count, dim = self.place.shape
         options: Any = {"generator": self.generator, "dtype": torch.float64}
         start = torch.randn(count, dim, **options)
-        jitter = 1 + JITTER * (2 * torch.rand(count, 1, **options) - 1)
+        jitter = 1 + LENGTH_JITTER * (2 * torch.rand(count, 1, **options) - 1)
         step = LENGTH * self.shorter * jitter
         w, value, score, r = self.place, self.value, self.score, start
-        for _ in range(min(round(1 / self.shorter), MOST_STEPS)):
+        for _ in range(min(round(1 / self.shorter), MAX_STEPS)):
             r = r + KICK * step * score
             for drift, kick in STAGES:
                 w = w + drift * step * r
@@ -147,8 +146,8 @@ class Detour:
         there = self.white_noncentred(chains.target.model(chains.place))
         if self.chains is None:
             self.chains = Chains.begin(self.target, there, self.generator)
-            self.chains.settle()
+            self.chains.shorten_steps()
         else:
-            self.chains.put(there)
+            self.chains.move_to(there)
             self.chains.move()
-        chains.put(chains.target.white(self.back(self.chains.place)))
+        chains.move_to(chains.target.white(self.back(self.chains.place)))

@@ -36,7 +36,7 @@ another population. The figures show the differences, and decide nothing.
    as informative as all of this client's rows.
 
 **Simulated clients.** A client whose rows all have large outcomes disagrees with the others under any model of the
-outcome. Where one data set was split by its labels, or by a sorted outcome (`by_the_outcome`), nobody is named:
+outcome. Where one data set was split by its labels, or by a sorted outcome (`follows_outcome`), nobody is named:
 clients stood apart in 28 of 48 runs on rows sorted by the outcome, and in none of 96 on rows dealt out by chance.
 """
 
@@ -50,9 +50,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.combination import MIN_COHORT
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes.sentences import MAX_DESCRIBED
 from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS
-from pyro_fed.density.observations import observed_values
+from pyro_fed.density.observations import possible_outcomes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.labelled import plain
 from pyro_fed.federation.federation import Federation
@@ -63,23 +65,16 @@ from pyro_fed.ops.matrices import equilibrated_cholesky
 from pyro_fed.ops.memory import count_in_memory
 
 #: A client is informative in a direction if its site adds at least this share to the others' precision there.
-LEAST_SHARE = 1e-3
+MIN_INFORMED_SHARE = 1e-3
 #: A client stands apart if its influence is `OUTLYING_INFLUENCE` times the median client's, and if, besides, either it
 #: disagrees with the others by `OUTLYING_DISAGREEMENT` SDs (one false alarm in 15,000 clients with the same
 #: parameters), or it narrows the posterior `OUTLYING_NARROWING` times as much as the median client does and some SD by
 #: as much as matters. With these limits 1 % of cohorts of ten honest clients of 8 rows have one that is named
 #: (`benchmarks.faults.naming`).
 OUTLYING_DISAGREEMENT, OUTLYING_NARROWING, OUTLYING_INFLUENCE = 4.0, 10.0, 2.5
-#: A client is the opposite of the others if `opposed` is plainly above zero, and more than this share of its
-#: disagreement.
-OPPOSITE_SHARE = 0.8
-#: Fewest clients that are compared: with two, it is unclear which one stands apart.
-FEWEST_CLIENTS = 3
 #: The share of the clients, and at least one client, that is divided out before the others are compared again. Among
 #: thousands of clients, one does not hide the others.
 REMOVED_SHARE = 0.01
-#: The most clients that are described; further ones that stand apart are only counted.
-MOST_SAID = 10
 
 
 class Without(NamedTuple):
@@ -149,7 +144,7 @@ def _distances(q: Gaussian, others: Gaussian, delta: Tensor, other_mean: Tensor)
     else:
         added = 1 - others.precision / q.precision
         both = others.precision.sqrt().unsqueeze(-1) * both
-    spoken = added > LEAST_SHARE
+    spoken = added > MIN_INFORMED_SHARE
     # A client may move the mean where its site adds no precision, as a saturated likelihood does: that is not chance.
     unfounded = both[..., 0].masked_fill(spoken, 0.0).norm(dim=-1)
     along, where = both.masked_fill(~spoken.unsqueeze(-1), 0.0).unbind(-1)
@@ -175,7 +170,7 @@ def apart_by_sites(
     """The clients that stand apart, from the posterior and K sites; numbers of `rows` (K,) spare honest clients."""
     # Each is divided out before the others are compared again: else one faulty client would hide or taint others.
     said, more, left = dict[str, str](), 0, list(range(len(names)))
-    fewest = max(FEWEST_CLIENTS, len(names) // 2 + 1)
+    fewest = max(MIN_COHORT, len(names) // 2 + 1)
     while len(left) >= fewest and bool(q.is_proper()):  # the remainder need not be a distribution
         rest = type(sites)(sites.precision[left], sites.eta[left])
         found = by_sites(q, rest)
@@ -183,7 +178,7 @@ def apart_by_sites(
         chosen = _outlying_clients(found, None if rows is None else rows[left].numpy())[:together]
         if not chosen:
             break
-        described = chosen[: max(0, MOST_SAID - len(said))]
+        described = chosen[: max(0, MAX_DESCRIBED - len(said))]
         said |= {names[left[k]]: _outlying_client_clause(found, k, names[left[k]], labels) for k in described}
         more += len(chosen) - len(described)
         q = type(q)(q.precision - rest.precision[chosen].sum(0), q.eta - rest.eta[chosen].sum(0))
@@ -206,7 +201,7 @@ def outlying_clients_sentence(found: Without, names: list[str], labels: list[str
 def _outlying_clients(found: Without, rows: np.ndarray | None = None) -> list[int]:
     """The numbers of the clients that stand apart, those with the most influence first."""
     narrowing = -np.log(found.sd_ratio).sum(1)
-    if len(narrowing) < FEWEST_CLIENTS or not np.isfinite(narrowing).any():
+    if len(narrowing) < MIN_COHORT or not np.isfinite(narrowing).any():
         return []
     narrower = (narrowing > OUTLYING_NARROWING * np.abs(np.nanmedian(narrowing))) & (
         found.sd_ratio.min(1) * SD_MATTERS < 1
@@ -235,7 +230,7 @@ def _said_by_a_row(found: Without, rows: np.ndarray) -> np.ndarray:
 def _outlying_client_clause(found: Without, k: int, name: str, labels: list[str]) -> str:
     """A clause on why client k stands apart."""
     most = int(np.abs(found.shift[k]).argmax())
-    opposite = found.opposed[k] > max(OPPOSITE_SHARE * found.disagreement[k], STANDARD_ERRORS)
+    opposite = found.opposed[k] > max(found.disagreement[k] / 2, STANDARD_ERRORS)  # and most of the disagreement
     return (
         f"client {name} moves the mean of '{labels[most]}' by {abs(found.shift[k, most]):.2g} SDs and its SD by the "
         f"factor {found.sd_ratio[k, most]:.2g}; it disagrees with the others by {found.disagreement[k]:.2g} SDs"
@@ -243,17 +238,13 @@ def _outlying_client_clause(found: Without, k: int, name: str, labels: list[str]
     )
 
 
-def by_the_outcome(federation: Federation, problem: Problem) -> bool:
+def follows_outcome(federation: Federation, problem: Problem) -> bool:
     """Whether the partition dealt rows out by an outcome, or by a function of it, such as labels or `y > 0`."""
-    # Which of its arguments a `pyro.factor` takes for the outcome is not known: each of the rows' columns may be it.
     count = problem.num_rows
     by = federation.partition.dealt_by(count, row_labels(problem.arguments))
     if by is None:
         return False
-    values = [*observed_values(problem).values()]
-    if problem.layout.factors:
-        values += [leaf for _, nested, leaf in problem.arguments.columns if nested is None]
-    outcomes = [plain(value).detach().cpu() for value in values]
+    outcomes = [plain(value).detach().cpu() for value in possible_outcomes(problem)]
     of_rows = [value.reshape(count, -1).numpy() for value in outcomes if value.dim() and len(value) == count]
     return any(is_function(by, column) for value in of_rows for column in value.T)
 

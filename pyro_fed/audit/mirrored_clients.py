@@ -4,10 +4,10 @@
 
 Mirrored parameters, -θ, describe rows whose labels are flipped, or in which a sign is turned. If client k's rows come
 from the same model as the others', the denominator is the rows' predictive density, and E_k has the mean one, even of
-very few rows. By Markov's inequality the probability that E_k is K / α or more at any of K honest clients is at most α.
-(E_k is an e-value: Vovk & Wang 2021, *E-values: calibration, combination and applications*.) Distances between sites
-have no such guarantee: among ten clients of 8 rows, one with flipped labels is found in 43 % of cohorts; by sites alone
-in 11 % (`benchmarks.faults.naming`).
+very few rows. By Markov's inequality the probability that E_k is K / α or more at any of K honest clients is at most α,
+`MAX_FALSE_NAMING`. (E_k is an e-value: Vovk & Wang 2021, *E-values: calibration, combination and applications*.)
+Distances between sites have no such guarantee: among ten clients of 8 rows, one with flipped labels is found in 43 % of
+cohorts; by sites alone in 11 % (`benchmarks.faults.naming`).
 
 q_-k is a Gaussian, and both expectations are means over draws of it. If one of these means depends on few draws, as for
 a parameter that only this client informs, the client is not judged.
@@ -22,14 +22,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.influence import FEWEST_CLIENTS, MOST_SAID, by_sites
+from pyro_fed.algorithm.combination import MIN_COHORT
+from pyro_fed.audit.influence import by_sites
+from pyro_fed.codes.sentences import MAX_DESCRIBED
 from pyro_fed.conventions.limits import MIN_DRAWS, STANDARD_ERRORS
 from pyro_fed.ops.gaussian import Gaussian
 
 #: α: the largest chance that an honest client of a cohort is named.
-CHANCE = 0.05
+MAX_FALSE_NAMING = 0.05
 #: Draws of the others' posterior.
-DRAWS = 256
+NUM_DRAWS_OF_OTHERS = 256
 
 
 def mirrored_clients(
@@ -37,10 +39,10 @@ def mirrored_clients(
 ) -> dict[int, float]:
     """log E_k of the clients whose rows are K / α times as likely under mirrored parameters, by the client's number."""
     # E_k is computed for the clients whose sites point to the opposite: an E_k that is large enough goes with that.
-    least = math.log(max(1, int((rows > 0).sum())) / CHANCE)
+    least = math.log(max(1, int((rows > 0).sum())) / MAX_FALSE_NAMING)
     left, found = rows.nonzero().flatten().tolist(), dict[int, float]()
-    fewest = max(FEWEST_CLIENTS, len(left) // 2 + 1)
-    while len(left) >= fewest and len(found) < MOST_SAID and bool(q.is_proper()):
+    fewest = max(MIN_COHORT, len(left) // 2 + 1)
+    while len(left) >= fewest and len(found) < MAX_DESCRIBED and bool(q.is_proper()):
         rest = type(sites)(sites.precision[left], sites.eta[left])
         opposed = [left[i] for i in (by_sites(q, rest).opposed > STANDARD_ERRORS).nonzero()[0]]
         ratios = {k: _log_ratio(_without(q, sites, k), k, log_lik, generator) for k in opposed}
@@ -70,7 +72,7 @@ def _log_ratio(
     """Client k's log E_k; -inf if the others have no proper posterior, or one of the means is NaN."""
     if not bool(others.is_proper()):
         return LogRatio(-math.inf, False)
-    draws = others.even_sample(DRAWS, generator)
+    draws = others.even_sample(NUM_DRAWS_OF_OTHERS, generator)
     as_said, opposite = (log_lik(k, z).nan_to_num(nan=-math.inf) for z in (draws, -draws))
     value = float(torch.logsumexp(opposite, 0) - torch.logsumexp(as_said, 0))
     if math.isnan(value):

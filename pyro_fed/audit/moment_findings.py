@@ -64,7 +64,7 @@ def _cure_with_hint(said: str, evidence: Evidence) -> str:
     return said if NONCENTRED in evidence.record.planned else with_hint(said, evidence.problem)
 
 
-def stillness(evidence: Evidence) -> list[Finding]:
+def wrong_moment_findings(evidence: Evidence) -> list[Finding]:
     """One finding on the worst mean or SD that is wrong by chains from the draws or by weighted points, or none."""
     found = evidence.moments
     if found is None:
@@ -84,7 +84,7 @@ def stillness(evidence: Evidence) -> list[Finding]:
     return [sentences.sd_is_off(ratio=worst.size, **said)]
 
 
-def close_call(measured: Mapping[str, np.ndarray]) -> list[Finding]:
+def near_limit_findings(measured: Mapping[str, np.ndarray]) -> list[Finding]:
     """One finding on a moment that is within the limits, but near them, and plainly off, or none."""
     plain = _off(measured, WRONG, STANDARD_ERRORS)
     if not plain.max() > NEAR_LIMIT_SHARE:
@@ -92,21 +92,21 @@ def close_call(measured: Mapping[str, np.ndarray]) -> list[Finding]:
     return [sentences.moments_close_to_limits(*_worst(measured, plain))]
 
 
-def off_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
+def aim_error(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
     """The largest error of a mean or an SD, in units of a finer aim; 0 if none is likely to miss it."""
     worst = float(_likely(measured, aim).max())
     return worst if worst > 1 else 0.0
 
 
-def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]:
+def missed_aim_findings(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]:
     """One finding on a mean or an SD that is within the limits, but likely to miss a finer aim, or none."""
-    if not off_aim(measured, aim):
+    if not aim_error(measured, aim):
         return []
     worst = _worst(measured, _likely(measured, aim))
     return [sentences.aim_missed(*worst, mean_error=aim.mean_error, sd_factor=aim.sd_factor)]
 
 
-def at_limit(evidence: Evidence) -> list[Finding]:
+def sd_at_limit_findings(evidence: Evidence) -> list[Finding]:
     """One finding on an SD that is plainly too small, and as near to the limit as its standard error, or none."""
     # It is beyond the limit with a chance of one in six or more: chains that remember their start see too little of it.
     measured = evidence.moment_figures
@@ -121,7 +121,7 @@ def at_limit(evidence: Evidence) -> list[Finding]:
     return [sentences.sd_at_the_limit(*_worst(measured, at), cures=[cure(evidence)])]
 
 
-def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]:
+def possibly_wrong_findings(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]:
     """One finding on a mean or an SD that plainly misses a finer aim, and may even be beyond the limits, or none."""
     missed = _off(measured, aim, STANDARD_ERRORS)
     if not missed.max() > 1:

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS, WRONG, Limits
+from pyro_fed.conventions.limits import SAME_SHARE, SD_MATTERS, STANDARD_ERRORS, WRONG, Limits
 from pyro_fed.density.checks.points import NUM_DRAWS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
@@ -41,18 +41,19 @@ from pyro_fed.ops.entries import evenly
 
 #: Added to the name of a number on the unconstrained scale, if the site's own scale is another one.
 UNCONSTRAINED = " (unconstrained)"
-#: Chance that a result just at the limit, in all coordinates, is called wrong.
-ALPHA = 0.1
+#: Chance that a result just at the limit, in all coordinates, is called wrong: a smaller one would find less.
+TEST_LEVEL = 0.1
 #: Memory of the start above which a chain carries too little information.
-MOST_MEMORY = 0.7
+MAX_MEMORY = 0.7
 #: Mean acceptance below which chains are stuck, even with the shortest steps.
-STUCK = 0.1
-#: Places are clamped to this many SDs of the draws: on a site's own scale a number may overflow.
-FARTHEST_PLACE_SDS = 1e6
+STUCK_ACCEPTANCE = 0.1
+#: Places are clamped to this many SDs of the draws, whose square has no digits of one left: on a site's own scale a
+#: number may overflow.
+MAX_PLACE_SDS = 1 / SAME_SHARE
 #: Kurtosis above which tails are long: that of Student's t with 5 degrees of freedom.
-LONG = 9.0
+LONG_TAIL_KURTOSIS = 9.0
 #: Smallest variance, in units of the draws', that is distinguished from zero.
-LEAST_VARIANCE = 1e-4
+MIN_VARIANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -161,12 +162,12 @@ class Moments:
         ratio = ratio.clamp_min(torch.finfo(ratio.dtype).tiny)
         return cls(mean, mean_error, ratio.log(), error / ratio)
 
-    def where_told(self, other: Moments) -> Moments:
+    def completed_by(self, other: Moments) -> Moments:
         """These estimates, with those of `other` in place of the numbers that are not judged here."""
         told = self.mean_error > 0
         return self._with(other, ~told, ~told)
 
-    def unless_refuted(self, chains: Moments) -> Moments:
+    def corrected_by(self, chains: Moments) -> Moments:
         """These estimates, with the chains' in place of numbers that chains have plainly moved further.
 
         Chains that begin at the result's draws have a memory of these, so that they rather move too little than too
@@ -195,15 +196,15 @@ class Moments:
     @property
     def stuck(self) -> bool:
         """Whether chains could hardly move."""
-        return self.accepted < STUCK
+        return self.accepted < STUCK_ACCEPTANCE
 
 
-def margin(numbers: int, chance: float = ALPHA) -> float:
+def margin(numbers: int, chance: float = TEST_LEVEL) -> float:
     """The number of standard errors by which the worst of F means and SDs is off with the probability `chance`."""
     return -NormalDist().inv_cdf(chance / (2 * numbers))
 
 
-def moments_verdict(found: Moments, within: float = 1.0, chance: float = ALPHA) -> bool | None:
+def moments_verdict(found: Moments, within: float = 1.0, chance: float = TEST_LEVEL) -> bool | None:
     """True if the result is wrong by more than chance, False if all errors are within the limits, else None."""
     off = margin(len(found.mean), chance) * found.noise
     if bool((found.excess - off > 1).any()):
@@ -246,7 +247,7 @@ def moments_of_chains(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments
     usable = begun.isfinite().all(0) & ~places.isnan().flatten(0, 1).any(0)
     begun, places = (
         torch.where(usable, begun, 0.0),
-        torch.where(usable, places.clamp(-FARTHEST_PLACE_SDS, FARTHEST_PLACE_SDS), 0.0),
+        torch.where(usable, places.clamp(-MAX_PLACE_SDS, MAX_PLACE_SDS), 0.0),
     )
     ones = torch.ones_like(begun)
     controls = [ones, begun, begun.square() - 1, momenta.mean(0), momenta.square().mean(0) - 1]
@@ -259,8 +260,8 @@ def moments_of_chains(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments
     remembered = torch.stack([each > STANDARD_ERRORS * influence.norm(dim=0) for each, influence in memories])
     # If the memory of the start explained all of E[y²], there would be no slope: at most half of it is ascribed to
     # the memory.
-    kept = torch.where(square - kept > LEAST_VARIANCE, kept, torch.minimum(kept, square / 2))
-    variance = ((square - kept) / (1 - kept)).clamp_min(LEAST_VARIANCE)
+    kept = torch.where(square - kept > MIN_VARIANCE, kept, torch.minimum(kept, square / 2))
+    variance = ((square - kept) / (1 - kept)).clamp_min(MIN_VARIANCE)
     by_log_sd = (by_square - (1 - variance) * by_kept) / (1 - kept) / (2 * variance)
     sd = variance.sqrt()
     # The mean is in SDs of the posterior, whose error is part of its own. Both are taken as independent: a far place in
@@ -279,12 +280,12 @@ def _regression(solve: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tensor
     slope = solve @ y.T[..., None]
     free = 1 - (x * solve.mT).sum(-1)  # less than one chain's share of a coefficient is rounding
     left = (y.T - (x @ slope)[..., 0]) / free.clamp_min(1 / x.shape[1])
-    memory = slope[:, start, 0].clamp(0, MOST_MEMORY)
+    memory = slope[:, start, 0].clamp(0, MAX_MEMORY)
     at_bound = memory != slope[:, start, 0]
     return slope[:, 0, 0], memory, (solve[:, 0] * left).T, torch.where(at_bound, 0.0, (solve[:, start] * left).T)
 
 
-def told_by_tails(left: Tensor, come: Tensor, dim: int, chains: int) -> Tensor:
+def judgeable_sds(left: Tensor, come: Tensor, dim: int, chains: int) -> Tensor:
     """Which SDs (F,) can be judged by so many chains, from the kurtosis of the draws and of the posterior (F,).
 
     With kurtosis k the logarithm of the SD of n draws has the standard error sqrt((k - 1) / n) / 2. If that is more
@@ -293,7 +294,7 @@ def told_by_tails(left: Tensor, come: Tensor, dim: int, chains: int) -> Tensor:
     """
     own = torch.arange(len(left)) >= dim
     most = 1 + chains * (2 * math.log(SD_MATTERS)) ** 2
-    return ~((left > most) & (come > LONG) | own & (torch.maximum(left, come) > most))
+    return ~((left > most) & (come > LONG_TAIL_KURTOSIS) | own & (torch.maximum(left, come) > most))
 
 
 def kurtosis(x: Tensor) -> Tensor:

@@ -18,13 +18,14 @@ Biometrika 70, 1983): nearly nothing early, when standard errors are poorly know
 
 - as wrong, once an interval is beyond 1;
 - as right, once all intervals are within 1 and no chains are on their way: none has an estimate that is plainly not
-  zero, above `MOVING`, and larger than at the look before by more than its standard error;
+  zero, above `MIN_MOVING_ERROR`, and larger than at the look before by more than its standard error;
 - after the last look. Then an estimate beyond 1 that is plainly not zero is called wrong (`wrong_moments`). If that is
   undecided, more chains are run.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -33,14 +34,14 @@ from torch import Tensor
 
 from pyro_fed.audit.hmc import SCORES, Chains, Detour
 from pyro_fed.audit.moments import (
-    ALPHA,
+    TEST_LEVEL,
     Moments,
     Quantities,
+    judgeable_sds,
     kurtosis,
     margin,
     moments_of_chains,
     moments_verdict,
-    told_by_tails,
     wrong_moments,
 )
 from pyro_fed.audit.target import DRAWS_A_DIMENSION, Target
@@ -51,13 +52,13 @@ from pyro_fed.policy.audit import walks
 #: Numbers of transitions before each look.
 LOOKS = 2, 4, 8, 16, 24, 48
 #: Part of the limits above which a plain error means that chains may be on their way.
-MOVING = 0.25
+MIN_MOVING_ERROR = 0.25
 
 
-def spent(share: float) -> float:
-    """The probability, of `ALPHA` in all, of a wrong end by a look after this share of all transitions."""
-    normal = NormalDist()
-    return 2 * normal.cdf(normal.inv_cdf(ALPHA / 2) / share**0.5) if share > 0 else 0.0
+def spent_chance(share: float) -> float:
+    """The probability, of `TEST_LEVEL` in all, of a wrong end by a look after this share of all transitions."""
+    quantile = -NormalDist().inv_cdf(TEST_LEVEL / 2)
+    return math.erfc(quantile / (2 * share) ** 0.5) if share > 0 else 0.0
 
 
 @dataclass
@@ -82,7 +83,7 @@ class SequentialTest:
     def look(self, found: Moments) -> None:
         """Judge the estimates at this look, and decide whether to look again."""
         until = self.looks.pop(0)
-        chance = spent(until / self.last) - spent(self.share)
+        chance = spent_chance(until / self.last) - spent_chance(self.share)
         self.share, self.verdict = until / self.last, moments_verdict(found, chance=chance)
         if self.verdict or (self.verdict is False and not self._on_their_way(found)):
             self.looks.clear()
@@ -91,7 +92,7 @@ class SequentialTest:
     def _on_their_way(self, found: Moments) -> bool:
         """Whether chains that find nothing wrong should go on: they still move, or do not decide about the aim."""
         plain = found.excess > max(STANDARD_ERRORS, margin(len(found.mean))) * found.noise
-        moving = plain & (found.excess > MOVING) & (found.excess - self.before > found.noise)
+        moving = plain & (found.excess > MIN_MOVING_ERROR) & (found.excess - self.before > found.noise)
         if self.aim is None or bool(moving.any()):
             return bool(moving.any())
         off, noise = found.against(self.aim)
@@ -130,7 +131,7 @@ def moments_by_chains(
                 if places:
                     chains.move()
                 else:
-                    chains.settle()
+                    chains.shorten_steps()
                 if detour is not None:
                     detour.move(chains)
                 places.append(chains.place)
@@ -139,7 +140,7 @@ def moments_by_chains(
             been = target.model(torch.cat(places[later:]))
             values = quantities(been).unflatten(0, (-1, len(at)))
             found = moments_of_chains(begun, (values - centre) / scale, torch.stack(momenta[later:]))
-            known = told_by_tails(kurtosis(reported), kurtosis(values.flatten(0, 1)), problem.dim, len(at))
+            known = judgeable_sds(kurtosis(reported), kurtosis(values.flatten(0, 1)), problem.dim, len(at))
             found = replace(
                 found,
                 log_sd=found.log_sd * known,

@@ -25,7 +25,8 @@ from torch import Tensor, fx
 
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.density.checks.points import FEW_ROWS, NUM_DRAWS
+from pyro_fed.conventions.limits import MIN_DRAWS
+from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, NUM_DRAWS, ROWS_TOGETHER
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.layers import first_products
 from pyro_fed.density.compiling.predictors import rows_graph, some_rows
@@ -35,17 +36,15 @@ from pyro_fed.ops.entries import evenly
 
 #: A column is out of range if the root mean square of its contribution to a unit is larger. With weights of N(0, 1)
 #: standardised columns, pixels of 0 to 16 and columns of tens are well below.
-OUT_OF_RANGE = 30.0
+MAX_CONTRIBUTION = 30.0
 #: Median of |w| for w ~ N(0, 1). The size of weights is their median over this: if their scales have long tails, as
 #: in a horseshoe, a root mean square would be that of few extreme weights, which data rule out.
 MEDIAN = NormalDist().inv_cdf(0.75)
-#: The most and the fewest rows that are used; and how many other rows each row is compared with.
-ROWS, FEWEST_ROWS, OTHER_ROWS = 500, 20, 4
 #: Inputs are of use if the mean of Δ is more than this many standard errors above zero.
-PLAIN = 2.0
+USEFUL_STANDARD_ERRORS = 2.0
 
 
-def out_of_range(problem: Problem, from_prior: Callable[[], Tensor | None]) -> list[Finding]:
+def range_findings(problem: Problem, from_prior: Callable[[], Tensor | None]) -> list[Finding]:
     """One finding on the column that is furthest out of range of a network's units, by draws of the prior; or none."""
     draws = from_prior() if problem.traits.layers else None
     if draws is None:
@@ -54,7 +53,7 @@ def out_of_range(problem: Problem, from_prior: Callable[[], Tensor | None]) -> l
         worst = max(_sizes(problem, draws), default=None, key=lambda size: size.added)
     except FAILURES:
         return []
-    if worst is None or worst.added <= OUT_OF_RANGE:
+    if worst is None or worst.added <= MAX_CONTRIBUTION:
         return []
     names = [name for name, _, _ in problem.arguments.columns]
     what = "an input" if worst.column is None else f"column {worst.column}"
@@ -114,30 +113,30 @@ class _Values(fx.Interpreter):
         return found
 
 
-def of_no_use(problem: Problem, draws: Tensor) -> list[Finding]:
+def useless_input_findings(problem: Problem, draws: Tensor) -> list[Finding]:
     """One finding on a network that predicts rows, by draws (S, D), no better by their own than by others' inputs."""
-    if not problem.traits.layers or problem.layout.local or len(problem.layout.observed) != 1 or problem.layout.factors:
+    if not (problem.traits.layers and problem.traits.one_outcome):
         return []
-    rows = tuple(leaf[evenly(len(leaf), ROWS)] for leaf in problem.rows)
-    if len(rows[0]) < FEWEST_ROWS:
+    rows = tuple(leaf[evenly(len(leaf), ROWS_TOGETHER)] for leaf in problem.rows)
+    if len(rows[0]) < MIN_DRAWS:
         return []
     found = [_log_densities(problem, z, rows) for z in draws[evenly(len(draws), NUM_DRAWS)].to(problem.dtype)]
     own, *others = (torch.stack(parts).logsumexp(0) for parts in zip(*found, strict=True))
     gain = own - torch.stack(others).mean(0)
     mean, error = float(gain.mean()), float(gain.std()) / math.sqrt(len(gain))
-    if not mean <= PLAIN * error:
+    if not mean <= USEFUL_STANDARD_ERRORS * error:
         return []
     name = problem.layout.single_observed()
     return [sentences.inputs_tell_nothing(site=name, rows=len(gain), gain=mean, error=error)]
 
 
 def _log_densities(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> list[Tensor]:
-    """Log densities of observations, given inputs: of the m rows' own ones (m,), then of `OTHER_ROWS` rows'."""
+    """Log densities of observations, given inputs: of the m rows' own ones (m,), then of `FEW_DRAWS` others'."""
     site = problem.execute_at(z, rows).trace.nodes[problem.layout.single_observed()]
     dim = frame_of(site, problem.plate).dim
     along = dim - len(site["fn"].event_shape)
     found = []
-    for shift in (0, *(1 + len(rows[0]) * part // (OTHER_ROWS + 1) for part in range(1, OTHER_ROWS + 1))):
+    for shift in (0, *(1 + len(rows[0]) * part // (FEW_DRAWS + 1) for part in range(1, FEW_DRAWS + 1))):
         log_prob = site["fn"].log_prob(site["value"].roll(shift, along))
         found.append(sum_to_rows({**site, "log_prob": log_prob}, dim).double())
     return found

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp
 
-from pyro_fed.conventions.limits import NEGLIGIBLE, SUM_ROUNDING_UNITS
+from pyro_fed.conventions.limits import NEGLIGIBLE, SAME_SHARE, SUM_ROUNDING_UNITS
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.few_rows import (
     MORE,
@@ -49,7 +49,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.ops.entries import evenly
-from pyro_fed.ops.importance import LARGEST
+from pyro_fed.ops.importance import MAX_LOG_DENSITY
 from pyro_fed.ops.memory import count_of_densities
 from pyro_fed.policy.audit import CHAINS, FEWEST_CHAINS, MANY_CHAINS, SCORE_COST, takes_some_rows
 
@@ -59,10 +59,10 @@ DRAWS_A_DIMENSION = 4
 #: climbs, of few chains and many, and of weighted points.
 BATCHES = 16, FEWEST_CHAINS, CHAINS, MANY_CHAINS
 #: An SD smaller than this share of the largest is rounding.
-SMALLEST_SD_SHARE = 1e-10
+MIN_SD_SHARE = 1e-10
 #: Half the distance over which scores are compared for a curvature: in the result's SDs, or as a multiple of a
-#: parameter's size or of one.
-SCORE_STEP = 1e-3
+#: parameter's size or of one. The error of central differences is least near the cube root of the rounding error.
+SCORE_STEP = torch.finfo(torch.float32).eps ** (1 / 3)
 #: How much farther from the mean the draws at which densities are compared are moved.
 OUTWARD_FACTOR = 1.5
 
@@ -181,7 +181,7 @@ class Target:
         if self.few is not None:
             missed, slope = self.few.value_and_gradient(white)
             value, pulled = value + missed, pulled + slope
-        usable = value.isfinite() & (value < LARGEST) & pulled.isfinite().all(-1)
+        usable = value.isfinite() & (value < MAX_LOG_DENSITY) & pulled.isfinite().all(-1)
         return torch.where(usable, value, -torch.inf), torch.where(usable[:, None], pulled, 0.0)
 
     def values(self, white: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ class Target:
         value = value.double()
         if self.few is not None:
             value = value + self.few.value_and_gradient(white)[0]
-        return torch.where(value.isfinite() & (value < LARGEST), value, -torch.inf)
+        return torch.where(value.isfinite() & (value < MAX_LOG_DENSITY), value, -torch.inf)
 
     def terms(self, z: Tensor) -> Tensor:
         """Log densities of the prior and of each of the N rows, (S, 1 + N) float64, at the model's points z (S, D)."""
@@ -297,7 +297,7 @@ def whitening_factor(z: Tensor) -> Tensor:
     """L of draws (S, D), see the module's header: a Cholesky factor (D, D), or SDs (D,) of many parameters."""
     count, dim = z.shape
     sd = z.std(0)
-    sd = sd.clamp_min(SMALLEST_SD_SHARE * float(sd.max()) if float(sd.max()) > 0 else 1.0)
+    sd = sd.clamp_min(MIN_SD_SHARE * float(sd.max()) if float(sd.max()) > 0 else 1.0)
     if dim > LARGE_DIM:
         return sd
     u = (z - z.mean(0)) / sd
@@ -307,7 +307,7 @@ def whitening_factor(z: Tensor) -> Tensor:
     correlation = (1 - share) * correlation + share * eye
     factor, info = torch.linalg.cholesky_ex(correlation)
     if int(info):
-        factor = torch.linalg.cholesky((1 - SMALLEST_SD_SHARE**0.5) * correlation + SMALLEST_SD_SHARE**0.5 * eye)
+        factor = torch.linalg.cholesky((1 - SAME_SHARE) * correlation + SAME_SHARE * eye)
     scaled: Tensor = sd[:, None] * factor
     return scaled
 

@@ -7,8 +7,8 @@ the draws' centre, with the widths `NEAR_WIDTHS` and with far larger ones, up to
 slab around a spike; a search for modes climbs from there to the spike, and chains from the spike do not enter the slab.
 If few rows stand for all, they do so near the draws only, and points are drawn there only.
 
-**The end.** No points are added once `SETTINGS` are met, for means and for variances, or after `ROUNDS` rounds. If they
-are then worth fewer than `MIN_EFFECTIVE_POINTS`, as in many dimensions, none are returned.
+**The end.** No points are added once `SETTINGS` are met, for means and for variances, or after `MAX_ROUNDS` rounds. If
+they are then worth fewer than `MIN_EFFECTIVE_DRAWS`, as in many dimensions, none are returned.
 
 **What they show.** Chains that begin at a result's draws move slowly into a tail that the draws lack, and look settled
 before they arrive; weighted points have no such memory. In few dimensions they can be trusted, except for a number
@@ -26,41 +26,46 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.moments import LONG, Moments, Quantities, kurtosis, told_by_tails
+from pyro_fed.audit.moments import LONG_TAIL_KURTOSIS, Moments, Quantities, judgeable_sds, kurtosis
 from pyro_fed.audit.target import BATCHES, Target
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS
+from pyro_fed.conventions.limits import MIN_EFFECTIVE_DRAWS, SD_MATTERS, STANDARD_ERRORS
 from pyro_fed.density.checks.points import NUM_DRAWS
 from pyro_fed.density.problem import Problem
-from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, NOTHING, AdaptiveImportanceSampler, AdaptiveSettings
+from pyro_fed.ops.adaptive_importance import (
+    COMPONENTS,
+    FIT_STEPS,
+    NEGLIGIBLE_NATS,
+    AdaptiveImportanceSampler,
+    AdaptiveSettings,
+)
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 from pyro_fed.ops.student import Mixture, fitted
 from pyro_fed.policy.audit import CHAINS, MOST_DRAWS, takes_weighted_points, weighted_points
 
 #: The most rounds. A round has as many points as are computed together, or fewer where they cost much.
-ROUNDS = 6
+MAX_ROUNDS = 6
 #: The fewest points of a round, of which each of the first mixture's parts has some.
-FEWEST_POINTS = 512
+POINTS_A_ROUND = 512
 #: Widths of the points around the draws, in the draws' own. Beyond these, widths are powers of the last one, up to the
-#: prior's SD, and at most `LARGEST_WIDTH`.
-NEAR_WIDTHS, LARGEST_WIDTH = (1.0, 1.5, 3.0), 1000.0
+#: prior's SD, and at most `MAX_WIDTH`.
+NEAR_WIDTHS, MAX_WIDTH = (1.0, 1.5, 3.0), 1000.0
 #: No points are added once their effective number is this large, and the weights' tail can be trusted.
 SETTINGS = AdaptiveSettings(enough=MOST_DRAWS, longest_tail=0.5, second_moments=True)
-#: Fewer weighted points, or points worth fewer, do not show the posterior's means and SDs.
-MIN_EFFECTIVE_POINTS = 400
 #: Effective number of points for a fit.
 FIT_ON = 5 * COMPONENTS
-#: The smallest effective number of points for the terms of a number's variance.
-FEWEST_EFFECTIVE_POINTS = 50
+#: The smallest effective number of points for the terms of a number's variance: n of them leave its SD an error of
+#: 1 / (2 √n), as a logarithm.
+MIN_TERMS_OF_VARIANCE = (STANDARD_ERRORS / (2 * math.log(SD_MATTERS))) ** 2
 #: The fewest draws that show the shape of a tail: a tenth of them are in it, and its k has a standard error of 0.2.
-FEWEST_OF_A_TAIL = 800
+MIN_TAIL_DRAWS = 800
 #: Distances from the median, in interquartile ranges, between which the fall of a density is measured.
-FAR_OUT = 300.0, 3000.0
-#: A density that falls like this power of |x| or a smaller one has no variance: three, and a margin for other terms so
+TAIL_DISTANCES = 300.0, 3000.0
+#: A density that falls like a smaller power of |x| has no variance: three, and a margin for other terms so
 #: far out.
-NO_VARIANCE = 3.05
+MIN_TAIL_POWER = 3.05
 
 
 @dataclass(frozen=True)
@@ -71,27 +76,27 @@ class WeightedPoints:
     white: Tensor
 
 
-def weighed_points(
+def sample_weighted_points(
     target: Target, draws: Tensor, from_prior: Callable[[], Tensor | None], generator: torch.Generator
 ) -> WeightedPoints | None:
     """Weighted points of the posterior around whitened draws (S, D); None if their weights cannot be trusted."""
     if not takes_weighted_points(target.problem.traits):
         return None
-    points = weighted_points(target.evaluations, FEWEST_POINTS, BATCHES[-1])
+    points = weighted_points(target.evaluations, POINTS_A_ROUND, BATCHES[-1])
     first = _first(target, draws, from_prior, generator).shared_out(points)
     sampler = AdaptiveImportanceSampler.start(SETTINGS, first, generator)
-    for taken in range(1, ROUNDS + 1):
+    for taken in range(1, MAX_ROUNDS + 1):
         sampler = sampler.tell(target.values(sampler.trial))
         if sampler.all_impossible:
             return None
-        if taken == ROUNDS or sampler.is_enough():
+        if taken == MAX_ROUNDS or sampler.is_enough():
             break
         sampler = sampler.draw(sampler.refit(FIT_ON, generator).shared_out(points), generator)
     found = sampler.smoothed
-    if not (found.pareto_k <= SETTINGS.longest_tail and found.effective >= MIN_EFFECTIVE_POINTS):
+    if not (found.pareto_k <= SETTINGS.longest_tail and found.effective >= MIN_EFFECTIVE_DRAWS):
         return None
     # On a site's own scale, points with negligible weights may be extremely far away.
-    some = sampler.log_weights > sampler.log_weights.max() - NOTHING
+    some = sampler.log_weights > sampler.log_weights.max() - NEGLIGIBLE_NATS
     return WeightedPoints(found.weights[some] / found.weights[some].sum(), sampler.points[some])
 
 
@@ -101,7 +106,7 @@ def _first(
     """The mixture that the first points are drawn from, of parts in equal shares."""
     parts = [_around_centre(target, NEAR_WIDTHS), _fit(draws, generator)]
     if target.few is None:
-        found, largest = from_prior(), LARGEST_WIDTH
+        found, largest = from_prior(), MAX_WIDTH
         if found is not None:
             prior = target.white(found)
             parts.append(_fit(prior, generator))
@@ -139,11 +144,11 @@ def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, fo
     return moments_of_weighted_points(found.weights, points, quantities(draws.double()), target.problem.dim)
 
 
-def few_draws_tell(
+def undetermined_sd_findings(
     target: Target, quantities: Quantities, draws: Tensor, points_of: Callable[[], WeightedPoints | None]
 ) -> list[Finding]:
     """One finding on the longest tail that leaves an SD undetermined by right draws (S, D), or none."""
-    long = kurtosis(quantities(draws.double())) > LONG
+    long = kurtosis(quantities(draws.double())) > LONG_TAIL_KURTOSIS
     if not bool(long.any()):
         return []
     if none := _without_variance(target, draws, long):
@@ -154,7 +159,11 @@ def few_draws_tell(
     away = (points - weights @ points).square()
     longest = ((weights @ away.square()) / (weights @ away).square()).nan_to_num(nan=0.0, posinf=0.0)
     untold = longest > 1 + len(draws) * (2 * math.log(SD_MATTERS)) ** 2
-    untold |= long & (longest > LONG) & torch.tensor([_tail(weights * terms) > LARGEST_PARETO_K for terms in away.T])
+    untold |= (
+        long
+        & (longest > LONG_TAIL_KURTOSIS)
+        & torch.tensor([_tail(weights * terms) > LARGEST_PARETO_K for terms in away.T])
+    )
     if not bool(untold.any()):
         return []
     number = int(torch.where(untold, longest, 0.0).argmax())
@@ -173,13 +182,13 @@ def _without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:
         powers = []
         for side in (-1, 1):
             at = []
-            for far in FAR_OUT:
+            for far in TAIL_DISTANCES:
                 moved = z.clone()
                 moved[:, number] = middle + side * far * (high - low)
                 at.append(target.values(target.white(moved)))
-            fall = (at[0] - at[1]) / math.log(FAR_OUT[1] / FAR_OUT[0])
+            fall = (at[0] - at[1]) / math.log(TAIL_DISTANCES[1] / TAIL_DISTANCES[0])
             powers.append(float(fall.nan_to_num(nan=math.inf).median()))
-        if min(powers) < NO_VARIANCE:
+        if min(powers) < MIN_TAIL_POWER:
             found.append(number)
     return found
 
@@ -189,10 +198,10 @@ def _tail(terms: Tensor) -> float:
     return smoothed(terms.clamp_min(torch.finfo(terms.dtype).tiny).log()).pareto_k
 
 
-def reported_without_variance(problem: Problem, draws: Tensor) -> list[Finding]:
+def infinite_variance_findings(problem: Problem, draws: Tensor) -> list[Finding]:
     """One finding on the deterministic site outside the plate with the longest tail without a variance, or none."""
     names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
-    if not names or len(draws) < FEWEST_OF_A_TAIL:
+    if not names or len(draws) < MIN_TAIL_DRAWS:
         return []
     found = problem.constrain(draws.to(problem.dtype), problem.fewest_rows)
     longest, said = LARGEST_PARETO_K, ""
@@ -222,7 +231,7 @@ def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, d
     variance = weights @ away
     squares = weights.square()
     # The effective number of terms is (Σ w a)² / Σ (w a)².
-    usable &= variance.square() > FEWEST_EFFECTIVE_POINTS * (squares @ away.square())
+    usable &= variance.square() > MIN_TERMS_OF_VARIANCE * (squares @ away.square())
     variance = torch.where(usable, variance, 1.0)
     left, come = kurtosis(draws), (weights @ away.square()) / variance.square()
     # The weighted points show how long the posterior's tail is, also on a site's own scale.
@@ -232,7 +241,7 @@ def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, d
     chance = ((come - 1) / len(draws)).sqrt() / 2  # of as many exact draws
     lacking = variance.log() / 2 > STANDARD_ERRORS * torch.hypot(chance, log_error)
     enough = (STANDARD_ERRORS * chance <= math.log(SD_MATTERS)) | ((chance <= math.log(SD_MATTERS)) & lacking)
-    usable &= torch.where(own, enough, told_by_tails(left, come, dim, CHAINS))
+    usable &= torch.where(own, enough, judgeable_sds(left, come, dim, CHAINS))
     figures = mean / variance.sqrt(), mean_error, variance.log() / 2, log_error
     mean, mean_error, log_sd, log_error = (torch.where(usable, figure, 0.0) for figure in figures)
     return Moments(mean, mean_error, log_sd, log_error, by="weights")

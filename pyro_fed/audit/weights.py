@@ -19,10 +19,10 @@ from torch import Tensor
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.moment_findings import cure
 from pyro_fed.audit.moments import Moments, worst_moment
-from pyro_fed.audit.weighted_points import MIN_EFFECTIVE_POINTS
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, TRUSTED_SHARE, smoothed
+from pyro_fed.conventions.limits import MIN_EFFECTIVE_DRAWS
+from pyro_fed.ops.importance import LARGEST_PARETO_K, TRUSTED_SHARE, in_parts, smoothed, weighted_moments
 
 #: Properties that sums over rows do not show.
 UNCHECKED = (
@@ -31,7 +31,7 @@ UNCHECKED = (
 )
 
 
-def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -> list[Finding]:
+def weight_findings(evidence: Evidence, points: Tensor, log_density: Tensor) -> list[Finding]:
     """Findings by importance weights from the log density (S,) at points (S, D), or a note why there are none."""
     record, algorithm = evidence.record, evidence.algorithm
     name = type(algorithm).__name__
@@ -41,8 +41,8 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
     log_q = algorithm.log_density(evidence.shared, points[None])
     if log_q is None:
         return [sentences.not_audited_without_density(algorithm=name)]
-    if len(points) < MIN_EFFECTIVE_POINTS:
-        return [sentences.not_audited_by_few_draws(draws=len(points), needed=MIN_EFFECTIVE_POINTS)]
+    if len(points) < MIN_EFFECTIVE_DRAWS:
+        return [sentences.not_audited_by_few_draws(draws=len(points), needed=MIN_EFFECTIVE_DRAWS)]
     log_weights = log_density - log_q[0].double()
     found = smoothed(log_weights)
     k = found.pareto_k
@@ -58,7 +58,7 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
                 cures=[cure(evidence)],
             )
         ]
-    moments = weighted_moments(evidence.quantities(points), log_weights)
+    moments = moments_of_weighted_draws(evidence.quantities(points), log_weights)
     record.measured = moments.figures(evidence.quantities.labels)
     worst = worst_moment(moments)
     if worst is None:
@@ -75,20 +75,17 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
     ]
 
 
-def weighted_moments(numbers: Tensor, log_weights: Tensor) -> Moments:
+def moments_of_weighted_draws(numbers: Tensor, log_weights: Tensor) -> Moments:
     """The weighted draws' means and SDs, relative to the draws' own; numbers (S, F) float64, raw log weights (S,)."""
-    size = len(numbers) // PARTS
-    mean, log_sd = _against(numbers, log_weights)
-    parts = [_against(numbers[i : size * PARTS : PARTS], log_weights[i : size * PARTS : PARTS]) for i in range(PARTS)]
-    errors = [torch.stack(one).std(0) / PARTS**0.5 for one in zip(*parts, strict=True)]
+    mean, log_sd = _against_plain(numbers, log_weights)
+    parts = [_against_plain(*part) for part in in_parts(numbers, log_weights)]
+    errors = [torch.stack(one).std(0) / len(parts) ** 0.5 for one in zip(*parts, strict=True)]
     return Moments(mean, errors[0], log_sd, errors[1])
 
 
-def _against(numbers: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
+def _against_plain(numbers: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
     """The weighted less the plain mean, in weighted SDs, and the log of the weighted over the plain SD, (F,) each."""
-    weights = smoothed(log_weights).weights
-    mean = weights @ numbers
-    sd = (weights @ (numbers - mean).square()).sqrt()
+    mean, sd = weighted_moments(numbers, log_weights)
     plain = numbers.std(0, correction=0)
     tiny = torch.finfo(sd.dtype).tiny
     return (mean - numbers.mean(0)) / sd.clamp_min(tiny), (sd.clamp_min(tiny) / plain.clamp_min(tiny)).log()

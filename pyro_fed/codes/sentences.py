@@ -28,7 +28,7 @@ QUANTILES = f"Report its median and quantiles: {MEDIANS}"
 #: Beginning of the sentences that doubt an estimate by leave-one-out only, and not the posterior.
 ABOUT_LOO = "its ELPD by leave-one-out (LOO)"
 #: The most clients that a sentence describes one by one; further ones are counted.
-MOST_DESCRIBED = 5
+MAX_DESCRIBED = 10
 
 
 # -- Convergence ----------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 
 #: Rows of a table that are shown.
-MOST_ROWS = 20
+MAX_SHOWN_ROWS = 20
 
 
 def block(title: str, *parts: str) -> str:
@@ -20,16 +20,16 @@ def text(words: str, tag: str = "div") -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table of plain values, the first column its rows' names; rows beyond `MOST_ROWS` are counted."""
+    """A table of plain values, the first column its rows' names; rows beyond `MAX_SHOWN_ROWS` are counted."""
     cells = [[html.escape(str(value)) for value in row] for row in rows]
     if not cells:
         return ""
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
     body = "".join(
         f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{value}</td>" for value in row[1:])}</tr>'
-        for row in cells[:MOST_ROWS]
+        for row in cells[:MAX_SHOWN_ROWS]
     )
-    left_out = text(f"... and {len(cells) - MOST_ROWS} more") if len(cells) > MOST_ROWS else ""
+    left_out = text(f"... and {len(cells) - MAX_SHOWN_ROWS} more") if len(cells) > MAX_SHOWN_ROWS else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{left_out}"
 
 

@@ -14,6 +14,11 @@ STANDARD_ERRORS = 3.0
 FALSE_ALARM_CHANCE = 0.01
 #: Fewer draws than this, or weighted draws worth fewer, say nothing of a distribution.
 MIN_DRAWS = 10
+#: Fewer independent draws than this, or weighted points worth fewer, do not show a distribution's means and SDs: the
+#: effective number that Vehtari et al. (2021), *Rank-normalization, folding, and localization*, recommend.
+MIN_EFFECTIVE_DRAWS = 400
+#: A share of a distribution's mass that is outside of some 95 % interval and may be left out; a larger one may not.
+NEGLIGIBLE_MASS = 0.025
 #: Part of the limits from which on an error is near them: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times the right one.
 NEAR_LIMIT_SHARE = 0.8
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.errors import SettingError, shown
-
-#: Probabilities sum to one up to the rounding of their digits; NumPy refuses to draw by what is 1.5e-8 off.
-SUM_ERROR = 1e-8
 
 
 def is_number(value: Any) -> bool:
@@ -63,7 +61,7 @@ def check_probabilities(owner: Any, name: str, zeros: bool = False) -> None:
     """Check a setting that must be probabilities that sum to one, some of which may be zero if `zeros`."""
     values = getattr(owner, name)
     numbers = len(values) > 0 and all(is_number(one) and (one > 0 or (zeros and one == 0)) for one in values)
-    if not numbers or abs(math.fsum(values) - 1) > SUM_ERROR:
+    if not numbers or abs(math.fsum(values) - 1) > SAME_SHARE:  # NumPy draws by these
         total = f", whose sum is {math.fsum(values):g}" if numbers else ""
         sign = "at least 0" if zeros else "positive"
         raise SettingError(

@@ -19,6 +19,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
+from pyro.distributions import Unit
 from torch import Tensor
 from torch.distributions import MixtureSameFamily, TransformedDistribution, constraints
 
@@ -318,6 +319,14 @@ def _beyond_constraint(execution: Execution, name: str) -> str:
         return ""
     latents = {key: value for key, value in execution.filler.values.items() if value.numel() == 1 and key != name}
     where = ", ".join(f"{key} = {float(value):.3g}" for key, value in latents.items())
+    at_draw = f"at a draw of the prior{f' ({where})' if where else ''}"
+    if isinstance(innermost(msg["fn"]), Unit):
+        return (
+            f"site '{name}': the log density of pyro.factor is NaN {at_draw}, as the logarithm of a negative number "
+            "is: the density is taken for zero there. Give the latents a support on which it is a number, such as "
+            "HalfNormal's in place of Normal's or one that begins at another latent, or write -inf by torch.where "
+            "where it is meant"
+        )
     for parameter, constraint, value in constrained_parameters(msg["fn"]):
         while hasattr(constraint, "base_constraint"):
             constraint = constraint.base_constraint
@@ -331,7 +340,7 @@ def _beyond_constraint(execution: Execution, name: str) -> str:
         of = f"is {float(value[out][0]):.3g}" if bool(out.any()) else "is beyond its constraint"
         return (
             f"{'observed' if msg['is_observed'] else 'latent'} site '{name}': {parameter} of "
-            f"{type(innermost(msg['fn'])).__name__} {of} at a draw of the prior{f' ({where})' if where else ''}, where "
+            f"{type(innermost(msg['fn'])).__name__} {of} {at_draw}, where "
             f"it has to be {wanted or constraint}: the density is taken for zero there. Write it by a link function, "
             "such as torch.exp(...) for a rate or a scale and logits=... or torch.sigmoid(...) for a probability, or "
             "give latents priors that keep it within, such as a bound of one that depends on the others"

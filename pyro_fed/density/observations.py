@@ -38,6 +38,12 @@ def observed_values(problem: Problem) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in each], axis) for name, axis in axes.items()}
 
 
+def possible_outcomes(problem: Problem) -> list[Tensor]:
+    """The observed values, and every column of rows where a `pyro.factor` may take any of them for the outcome."""
+    columns = problem.arguments.columns if problem.layout.factors else ()
+    return [*observed_values(problem).values(), *(leaf for _, nested, leaf in columns if nested is None)]
+
+
 def observed_rows(log_lik: Tensor, elsewhere: Callable[[Tensor], Tensor], problem: Problem) -> Tensor:
     """Whether rows (n,) were observed, by log densities at draws (S, n), and `elsewhere` for those in doubt."""
     # A mask makes a log density zero everywhere; that of a row which draws predict with certainty is zero there too.

@@ -59,6 +59,9 @@ class Search(ABC):
     def layers(self) -> bool: ...
 
     @abstractmethod
+    def one_outcome(self) -> bool: ...
+
+    @abstractmethod
     def labels(self) -> bool: ...
 
     @abstractmethod
@@ -82,6 +85,9 @@ class Search(ABC):
 
     @abstractmethod
     def moving_supports(self) -> dict[str, list[str]]: ...
+
+    @abstractmethod
+    def walls(self) -> tuple[str, ...]: ...
 
     @abstractmethod
     def funnel_hint(self) -> list[str]: ...
@@ -151,6 +157,11 @@ class Traits:
         return self.search.layers()
 
     @cached_property
+    def one_outcome(self) -> bool:
+        """Whether a row has one observation, whose distribution follows from its inputs and the flat vector."""
+        return self.search.one_outcome()
+
+    @cached_property
     def labels(self) -> bool:
         """Whether a row's observation is one of finitely many values, so that a client may have only one of them."""
         return self.search.labels()
@@ -208,6 +219,11 @@ class Traits:
     def moving_supports(self) -> dict[str, list[str]]:
         """Latents whose support depends on other latents, with these, as for u ~ Uniform(0, theta)."""
         return self.search.moving_supports()
+
+    @cached_property
+    def walls(self) -> tuple[str, ...]:
+        """Sites whose density is zero on a part of the prior: beyond a parameter's constraint, or where it is NaN."""
+        return self.search.walls()
 
     @cached_property
     def funnel_hint(self) -> list[str]:

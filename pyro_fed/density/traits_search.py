@@ -32,11 +32,15 @@ class ModelSearch(Search):
     def layers(self) -> bool:
         return has_layers(self.problem)
 
+    def one_outcome(self) -> bool:
+        layout = self.problem.layout
+        return len(layout.observed) == 1 and not layout.factors and not layout.local
+
     def labels(self) -> bool:
-        return self._observes_once and bool(self._observation().has_enumerate_support)
+        return self.one_outcome() and bool(self._observation().has_enumerate_support)
 
     def observed_values(self) -> int:
-        if not self._observes_once:
+        if not self.one_outcome():
             return 1
         fn = self._observation()
         # All of a discrete observation, the nodes of a Gaussian's rule for another.
@@ -73,6 +77,9 @@ class ModelSearch(Search):
     def moving_supports(self) -> dict[str, list[str]]:
         return latents_of_moving_support(self.problem.bound)
 
+    def walls(self) -> tuple[str, ...]:
+        return tuple(sorted(self.problem.bound.walls))
+
     def funnel_hint(self) -> list[str]:
         return funnel_hint(self.problem)
 
@@ -84,11 +91,6 @@ class ModelSearch(Search):
 
     def require_affordable(self) -> None:
         check_affordable(self.problem)
-
-    @property
-    def _observes_once(self) -> bool:
-        layout = self.problem.layout
-        return len(layout.observed) == 1 and not layout.factors and not self.problem.local_dim
 
     def _observation(self) -> Any:
         """The distribution of the first row's observation, at the origin."""

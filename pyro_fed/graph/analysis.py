@@ -22,8 +22,9 @@ from scipy.sparse import csgraph
 from scipy.sparse import linalg as sparse_linalg
 
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.errors import GraphError, listed
-from pyro_fed.graph.mixing import ROUNDING_ERROR, components
+from pyro_fed.graph.mixing import components
 
 #: Agents up to which eigenvalues are computed densely.
 DENSE_AGENTS = 400
@@ -56,7 +57,7 @@ def stationary_distribution(matrix: sparse.csr_array) -> np.ndarray:
     for k in range(int(labels.max()) + 1):
         inside = np.flatnonzero(labels == k)
         block = matrix[inside][:, inside]
-        if abs(block.sum() - len(inside)) > ROUNDING_ERROR * len(inside):
+        if abs(block.sum() - len(inside)) > SAME_SHARE * len(inside):
             raise GraphError(
                 f"agents {listed(inside)} receive from others but nobody receives from them: their "
                 "centrality is zero and their data would never count. Add links from them"
@@ -100,7 +101,7 @@ def detailed_balance(matrix: sparse.csr_array) -> np.ndarray | None:
     v = np.exp(log_v - np.maximum.reduceat(log_v[np.argsort(labels, kind="stable")], _first_places(labels))[labels])
     v /= np.bincount(labels, weights=v, minlength=count)[labels]
     flow = sparse.diags_array(v) @ matrix
-    return v if abs(flow - flow.T).max() <= ROUNDING_ERROR * flow.max() else None
+    return v if abs(flow - flow.T).max() <= SAME_SHARE * flow.max() else None
 
 
 def _first_places(labels: np.ndarray) -> np.ndarray:

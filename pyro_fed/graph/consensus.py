@@ -45,9 +45,9 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from pyro_fed.conventions.calls import Checked
+from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.graph import analysis
 from pyro_fed.graph.analysis import both_ways
-from pyro_fed.graph.mixing import ROUNDING_ERROR
 
 #: Eigenvalues that are nearer to each other than this count as one; what is left of the pair is as small.
 EIGENVALUE_TOLERANCE = 1e-12
@@ -159,7 +159,7 @@ def _is_sound(shifts: np.ndarray, others: np.ndarray, tolerance: float) -> bool:
     """Whether rounding is harmless, and no eigenvalue of W with failed links grows."""
     between = np.linspace(others[-1], 1.0, POINTS_A_DEGREE * len(shifts))
     rounding = float(np.finfo(np.float64).eps) * _amplification(shifts, others)
-    stable = bool(np.abs(left_of(shifts, between)).max() <= 1 + ROUNDING_ERROR)
+    stable = bool(np.abs(left_of(shifts, between)).max() <= 1 + SAME_SHARE)
     return stable and rounding <= ROUNDING_SHARE * tolerance
 
 
@@ -279,7 +279,7 @@ def along_circuit(
         return (1 + steps) * (links + 2 * agents * steps)
 
     own = over_all.steps**2 * links
-    if agents < 3 or np.ptp(centrality) > ROUNDING_ERROR * centrality.max() or price(agents // 2) >= own:
+    if agents < 3 or np.ptp(centrality) > SAME_SHARE * centrality.max() or price(agents // 2) >= own:
         return None
     order = circuit(matrix)
     if order is None:

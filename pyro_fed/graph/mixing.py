@@ -7,6 +7,9 @@ W_ij > 0 exactly where agent i receives from agent j (an edge j → i) or i = j;
     max_degree   W_ij = 1 / (1 + max_k d_k)                                doubly stochastic: v_i = 1 / A
     lazy         h I + (1 - h) W                                           aperiodic; the same v
 
+A consensus step (`mix`, Eq. 4 and 8 of Wang et al.) is every agent's weighted mean of what it receives, Σ_j W_ij
+value_j.
+
 Source: Metropolis-Hastings and maximum-degree weights as in Xiao & Boyd, *Fast linear iterations for
 distributed averaging*, reference [30] of Wang et al. Self-weights take what is left of the row. Assumption 1 of Wang et
 al.: W is stochastic, irreducible and aperiodic, over a window of rounds where the graph changes.
@@ -19,19 +22,19 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from scipy import sparse
 from scipy.sparse import csgraph
+from torch import Tensor
 
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.errors import LISTED, GraphError, listed, shown
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
-#: Rounding error up to which rows of W sum to one, W is reversible, agents are equally central, and a polynomial of W
-#: is at most one.
-ROUNDING_ERROR = 1e-9
 #: Agents and links, together, that a graph is built of at most: about 2 GB while it is made.
 MAX_AGENTS_AND_LINKS = 5_000_000
 
@@ -62,10 +65,10 @@ def as_matrix(weights: Any) -> sparse.csr_array:
     _check_entries(matrix)
     sums = np.asarray(matrix.sum(axis=1)).ravel()
     worst = int(np.abs(sums - 1).argmax())
-    if abs(sums[worst] - 1) > ROUNDING_ERROR:
+    if abs(sums[worst] - 1) > SAME_SHARE:
         raise GraphError(
             f"row {worst} of W sums to {sums[worst]:.12g}, expected 1 (the worst of "
-            f"{int((np.abs(sums - 1) > ROUNDING_ERROR).sum())} such rows); divide each row by its sum"
+            f"{int((np.abs(sums - 1) > SAME_SHARE).sum())} such rows); divide each row by its sum"
         )
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
@@ -255,3 +258,17 @@ def _adjacency(graph: nx.Graph, directed: bool) -> sparse.csr_array:
 def _with_self_weights(links: sparse.csr_array) -> sparse.csr_array:
     own = 1.0 - np.asarray(links.sum(axis=1)).ravel()
     return as_matrix(links + sparse.diags_array(np.maximum(own, 0.0)))
+
+
+def mix(weights: sparse.csr_array, values: Tensor) -> Tensor:
+    """W (C, C), or some rows of it (R, C), times the agents' values (C, ...): the work grows with the links."""
+    shape = (weights.shape[0], *values.shape[1:])
+    flat = values.reshape(len(values), -1)
+    if flat.device.type == "cpu":
+        mixed = torch.from_numpy(weights.astype(flat.numpy().dtype, copy=False) @ flat.numpy())
+        return mixed.reshape(shape)
+    entries = weights.tocoo()
+    where = torch.from_numpy(np.stack([entries.row, entries.col])).to(flat.device)
+    data = torch.from_numpy(entries.data).to(flat)
+    received: Tensor = torch.sparse.mm(torch.sparse_coo_tensor(where, data, weights.shape), flat)
+    return received.reshape(shape)

@@ -6,10 +6,10 @@ Everything here takes and returns tensors (or frozen dataclasses of tensors), so
 runs it over clients and ``make_fx`` traces it.
 
     kernel_base, kernels, stein                     SVGD and its discrepancies
-    gaussian, backtrack, anderson, mixing           natural parameters
+    gaussian, backtrack, anderson                   natural parameters
     points, langevin, step_sizes                    expectations, chains
     annealing, importance                           weights
-    student, adaptive_importance           proposals with long tails
+    student, adaptive_importance                    proposals with long tails
     matrices, entries                               linear algebra
     newton_ascent                                   climbs to modes
     whitening                                       coordinates in which a Gaussian is standard

@@ -34,7 +34,7 @@ from pyro_fed.ops.student import Mixture, fitted
 #: Degrees of freedom of each component; components of a fit, and its steps.
 FREEDOM, COMPONENTS, FIT_STEPS = 5, 8, 10
 #: A weight whose logarithm is so much less than the largest one counts as zero.
-NOTHING = 100.0
+NEGLIGIBLE_NATS = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,4 +124,4 @@ class AdaptiveImportanceSampler:
 
 def _cut(logs: Tensor) -> Tensor:
     """Logarithms of weights, none below that of a weight that counts as zero."""
-    return logs.clamp_min(float(logs.max()) - NOTHING)
+    return logs.clamp_min(float(logs.max()) - NEGLIGIBLE_NATS)

@@ -21,6 +21,7 @@ Letters: z `white`, d `difference`, b `base`, J `levels`, w `log_weights`.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,15 +30,12 @@ from torch import Tensor
 
 from pyro_fed.ops.entries import choose
 
-#: Steps lie within this share of the one that was asked for.
-JITTER = 0.2
+#: How much the lengths of Hamiltonian trajectories differ, so that none is resonant.
+LENGTH_JITTER = 0.2
 
 #: The share of the levels that is tried first, and the share of their number that draws are to be worth after it: all
 #: levels would take five times as long for a third more draws at most.
 FIRST_SHARE, SUFFICIENT_ESS_SHARE = 0.2, 0.75
-#: Levels where the differences are no numbers.
-MOST_LEVELS = 1_000_000
-
 #: A value (S,) and its gradient (S, D).
 Slope = tuple[Tensor, Tensor]
 #: z (S, D) → d and ∇d.
@@ -114,7 +112,7 @@ def levels_for(value: Tensor, spread: float) -> int:
     shares = torch.stack([torch.zeros_like(value), value]).double().softmax(-1)
     means = (shares * value).sum(-1, keepdim=True)
     variance = float((shares * (value - means).square()).sum(-1).amax())
-    return max(1, math.ceil(variance / spread)) if math.isfinite(variance) else MOST_LEVELS
+    return max(1, math.ceil(variance / spread)) if math.isfinite(variance) else sys.maxsize
 
 
 def _trajectory(
@@ -131,7 +129,7 @@ def _trajectory(
     momentum = torch.randn(shape, generator=generator, dtype=torch.float64).to(like)
     momentum = momentum if axes is None else momentum @ axes
     spread = 2 * torch.rand(len(like), 1, generator=generator, dtype=torch.float64).to(like) - 1
-    step = step_size * (1 + JITTER * spread)
+    step = step_size * (1 + LENGTH_JITTER * spread)
     before = _energy(start, momentum, beta)
     state = start
     momentum = momentum + step / 2 * _force(state, beta)

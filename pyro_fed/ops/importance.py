@@ -20,14 +20,12 @@ MIN_SMOOTHED_DRAWS = 50
 #: A tail of this shape is too long for weighted means (Vehtari et al. 2024).
 LARGEST_PARETO_K = 0.7
 #: Parts of a sample of weighted draws that are compared.
-PARTS = 8
+SAMPLE_PARTS = 8
 #: If the effective number is at least this share of the draws, a large k does not matter: the tail has little weight.
 TRUSTED_SHARE = 0.95
-#: An SD of log weights so small is rounding: they are equal; so small a Pareto shape is that of an exponential tail.
-EQUAL = 1e-6
 #: A log density so large is rounded to nats in float64: what is above it is no density, but what rounding has made of
 #: parameters beyond all that a model can compute (1e303, of a Kalman filter whose variances are 1e260).
-LARGEST = 1 / torch.finfo(torch.float64).eps
+MAX_LOG_DENSITY = 1 / torch.finfo(torch.float64).eps
 
 
 class Smoothed(NamedTuple):
@@ -45,7 +43,7 @@ class Smoothed(NamedTuple):
 def smoothed(log_weights: Tensor) -> Smoothed:
     """Pareto-smoothed weights from the logarithms (S,) of raw ones, which need not be normalised."""
     log_weights = log_weights.double()
-    if float(log_weights.std()) < EQUAL:
+    if float(log_weights.std()) < torch.finfo(torch.float64).eps ** 0.5:  # what is left is rounding
         return Smoothed(torch.full_like(log_weights, 1 / len(log_weights)), -math.inf)
     smooth, k = psis(log_weights.cpu().numpy())
     weights = torch.as_tensor(smooth, device=log_weights.device).exp()
@@ -92,30 +90,35 @@ def _unsampled_tail(weights: Tensor, k: float) -> float:
     ordered = weights.sort().values
     threshold = ordered[-tail - 1]
     median = float((ordered[-tail:] - threshold).median())
-    scale = median * k / (2**k - 1) if abs(k) > EQUAL else median / math.log(2)
-    excess = scale * (tail**k - 1) / k if abs(k) > EQUAL else scale * math.log(tail)
+    scale = median * k / math.expm1(k * math.log(2)) if k else median / math.log(2)
+    excess = scale * math.expm1(k * math.log(tail)) / k if k else scale * math.log(tail)
     return (float(threshold) + excess + max(scale + k * excess, 0.0) / (1 - k)) / count
 
 
 def weighted_errors(draws: Tensor, log_weights: Tensor) -> tuple[float, float]:
     """Errors of the weighted mean, in SDs, and SD, as a logarithm, of the worst parameter of draws (S, D).
 
-    Parts of the draws, each smoothed by itself, give means and SDs whose spread over √`PARTS` is the standard error,
-    long tails included; where weights have not settled, those of a part are off from the whole's in one direction,
-    and the whole is off from what it would be with more draws by about as much. Both are added: |bias| + 2 errors.
+    Parts of the draws, each smoothed by itself, give means and SDs whose spread over √`SAMPLE_PARTS` is the standard
+    error, long tails included; where weights have not settled, those of a part are off from the whole's in one
+    direction, and the whole is off from what it would be with more draws by about as much. Both are added: |bias| + 2
+    errors.
     """
-    size = len(draws) // PARTS
-    z = draws[: size * PARTS].double().unflatten(0, (size, PARTS))
-    parts = [_moments(z[:, i], log_weights[: size * PARTS].unflatten(0, (size, PARTS))[:, i]) for i in range(PARTS)]
-    mean, sd = _moments(draws.double(), log_weights)
+    parts = [weighted_moments(*part) for part in in_parts(draws.double(), log_weights)]
+    mean, sd = weighted_moments(draws.double(), log_weights)
     means = (torch.stack([part[0] for part in parts]) - mean) / sd
     sds = (torch.stack([part[1] for part in parts]) / sd).log()
-    errors = [float((x.mean(0).abs() + 2 * x.std(0) / PARTS**0.5).max()) for x in (means, sds)]
+    errors = [float((x.mean(0).abs() + 2 * x.std(0) / SAMPLE_PARTS**0.5).max()) for x in (means, sds)]
     return errors[0], errors[1]
 
 
-def _moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted means and SDs, (D,)."""
+def in_parts(draws: Tensor, log_weights: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Draws (S, D) and log weights (S,) in `SAMPLE_PARTS` parts of one size, each spread over all of them."""
+    end = len(draws) // SAMPLE_PARTS * SAMPLE_PARTS
+    return [(draws[first:end:SAMPLE_PARTS], log_weights[first:end:SAMPLE_PARTS]) for first in range(SAMPLE_PARTS)]
+
+
+def weighted_moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and SDs (D,) of draws (S, D) with raw log weights (S,)."""
     weights = smoothed(log_weights).weights
     mean = weights @ draws
     return mean, (weights @ (draws - mean).square()).sqrt()

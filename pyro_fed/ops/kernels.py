@@ -39,16 +39,13 @@ import torch
 from torch import Tensor
 
 from pyro_fed.ops.kernel_base import Kernel, RadialKernel, ScalarKernel, median_distance, squared_distances
+from pyro_fed.ops.memory import count_in_cache, count_in_memory
 
-#: Bytes of differences that are written out at once: two to four times as fast as all of them, for which memory is
-#: asked for each time.
-BLOCK = 640_000
-#: Blocks that there are at most, larger where need be: each is a dozen operations of a traced step.
-MOST_BLOCKS = 256
-#: Numbers of a Stein matrix's differences that are written out at once: 8 MB in single precision, several times over.
-DIFFERENCES = 2_000_000
-#: Pieces that these are cut into, at most, to be as quick as the others (`BLOCK`).
-FEW_BLOCKS = 16
+#: Blocks of coordinates that differences are written out for, at most: each is a dozen operations of a traced step. Few
+#: coordinates at once are two to four times as fast as all of them, for which memory is asked for each time.
+MAX_BLOCKS = 256
+#: The same for a Stein matrix.
+MAX_MATRIX_BLOCKS = 16
 
 
 def median_bandwidth(particles: Tensor, min_bandwidth: float, min_relative_bandwidth: float) -> Tensor:
@@ -251,15 +248,15 @@ class Marginal(Kernel):
         middle = particles.mean(-2, keepdim=True)  # far from the origin the sums would cancel
         x, y = (((part - middle) / unit).mT.contiguous() for part in (particles, points))
         weights = torch.stack([scores.mT - 2.0 * x / unit.unsqueeze(-1), torch.ones_like(x)], -2)
-        size = max(1, BLOCK // (x.element_size() * x.shape[-1] * y.shape[-1]), -(-x.shape[-2] // MOST_BLOCKS))
+        size = max(count_in_cache(x.shape[-1] * y.shape[-1]), -(-x.shape[-2] // MAX_BLOCKS))
         blocks = zip(x.split(size, -2), y.split(size, -2), weights.split(size, -3), strict=True)
         sums = torch.cat([w @ torch.exp(-(b.unsqueeze(-2) - a.unsqueeze(-1)).square()) for a, b, w in blocks], -3)
         return ((sums[..., 0, :] + 2.0 * y / unit.unsqueeze(-1) * sums[..., 1, :]) / particles.shape[-2]).mT
 
     def stein_matrix(self, particles: Tensor, left: Tensor, right: Tensor) -> Tensor:
         count, dim = particles.shape[-2:]
-        fast = max(BLOCK // particles.element_size(), count**2 * -(-dim // FEW_BLOCKS))
-        size = max(1, min(fast, DIFFERENCES) // count**2)
+        fast = max(count_in_cache(count**2), -(-dim // MAX_MATRIX_BLOCKS))
+        size = min(fast, count_in_memory(count**2))
         parts = (part.split(size, -1) for part in (particles, left, right, self._fitted()))
         first, *others = (_stein_matrix(*part) for part in zip(*parts, strict=True))
         return sum(others, first)

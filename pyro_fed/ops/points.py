@@ -30,8 +30,8 @@ from torch.quasirandom import SobolEngine
 
 #: Dimensions of Sobol's sequence, as torch has it.
 MOST_SOBOL_DIMS = SobolEngine.MAXDIM
-#: Sobol points are multiples of 2^-30 in [0, 1): half a cell more is inside, where the quantile is finite.
-SOBOL_HALF_CELL = 2.0**-31
+#: Sobol points are multiples of 2^-MAXBIT in [0, 1): half a cell more is inside, where the quantile is finite.
+SOBOL_HALF_CELL = 2.0 ** -(SobolEngine.MAXBIT + 1)
 
 
 def standardised_sobol(num_points: int, dim: int, seed: int = 0) -> Tensor:

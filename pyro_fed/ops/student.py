@@ -31,12 +31,8 @@ from pyro_fed.ops.gaussian import DiagGaussian
 from pyro_fed.ops.importance import systematic
 from pyro_fed.ops.points import even_normals
 
-#: Smallest variance of a component, as a share of the whole's: components that have found one point stay densities.
-MIN_VARIANCE_SHARE = 1e-8
-
-
 #: Directions in which the factor has less than this share of the whole's precision are left as they are.
-LEAST_SHARE = 0.01
+MIN_PRECISION_SHARE = 0.01
 
 
 class Mixture(NamedTuple):
@@ -128,7 +124,8 @@ def fitted(points: Tensor, weights: Tensor, count: int, steps: int, generator: t
 def _factors(covariance: Tensor, worth: Tensor) -> Tensor:
     """Cholesky factors of covariances (J, D, D) from points that are worth the numbers (J,)."""
     dim = covariance.shape[-1]
-    diagonal = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1) + MIN_VARIANCE_SHARE)
+    # Components that have found one point stay densities.
+    diagonal = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1) + torch.finfo(covariance.dtype).eps ** 0.5)
     towards = (dim / (worth + dim)).reshape(-1, 1, 1)
     lower, failed = torch.linalg.cholesky_ex((1 - towards) * covariance + towards * diagonal)
     return torch.where((failed == 0).reshape(-1, 1, 1), lower, diagonal.sqrt())
@@ -145,7 +142,7 @@ class Tails(NamedTuple):
     @classmethod
     def of(cls, factor: DiagGaussian, freedom: float | None) -> Tails:
         """The tails of a factor in coordinates that whiten the whole; None leaves the coordinates unchanged."""
-        keep = factor.precision > (LEAST_SHARE if freedom is not None else torch.inf)
+        keep = factor.precision > (MIN_PRECISION_SHARE if freedom is not None else torch.inf)
         # Not where the whole's mean is more than one of the factor's variances from its centre: other factors hold it
         # there, and where this one falls as a power they would draw it to themselves.
         keep &= factor.eta.square() <= factor.precision

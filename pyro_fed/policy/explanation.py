@@ -114,6 +114,7 @@ def outlook(traits: Traits, stages: int) -> str:
         f"the scale of {', '.join(map(repr, traits.effects))} is itself latent" if traits.effects else "",
         "scores jump, so that curvatures say little" if traits.non_smooth_scores else "",
         "the support of a latent depends on another one" if traits.moving_supports else "",
+        f"the density of {', '.join(map(repr, traits.walls))} is zero on a part of the prior" if traits.walls else "",
     ]
     why = "; ".join(filter(None, reasons))
     first = f"more than the first are likely to be needed: {why}" if why else "the first is enough for most models"

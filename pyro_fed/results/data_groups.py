@@ -16,6 +16,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.density.observations import observed_values
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.ops.arviz_versions import group_of
@@ -95,7 +96,7 @@ def _owners(federation: Federation) -> tuple[dict[str, Any], dict[str, Any]]:
 #: Groups of a result that hold rows.
 GROUPS = ("observed_data", "constant_data")
 #: Values that differ by this part are the same: a federation may compute in float32 what another has in float64.
-SAME_VALUE_TOLERANCE = 1e-5
+SAME_VALUE_TOLERANCE = ROUNDING_UNITS * float(np.finfo(np.float32).eps)
 
 
 def unlike_federation(idata: InferenceData, federation: Federation) -> str:

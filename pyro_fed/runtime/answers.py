@@ -14,8 +14,8 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Plan, Stage
 from pyro_fed.algorithm.record import BySums
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit import off_aim
-from pyro_fed.audit.moments import LONG, kurtosis
+from pyro_fed.audit import aim_error
+from pyro_fed.audit.moments import LONG_TAIL_KURTOSIS, kurtosis
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, doubts_among, is_about
 from pyro_fed.conventions.limits import STANDARD_ERRORS, Limits
@@ -70,7 +70,7 @@ class Answer:
         if self.figures:
             mean, log_sd = algorithm.own_errors(self.figures[-1])
             own = mean > aim.mean_error or log_sd > math.log(aim.sd_factor)
-        return max(off_aim(self.measured, aim), float(own))
+        return max(aim_error(self.measured, aim), float(own))
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -139,7 +139,7 @@ def _undetermined_sds(plan: Plan, one: Answer, other: Answer) -> Tensor:
     chance = (
         torch.stack([(answer.tails - 1) / answer.draws[..., 0].numel() for answer in (one, other)]).sum(0).sqrt() / 2
     )
-    long = torch.minimum(one.tails, other.tails) > LONG
+    long = torch.minimum(one.tails, other.tails) > LONG_TAIL_KURTOSIS
     return long & (STANDARD_ERRORS * chance > math.log(plan.sd_factor))
 
 

@@ -17,30 +17,29 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.combination import MIN_COHORT, Bounded
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import BySums, Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import (
     Evidence,
-    as_numbers,
-    at_limit,
-    close_call,
-    few_draws_tell,
-    found_right,
-    missed_aim,
+    angle_notes,
+    density_findings,
+    draw_findings,
+    infinite_variance_findings,
+    is_confirmed_right,
+    missed_aim_findings,
+    near_limit_findings,
     not_audited,
-    of_density,
-    of_draws,
-    reported_without_variance,
+    sd_at_limit_findings,
     settings_findings,
+    undetermined_sd_findings,
 )
-from pyro_fed.audit.audit import compares_clients
 from pyro_fed.audit.client_sites import answer_and_sites, log_likelihoods_of
-from pyro_fed.audit.influence import FEWEST_CLIENTS, StandingApart, by_the_outcome, who_stands_apart
+from pyro_fed.audit.influence import StandingApart, follows_outcome, who_stands_apart
 from pyro_fed.audit.mirrored_clients import mirrored_clients
-from pyro_fed.audit.network_inputs import of_no_use, out_of_range
-from pyro_fed.audit.weights import judged_by_weights
+from pyro_fed.audit.network_inputs import range_findings, useless_input_findings
+from pyro_fed.audit.weights import weight_findings
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, doubts_among, is_about
 from pyro_fed.conventions import seeding
@@ -52,13 +51,13 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.entries import evenly
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.executors import Executor, Work
-from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
+from pyro_fed.runtime.executors.base import LOG_LIK, MAX_ASKED_DRAWS
 from pyro_fed.runtime.integral_checks import integral_findings
 
 #: The evidence is not known if the standard error of its logarithm is larger, in nats: a factor of e.
 LARGEST_EVIDENCE_ERROR = 1.0
 #: A run that has asked as many clients as so many passes over all of them, and never some, has left these out.
-ENOUGH_PASSES = 2
+PASSES_WITHOUT_A_CLIENT = 2
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ def absent_clients(judged: CheckInputs) -> list[Finding]:
     rows, names = context.federation.row_counts.tolist(), context.federation.client_names
     left = [k for k in range(len(rows)) if rows[k] and k not in took]
     asked_clients = sum(len(one.clients) for one in record.rounds)
-    over = record.converged is True or asked_clients >= ENOUGH_PASSES * len(rows)
+    over = record.converged is True or asked_clients >= PASSES_WITHOUT_A_CLIENT * len(rows)
     missing = [names[k] for k in left if over or k in failed]
     return [sentences.clients_took_no_part(clients=missing)] if missing else []
 
@@ -203,7 +202,7 @@ def outlying_clients(judged: CheckInputs) -> list[Finding]:
     own = record.sites_of == type(judged.algorithm).__name__
     if context.combination is None and ((record.restless() and not every.text) or not own):
         found += record.clients_move_the_answer()
-    if context.federation.holds_data and by_the_outcome(context.federation, problem):
+    if context.federation.holds_data and follows_outcome(context.federation, problem):
         odd = StandingApart()  # whoever dealt out the rows by their outcome knows that clients differ
     return [*found, *([sentences.clients_stand_apart(clients=list(odd.clauses), said=odd.text)] if odd.text else [])]
 
@@ -213,7 +212,7 @@ def _contradicting_clients(judged: CheckInputs, sites: State) -> dict[str, str]:
     context, problem = judged.context, judged.problem
     tempered = getattr(judged.algorithm, "temperature", 1.0) != 1  # sites are then not those of the likelihoods
     whole = sites and context.federation.holds_data and context.combination is None and not tempered
-    if not whole or not compares_clients(problem):
+    if not whole or problem.traits.large():  # sites take the curvature of each row
         return {}
 
     def log_lik(client: int, points: Tensor) -> Tensor:
@@ -232,8 +231,8 @@ def _contradicting_clients(judged: CheckInputs, sites: State) -> dict[str, str]:
 def _sites_at_draws(judged: CheckInputs) -> State:
     """The clients' sites at the draws, for algorithms that keep none; empty if they cannot be computed."""
     context, federation, problem = judged.context, judged.context.federation, judged.problem
-    several = not judged.algorithm.pooled and federation.num_clients >= FEWEST_CLIENTS
-    if not several or not federation.holds_data or context.combination is not None or not compares_clients(problem):
+    several = not judged.algorithm.pooled and federation.num_clients >= MIN_COHORT
+    if not several or not federation.holds_data or context.combination is not None or problem.traits.large():
         return {}
     return answer_and_sites(federation, judged.draws.flatten(0, 1))
 
@@ -243,7 +242,7 @@ def network_inputs(judged: CheckInputs) -> list[Finding]:
     context = judged.context
     if not judged.audit or not context.federation.holds_data:
         return []
-    return out_of_range(judged.problem, lambda: judged.evidence.from_prior) or of_no_use(
+    return range_findings(judged.problem, lambda: judged.evidence.from_prior) or useless_input_findings(
         judged.problem, judged.draws.flatten(0, 1)
     )
 
@@ -253,7 +252,7 @@ def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
     record, problem, flat = evidence.record, evidence.problem, evidence.draws.flatten(0, 1)
     if problem.traits.many_parameters:
         return [sentences.not_audited_by_sums(why=f"importance weights of {problem.dim:,} parameters say nothing")]
-    points = flat[evenly(len(flat), MOST_DRAWS)]
+    points = flat[evenly(len(flat), MAX_ASKED_DRAWS)]
     try:
         everyone = list(range(evidence.federation.num_clients))
         work = Work(len(record.rounds), evidence.seed, everyone, {"draws": points.expand(len(everyone), *points.shape)})
@@ -265,7 +264,7 @@ def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
     log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(points, 1)])
     if len(points) == len(flat):
         record.by_sums = BySums({"lp": (log_prior + log_lik).reshape(evidence.draws.shape[:2])})
-    return judged_by_weights(evidence, points, log_prior + log_lik / evidence.temperature)
+    return weight_findings(evidence, points, log_prior + log_lik / evidence.temperature)
 
 
 def densities(judged: CheckInputs) -> list[Finding]:
@@ -281,7 +280,7 @@ def densities(judged: CheckInputs) -> list[Finding]:
     if unaudited:
         return unaudited
     record.audited = True
-    found = of_density(judged.evidence) or of_draws(judged.evidence)
+    found = density_findings(judged.evidence) or draw_findings(judged.evidence)
     record.measured = judged.evidence.moment_figures
     return found
 
@@ -312,7 +311,7 @@ def refuted_doubts(judged: CheckInputs) -> list[Finding]:
     provisional = [one for one in judged.doubts if one.code in judged.algorithm.provisional]
     provisional += [one for one in judged.doubts if one in unsettled and not record.stopped]
     alone = all(one in own or one in unsettled for one in judged.doubts)
-    return provisional if provisional and alone and found_right(judged.evidence) else []
+    return provisional if provisional and alone and is_confirmed_right(judged.evidence) else []
 
 
 def evidence(judged: CheckInputs) -> list[Finding]:
@@ -332,7 +331,7 @@ def settings(judged: CheckInputs) -> list[Finding]:
 def sds_at_limit(judged: CheckInputs) -> list[Finding]:
     """An SD that may be too small by more than the limit, in an answer that has just been audited by its densities."""
     seen = bool(judged.shared) and judged.context.federation.holds_data
-    return at_limit(judged.evidence) if seen and _audited_and_right(judged) else []
+    return sd_at_limit_findings(judged.evidence) if seen and _audited_and_right(judged) else []
 
 
 def long_tails(judged: CheckInputs) -> list[Finding]:
@@ -342,8 +341,8 @@ def long_tails(judged: CheckInputs) -> list[Finding]:
     seen, flat = judged.evidence, judged.draws.flatten(0, 1)
     near, tails = seen.few_rows_target, list[Finding]()
     if near is not None:
-        tails = few_draws_tell(near, seen.quantities, flat, lambda: seen.weighted_points)
-    return [*tails, *as_numbers(seen), *reported_without_variance(judged.problem, flat)]
+        tails = undetermined_sd_findings(near, seen.quantities, flat, lambda: seen.weighted_points)
+    return [*tails, *angle_notes(seen), *infinite_variance_findings(judged.problem, flat)]
 
 
 def near_limits(judged: CheckInputs) -> list[Finding]:
@@ -351,7 +350,7 @@ def near_limits(judged: CheckInputs) -> list[Finding]:
     if not judged.audit or judged.doubts:
         return []
     measured = judged.record.measured
-    return close_call(measured) or (missed_aim(measured, judged.aim) if judged.aim else [])
+    return near_limit_findings(measured) or (missed_aim_findings(measured, judged.aim) if judged.aim else [])
 
 
 def _audited_and_right(judged: CheckInputs) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import NEGLIGIBLE
+from pyro_fed.conventions.limits import NEGLIGIBLE, NEGLIGIBLE_MASS
 from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.modes import missed_mode_log_mass, needed_starts
@@ -24,8 +24,8 @@ from pyro_fed.policy.results import finer_rule, integrates_latents, rule_argumen
 
 #: Draws of θ at which the integrals are checked. An error that is the same at all of them changes nothing.
 CHECK_DRAWS = 16
-#: Rows at which further modes are looked for; a mode counts if it has more than this share of its row's mass.
-MODES_ROWS, MISSED_SHARE = 128, 0.05
+#: Rows at which further modes are looked for.
+MODES_ROWS = 128
 #: How many finer rules are tried to find one that can be recommended.
 MAX_FINER_RULES = 2
 
@@ -74,19 +74,19 @@ def _missed_modes(problem: Problem, theta: Tensor) -> list[Finding]:
         return -torch.expm1(-missed_mode_log_mass(problem, rule, draws, rows)).mean(0)
 
     share = lacking(rule)
-    if not bool((share > MISSED_SHARE).any()):
+    if not bool((share > NEGLIGIBLE_MASS).any()):
         return []
     starts = needed_starts(problem, rule, draws, rows)
     finer = replace(rule, starts=starts, order=max(rule.order or 0, rule.max_order))
-    lost = bool((lacking(finer) > MISSED_SHARE).any())
+    lost = bool((lacking(finer) > NEGLIGIBLE_MASS).any())
     rounded = tuple(tuple(float(f"{x:.4g}") for x in place) for place in starts)
     return [
         sentences.integrals_miss_modes(
             sites=sorted(problem.layout.local),
             plate=problem.plate,
-            rows=int((share > MISSED_SHARE).sum()),
+            rows=int((share > NEGLIGIBLE_MASS).sum()),
             looked_at=len(at),
-            share=MISSED_SHARE,
+            share=NEGLIGIBLE_MASS,
             worst_row=int(at[share.argmax()]),
             largest=float(share.max()),
             starts="" if lost else str(rounded),

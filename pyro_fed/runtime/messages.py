@@ -42,10 +42,8 @@ FORMAT = "pyro_fed-1"
 #: Kinds of messages, and the width to which their names are filled up.
 KINDS = ("work", "reply", "ask", "report")
 KIND_WIDTH = max(map(len, KINDS))
-#: The JSON header of a message is a multiple of so many bytes.
-ALIGNMENT = 8
 #: Bytes that a header may have more than expected, of another writer's spaces.
-SLACK = 64
+MAX_EXTRA_SPACES = 64
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
 _TOKEN = re.compile(r"[0-9a-f]{16}")
@@ -161,7 +159,7 @@ def _size(items: tuple[tuple[str, Entry], ...]) -> int:
         header[name] = {"dtype": _CODES[entry.dtype], "shape": list(entry.shape), "data_offsets": span}
         end = span[1]
     length = len(json.dumps(header, separators=(",", ":")))
-    return PREFIX + -(-length // ALIGNMENT) * ALIGNMENT + end
+    return PREFIX + -(-length // PREFIX) * PREFIX + end  # the header is filled up to whole words
 
 
 class Announced(NamedTuple):
@@ -204,7 +202,7 @@ def decode(data: bytes, expected: Spec | None, cap: int | None = None, finite: b
         >>> decode(encode(message), spec_of(message.tensors)).header.client
         'north'
     """
-    longest = MAX_HEADER if expected is None else encoded_size(expected) + SLACK
+    longest = MAX_HEADER if expected is None else encoded_size(expected) + MAX_EXTRA_SPACES
     header, found = decode_header(data, longest if cap is None else cap, longest)
     if expected is not None:
         _check_spec(found, expected)

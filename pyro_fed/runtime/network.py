@@ -34,11 +34,11 @@ from pyro_fed.graph.varying import without_links
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 
 #: The largest number in single precision; a larger difference is sent in several messages.
-LARGEST = torch.finfo(torch.float32).max
+MAX_FLOAT32 = torch.finfo(torch.float32).max
 
 #: A graph has fallen apart if its links leave it in parts for as many rounds as should have brought the agents'
 #: disagreement down to this fraction.
-APART_AFTER = 0.1
+SPLIT_DISAGREEMENT = 0.1
 
 
 #   m_i = float32(x_i - x̂_i),    x̂_i ← x̂_i + m_i,    x_i ← x_i + Σ_j W_ij (x̂_j - x̂_i)
@@ -66,7 +66,7 @@ class NeighbourValues:
             self.known = mine
             return mine
         sent = {
-            name: (value - self.known[name]).clamp(-LARGEST, LARGEST).float() if name in self.coarse else value
+            name: (value - self.known[name]).clamp(-MAX_FLOAT32, MAX_FLOAT32).float() if name in self.coarse else value
             for name, value in mine.items()
         }
         self.known = self.after(self.known, sent)
@@ -282,7 +282,7 @@ class Peers(Network):
 
     def findings(self) -> list[Finding]:
         """A note if the graph has fallen apart, with its parts."""
-        patience = max(self.graph.window, self.graph.consensus_rounds(APART_AFTER))
+        patience = max(self.graph.window, self.graph.consensus_rounds(SPLIT_DISAGREEMENT))
         if self._links is None or self._rounds < patience:
             return []
         return [sentences.graph_fell_apart(steps=self._rounds, parts=list_components(components(self._links)))]

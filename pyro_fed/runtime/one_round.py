@@ -19,22 +19,23 @@ from pyro_fed.algorithm.states import State, select
 from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.ops.entries import all_finite
+from pyro_fed.ops.memory import count_in_memory
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
-from pyro_fed.runtime.executors.local import NUMBERS_AT_ONCE, Vectorised, owner
+from pyro_fed.runtime.executors.local import Vectorised, owner
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.network import Network, Server, Traffic
 from pyro_fed.runtime.replies import gather
 from pyro_fed.runtime.run_errors import refuse_divergence
 
 #: The fewest clients whose messages are compared, to find one that stands apart from the others.
-FEWEST_COMPARED = 5
+MIN_COMPARED_CLIENTS = 5
 
 #: The most rounds that are done at once: Ctrl-C is heard between them.
-MOST_ROUNDS = 100
+MAX_FUSED_ROUNDS = 100
 #: A method for one round, and the method that does the same for several. A class that overrides the first without the
 #: second has its rounds done one at a time.
-SAME = {"combine": "combine_rounds", "download": "onward"}
+METHODS_OF_SEVERAL_ROUNDS = {"combine": "combine_rounds", "download": "onward"}
 
 
 def one_round(phase: Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:
@@ -141,7 +142,7 @@ def _measures_shifts(phase: Phase, context: Context) -> bool:
 
 def _comparable(phase: Phase, context: Context, clients: int) -> bool:
     """Whether the messages of a round's clients can be compared with each other to find one that stands apart."""
-    if not phase.last or clients < FEWEST_COMPARED or phase.ledger or not phase.algorithm.additive:
+    if not phase.last or clients < MIN_COMPARED_CLIENTS or phase.ledger or not phase.algorithm.additive:
         return False
     if context.combination is not None or context.executor.sums_alone:
         return False
@@ -159,7 +160,10 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
     algorithm = phase.algorithm
     if not isinstance(algorithm, Chains) or type(context.executor) is not Vectorised:
         return 1
-    if not all(issubclass(owner(algorithm, several), owner(algorithm, one)) for one, several in SAME.items()):
+    if not all(
+        issubclass(owner(algorithm, several), owner(algorithm, one))
+        for one, several in METHODS_OF_SEVERAL_ROUNDS.items()
+    ):
         return 1
     between = (phase.given, context.checkpoint, context.combination, context.evaluation)
     budget = context.budget
@@ -169,8 +173,8 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
         return 1
     if overrides(algorithm, "prepare", "refine"):
         return 1
-    numbers = NUMBERS_AT_ONCE // (10 * max(1, context.problem.dim))
-    in_time = int(min(MOST_ROUNDS, budget.at_once(context.record)))
+    numbers = count_in_memory(10 * context.problem.dim)
+    in_time = int(min(MAX_FUSED_ROUNDS, budget.at_once(context.record)))
     return max(1, min(left, in_time, algorithm.rounds_ahead(phase.shared), numbers))
 
 

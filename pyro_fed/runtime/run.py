@@ -50,7 +50,7 @@ NUM_DRAWS = 1000
 #: More threads than any machine has.
 MAX_THREADS = 4096
 #: Draws of one parameter that fill a gigabyte.
-MOST_DRAWS = 134_217_728
+MAX_NUM_DRAWS = 134_217_728
 #: Arguments that belong to one algorithm, with the cure where several are tried.
 OF_ONE_ALGORITHM = {
     "num_rounds": "its stages have rounds of their own; limit them by {name}(max_rounds=...)",
@@ -332,8 +332,8 @@ def check_numbers(
         raise SettingError(f"num_rounds must be at least 1, received {rounds}")
     if seed < 0:
         raise SettingError(f"seed must not be negative, received {seed}")
-    if not 1 <= num_draws <= MOST_DRAWS:
-        bound = "at least 1" if num_draws < 1 else f"at most {MOST_DRAWS}"
+    if not 1 <= num_draws <= MAX_NUM_DRAWS:
+        bound = "at least 1" if num_draws < 1 else f"at most {MAX_NUM_DRAWS}"
         raise SettingError(f"num_draws must be {bound}, received {num_draws}")
     if min_clients is not None and not 0 <= min_clients <= num_clients:
         raise SettingError(f"min_clients must lie in 0..{num_clients}, received {min_clients}")

@@ -25,9 +25,10 @@ from pyro_fed.runtime.context import Context, Phase
 
 #: Entries of a server's state that are positions in the model's coordinates.
 POSITIONS = ("point", "particles", "position")
-#: From round `FIRST_LOOK` on the state is looked at `LOOKS` times while the number of rounds doubles; the last `LOOKS`
-#: intervals are judged, which is the last half of the rounds.
-FIRST_LOOK, LOOKS = 8, 4
+#: From round `FIRST_LOOK` on the state is looked at `LOOKS_A_DOUBLING` times while the number of rounds doubles; the
+#: last `LOOKS_A_DOUBLING` intervals are judged, which is the last half of the rounds.
+LOOKS_A_DOUBLING = 4
+FIRST_LOOK = 2 * LOOKS_A_DOUBLING
 #: Smallest growth between two looks of a state that grows without end: faster than the sixth power of the rounds.
 GROWTH_FACTOR = 3.0
 #: Smallest growth in all: nothing is left of the first value, or of one, in double precision. At the end of the rounds,
@@ -100,10 +101,10 @@ class Growth:
         if done < self.next and not end:
             return
         if done >= self.next:
-            self.seen = [*self.seen, _magnitudes(shared)][-LOOKS - 1 :]
+            self.seen = [*self.seen, _magnitudes(shared)][-LOOKS_A_DOUBLING - 1 :]
             while self.next <= done:
-                self.next = max(self.next + 1, round(self.next * 2 ** (1 / LOOKS)))
-        if len(self.seen) <= LOOKS:
+                self.next = max(self.next + 1, round(self.next * 2 ** (1 / LOOKS_A_DOUBLING)))
+        if len(self.seen) <= LOOKS_A_DOUBLING:
             return
         limit = GROWN_AT_END if end else GROWN
         for name, size in self.seen[-1].items():

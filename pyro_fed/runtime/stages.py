@@ -12,7 +12,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is ther
 
 from pyro_fed.algorithm.contract import Algorithm, Plan, Stage
 from pyro_fed.algorithm.record import NONCENTRED, BySums
-from pyro_fed.audit import perhaps_wrong
+from pyro_fed.audit import possibly_wrong_findings
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, texts
 from pyro_fed.conventions import progress
@@ -40,7 +40,7 @@ NUMERICAL = (DivergenceError, ImproperGaussianError, LinAlgError)
 #: No further stage is tried after so many in a row whose doubts are about the densities themselves, which all stages
 #: share. It is more than one, since an integral or a rounding error may be worse at one answer's draws than at
 #: another's.
-MOST_OF_DENSITY = 2
+MAX_DENSITY_DOUBTS = 2
 
 
 @dataclass
@@ -114,8 +114,8 @@ class _Trial:
     @property
     def hopeless(self) -> bool:
         """Whether the last stages' doubts are about the densities themselves, which the next stage would share."""
-        last = self.answers[-MOST_OF_DENSITY:]
-        return len(last) == MOST_OF_DENSITY and all(answer.has(Topic.DENSITY) for answer in last)
+        last = self.answers[-MAX_DENSITY_DOUBTS:]
+        return len(last) == MAX_DENSITY_DOUBTS and all(answer.has(Topic.DENSITY) for answer in last)
 
     @property
     def why(self) -> str:
@@ -254,7 +254,7 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     record, answer = finish.context.record, choice.answer
     record.figures, record.until, record.converged = answer.figures, answer.until, answer.converged
     record.measured = answer.measured
-    doubts = choice.doubts or perhaps_wrong(answer.measured, plan.aim)
+    doubts = choice.doubts or possibly_wrong_findings(answer.measured, plan.aim)
     record.findings = [*trial.notes_of(answer), *record.clients_failed(), *doubts]
     record.sites, record.sites_of = answer.sites, answer.sites_of
     record.stands_apart = answer.stands_apart

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import select
+from pyro_fed.conventions.limits import MIN_EFFECTIVE_DRAWS
 from pyro_fed.errors import InterruptedRun
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.executors import Sequential, Vectorised, Work
@@ -39,8 +40,8 @@ PURE = (
 #: Largest error of a mean, in posterior SDs, and of an SD, as a share of it, in addition to chance.
 MEAN_ERROR = SD_ERROR = 0.05
 #: Standard errors allowed for chance: four figures of independent draws exceed it once in 4,000 correct runs.
-CHANCE = 4.0
-NUM_DRAWS, FEWEST_DRAWS = 4000, 400
+ALLOWED_STANDARD_ERRORS = 4.0
+NUM_DRAWS = 4000
 
 
 class LastFirst(Sequential):
@@ -277,8 +278,8 @@ def check_conjugate_posterior(algorithm: Algorithm, case: Case) -> None:
     draws = np.asarray(idata["posterior"]["w"].values)
     size = effective_size(draws) if algorithm.draws_are == "chains" else np.full(2, draws[..., 0].size)
     require(
-        bool((size >= FEWEST_DRAWS).all()),
-        f"chains of at least {FEWEST_DRAWS} effective draws, by which mean and SD can be judged",
+        bool((size >= MIN_EFFECTIVE_DRAWS).all()),
+        f"chains of at least {MIN_EFFECTIVE_DRAWS} effective draws, by which mean and SD can be judged",
         f"{size.min():.0f}",
         "Give the algorithm under test longer chains",
     )
@@ -287,13 +288,13 @@ def check_conjugate_posterior(algorithm: Algorithm, case: Case) -> None:
     ratio = flat.std(0) / sd.numpy()
     scales = ", ".join(f"{100 * (one - 1):+.0f} %" for one in ratio)
     require(
-        bool((off <= MEAN_ERROR + CHANCE / np.sqrt(size)).all()),
+        bool((off <= MEAN_ERROR + ALLOWED_STANDARD_ERRORS / np.sqrt(size)).all()),
         f"means {np.round(mean.numpy(), 3)}, to {MEAN_ERROR} SDs and chance",
         f"{np.round(flat.mean(0), 3)}, which is {off.max():.2f} SDs off, with SDs that are {scales} off",
         "More rounds, smaller steps, a prior that counts twice or not at all, or an error in the equations",
     )
     require(
-        bool((np.abs(ratio - 1) <= SD_ERROR + CHANCE / np.sqrt(2 * size)).all()),
+        bool((np.abs(ratio - 1) <= SD_ERROR + ALLOWED_STANDARD_ERRORS / np.sqrt(2 * size)).all()),
         f"SDs {np.round(sd.numpy(), 3)}, to {SD_ERROR:.0%} and chance",
         f"{np.round(flat.std(0), 3)}, {scales}",
         "Steps are not at rest, a scale that the noise of the steps has moved, a prior that counts twice, or a wrong "

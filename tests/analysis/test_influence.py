@@ -121,7 +121,8 @@ def test_clients_that_are_judged_together_have_the_figures_of_each_alone(structu
 
 
 def test_of_many_clients_that_stand_apart_ten_are_described_and_the_rest_counted():
-    from pyro_fed.audit.influence import MOST_SAID, apart_by_sites
+    from pyro_fed.audit.influence import apart_by_sites
+    from pyro_fed.codes.sentences import MAX_DESCRIBED
 
     q, sites = cohort(400, 2, "full")
     liars = torch.arange(0, 400, 13)  # each 40 of its own SDs away, one way or the other
@@ -131,8 +132,8 @@ def test_of_many_clients_that_stand_apart_ten_are_described_and_the_rest_counted
     q = type(q)(q.precision, q.eta + shift.sum(0))
     names = [f"clinic {k}" for k in range(400)]
     said = apart_by_sites(q, type(sites)(sites.precision, eta), names, ["a", "b"]).text
-    assert said.count("disagrees with the others") == MOST_SAID
-    assert said.endswith(f"and {len(liars) - MOST_SAID} more clients stand apart")
+    assert said.count("disagrees with the others") == MAX_DESCRIBED
+    assert said.endswith(f"and {len(liars) - MAX_DESCRIBED} more clients stand apart")
     assert all(int(k) % 13 == 0 for k in re.findall(r"clinic (\d+)", said))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.modes.angles import across_ends
+from pyro_fed.audit.modes.angles import angles_across_ends
 from tests.helpers.evidence import evidence_of
 
 #: Concentration of the rows around the angle.
@@ -151,7 +151,7 @@ def bump(y):
 @pytest.mark.parametrize("model", [probability, bent, offset, in_the_prior_alone, weight, bump])
 def test_other_intervals_have_two_ends(model, dtype):
     y = torch.tensor([1.0, 0.8, 1.1], dtype=dtype)
-    assert across_ends(evidence_of(model, (y,), even_draws(1, dtype))) == []
+    assert angles_across_ends(evidence_of(model, (y,), even_draws(1, dtype))) == []
 
 
 def even_draws(dim, dtype):
@@ -183,5 +183,5 @@ def test_an_angle_that_few_rows_hardly_tell_is_one(model, name, dtype):
     """Its density is nearly flat over the circle, and the same at both ends all the same, row by row."""
     x = torch.tensor([0.1, 0.4, 0.45, 0.7, 0.9], dtype=dtype)
     y = torch.tensor([0.2, -0.3, 0.1, 0.4, 0.0], dtype=dtype)
-    found = across_ends(evidence_of(model, (x, y), even_draws(2, dtype)))
+    found = angles_across_ends(evidence_of(model, (x, y), even_draws(2, dtype)))
     assert [angle.name for angle in found] == [name]

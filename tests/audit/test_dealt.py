@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.influence import by_the_outcome, is_function
+from pyro_fed.audit.influence import follows_outcome, is_function
 
 
 def line(x, y):
@@ -64,7 +64,7 @@ def test_clients_as_they_are_that_have_the_same_rows_are_warned_of(rows):
 )
 def test_whether_rows_were_dealt_out_by_their_outcome(rows, make, expected):
     fed = pf.Federation(line, rows, plate="rows", num_clients=2, partition=make(*rows))
-    assert by_the_outcome(fed, fed.problem) is expected
+    assert follows_outcome(fed, fed.problem) is expected
 
 
 def written_out(x, y):
@@ -76,7 +76,7 @@ def written_out(x, y):
 @pytest.mark.parametrize(("make", "expected"), [(pf.partition.SortedBy, True), (pf.partition.ByGroup, False)])
 def test_rows_of_a_factor_are_dealt_out_by_an_outcome_too(rows, make, expected):
     fed = pf.Federation(written_out, rows, plate="rows", num_clients=2, partition=make(by=rows[1] > 0))
-    assert by_the_outcome(fed, fed.problem) is expected
+    assert follows_outcome(fed, fed.problem) is expected
 
 
 def test_labels_in_any_order_follow_from_an_outcome_of_few_values_and_not_from_one_that_is_different_in_each_row():

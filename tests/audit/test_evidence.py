@@ -9,10 +9,15 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.algorithm.record import Record
-from pyro_fed.audit.evidence import FEWEST_DRAWS, FROM_PRIOR, MANY_DRAWS, MANY_NUMBERS, Evidence
+from pyro_fed.audit.evidence import DISTRIBUTION_DRAWS, PRIOR_DRAWS, Evidence
+from pyro_fed.conventions.limits import MIN_EFFECTIVE_DRAWS
+from pyro_fed.ops.memory import count_in_memory
 
 
-@pytest.mark.parametrize(("dim", "expected"), [(2, MANY_DRAWS), (1_000, MANY_NUMBERS // 1_000), (50_000, FEWEST_DRAWS)])
+@pytest.mark.parametrize(
+    ("dim", "expected"),
+    [(2, DISTRIBUTION_DRAWS), (5_000, count_in_memory(5_000)), (50_000, MIN_EFFECTIVE_DRAWS)],
+)
 def test_the_audits_own_draws_are_bounded_in_numbers(dim, expected):
     algorithm = SimpleNamespace(
         draws_are="independent",
@@ -55,7 +60,7 @@ def test_draws_of_the_prior_that_are_no_numbers_are_left_out(model, some):
     prior = evidence.from_prior
     assert (prior is not None) == some
     if some:
-        assert len(prior) < FROM_PRIOR and bool(prior.isfinite().all())
+        assert len(prior) < PRIOR_DRAWS and bool(prior.isfinite().all())
 
 
 def kept_above_zero(y):

@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_fed.audit.network_inputs import of_no_use, out_of_range
+from pyro_fed.audit.network_inputs import range_findings, useless_input_findings
 from pyro_fed.codes.finding import texts
 from pyro_fed.federation.federation import Federation
 
@@ -13,7 +13,7 @@ UNITS, COLUMNS, ROWS = 3, 4, 200
 
 
 def found_out_of_range(posed):
-    return out_of_range(posed, lambda: posed.init(64, torch.Generator().manual_seed(0), checked=False))
+    return range_findings(posed, lambda: posed.init(64, torch.Generator().manual_seed(0), checked=False))
 
 
 def observed(x, y, w):
@@ -101,16 +101,16 @@ def test_weights_that_know_the_curve_are_told_from_those_that_do_not():
     w = torch.zeros(COLUMNS, UNITS)
     w[0, 0] = 1.0
     v = torch.tensor([1.0, 0.0, 0.0])
-    assert of_no_use(posed, noise + torch.cat([w.flatten(), v])) == []
+    assert useless_input_findings(posed, noise + torch.cat([w.flatten(), v])) == []
     for wrong in (torch.zeros(posed.dim), torch.cat([w.roll(2, 0).flatten(), v])):
-        (said,) = of_no_use(posed, 0 * noise + wrong)
+        (said,) = useless_input_findings(posed, 0 * noise + wrong)
         assert said.code == "inputs_tell_nothing" and "the inputs tell this network nothing of 'y'" in said.text
 
 
 def test_other_models_are_not_asked():
     x, y = rows()
     posed = problem(linear, x, y)
-    assert of_no_use(posed, torch.zeros(10, posed.dim)) == []
+    assert useless_input_findings(posed, torch.zeros(10, posed.dim)) == []
 
 
 def decoder(y):
@@ -126,4 +126,4 @@ def test_codes_of_the_rows_own_are_no_inputs():
     """What NUTS and SVI found of a decoder was lost: the audit asked for rows' densities without their codes."""
     fed = Federation(decoder, (rows()[0],), plate="data", num_clients=1)
     posed = fed.joint.problem
-    assert of_no_use(posed, torch.zeros(10, posed.dim)) == []
+    assert useless_input_findings(posed, torch.zeros(10, posed.dim)) == []

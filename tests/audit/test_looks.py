@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyro_fed.audit import evidence
-from pyro_fed.audit.moments import Moments, kurtosis, told_by_tails, wrong_moments
+from pyro_fed.audit.moments import Moments, judgeable_sds, kurtosis, wrong_moments
 from pyro_fed.infer.langevin.chain_diagnostics import r_hat_limit
 from pyro_fed.policy.audit import CHAINS
 
@@ -21,7 +21,7 @@ def test_long_tails_on_a_sites_own_scale_are_not_judged():
     draws = torch.stack([normal, normal], 1)
 
     def judged(values):
-        return told_by_tails(kurtosis(draws), kurtosis(torch.stack([values, values], 1)), 1, CHAINS).tolist()
+        return judgeable_sds(kurtosis(draws), kurtosis(torch.stack([values, values], 1)), 1, CHAINS).tolist()
 
     assert judged(long) == [True, False]
     assert judged(places) == [True, True]

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.audit import draws as of_these
-from pyro_fed.audit.modes.missed_modes import EMPTY
-from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.audit.audit import wrong_draw_findings
+from pyro_fed.conventions.limits import MATTERS, NEGLIGIBLE_MASS, SD_MATTERS
 from tests.helpers.evidence import evidence_of
 
 
@@ -45,7 +44,7 @@ def exact(seed, count=1000):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_exact_draws_are_not_doubted(seed):
-    assert of_these(evidence_of(wave, (ROWS,), exact(seed)[:, None], seed=seed)) == []
+    assert wrong_draw_findings(evidence_of(wave, (ROWS,), exact(seed)[:, None], seed=seed)) == []
 
 
 def test_a_mode_without_draws_is_told_though_no_moment_needs_it():
@@ -54,7 +53,7 @@ def test_a_mode_without_draws_is_told_though_no_moment_needs_it():
     without = draws[draws < 1.5]
     assert float(without.std() / draws.std()) > 1 / SD_MATTERS
     assert abs(float((without.mean() - draws.mean()) / draws.std())) < MATTERS
-    (said,) = of_these(evidence_of(wave, (ROWS,), without[:, None]))
+    (said,) = wrong_draw_findings(evidence_of(wave, (ROWS,), without[:, None]))
     assert said.code == "mode_without_draws" and "where none of these draws is: 'w' is 1.8" in said.text
 
 
@@ -64,6 +63,6 @@ def test_particles_are_in_every_mode(seed):
     fed = pf.Federation(wave, (ROWS,), plate="data", num_clients=3)
     idata = pf.run(pf.DSVGD(), fed, progress=False, log_likelihood=False, compile="trace", seed=seed)
     held, mass = shares(torch.from_numpy(idata["posterior"]["w"].values.ravel()).double())
-    assert bool((held[mass > EMPTY] > 0).all())
+    assert bool((held[mass > NEGLIGIBLE_MASS] > 0).all())
     assert float((held - mass).abs().sum()) / 2 < 0.15  # a hundred exact draws: 0.10 ± 0.02
     assert idata.attrs["doubts"] == ""

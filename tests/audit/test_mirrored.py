@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.mirrored_clients import CHANCE, mirrored_clients
+from pyro_fed.audit.mirrored_clients import MAX_FALSE_NAMING, mirrored_clients
 from pyro_fed.ops.gaussian import FullGaussian
 
 MEAN, CLIENTS = 1.0, 10
@@ -63,7 +63,7 @@ def test_honest_clients_are_told_less_often_than_promised():
     counts = torch.full((8,), 2)
     sums = 0.5 * counts + counts.sqrt() * torch.randn(500, 8, generator=generator, dtype=torch.float64)
     false = sum(bool(found(cohort, counts)) for cohort in sums) / len(sums)
-    assert false < CHANCE + 3 * math.sqrt(CHANCE * (1 - CHANCE) / len(sums))
+    assert false < MAX_FALSE_NAMING + 3 * math.sqrt(MAX_FALSE_NAMING * (1 - MAX_FALSE_NAMING) / len(sums))
 
 
 def model(x, y):

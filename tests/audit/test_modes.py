@@ -11,9 +11,9 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Stage
-from pyro_fed.audit.audit import draws as of_these
+from pyro_fed.audit.audit import wrong_draw_findings
 from pyro_fed.audit.modes.missed_modes import missed_modes
-from pyro_fed.audit.modes.point import off_mode
+from pyro_fed.audit.modes.point import point_findings
 from pyro_fed.codes import sentences
 from pyro_fed.runtime.answers import Answer
 from tests.helpers.evidence import evidence_of
@@ -73,9 +73,9 @@ def test_a_mode_without_draws_is_found_with_its_share():
 
 def test_modes_that_an_earlier_stage_has_found_are_reported_beside_what_chains_find():
     evidence = evidence_of(square, SQUARES, PLACE + 2 * SD * normal())
-    assert len(of_these(evidence)) == 1
+    assert len(wrong_draw_findings(evidence)) == 1
     evidence.record.modes[:] = [torch.tensor([place], dtype=torch.float64) for place in (PLACE, -PLACE)]
-    assert {one.code for one in of_these(evidence)} == {"sd_is_off", "mode_without_draws"}
+    assert {one.code for one in wrong_draw_findings(evidence)} == {"sd_is_off", "mode_without_draws"}
 
 
 @pytest.mark.filterwarnings("ignore:the model cannot be vectorised")
@@ -169,6 +169,6 @@ def test_what_draws_around_a_point_miss_is_mass_without_draws_too(monkeypatch):
     monkeypatch.setattr("pyro_fed.audit.modes.point.missed_modes", lambda around: [found])
     data = (torch.zeros(4, dtype=torch.float64),)
     evidence = evidence_of(line, data, torch.zeros(1, 1, dtype=torch.float64), pf.FedAvg())
-    (said,) = off_mode(evidence)
+    (said,) = point_findings(evidence)
     assert said.code == "around_the_point" and said.text.endswith(found.text)
     assert Answer(Stage(pf.FedAvg()), 0, {}, evidence.draws, [said], [], 1, None, {}).lost == 0.3

@@ -7,7 +7,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.audit.moments import (
-    FARTHEST_PLACE_SDS,
+    MAX_PLACE_SDS,
     Moments,
     Quantities,
     moments_of_chains,
@@ -75,7 +75,7 @@ def test_places_beyond_the_range():
     far[0, 5, 1], far[0, 7, 2] = torch.inf, torch.nan
     result, right = moments_of_chains(begun, far, momenta[None]), moments_of_chains(begun, places, momenta[None])
     torch.testing.assert_close(result.mean[0], right.mean[0])
-    places[0, 5, 1] = FARTHEST_PLACE_SDS
+    places[0, 5, 1] = MAX_PLACE_SDS
     torch.testing.assert_close(result.log_sd[1], moments_of_chains(begun, places, momenta[None]).log_sd[1])
     assert float(result.excess[:, 2].sum()) == float(result.noise[:, 2].sum()) == 0.0
 

@@ -7,9 +7,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_fed.audit import of_density, of_draws
+from pyro_fed.audit import density_findings, draw_findings
 from pyro_fed.audit.evidence import groups
-from pyro_fed.audit.moment_findings import stillness
+from pyro_fed.audit.moment_findings import wrong_moment_findings
 from tests.helpers.evidence import evidence_of
 
 #: Correlation within a mode.
@@ -31,7 +31,7 @@ def narrow(tops, width):
 
 def audit(evidence):
     """All checks, as a run makes them."""
-    return of_density(evidence) or of_draws(evidence)
+    return density_findings(evidence) or draw_findings(evidence)
 
 
 def drawn(tops, factor, counts, wider=1.0, shift=0.0):
@@ -59,9 +59,9 @@ def test_modes_are_judged_in_their_own_sds(tops, width, count):
     model, factor = narrow(tops, width)
     counts = [count // len(tops)] * len(tops)
     assert audit(evidence_of(model, ONES, drawn(tops, factor, counts))) == []
-    (said,) = stillness(evidence_of(model, ONES, drawn(tops, factor, counts, wider=0.6)))
+    (said,) = wrong_moment_findings(evidence_of(model, ONES, drawn(tops, factor, counts, wider=0.6)))
     assert re.search(rf"multiply the SD of 'b\[\d\]' \(mode \d of {len(tops)}\) by (at least )?[12]\.", said.text)
-    (said,) = stillness(evidence_of(model, ONES, drawn(tops, factor, counts, shift=0.5)))
+    (said,) = wrong_moment_findings(evidence_of(model, ONES, drawn(tops, factor, counts, shift=0.5)))
     assert re.search(rf"move the mean of 'b\[\d\]' \(mode \d of {len(tops)}\) by (at least )?[01]\.", said.text)
 
 
@@ -77,7 +77,7 @@ def test_draws_that_are_far_too_wide_are_no_modes():
     model, factor = narrow(PAIR[:1], 1e-4)
     wide = drawn(PAIR[:1], factor, [500], wider=1e3)
     assert groups(wide) == []
-    (said,) = stillness(evidence_of(model, ONES, wide))
+    (said,) = wrong_moment_findings(evidence_of(model, ONES, wide))
     assert "no exact Markov chain can move" in said.text or "less than a third" in said.text
 
 

@@ -10,8 +10,8 @@ import torch
 from scipy import stats
 
 import pyro_fed as pf
-from pyro_fed.audit.moments import ALPHA, Moments, Quantities, moments_of_chains, moments_verdict, wrong_moments
-from pyro_fed.audit.motion import LOOKS, SequentialTest, moments_by_chains, spent
+from pyro_fed.audit.moments import TEST_LEVEL, Moments, Quantities, moments_of_chains, moments_verdict, wrong_moments
+from pyro_fed.audit.motion import LOOKS, SequentialTest, moments_by_chains, spent_chance
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, Limits
 
@@ -76,9 +76,9 @@ def test_results_beyond_the_limits_by_half_are_called_wrong(model, mean, ratio, 
 
 def test_the_looks_spend_alpha_in_all():
     """As O'Brien and Fleming's boundaries do, nearly all of it at the end: 1.645 / √t at the share t, of two sides."""
-    assert spent(0.0) == 0.0
-    assert spent(0.25) == pytest.approx(2 * stats.norm.sf(2 * 1.6448536), rel=1e-6)
-    assert spent(1.0) == pytest.approx(ALPHA)
+    assert spent_chance(0.0) == 0.0
+    assert spent_chance(0.25) == pytest.approx(2 * stats.norm.sf(2 * 1.6448536), rel=1e-6)
+    assert spent_chance(1.0) == pytest.approx(TEST_LEVEL)
 
 
 def test_standard_errors_are_those_of_repeated_walks():

@@ -10,7 +10,7 @@ import torch
 from conjugate import federation
 
 import pyro_fed as pf
-from pyro_fed.audit import close_call, settings_findings
+from pyro_fed.audit import near_limit_findings, settings_findings
 from pyro_fed.codes.finding import texts
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "off"}
@@ -59,7 +59,7 @@ def measured(mean=0.0, ratio=1.0, error=0.01):
     ],
 )
 def test_errors_near_their_limits_are_noted(figures, said):
-    found = close_call(figures)
+    found = near_limit_findings(figures)
     assert len(found) == bool(said)
     assert said in "".join(texts(found))
 

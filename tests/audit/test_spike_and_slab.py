@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.audit import draws as of_these
-from pyro_fed.audit.audit import found_right
+from pyro_fed.audit.audit import is_confirmed_right, wrong_draw_findings
 from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.moments import moments_verdict
 from tests.helpers.evidence import evidence_of
@@ -68,7 +67,7 @@ def test_a_slab_without_draws_is_told_with_its_size(narrow, mean):
     shares, means, sds = exact(narrow, y)
     normal = torch.randn(1000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     evidence = evidence_of(spiked(narrow), (y,), means[0] + sds[0] * normal)
-    assert len(of_these(evidence)) == 1 and not found_right(evidence)
+    assert len(wrong_draw_findings(evidence)) == 1 and not is_confirmed_right(evidence)
     found = evidence.by_weights
     true_mean, true_sd = moments(shares, means, sds)
     assert float(found.log_sd[0].exp()) == pytest.approx(true_sd / float((sds[0] * normal).std()), rel=0.2)
@@ -80,7 +79,7 @@ def test_exact_draws_are_not_doubted(narrow, mean):
     """Of 2,000: their SD is off by 4 % of standard error where the slab has the least, wrong takes a quarter."""
     y = rows(mean)
     evidence = evidence_of(spiked(narrow), (y,), drawn(narrow, y, 2000, 0), seed=0)
-    assert of_these(evidence) == []
+    assert wrong_draw_findings(evidence) == []
     assert moments_verdict(evidence.by_weights) is not True
 
 

@@ -12,7 +12,13 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.moment_findings import at_limit, missed_aim, off_aim, perhaps_wrong, stillness
+from pyro_fed.audit.moment_findings import (
+    aim_error,
+    missed_aim_findings,
+    possibly_wrong_findings,
+    sd_at_limit_findings,
+    wrong_moment_findings,
+)
 from pyro_fed.conventions.limits import Limits
 from tests.helpers.evidence import evidence_of
 
@@ -87,7 +93,7 @@ def test_an_answer_is_told_how_it_is_wrong(shift, width, said, count):
     """At quantiles, so that no chance is in the draws."""
     u = dist.Normal(0.0, 1.0).icdf((torch.arange(count, dtype=torch.float64) + 0.5) / count)
     draws = 2 / 3 + (u / u.std() * width + shift) * math.sqrt(1 / 3)
-    found = stillness(evidence_of(conjugate, ones(), draws[:, None], pf.DSVGD()))
+    found = wrong_moment_findings(evidence_of(conjugate, ones(), draws[:, None], pf.DSVGD()))
     assert len(found) == (said is not None)
     assert all(re.search(said, note.text) for note in found)
 
@@ -95,26 +101,26 @@ def test_an_answer_is_told_how_it_is_wrong(shift, width, said, count):
 @pytest.mark.parametrize("seed", range(3))
 def test_right_draws_are_not_doubted(seed):
     right = normal(dim=DIM, seed=seed) @ torch.linalg.cholesky(shares(DIM)).T
-    assert stillness(evidence_of(correlated, ones(), right, seed=seed)) == []
+    assert wrong_moment_findings(evidence_of(correlated, ones(), right, seed=seed)) == []
     gamma = normal(dim=8, seed=seed).square().sum(1, keepdim=True) / 2
-    assert stillness(evidence_of(positive, ones(), gamma.log(), seed=seed)) == []
+    assert wrong_moment_findings(evidence_of(positive, ones(), gamma.log(), seed=seed)) == []
     tails = normal(seed=seed) / normal(dim=5, seed=seed + 10).square().mean(1, keepdim=True).sqrt()
-    assert stillness(evidence_of(long_tailed, ones(), tails, seed=seed)) == []
+    assert wrong_moment_findings(evidence_of(long_tailed, ones(), tails, seed=seed)) == []
 
 
 def test_lost_correlations_are_found_and_a_full_covariance_is_advised():
     """Of the best diagonal Gaussian each SD is that of a parameter given the others."""
     precision = shares(DIM).inverse().diagonal()
     evidence = evidence_of(correlated, ones(), normal(dim=DIM) / precision.sqrt())
-    (said,) = stillness(evidence)
+    (said,) = wrong_moment_findings(evidence)
     assert re.search(r"the SD of 'b\[\d\]' by", said.text) and "covariance='full'" not in said.text
     evidence.shared.update(precision=precision, eta=torch.zeros(DIM))
-    assert "covariance='full'" in stillness(evidence)[0].text
+    assert "covariance='full'" in wrong_moment_findings(evidence)[0].text
 
 
 def test_tails_that_a_gaussian_lacks_are_found():
     """Importance ratios of the Gaussian's own draws do not see them."""
-    (said,) = stillness(evidence_of(long_tailed, ones(), 0.55 * math.sqrt(5 / 3) * normal()))
+    (said,) = wrong_moment_findings(evidence_of(long_tailed, ones(), 0.55 * math.sqrt(5 / 3) * normal()))
     assert "the SD of 'a' by 1." in said.text
 
 
@@ -122,13 +128,13 @@ def test_a_site_is_judged_on_its_own_scale_too():
     """A log-normal with the moments of log s has 1.1 times the SD of s; with 1.2 times the SD of log s, 1.5 times."""
     four = torch.tensor(4.0, dtype=torch.float64)
     mean, sd = torch.special.digamma(four), torch.special.polygamma(1, four).sqrt()
-    assert stillness(evidence_of(positive, ones(), mean + sd * normal(4000))) == []
-    (said,) = stillness(evidence_of(positive, ones(), mean + 1.2 * sd * normal(4000)))
+    assert wrong_moment_findings(evidence_of(positive, ones(), mean + sd * normal(4000))) == []
+    (said,) = wrong_moment_findings(evidence_of(positive, ones(), mean + 1.2 * sd * normal(4000)))
     assert "the SD of 's' by 0." in said.text
 
 
 def test_draws_in_a_funnel_of_another_width_are_doubted():
-    (said,) = stillness(evidence_of(funnel, ones(), torch.cat([-12 + normal(), normal(dim=4, seed=1)], 1)))
+    (said,) = wrong_moment_findings(evidence_of(funnel, ones(), torch.cat([-12 + normal(), normal(dim=4, seed=1)], 1)))
     assert "not the posterior's" in said.text
 
 
@@ -138,8 +144,8 @@ def test_the_neck_of_a_funnel_is_entered(seed):
     v = 3 * normal(4000, seed=seed)
     x = (v / 2).exp() * normal(4000, dim=4, seed=seed + 50)
     right = torch.cat([v, x], 1)
-    assert stillness(evidence_of(funnel, ones(), right, seed=seed)) == []
-    (said,) = stillness(evidence_of(funnel, ones(), right[v[:, 0] > 1.0], seed=seed))
+    assert wrong_moment_findings(evidence_of(funnel, ones(), right, seed=seed)) == []
+    (said,) = wrong_moment_findings(evidence_of(funnel, ones(), right[v[:, 0] > 1.0], seed=seed))
     assert "'v'" in said.text and "LocScaleReparam" in said.text
 
 
@@ -161,13 +167,13 @@ def test_effects_of_rows_are_audited_where_the_result_has_them():
 def test_a_likelihood_to_a_power_is_judged_as_that():
     """With temperature 2 the two rows count as one: N(1/2, 1/2)."""
     draws = 0.5 + math.sqrt(0.5) * normal()
-    assert stillness(evidence_of(conjugate, ones(), draws, pf.DSVGD(temperature=2.0))) == []
-    assert len(stillness(evidence_of(conjugate, ones(), draws, pf.DSVGD()))) == 1
+    assert wrong_moment_findings(evidence_of(conjugate, ones(), draws, pf.DSVGD(temperature=2.0))) == []
+    assert len(wrong_moment_findings(evidence_of(conjugate, ones(), draws, pf.DSVGD()))) == 1
 
 
 def test_draws_that_are_no_numbers_and_points_are_not_judged():
-    assert stillness(evidence_of(conjugate, ones(), normal() * torch.nan)) == []
-    assert stillness(evidence_of(conjugate, ones(), normal(), pf.FedAvg())) == []
+    assert wrong_moment_findings(evidence_of(conjugate, ones(), normal() * torch.nan)) == []
+    assert wrong_moment_findings(evidence_of(conjugate, ones(), normal(), pf.FedAvg())) == []
 
 
 def many_means(group, y):
@@ -204,9 +210,9 @@ def test_an_estimate_beyond_a_finer_aim_is_told_from_one_that_may_be_wrong(ratio
     ratios = {"sd_ratio": np.array([1.0, ratio]), "sd_ratio_se": np.array([0.01, error])}
     found = {"parameter": np.array(["a", "b"]), "mean_error": np.zeros(2), "mean_error_se": np.full(2, 0.01)} | ratios
     aim = Limits(0.1, 1.1)
-    assert off_aim(found, aim) == pytest.approx(off, abs=0.01)
-    assert bool(perhaps_wrong(found, aim)) == perhaps
-    said = missed_aim(found, aim)
+    assert aim_error(found, aim) == pytest.approx(off, abs=0.01)
+    assert bool(possibly_wrong_findings(found, aim)) == perhaps
+    said = missed_aim_findings(found, aim)
     assert [f"'b', its SD is {1 / ratio:.2f} times" in one.text for one in said] == [True] * bool(off)
 
 
@@ -224,10 +230,10 @@ def test_an_sd_too_small_by_the_limit_to_within_chance_is_doubted(monkeypatch, r
     monkeypatch.setattr("pyro_fed.audit.moment_findings.cure", lambda evidence: "Weight them")
     ratios = {"sd_ratio": np.array([1.0, ratio]), "sd_ratio_se": np.array([0.01, error])}
     found = {"parameter": np.array(["a", "b"]), "mean_error": np.zeros(2), "mean_error_se": np.full(2, 0.01)} | ratios
-    said = at_limit(SimpleNamespace(moment_figures=found))
+    said = sd_at_limit_findings(SimpleNamespace(moment_figures=found))
     assert [f"'b', its SD is {1 / ratio:.2f} times" in one.text for one in said] == [True] * doubted
-    assert at_limit(SimpleNamespace(moment_figures={})) == []
+    assert sd_at_limit_findings(SimpleNamespace(moment_figures={})) == []
 
 
 def test_of_nothing_measured_nothing_is_off():
-    assert off_aim({}, Limits(0.1, 1.1)) == 0.0 and not perhaps_wrong({}, Limits(0.1, 1.1))
+    assert aim_error({}, Limits(0.1, 1.1)) == 0.0 and not possibly_wrong_findings({}, Limits(0.1, 1.1))

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit import few_draws_tell
+from pyro_fed.audit import undetermined_sd_findings
 from pyro_fed.audit.moments import Moments, Quantities, wrong_moments
 from pyro_fed.audit.target import Target
-from pyro_fed.audit.weighted_points import moments_by_weights, moments_of_weighted_points, weighed_points
+from pyro_fed.audit.weighted_points import moments_by_weights, moments_of_weighted_points, sample_weighted_points
 from tests.helpers.evidence import evidence_of
 
 
@@ -37,7 +37,7 @@ def problem_of(model, y):
 def moments(problem, draws, seed=1):
     target, quantities = Target.of(problem, draws), Quantities.of(problem, draws)
     generator = torch.Generator().manual_seed(seed)
-    points = weighed_points(target, target.white(draws), lambda: problem.init(64, generator), generator)
+    points = sample_weighted_points(target, target.white(draws), lambda: problem.init(64, generator), generator)
     return moments_by_weights(target, quantities, draws, points)
 
 
@@ -140,7 +140,7 @@ def test_numbers_that_points_do_not_tell_are_left_to_the_chains():
     numbers = torch.cat([x, (6 * x).exp()], 1)
     points = moments_of_weighted_points(torch.full((2000,), 1 / 2000, dtype=torch.float64), numbers, numbers[:1000], 2)
     off = torch.tensor([1.0, 1.0], dtype=torch.float64)
-    both = points.where_told(Moments(off, 0.01 * off, off, 0.01 * off))
+    both = points.completed_by(Moments(off, 0.01 * off, off, 0.01 * off))
     assert both.mean.tolist() == [float(points.mean[0]), 1.0]
     assert bool(wrong_moments(both)[:, 1].all()) and not bool(wrong_moments(both)[:, 0].any())
 
@@ -154,7 +154,7 @@ def test_points_that_chains_refute_do_not_tell(log_sd, error, kept):
     one = torch.ones(1, dtype=torch.float64)
     points = Moments(0 * one, 0.02 * one, 0.073 * one, 0.02 * one, by="weights")
     chains = Moments(0 * one, 0.02 * one, log_sd * one, error * one)
-    assert float(points.unless_refuted(chains).log_sd) == (log_sd if kept else 0.073)
+    assert float(points.corrected_by(chains).log_sd) == (log_sd if kept else 0.073)
 
 
 def lognormal(y):
@@ -169,7 +169,7 @@ def test_points_far_out_count_for_nothing_on_the_sites_own_scale():
     problem = problem_of(lognormal, torch.zeros(4, dtype=torch.float64))
     draws = 0.4 * torch.randn(2000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target, generator = Target.of(problem, draws), torch.Generator().manual_seed(1)
-    points = weighed_points(target, target.white(draws), lambda: problem.init(64, generator), generator)
+    points = sample_weighted_points(target, target.white(draws), lambda: problem.init(64, generator), generator)
     ratio = target.model(points.white)[:, 0].exp()
     away = ratio - points.weights @ ratio
     square = math.exp(0.16)
@@ -285,7 +285,7 @@ def test_a_latent_without_a_variance_is_told_by_its_density(prior, none):
     random = np.random.default_rng(0)
     draws = torch.from_numpy(np.stack([0.5 * random.normal(size=1000), random.standard_t(3, size=1000)], 1))
     evidence = evidence_of(beside_a_mean(prior), (torch.zeros(4, dtype=torch.float64),), draws)
-    said = few_draws_tell(evidence.target, evidence.quantities, draws, lambda: None)
+    said = undetermined_sd_findings(evidence.target, evidence.quantities, draws, lambda: None)
     assert [one.text.startswith("'z' has no variance") for one in said] == [True] * none
 
 

@@ -7,8 +7,8 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.graph.consensus import AlongCircuit, Consensus, chebyshev_shifts, circuit, left_of, shifted_weights
+from pyro_fed.graph.mixing import mix
 from pyro_fed.graph.varying import without_links
-from pyro_fed.ops.mixing import mix
 
 GRAPHS = {
     "ring": pf.graph.ring(10),

@@ -75,9 +75,9 @@ def test_marginal_is_one_kernel_a_coordinate():
 def test_coordinates_in_pieces_are_all_coordinates(monkeypatch):
     kernel = Marginal().fit(X)
     whole = kernel.velocity(X, X, S), kernel.stein_matrix(X, S, 2 * S)
-    monkeypatch.setattr(kernels, "BLOCK", 1)
-    monkeypatch.setattr(kernels, "MOST_BLOCKS", 2)  # of two coordinates and one
-    monkeypatch.setattr(kernels, "DIFFERENCES", 2 * len(X) ** 2)
+    monkeypatch.setattr(kernels, "count_in_cache", lambda numbers: 1)
+    monkeypatch.setattr(kernels, "MAX_BLOCKS", 2)  # of two coordinates and one
+    monkeypatch.setattr(kernels, "count_in_memory", lambda numbers: 2)
     torch.testing.assert_close(kernel.velocity(X, X, S), whole[0], rtol=0, atol=1e-14)
     torch.testing.assert_close(kernel.stein_matrix(X, S, 2 * S), whole[1])
 

@@ -179,7 +179,7 @@ def test_a_check_that_fails_costs_no_rounds(monkeypatch):
     def broken(evidence):
         raise ArithmeticError("of a check")
 
-    monkeypatch.setattr(checks, "of_density", broken)
+    monkeypatch.setattr(checks, "density_findings", broken)
     with pytest.warns(UserWarning, match=r"one ended in ArithmeticError \(of a check; test_run_ends.py, line \d+\)"):
         found = pf.run(pf.FedEP(), unequal_lines(), seed=0, progress=False)
     assert np.array_equal(values(found), values(expected))
@@ -193,7 +193,7 @@ def test_a_check_that_fails_in_every_stage_costs_no_answer_of_fit(monkeypatch):
     def broken(evidence):
         raise ArithmeticError("of a check")
 
-    monkeypatch.setattr(checks, "of_density", broken)
+    monkeypatch.setattr(checks, "density_findings", broken)
     with pytest.warns(UserWarning, match="one ended in ArithmeticError"):
         found = pf.fit(unequal_lines(), max_rounds=20, seed=0, progress=False, compile="trace")
     assert "unjudged" in found.attrs["doubts"] and not found.attrs["audited"]

@@ -132,7 +132,7 @@ def test_where_all_are_doubted_it_gives_one_that_another_agrees_with():
 def test_what_no_algorithm_mends_ends_the_search(monkeypatch):
     """Two stages whose densities are doubted, in the same words; a third would be of the same densities."""
     said = sentences.float32_is_not_enough(off="scores are off by 0.3 SDs")
-    monkeypatch.setattr("pyro_fed.runtime.checks.of_density", lambda evidence: [said])
+    monkeypatch.setattr("pyro_fed.runtime.checks.density_findings", lambda evidence: [said])
     idata, steps = tried(pf.FedLaplace(), pf.FedEP(), pf.FedAIS(), pf.FSGLD(), audit=True)
     assert [step["algorithm"] for step in steps] == ["FedLaplace", "FedEP"]
     assert said.text in idata.attrs["doubts"]

@@ -61,7 +61,7 @@ def ticks(algorithm, fed, clock, **options):
 @pytest.mark.parametrize(("name", "executor"), ALL)
 def test_what_is_returned_is_what_the_whole_rounds_gave(name, executor, clock, monkeypatch):
     """The limit falls into the middle of a round, or of rounds that are had at once, on its first and its last tick."""
-    monkeypatch.setattr(fused, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(fused, "MAX_FUSED_ROUNDS", 2)
     monkeypatch.setattr(budget, "SHARE_OF_TIME_LEFT", 1.0)
     monkeypatch.setattr(
         budget, "SECONDS_AT_ONCE", 1e9

@@ -30,7 +30,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.audit.client_sites import around, client_log_likelihoods, with_product
+from pyro_fed.audit.client_sites import around, client_log_likelihoods, product_and_sites
 from pyro_fed.audit.influence import Without, apart_by_sites, by_sites, outlying_clients_sentence
 from pyro_fed.conventions.calls import checked, checked_but
 from pyro_fed.density.compiling.compiler import threads
@@ -169,7 +169,7 @@ def _by_draws(federation: Federation, draws: Tensor) -> Without:
     """Figures by weights of the draws; by sites at the draws for clients whose weights are not reliable."""
     log_lik = client_log_likelihoods(federation, draws)
     at = around(federation.problem, draws)
-    product, sites = with_product(federation, at)
+    product, sites = product_and_sites(federation, at)
     found = by_sites(product if bool(product.is_proper()) else at, sites)
     _weigh(found, draws, log_lik)
     return found
@@ -253,7 +253,7 @@ def _sites(idata: InferenceData, federation: Federation | None) -> tuple[Gaussia
     asked = federation_to_ask("contributions", idata, federation)
     problem = asked.problem
     with threads(1), torch.no_grad():
-        q, found = with_product(asked, around(problem, checked_draws(idata, asked)))
+        q, found = product_and_sites(asked, around(problem, checked_draws(idata, asked)))
     return q, found, asked.client_names, [problem.name_of(number) for number in range(problem.dim)]
 
 

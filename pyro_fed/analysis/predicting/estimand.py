@@ -50,7 +50,7 @@ from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.entries import evenly
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import make_inference_data
-from pyro_fed.runtime.executors.base import MOST_DRAWS
+from pyro_fed.runtime.executors.base import MAX_ASKED_DRAWS
 
 if TYPE_CHECKING:
     from pyro_fed.runtime.executors import Executor
@@ -142,7 +142,7 @@ def estimand_by_rounds(
     shared = posterior[
         [name for name in posterior.data_vars if name in known and problem.plate not in known[name].dims]
     ]
-    most = MOST_DRAWS // shared.sizes["chain"]
+    most = MAX_ASKED_DRAWS // shared.sizes["chain"]
     shared = shared.isel(draw=evenly(shared.sizes["draw"], most).numpy()).transpose("chain", "draw", ...)
     sent = {str(name): flat(np.asarray(value.values), problem.dtype) for name, value in shared.data_vars.items()}
     answered = answers(asked, prefixed(DRAWS, sent), federation, executor, 0, "rows")

@@ -28,7 +28,7 @@ from pyro_fed.analysis.plots.criticism import draw_influence
 from pyro_fed.analysis.plots.forest import most_disputed
 from pyro_fed.analysis.plots.style import MAX_MARKS, REFERENCE, line_colors, shortened
 from pyro_fed.analysis.report import svg
-from pyro_fed.audit.influence import by_the_outcome
+from pyro_fed.audit.influence import follows_outcome
 from pyro_fed.errors import PyroFedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import ess, rhat
@@ -414,7 +414,7 @@ def _influence(about: ReportData) -> Picture | None:
 
     def panel(name: str, idata: InferenceData) -> Panel:
         found = influence(idata, federation)
-        if found.attrs["stands_apart"] and (federation is None or not by_the_outcome(federation, federation.problem)):
+        if found.attrs["stands_apart"] and (federation is None or not follows_outcome(federation, federation.problem)):
             notes.append(f" {name}: {found.attrs['stands_apart']}.".replace("..", "."))
         size = found["influence"].values
         kept = _most_extreme_clients(-size)

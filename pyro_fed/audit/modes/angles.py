@@ -12,8 +12,8 @@ for the prior and one for each row, has the same value and the same slope at bot
 The sums are over the terms and over some draws, which supply the other latents; max and min are over the interval. The
 total of the terms may agree at both ends by chance. Flat terms contribute to neither side.
 
-**Does the posterior reach the ends?** It does if the log density there is at most `ACROSS` nats below that at the
-draws.
+**Does the posterior reach the ends?** It does if the log density there is at most `MAX_NATS_AT_ENDS` nats below that at
+the draws.
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.target import Target
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import NEGLIGIBLE
+from pyro_fed.density.checks.points import FEW_DRAWS
 from pyro_fed.density.layout import Site
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import affords
 
-#: Draws at which the ends are compared; and points inside the interval over which max f and min f are taken.
-DRAWS, WITHIN = 8, 7
+#: Points inside the interval over which max f and min f are taken.
+INTERIOR_POINTS = 7
 #: Logits at which terms are computed on both sides, two near each end: the end itself follows, with value and slope.
 NEAR_LOGIT = 8.0
 NEARER_LOGIT = NEAR_LOGIT + 1
 LOGITS = -NEARER_LOGIT, -NEAR_LOGIT, NEAR_LOGIT, NEARER_LOGIT
-#: A site is bounded if less than this share of the distance between the outer `LOGITS` lies between two of them.
-BOUNDED_SHARE = 1e-3
-#: The ends are the same point if both sides of the header's comparisons have at most this ratio: a rounding error at
-#: the ends of an angle, elsewhere of the order of one.
-SAME = 0.1
+#: A site is bounded if less than this share of the distance between the outer `LOGITS` lies beyond the inner ones.
+BOUNDED_SHARE = 2 * math.exp(-NEAR_LOGIT)
 #: Nats: an end 3.5 SDs from a Gaussian's mean, with 0.02 % of the mass beyond it. If a turn is a hundred SDs, this mass
 #: appears a hundred SDs away, and adds 0.0002 · 100² = 2 to a variance of one.
-ACROSS = 6.0
+MAX_NATS_AT_ENDS = 6.0
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,12 @@ class Angle:
         return parameter in (self.label, self.name) or finding.where.get("site") == self.name
 
 
-def across_ends(evidence: Evidence) -> list[Angle]:
+def angles_across_ends(evidence: Evidence) -> list[Angle]:
     """The angles whose posterior extends across the ends of their interval."""
     problem, target = evidence.problem, evidence.target
     if target is None or not affords(problem.traits):
         return []
-    z = evidence.flat[evenly(len(evidence.flat), DRAWS)].double()
+    z = evidence.flat[evenly(len(evidence.flat), FEW_DRAWS)].double()
     sides = torch.tensor(LOGITS, dtype=z.dtype)
     nearer, near, above, upper = _values(evidence, sides.unsqueeze(1).expand(-1, z.shape[1]))
     length, beyond = upper - nearer, math.expm1(NEARER_LOGIT - NEAR_LOGIT)
@@ -106,7 +105,7 @@ def _values(evidence: Evidence, z: Tensor) -> Tensor:
 
 def _goes_across(target: Target, z: Tensor, number: int, length: float) -> bool:
     """Whether an entry's interval, of this length, has ends that are the same point, and draws (S, D) reach them."""
-    share = (torch.arange(WITHIN, dtype=torch.float64) + 0.5) / WITHIN
+    share = (torch.arange(INTERIOR_POINTS, dtype=torch.float64) + 0.5) / INTERIOR_POINTS
     logits = torch.cat([torch.tensor(LOGITS, dtype=torch.float64), share.logit()])
     near, nearer = (length / (1 + math.exp(logit)) for logit in (NEAR_LOGIT, NEARER_LOGIT))
     gap, spread, kink, slope, below = 0.0, 0.0, 0.0, 0.0, []
@@ -126,7 +125,8 @@ def _goes_across(target: Target, z: Tensor, number: int, length: float) -> bool:
         kink += float((up - down).abs().sum())
         slope += float((up.abs() + down.abs()).sum())
         below.append(float(terms[0].sum() - torch.maximum(low.sum(), high.sum())))
-    return gap < SAME * spread and kink < SAME * slope and statistics.median(below) < ACROSS
+    same = gap < NEGLIGIBLE * spread and kink < NEGLIGIBLE * slope  # rounding at an angle's ends, elsewhere near one
+    return same and statistics.median(below) < MAX_NATS_AT_ENDS
 
 
 def _angle(evidence: Evidence, site: Site, number: int, lower: float, upper: float) -> Angle:
@@ -141,7 +141,7 @@ def _angle(evidence: Evidence, site: Site, number: int, lower: float, upper: flo
 
 def findings_with_causes(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
     """Findings against draws, with such an angle as the cause in place of its consequences; none leads to no search."""
-    for angle in across_ends(evidence) if findings else []:
+    for angle in angles_across_ends(evidence) if findings else []:
         its = [one for one in findings if angle.is_in(one)]
         if its:
             lost = max(float(one.figures.get("lost", 0.0)) for one in its)
@@ -152,9 +152,9 @@ def findings_with_causes(evidence: Evidence, findings: list[Finding]) -> list[Fi
     return findings
 
 
-def as_numbers(evidence: Evidence) -> list[Finding]:
+def angle_notes(evidence: Evidence) -> list[Finding]:
     """A note on the first such angle of correct draws, or none: the mean and the SD of its values mean nothing."""
     return [
         sentences.angle_has_no_mean(parameter=angle.label, lower=angle.lower, upper=angle.upper, cures=[angle.cure])
-        for angle in across_ends(evidence)[:1]
+        for angle in angles_across_ends(evidence)[:1]
     ]

@@ -8,13 +8,13 @@ It ends at a mode if |∇f| is small there and the curvature H (by differences o
 constant the mode's mass is
 
     log M = f - log |H| / 2                                                                    (Laplace)
-    log M = log mean of exp f / t over `FEWEST_POINTS` points of t - D/2 log 2π                (importance weights)
+    log M = log mean of exp f / t over `POINTS_A_ROUND` points of t - D/2 log 2π                (importance weights)
 
 where t is a Student's t with the mode's curvature, and points that are nearer to another mode count as zero.
 
-Until the first mode is found, at each new mode, and for the last `NEWTON_CLIMBS` climbs, Newton's damped steps are used
-(`ops.newton_ascent`, driven by a loop): each takes 2 D + 1 scores, and few are needed. The Stein family's search
-(`infer.stein.modes`) takes Newton's steps alone: there a round is expensive, and clients have second derivatives.
+Until the first mode is found, and at each new mode, Newton's damped steps are used (`ops.newton_ascent`, driven by a
+loop): each takes 2 D + 1 scores, and few are needed. The Stein family's search (`infer.stein.modes`) takes Newton's
+steps alone: there a round is expensive, and clients have second derivatives.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from torch import Tensor
 
 from pyro_fed.audit.target import SCORE_STEP, Target
 from pyro_fed.conventions.limits import ROUNDING_UNITS
-from pyro_fed.ops.adaptive_importance import FREEDOM, NOTHING
+from pyro_fed.ops.adaptive_importance import FREEDOM, NEGLIGIBLE_NATS
+from pyro_fed.ops.backtrack import MIN_FRACTION
 from pyro_fed.ops.importance import log_mean
+from pyro_fed.ops.matrices import equilibrated_cholesky, inverse_of
 from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent, newton_steps
+from pyro_fed.ops.student import Mixture
 
 #: The most steps of a climb, and the length, in the metric of its curvature, of a gradient at which it has arrived.
-CLIMB, ARRIVED_GRADIENT = 60, 0.05
-#: Climbs that go on by Newton's steps.
-NEWTON_CLIMBS = 2
-#: Longest step, in the result's SDs (far away, a quarter of the distance), and how often it is cut to a fifth.
-LONGEST_STEP_SDS, MOST_STEP_CUTS = 3.0, 6
+MAX_CLIMB_STEPS, ARRIVAL_SDS = 60, 0.05
+#: Longest step, in the result's SDs; far away, a quarter of the distance.
+MAX_STEP_SDS = 3.0
 #: Modes nearer to each other than this, in SDs of either one, are one mode; a draw this near to a mode belongs to it.
 SAME_MODE_SDS = 2.0
 #: The first damping of Newton's steps: climbs have come near a mode by then.
-DAMPING = 0.1
+FIRST_DAMPING = 0.1
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ class Climbers:
 
     @property
     def arrived(self) -> Tensor:
-        """Which climbs are at a maximum, (M,)."""
-        return (self.left_over < ARRIVED_GRADIENT) & self.value.isfinite()
+        """Which climbs are at a maximum, (M,): so near that the distance, in the mode's SDs, does not matter."""
+        return (self.left_over < ARRIVAL_SDS) & self.value.isfinite()
 
     def keep(self, which: Tensor) -> None:
         """Continue with the climbs that a mask (M,) selects; the others end."""
@@ -105,7 +106,7 @@ class Climbers:
     def move(self) -> None:
         """One step of every climb."""
         length = self.ascent.norm(dim=1, keepdim=True)
-        far = (self.w.norm(dim=1, keepdim=True) / 4).clamp_min(LONGEST_STEP_SDS)
+        far = (self.w.norm(dim=1, keepdim=True) / 4).clamp_min(MAX_STEP_SDS)
         trial = self.w + self.step[:, None] * self.ascent * (far / length).clamp(max=1.0)
         risen, slope = self.target(trial)
         rose = (risen >= self.value) & risen.isfinite()
@@ -120,7 +121,7 @@ class Climbers:
         updated = self.inverse + rho * (more * s[:, :, None] * s[:, None, :] - both - both.mT)
         self.inverse = torch.where(good[:, None, None], updated, self.inverse)
         # If even a short step does not rise, B is reset to the identity.
-        lost = ~rose & (self.step < 0.2**MOST_STEP_CUTS)
+        lost = ~rose & (self.step < MIN_FRACTION)
         self.inverse[lost] = torch.eye(self.w.shape[1], dtype=self.w.dtype)
         self.step = torch.where(rose | lost, 1.0, self.step / 5)
         self.w = torch.where(rose[:, None], trial, self.w)
@@ -132,9 +133,9 @@ class Climbers:
 def climb_ends(target: Target, start: Tensor) -> tuple[Tensor, Tensor]:
     """Climb from w (M, D): the ends of the climbs (M, D), and whether each has arrived at a maximum (M,)."""
     climbs = Climbers.begin(target, start)
-    for _ in range(CLIMB):
+    for _ in range(MAX_CLIMB_STEPS):
         climbs.move()
-        if bool((climbs.left_over < ARRIVED_GRADIENT).all()):
+        if bool((climbs.left_over < ARRIVAL_SDS).all()):
             break
     return climbs.w, climbs.arrived
 
@@ -148,7 +149,7 @@ def modes_by_climbs(target: Target, start: Tensor) -> tuple[list[Mode], dict[int
     modes: list[Mode] = []
     ends: dict[int, Tensor] = {}
     add_mode(modes, mode_by_newton(target, torch.zeros_like(start[0])))
-    for _ in range(CLIMB):
+    for _ in range(MAX_CLIMB_STEPS):
         climbs.move()
         done = climbs.arrived
         for climb in done.nonzero()[:, 0].tolist():
@@ -158,14 +159,8 @@ def modes_by_climbs(target: Target, start: Tensor) -> tuple[list[Mode], dict[int
                 add_mode(modes, mode_by_newton(target, end))
         climbs.keep(~done)
         number = number[~done]
-        if len(number) <= NEWTON_CLIMBS:
+        if not len(number):
             break
-    if len(number) <= NEWTON_CLIMBS:
-        for climb, w in zip(number.tolist(), climbs.w, strict=True):
-            mode = mode_by_newton(target, w)
-            if mode is not None:
-                ends[climb] = mode.at
-                add_mode(modes, mode)
     return modes, ends
 
 
@@ -178,13 +173,13 @@ def add_mode(modes: list[Mode], mode: Mode | None) -> None:
 def mode_by_newton(target: Target, w: Tensor) -> Mode | None:
     """The mode to which Newton's steps lead from w (D,); None if they lead to none."""
     control = Damping(rounding=ROUNDING_UNITS * torch.finfo(target.problem.dtype).eps)
-    climb = NewtonAscent.begin(w[None], DAMPING)
-    for _ in range(CLIMB):
+    climb = NewtonAscent.begin(w[None], FIRST_DAMPING)
+    for _ in range(MAX_CLIMB_STEPS):
         look = _look(target, climb.trial[0])
         climb = climb.tell(look, look.finite(), control)
         if not bool(climb.value.isfinite()):
             return None
-        if float(climb.length) < ARRIVED_GRADIENT and bool(torch.linalg.eigvalsh(climb.curvature[0])[0] > 0):
+        if float(climb.length) < ARRIVAL_SDS and bool(torch.linalg.eigvalsh(climb.curvature[0])[0] > 0):
             step, length = newton_steps(climb.score, climb.curvature, torch.zeros_like(climb.damping), control.floor)
             precision = climb.curvature[0]
             log_mass = float(climb.value + length.square() / 2 - torch.linalg.slogdet(precision)[1] / 2)
@@ -207,27 +202,19 @@ def nearest(modes: list[Mode], white: Tensor) -> Tensor:
     return torch.stack(heights).argmax(0)
 
 
-def student_points(count: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Points (count, dim) of a Student's t with `FREEDOM` degrees of freedom around the origin."""
-    normal = torch.randn(count, dim, generator=generator, dtype=torch.float64)
-    chi = torch.randn(count, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)
-    return normal / chi.sqrt()
-
-
 def log_mass_by_weights(
     target: Target, modes: list[Mode], number: int, points: int, generator: torch.Generator
 ) -> tuple[float, float]:
     """log M of a mode by importance weights, and its standard error, which is infinite if no point is nearest to it."""
     mode, dim = modes[number], len(modes[number].at)
-    factor = torch.linalg.cholesky(mode.precision)
-    white = mode.at + torch.linalg.solve_triangular(factor.T, student_points(points, dim, generator).T, upper=True).T
-    half = (FREEDOM + dim) / 2
-    log_t = math.lgamma(half) - math.lgamma(FREEDOM / 2) - dim / 2 * math.log(FREEDOM * math.pi)
-    log_t = log_t + factor.diagonal().log().sum() - half * (mode.distance(white).square() / FREEDOM).log1p()
-    log_weights = target.values(white) - log_t
+    drawn = torch.tensor([float(points)], dtype=torch.float64)
+    root = equilibrated_cholesky(inverse_of(mode.precision)).full_lower()
+    proposal = Mixture(drawn, mode.at[None], root[None])
+    white = proposal.draws(FREEDOM, generator)
+    log_weights = target.values(white) - proposal.log_density(white, FREEDOM) + math.log(points)
     own = nearest(modes, white) == number
     if not bool((own & log_weights.isfinite()).any()):
         return mode.log_mass, math.inf
     most = float(log_weights[own].max())
-    found, error = log_mean(torch.where(own, log_weights, -torch.inf).clamp_min(most - NOTHING))
+    found, error = log_mean(torch.where(own, log_weights, -torch.inf).clamp_min(most - NEGLIGIBLE_NATS))
     return found - dim / 2 * math.log(2 * math.pi), error

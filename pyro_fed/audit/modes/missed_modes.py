@@ -1,23 +1,23 @@
 """Modes that a result misses: maxima of the posterior that hold mass where there is no draw.
 
 Chains that begin at the draws do not see a mode beyond a valley. So the log density is climbed from points away from
-the draws: draws of the prior (if it is proper), draws of a Student's t around the result, `SPREAD` times as wide,
+the draws: draws of the prior (if it is proper), draws of a Student's t around the result, `AROUND_WIDTH` times as wide,
 `images` of a draw, and modes that the audits of a plan's earlier stages have found. Climbs from some of the draws find
 the modes that the result has. A mode counts as missed if no draw climbs to it, and no draw is nearer to it than
 `SAME_MODE_SDS` + √D of the mode's own SDs.
 
 **Modes without a draw.** Let M be the mass of a mode by Laplace's approximation, c = M / Σ M its share, and u its
 distance from the result's mean in SDs. Then the result's mean is off by c u and its variance by c (1 - c) u². The
-limits are those of the chains' estimates. Laplace's masses may be wrong by a factor `ROUGH`, so that c / `ROUGH` must
-still matter. A mode with more than `EMPTY` of the mass and no draw is always reported.
+limits are those of the chains' estimates. Laplace's masses may be wrong by a factor `LAPLACE_MASS_FACTOR`, so that c /
+`LAPLACE_MASS_FACTOR` must still matter. A mode with more than `NEGLIGIBLE_MASS` and no draw is always reported.
 
 **Modes without their share of the draws.** If Laplace's masses do not decide, the masses are estimated by importance
 weights (`climbs`), with more points if a difference that would matter may be chance. Let e be the share of the draws
 that are nearest to a mode. Then the mean is off by Σ (c - e) u and the variance by Σ (c - e) u², where each difference
 is first made smaller by three standard errors. Weights may fail for one mode, for example of several slabs with ridges
 beside a spike. Then the logarithm of its mass is taken half-way between the weights' and Laplace's (scaled first so
-that Laplace's masses of the other modes agree with their weights), and its error is log `ROUGH` plus half of the
-distance between the two.
+that Laplace's masses of the other modes agree with their weights), and its error is log `LAPLACE_MASS_FACTOR` plus half
+of the distance between the two.
 
 **Many rows.** The climbs use few of the rows (`target`), whose modes are near those of all. Newton's steps with all
 rows go on from there.
@@ -36,9 +36,9 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.evidence import MANY_DRAWS, MOST_GROUPS, Evidence
+from pyro_fed.audit.evidence import DISTRIBUTION_DRAWS, MAX_GROUPS, Evidence
 from pyro_fed.audit.modes.climbs import (
-    CLIMB,
+    MAX_CLIMB_STEPS,
     SAME_MODE_SDS,
     Mode,
     add_mode,
@@ -46,35 +46,37 @@ from pyro_fed.audit.modes.climbs import (
     mode_by_newton,
     modes_by_climbs,
     nearest,
-    student_points,
 )
 from pyro_fed.audit.target import OUTWARD_FACTOR, Target, on_rows_alone
-from pyro_fed.audit.weighted_points import FEWEST_POINTS
+from pyro_fed.audit.weighted_points import POINTS_A_ROUND
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.limits import MATTERS, NEAR_LIMIT_SHARE, NEGLIGIBLE, SD_MATTERS, STANDARD_ERRORS
+from pyro_fed.conventions.limits import (
+    MATTERS,
+    NEAR_LIMIT_SHARE,
+    NEGLIGIBLE,
+    NEGLIGIBLE_MASS,
+    SD_MATTERS,
+    STANDARD_ERRORS,
+)
 from pyro_fed.density import symmetry
+from pyro_fed.density.checks.points import NUM_DRAWS
+from pyro_fed.ops.adaptive_importance import FREEDOM
 from pyro_fed.ops.entries import CANDIDATES, far_apart
 from pyro_fed.ops.importance import systematic
+from pyro_fed.ops.student import Mixture
 from pyro_fed.policy.audit import CHAINS, affords, climbs
 
 #: How much wider than the draws the points around them are.
-SPREAD = 5.0
+AROUND_WIDTH = 5.0
 #: Factor by which Laplace's masses may be wrong.
-ROUGH = 3.0
+LAPLACE_MASS_FACTOR = 3.0
 #: A draw belongs to none of the known modes if it is more than this many times as far from each of them as a mode's own
 #: draws are. As many are looked for among the draws as there may be groups.
-UNKNOWN_MODE_FACTOR = 3.0
-#: A mode with more of the mass than this belongs to every 95 % interval: it needs draws, whatever its absence does to
-#: means and SDs.
-EMPTY = 0.025
-#: Weights determine a mass if the standard error of its logarithm is below this.
-LARGEST_MASS_ERROR = 0.3
-#: Points at which a map is compared with the identity: where the prior is wide, few of them tell a small difference.
-SYMMETRY_POINTS = 8
+UNKNOWN_MODE_DISTANCE = 3.0
 #: How often Newton's steps towards a mode begin anew, each time with the square of the error before.
-REFINEMENTS = 3
+NEWTON_RESTARTS = 3
 
 
 def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
@@ -84,7 +86,7 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
         return []
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 1)
     few = on_rows_alone(target)
-    numbers = climbs(evidence.problem.traits, few.far_evaluations, CLIMB)
+    numbers = climbs(evidence.problem.traits, few.far_evaluations, MAX_CLIMB_STEPS)
     if numbers is None:
         return []
     white = target.white(evidence.points)
@@ -101,7 +103,7 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
         weights, points = evidence.weighted_points.weights, evidence.weighted_points.white
         resampled = points[systematic(weights, CHAINS, generator)]  # as many as chains begin at
         _add_those_of_draws(evidence, target, few, modes, resampled)
-    evidence.record.modes[:] = [target.model(mode.at[None])[0] for mode in modes[:MOST_GROUPS]]
+    evidence.record.modes[:] = [target.model(mode.at[None])[0] for mode in modes[:MAX_GROUPS]]
     add_symmetries(evidence, modes)
     climbers = [ends[number] for number in range(from_draws) if number in ends]
     seen = [
@@ -114,9 +116,9 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
     part = NEAR_LIMIT_SHARE if strict else 1.0
     shares = torch.softmax(torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64), 0)
     lost = torch.where(torch.tensor(seen), 0.0, shares)
-    if _matters(target, modes, lost / ROUGH, part):
+    if _matters(target, modes, lost / LAPLACE_MASS_FACTOR, part):
         return [_without_draws(evidence, target, modes, seen, shares)]
-    if not affords(evidence.problem.traits, FEWEST_POINTS * len(modes)):
+    if not affords(evidence.problem.traits, POINTS_A_ROUND * len(modes)):
         return []
     return _wrong_shares(evidence, target, modes, seen, white, generator, strict)
 
@@ -143,9 +145,9 @@ def _modes_and_climb_ends(
 def _add_those_of_draws(evidence: Evidence, target: Target, few: Target, modes: list[Mode], white: Tensor) -> None:
     """Add the modes of those draws (S, D) that are far from all known modes, one after the other."""
     dim = white.shape[1]
-    while modes and len(modes) < MOST_GROUPS:
+    while modes and len(modes) < MAX_GROUPS:
         far = torch.stack([mode.distance(white) for mode in modes]).amin(0)
-        if not float(far.max()) > UNKNOWN_MODE_FACTOR * (SAME_MODE_SDS + dim**0.5):
+        if not float(far.max()) > UNKNOWN_MODE_DISTANCE * (SAME_MODE_SDS + dim**0.5):
             return
         known, mode = len(modes), mode_by_newton(few, white[int(far.argmax())])
         if mode is not None and few is not target:
@@ -179,10 +181,10 @@ def _wrong_shares(
     part = NEAR_LIMIT_SHARE if strict else 1.0
 
     def counts(more: Tensor) -> bool:
-        return bool(((held == 0) & (more > EMPTY)).any()) or _matters(target, modes, more, part)
+        return bool(((held == 0) & (more > NEGLIGIBLE_MASS)).any()) or _matters(target, modes, more, part)
 
-    for points in (FEWEST_POINTS, MANY_DRAWS):
-        if points > FEWEST_POINTS and not affords(evidence.problem.traits, points * len(modes)):
+    for points in (POINTS_A_ROUND, DISTRIBUTION_DRAWS):
+        if points > POINTS_A_ROUND and not affords(evidence.problem.traits, points * len(modes)):
             break
         mass, error, told = _log_masses(target, modes, points, generator)
         shares = torch.softmax(mass, 0)
@@ -224,11 +226,11 @@ def _log_masses(
     """Log masses of modes, their possible errors, and whether importance weights determine them, (M,) each."""
     found = [log_mass_by_weights(target, modes, number, points, generator) for number in range(len(modes))]
     mass, error = torch.tensor(found, dtype=torch.float64).T
-    told = error < LARGEST_MASS_ERROR
+    told = STANDARD_ERRORS * error < math.log(LAPLACE_MASS_FACTOR)  # else Laplace's masses are as exact
     rough = torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64)
     rough += (mass - rough)[told].mean() if bool(told.any()) else 0.0
     between = (mass - rough).abs() / 2
-    off = torch.where(told, STANDARD_ERRORS * error, math.log(ROUGH) + between)
+    off = torch.where(told, STANDARD_ERRORS * error, math.log(LAPLACE_MASS_FACTOR) + between)
     return torch.where(told, mass, (mass + rough) / 2), off, told
 
 
@@ -242,7 +244,8 @@ def _distant_points(
     evidence: Evidence, target: Target, from_prior: int, from_around: int, generator: torch.Generator
 ) -> list[Tensor]:
     """Points of a Student's t around the draws, and draws of the prior, none if it is improper."""
-    around = SPREAD * student_points(from_around, evidence.problem.dim, generator)
+    drawn, eye = torch.tensor([float(from_around)]), torch.eye(evidence.problem.dim, dtype=torch.float64)
+    around = Mixture(drawn, torch.zeros_like(eye[:1]), AROUND_WIDTH * eye[None]).draws(FREEDOM, generator)
     if evidence.from_prior is None:
         return [around]
     drawn = evidence.from_prior[: CANDIDATES * from_prior]
@@ -312,7 +315,7 @@ def add_symmetries(evidence: Evidence, modes: list[Mode]) -> None:
     def place(mode: Mode) -> Tensor:
         if id(mode) not in places:
             refined = mode
-            for _ in range(REFINEMENTS):
+            for _ in range(NEWTON_RESTARTS):
                 refined = mode_by_newton(target, refined.at) or refined
             places[id(mode)] = target.model(refined.at[None])[0]
         return places[id(mode)]
@@ -354,7 +357,7 @@ def _equal(one: Mode, other: Mode) -> bool:
 def _points(evidence: Evidence, target: Target) -> Tensor:
     """Points (M, D) that have nothing to do with modes: draws of the prior, or around the result if it is improper."""
     if evidence.from_prior is not None:
-        return evidence.from_prior[:SYMMETRY_POINTS].double()
+        return evidence.from_prior[:NUM_DRAWS].double()
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 9)
-    shape = SYMMETRY_POINTS, evidence.problem.dim
+    shape = NUM_DRAWS, evidence.problem.dim
     return target.model(2 * torch.randn(shape, generator=generator, dtype=torch.float64))

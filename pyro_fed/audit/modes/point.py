@@ -19,39 +19,39 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
-from pyro_fed.audit.modes.climbs import CLIMB, Mode, climb_ends, mode_by_newton
+from pyro_fed.audit.evidence import Evidence, Unknown
+from pyro_fed.audit.modes.climbs import MAX_CLIMB_STEPS, Mode, climb_ends, mode_by_newton
 from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.moments import worst_moment
 from pyro_fed.audit.target import SCORE_STEP, Target, for_checks, scores_at
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.limits import MATTERS
+from pyro_fed.conventions.limits import MATTERS, MIN_EFFECTIVE_DRAWS
 from pyro_fed.policy.audit import COSTLY_CLIMBS, affords_a_climb
 
-#: Where the log density is computed along its gradient, as parts of the distance to the top of a parabola.
-PARTS = (1.0, 0.5, 0.2, 0.05, 0.01)
+#: Where the log density is computed along its gradient, as shares of the distance to the top of a parabola.
+STEP_SHARES = (1.0, 0.5, 0.2, 0.05, 0.01)
 
 
-def off_mode(evidence: Evidence) -> list[Finding]:
+def point_findings(evidence: Evidence) -> list[Finding]:
     """One finding on a point that is not the mode, or where the posterior's mean or SD is not at the mode; or none."""
     problem, points = evidence.problem, evidence.flat.double()
     if evidence.algorithm.draws_are != "point":
         return []
     at = points.mean(0)
     mode = None
-    for start in _starts(evidence, at) if affords_a_climb(problem.traits, CLIMB) else ():
+    for start in _starts(evidence, at) if affords_a_climb(problem.traits, MAX_CLIMB_STEPS) else ():
         target = Target.around(problem, start, evidence.temperature)
         mode = _mode(target, start)
         if mode is not None:
             break
     if mode is None:
-        return _below(evidence, at)
+        return _below_mode_findings(evidence, at)
     sd = torch.linalg.inv(mode.precision).diagonal().sqrt()
     away = ((target.white(points) - mode.at) / sd).abs().amax(0)
     if not float(away.max()) > MATTERS:
-        return _off_mean(evidence, target, mode, points)
+        return _mean_findings(evidence, target, mode, points)
     worst = int(away.argmax())
     return [
         sentences.point_is_not_the_mode(
@@ -74,7 +74,7 @@ def _mode(target: Target, start: Tensor) -> Mode | None:
     return mode_by_newton(target, ends[0]) if bool(arrived[0]) else None
 
 
-def _below(evidence: Evidence, at: Tensor) -> list[Finding]:
+def _below_mode_findings(evidence: Evidence, at: Tensor) -> list[Finding]:
     """Whether a point (D,) is farther below the posterior's mode than most draws would be: one finding, or none."""
     problem = for_checks(evidence.problem)
 
@@ -90,11 +90,12 @@ def _below(evidence: Evidence, at: Tensor) -> list[Finding]:
     bend = float(along @ (score[0] - heights((at + gap * along)[None])[0][0])) / gap
     # To the top of a parabola of this bend; or as far as the point is from the origin, if it bends the other way.
     top = float(score[0].norm()) / bend if bend > 0 else float(at.norm().clamp_min(1.0))
-    tried = heights(at + top * torch.tensor(PARTS, dtype=torch.float64)[:, None] * along)[1]
+    steps = top * torch.tensor(STEP_SHARES, dtype=torch.float64)
+    tried = heights(at + steps[:, None] * along)[1]
     risen = float(torch.where(tried.isfinite(), tried, -torch.inf).max() - value[0])
-    if not risen > problem.dim / 2:
+    if not risen > len(at) / 2:
         return []
-    return [sentences.point_is_below_the_mode(nats=risen, dim=problem.dim, cures=[_cure(evidence)])]
+    return [sentences.point_is_below_the_mode(nats=risen, dim=len(at), cures=[_cure(evidence)])]
 
 
 def _cure(evidence: Evidence) -> str:
@@ -104,10 +105,10 @@ def _cure(evidence: Evidence) -> str:
     return f"Take more rounds, with fewer steps each or shorter ones{without}"
 
 
-def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) -> list[Finding]:
+def _mean_findings(evidence: Evidence, target: Target, mode: Mode, points: Tensor) -> list[Finding]:
     """One finding on a mean or SD that is not what the mode suggests, or on other modes; or none."""
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT)
-    normal = torch.randn(FEWEST_DRAWS, len(mode.at), generator=generator, dtype=torch.float64)
+    normal = torch.randn(MIN_EFFECTIVE_DRAWS, len(mode.at), generator=generator, dtype=torch.float64)
     factor = torch.linalg.cholesky(mode.precision)
     draws = target.model(mode.at + torch.linalg.solve_triangular(factor.T, normal.T, upper=True).T)
     around = replace(evidence, algorithm=cast("Algorithm", Unknown("independent")), draws=draws[None], shared={})

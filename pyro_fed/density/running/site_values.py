@@ -6,7 +6,8 @@ value out it becomes one inside the support, which changes no density.
 
 Torch does not look at parameters while densities are computed: a Beta of negative concentrations has a density that is
 a number. Pyro and Stan refuse such a point. Where draws of the priors show that a site's parameters leave their
-constraints (`edges.find_walls`), its density is -inf there, at no cost to all other sites.
+constraints (`edges.find_walls`), its density is -inf there, at no cost to all other sites. A `pyro.factor` has one
+parameter, its log density, whose constraint is that it is not NaN, as the logarithm of a negative number is.
 """
 
 from __future__ import annotations
@@ -123,6 +124,9 @@ WITHOUT_WALL = (
 def constrained_parameters(fn: Any) -> Iterator[tuple[str, Any, Tensor]]:
     """Names, constraints and values of a distribution's given parameters, but for those that need no wall."""
     fn = innermost(fn)
+    if isinstance(fn, dist.Unit):
+        yield "log_factor", constraints.real, fn.log_factor
+        return
     for name, constraint in getattr(fn, "arg_constraints", {}).items():
         if constraint in WITHOUT_WALL or constraints.is_dependent(constraint):
             continue

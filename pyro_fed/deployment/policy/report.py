@@ -32,7 +32,7 @@ from pyro_fed.graph import ring
 from pyro_fed.policy import Setup, phases_of, resolve_for_run, stages_of
 from pyro_fed.recipes.recipe import Recipe
 from pyro_fed.runtime.executors import Work
-from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS, Reply
+from pyro_fed.runtime.executors.base import LOG_LIK, MAX_ASKED_DRAWS, Reply
 from pyro_fed.runtime.executors.local import Sequential
 from pyro_fed.runtime.run import run
 
@@ -121,13 +121,13 @@ def preview(
 def questions(module: Any, problem: Problem) -> tuple[Sent, ...]:
     """The questions that a server may ask besides a recipe, of a model's module and its densities."""
     estimands = named_questions(module, problem).items()
-    draws = {"draws.": torch.empty(1, MOST_DRAWS)}
+    draws = {"draws.": torch.empty(1, MAX_ASKED_DRAWS)}
     return (
         *(
             Sent("estimate", name, 1, {n: tuple(one.shape) for n, one in asked.reply_like(draws).items()})
             for name, asked in estimands
         ),
-        Sent("log_likelihood", "the audit, and influence", 1, {LOG_LIK: (MOST_DRAWS,)}),
+        Sent("log_likelihood", "the audit, and influence", 1, {LOG_LIK: (MAX_ASKED_DRAWS,)}),
         Sent("loo", "leave-one-out", 1, {"sums": (len(loo.SUMS),)}),
     )
 

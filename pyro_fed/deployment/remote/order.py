@@ -28,7 +28,7 @@ from pyro_fed.deployment.limits import (
     MAX_VECTORS,
 )
 from pyro_fed.errors import ProtocolError, listed
-from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
+from pyro_fed.runtime.executors.base import LOG_LIK, MAX_ASKED_DRAWS
 from pyro_fed.runtime.messages import Header
 from pyro_fed.runtime.safetensors_header import Entry
 
@@ -172,9 +172,9 @@ class Order:
             shape = tensors["shared.draws"].shape
             good = len(shape) == 3 and shape[2] == dim
             require(good, "tensor 'shared.draws'", f"shape (1, draws, {dim})", _entry_text(tensors["shared.draws"]))
-            if shape[1] > MOST_DRAWS:
+            if shape[1] > MAX_ASKED_DRAWS:
                 raise Refusal(
-                    f"a client tells its log-likelihood at no more than {MOST_DRAWS} draws in a message, received "
+                    f"a client tells its log-likelihood at no more than {MAX_ASKED_DRAWS} draws in a message, received "
                     f"{shape[1]}"
                 )
 

@@ -24,7 +24,7 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of, with_group
 from pyro_fed.ops.entries import evenly
 from pyro_fed.runtime.executors import Executor, Work
-from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
+from pyro_fed.runtime.executors.base import LOG_LIK, MAX_ASKED_DRAWS
 
 #: Names of the groups in the result; that of an estimand is `estimand_NAME`.
 LOO, INFLUENCE, ESTIMAND = "loo", "influence", OF_DEPLOYMENT
@@ -106,7 +106,7 @@ def _influence_by_rounds(result: Any, federation: ClaimedFederation, executor: E
     """The clients' influence by their log-likelihoods at the draws."""
     problem, clients = federation.problem, list(range(federation.num_clients))
     draws = checked_draws(result, federation)
-    draws = draws[evenly(len(draws), MOST_DRAWS)]
+    draws = draws[evenly(len(draws), MAX_ASKED_DRAWS)]
     with torch.no_grad():
         executor.start(Pointwise(), problem, federation.client_data(), {})
         try:

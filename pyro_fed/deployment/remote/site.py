@@ -39,7 +39,7 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
-from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS, Reply, Work
+from pyro_fed.runtime.executors.base import LOG_LIK, MAX_ASKED_DRAWS, Reply, Work
 from pyro_fed.runtime.executors.local import NewStates, Sequential
 from pyro_fed.runtime.executors.remote import Host, Request, Verdict, WorkerPhase
 from pyro_fed.runtime.messages import Header, Message, answer, decode, decode_header
@@ -183,7 +183,7 @@ class Site:
         order.check_tensors(header.tensors, problem.dim)
         if isinstance(algorithm, OneRound):
             draws = max((entry.shape[1] for entry in header.tensors.values() if len(entry.shape) > 1), default=0)
-            require(draws <= MOST_DRAWS, "a question", f"at most {MOST_DRAWS} draws", draws)
+            require(draws <= MAX_ASKED_DRAWS, "a question", f"at most {MAX_ASKED_DRAWS} draws", draws)
         with as_refusals():
             message = decode(encoded, None, cap=MAX_MESSAGE_BYTES, finite=False)
         index = padded_index(data.row_index[0], order.width)  # as in a simulation

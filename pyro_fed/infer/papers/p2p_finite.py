@@ -45,9 +45,9 @@ from pyro_fed.errors import DataError, SettingError
 from pyro_fed.graph import Graph
 from pyro_fed.graph.base import require_centrality
 from pyro_fed.graph.consensus import MAX_TOLERANCE
+from pyro_fed.graph.mixing import mix
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.importance import MIN_SMOOTHED_DRAWS
-from pyro_fed.ops.mixing import mix
 
 
 class Beliefs(NamedTuple):

@@ -30,6 +30,7 @@ from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
+from pyro_fed.graph.mixing import mix
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import Line, Server
 from pyro_fed.infer.peers.p2p_fedavg import PeerBurnIn
@@ -37,7 +38,6 @@ from pyro_fed.infer.sites.gaussian_sites import add_batch_axis, as_state, flat_s
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.entries import with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.mixing import mix
 
 #: Stands for a step length that is not known yet, and for a log-likelihood of minus infinity, which cannot be mixed: so
 #: far below all others that the least share of it tells in a mean.

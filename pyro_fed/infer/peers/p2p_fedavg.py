@@ -26,9 +26,9 @@ from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
+from pyro_fed.graph.mixing import mix
 from pyro_fed.infer.averaging.fedavg import BurnIn
 from pyro_fed.infer.averaging.local_sgd import LocalSGD, StepContributions
-from pyro_fed.ops.mixing import mix
 
 
 @explains_unknown

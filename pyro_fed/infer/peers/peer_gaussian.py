@@ -39,6 +39,7 @@ from pyro_fed.errors import GraphError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.base import require_centrality
 from pyro_fed.graph.consensus import MAX_TOLERANCE
+from pyro_fed.graph.mixing import mix
 from pyro_fed.infer.laplace.fedlaplace import WARM_TOLERANCE, FedLaplace
 from pyro_fed.infer.peers import findings
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
@@ -60,7 +61,6 @@ from pyro_fed.infer.sites.gaussian_sites import (
 )
 from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.mixing import mix
 
 #: Share of their disagreement that agents have after a round's consensus, if none is set.
 GOSSIP_TOLERANCE = 1e-2

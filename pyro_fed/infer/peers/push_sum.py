@@ -35,6 +35,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.graph import Consensus, FixedGraph, Graph
 from pyro_fed.graph import consensus_rounds as rounds_of_gap
 from pyro_fed.graph.analysis import second_eigenvalue
+from pyro_fed.graph.mixing import mix
 from pyro_fed.infer.ep.tilted import Newton, Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
@@ -42,7 +43,6 @@ from pyro_fed.infer.peers.peer_sites import Agent, new_site, public_belief, with
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.mixing import mix
 
 
 @explains_unknown

@@ -44,7 +44,7 @@ from pyro_fed.infer.sites.gaussian_sites import PRIOR_DRAWS
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.ops.adaptive_importance import FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
-from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K, MIN_SMOOTHED_DRAWS
+from pyro_fed.ops.importance import LARGEST_PARETO_K, MAX_LOG_DENSITY, MIN_SMOOTHED_DRAWS
 from pyro_fed.ops.matrices import equilibrated_cholesky
 from pyro_fed.ops.student import Mixture, fitted
 
@@ -152,7 +152,7 @@ class AdaptiveImportance(Algorithm):
         """Weight all points, and draw the next ones."""
         before = weighted_points(shared)
         new = problem.log_prior(before.trial.to(problem.dtype)).double() + shared["weighted_new"]
-        known = (new > IMPOSSIBLE / 2) & (new < LARGEST)
+        known = (new > IMPOSSIBLE / 2) & (new < MAX_LOG_DENSITY)
         sampler = before.sampler.tell(torch.where(known, new, -torch.inf))
         if sampler.all_impossible:
             return shared

@@ -30,7 +30,7 @@ from pyro_fed.infer.surrogates.proposals import Proposals
 from pyro_fed.ops.importance import (
     LARGEST_PARETO_K,
     MIN_SMOOTHED_DRAWS,
-    PARTS,
+    SAMPLE_PARTS,
     TRUSTED_SHARE,
     log_mean,
     smoothed,
@@ -67,7 +67,7 @@ class WeightedDraws(NamedTuple):
             return work
         found = smoothed(self.log_weights)
         figures = {"pareto_k": found.pareto_k, "effective_draws": found.effective}
-        if len(self.draws) >= PARTS * MIN_SMOOTHED_DRAWS:
+        if len(self.draws) >= SAMPLE_PARTS * MIN_SMOOTHED_DRAWS:
             figures["mean_error"], figures["sd_error"] = weighted_errors(self.draws, self.log_weights)
         if bool(self.proper):
             figures["log_evidence"], figures["log_evidence_se"] = log_mean(self.log_weights)

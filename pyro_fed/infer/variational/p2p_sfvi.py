@@ -43,13 +43,13 @@ from pyro_fed.errors import GraphError, SettingError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.base import require_centrality
 from pyro_fed.graph.consensus import MAX_TOLERANCE
+from pyro_fed.graph.mixing import mix
 from pyro_fed.infer.averaging.local_sgd import StepContributions
 from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.variational.guide_ascent import Fit, GuideAscent, is_kind
-from pyro_fed.ops.mixing import mix
 
 
 @explains_unknown

@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: The question that every client answers whatever it runs: the log-likelihood of its rows at each of some draws.
 LOG_LIK = "log_lik"
 #: The most draws that a client is asked about in one message, and answers for: each answer reveals more of its rows.
-MOST_DRAWS = 4000
+MAX_ASKED_DRAWS = 4000
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,11 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.size import clients_at_once
 from pyro_fed.errors import SettingError
+from pyro_fed.ops.memory import fits_in_memory
 from pyro_fed.policy.results import uncompiled_level
 from pyro_fed.runtime.executors.base import Executor, Reply, Work, in_full_precision
 from pyro_fed.runtime.messages import Spec, spec_of, spec_of_one
 
-#: The most numbers in the messages, states and rows of rounds that are done at once.
-NUMBERS_AT_ONCE = 10_000_000
 #: Gives what a round's clients receive: from what the clients of the round before received and sent, and the round's
 #: clients' numbers.
 Onward = Callable[[State, State, Tensor], State]
@@ -166,7 +165,7 @@ class Vectorised(Local):
         widths = [value[0].numel() for value in (*self.local.values(), *pytree.tree_leaves(data.rows)) if len(value)]
         numbers = len(asked) * sum(widths[: len(self.local)])
         numbers += data.row_index.numel() * sum(widths[len(self.local) :])
-        if self.width != count or self.room < count or numbers > NUMBERS_AT_ONCE:
+        if self.width != count or self.room < count or not fits_in_memory(numbers):
             return None
         local = select(self.local, asked)
         given = (contiguous(first.shared), local, noise, clients, place.reshape(-1, count))

@@ -25,7 +25,7 @@ from pyro_fed.deployment.agents.wire import MAX_WAITING_REQUESTS, SERVICE, Unwel
 from pyro_fed.deployment.rows import load_rows
 from pyro_fed.errors import DataError, ProtocolError, QuorumError, SettingError
 from pyro_fed.graph.consensus import AlongCircuit
-from pyro_fed.ops.mixing import mix
+from pyro_fed.graph.mixing import mix
 from pyro_fed.runtime.network import connect
 
 QUICK = LinkSettings(patience=1.5, patience_all=30.0, retry_every=0.02, knock=0.5)

@@ -14,7 +14,7 @@ from pyro_fed.analysis.criticism.loo import Pointwise
 from pyro_fed.conventions.nested_settings import settings_line
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes import library
-from pyro_fed.runtime.executors.base import MOST_DRAWS
+from pyro_fed.runtime.executors.base import MAX_ASKED_DRAWS
 
 az = late("arviz")
 pytestmark = [
@@ -189,12 +189,14 @@ def test_a_client_says_its_log_likelihood_at_no_more_draws_than_are_promised(flo
     """Whatever its server asks for: here one that asks about all draws, of which there are more."""
     model, recipes = flower.write_case(tmp_path, {"FedEP": ""})
     grid = flower.LocalGrid(flower.make_client(model, recipes.values()))
-    config = {"num-clients": 3, "timeout": 0.05, "compile": "off", "num-draws": MOST_DRAWS + 1}
+    config = {"num-clients": 3, "timeout": 0.05, "compile": "off", "num-draws": MAX_ASKED_DRAWS + 1}
     for place in ("pyro_fed.runtime.checks", "pyro_fed.deployment.remote.questions"):
-        monkeypatch.setattr(f"{place}.MOST_DRAWS", MOST_DRAWS + 1)
-    with pytest.warns(UserWarning, match=f"no more than {MOST_DRAWS} draws in a message, received {MOST_DRAWS + 1}"):
+        monkeypatch.setattr(f"{place}.MAX_ASKED_DRAWS", MAX_ASKED_DRAWS + 1)
+    with pytest.warns(
+        UserWarning, match=f"no more than {MAX_ASKED_DRAWS} draws in a message, received {MAX_ASKED_DRAWS + 1}"
+    ):
         found = flower.serve(grid, model, recipes["FedEP"], flower.read_configuration(config))
-    assert found.attrs["audited"] == 0 and found.posterior.sizes["draw"] == MOST_DRAWS + 1
+    assert found.attrs["audited"] == 0 and found.posterior.sizes["draw"] == MAX_ASKED_DRAWS + 1
     monkeypatch.undo()
     found = flower.serve(grid, model, recipes["FedEP"], flower.read_configuration(config))
     assert found.attrs["audited"] == 1

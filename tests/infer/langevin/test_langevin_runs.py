@@ -68,7 +68,7 @@ def test_several_rounds_at_once_are_the_rounds_one_by_one(algorithm, fed, x, mon
     monkeypatch.setattr(loop, "run_fused_rounds", noted)
     at_once = pf.run(sampler, fed, num_rounds=12, seed=2, **QUIET)
     assert sum(len(part) for part in several) > 6
-    monkeypatch.setattr(fused, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(fused, "MAX_FUSED_ROUNDS", 1)
     one_by_one = pf.run(sampler, fed, num_rounds=12, seed=2, **QUIET)
     for group in ("posterior", "sample_stats", "federation"):
         xr.testing.assert_equal(*(run[group].drop_vars("seconds", errors="ignore") for run in (at_once, one_by_one)))

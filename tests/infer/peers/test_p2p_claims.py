@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.ops.mixing import mix
+from pyro_fed.graph.mixing import mix
 
 VALUES = np.array([0.0, 0.5, 1.0])
 

@@ -12,8 +12,8 @@ from conjugate import QUIET, data, exact, federation
 
 import pyro_fed as pf
 from pyro_fed.errors import DataError, GraphError, SettingError
+from pyro_fed.graph.mixing import mix
 from pyro_fed.infer.peers.push_sum import shares_out
-from pyro_fed.ops.mixing import mix
 
 
 def one_way(agents=5):
