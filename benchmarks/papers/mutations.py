@@ -338,7 +338,7 @@ EQUATIONS = (
                 "log_prior + self.inverse_f *",
                 "self.inverse_f * log_prior + self.inverse_f *",
             ),
-            ("infer/langevin/visits.py:new_clients", "1 / share", "share"),
+            ("infer/langevin/visits.py:new_clients", "1 / visit_share,", "visit_share,"),
             ("infer/langevin/visits.py:StepSizes.of_visit", "done + torch", "0 * done + torch"),
         ),
     ),
@@ -348,7 +348,7 @@ EQUATIONS = (
         (
             (f"{GRADIENTS}conducive_gradients", "product.score(at) - own", "product.score(at) + own"),
             (f"{GRADIENTS}conducive_gradients", "product.precision - own", "product.precision + own"),
-            (f"{GRADIENTS}conducive_gradients", "1 / shares", "shares"),
+            (f"{GRADIENTS}conducive_gradients", "1 / visit_shares", "visit_shares"),
             (f"{GRADIENTS}conducive_gradients", "weight * (product.precision", "(product.precision"),
             (f"{GRADIENTS}ConduciveGradient.at", "self.value - change", "self.value + change"),
             (f"{GRADIENTS}ConduciveScore.estimate", "score + self", "score - self"),
@@ -480,7 +480,7 @@ EQUATIONS = (
         (
             (f"{TRAJECTORIES}first_step", "8 *", "4 *"),
             (f"{TRAJECTORIES}retuned_step", "root(wanted) / root(observed)", "root(observed) / root(wanted)"),
-            (f"{TRAJECTORIES}retuned_factor", "(1 - share) * factor @", "factor @"),
+            (f"{TRAJECTORIES}retuned_factor", "(1 - weight) * factor @", "factor @"),
             (f"{TRAJECTORIES}retuned_factor", "count / (count + dim)", "count / (count - dim)"),
         ),
     ),

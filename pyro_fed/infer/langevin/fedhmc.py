@@ -52,7 +52,7 @@ from pyro_fed.infer.langevin.visits import at_surrogates
 from pyro_fed.infer.pooled.nuts_kernel import MAX_ENERGY_ERROR
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, surrogate_phase
-from pyro_fed.ops.annealing import JITTER
+from pyro_fed.ops.annealing import LENGTH_JITTER
 from pyro_fed.ops.entries import choose
 
 #: Trajectories of the first window; each window is twice as long as the one before.
@@ -177,7 +177,7 @@ class FedHMC(Tempered):
         moved = state._replace(trajectory=trajectory if int(state.chains.steps) else trajectory.inside())
         moved = self._with_figures(moved.with_draws(self.target_ess), gain)
         momentum = torch.randn(shape, generator=generator, dtype=torch.float64)
-        jitter = JITTER * (2 * torch.rand(self.num_chains, 1, generator=generator, dtype=torch.float64) - 1)
+        jitter = LENGTH_JITTER * (2 * torch.rand(self.num_chains, 1, generator=generator, dtype=torch.float64) - 1)
         step = float(moved.step_size)
         count, steps = steps_of(self.length, step), step * (1 + jitter)  # lengths differ, so that none is resonant
         return moved._replace(trajectory=moved.trajectory.launched(momentum, steps, count, moved.factor))
