@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from pyro_fed.algorithm import Algorithm
 from pyro_fed.analysis.judging.metrics import test_metrics
 from pyro_fed.runtime.context import Evaluate
 
+#: The environment variable that names how runs are compiled.
+COMPILE = "BENCHMARK_COMPILE"
 #: Values over (seed, round), by method.
 Curves = Mapping[str, np.ndarray]
 
@@ -31,11 +34,23 @@ def on_test(federation: pf.Federation, test: Any) -> Evaluate:
 def by_round(
     algorithm: Algorithm, federation: pf.Federation, evaluate: Evaluate, rounds: int | None, **options: Any
 ) -> xr.Dataset:
-    """The record of one run with its figures in every round; Inductor keeps its code on disk for the next."""
-    settings = {"progress": False, "log_likelihood": False, "compile": "inductor", **options}
+    """The record of one run with its figures in every round; Inductor keeps its code on disk for the next.
+
+    The environment variable BENCHMARK_COMPILE names another value of `compile`: "trace" is sooner ready for few runs.
+    A run that diverges has NaN in the rounds that it does not have.
+    """
+    settings = {"progress": False, "log_likelihood": False, "compile": os.environ.get(COMPILE, "inductor"), **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # dead KDEs and runs cut short are part of the comparisons
-        return pf.run(algorithm, federation, num_rounds=rounds, evaluate=evaluate, **settings)["federation"]
+        try:
+            return pf.run(algorithm, federation, num_rounds=rounds, evaluate=evaluate, **settings)["federation"]
+        except pf.errors.DivergenceError as error:
+            if error.result is None:
+                raise
+            whole: xr.Dataset = error.result["federation"]
+            record, done = whole[[name for name in whole if whole[name].dtype.kind in "if"]], whole.sizes["round"]
+            print(f"{type(algorithm).__name__} diverges in round {done + 1}", flush=True)
+            return record.pad(round=(0, rounds - done)) if rounds else record
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -55,9 +70,17 @@ def print_table(title: str, curves: Curves, columns: Mapping[str, slice], agains
     for name, values in curves.items():
         paired = against not in ("", name)
         shown = values - curves[against] if paired else values
-        spans = (mean_and_error(shown[:, span].mean(1)) for span in columns.values())
-        cells = (f"{mean:{'+' if paired else ''}.{digits}f} ± {error:.{digits}f}" for mean, error in spans)
+        cells = (_cell(shown[:, span].mean(1), "+" if paired else "", digits) for span in columns.values())
         print(f"{name:<18}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
+
+
+def _cell(values: np.ndarray, sign: str, digits: int) -> str:
+    """Mean and standard error of values over seeds, or how many of these have none."""
+    lacking = int(np.isnan(values).sum())
+    if lacking:
+        return f"{lacking} of {len(values)} diverged"
+    mean, error = mean_and_error(values)
+    return f"{mean:{sign}.{digits}f} ± {error:.{digits}f}"
 
 
 def at_rounds(rounds: Sequence[int], shown: Sequence[int]) -> dict[str, slice]:

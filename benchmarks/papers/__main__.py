@@ -4,8 +4,8 @@
 
 Each item is one command in a process of its own; what it prints goes to OUT/NAME.txt once it has ended well, and an
 item that has its file is not run again: the whole can be cut off and resumed. `--list` says what there is, by paper,
-with the time that it takes. A data set that cannot be had freely is not asked for: items marked † in
-`benchmarks/README.md` need PYRO_FED_DATA, and are passed over without it. Ends with 1 where an item failed.
+with the time that it takes. Items marked † in `benchmarks/README.md` need PYRO_FED_DATA, those of Fashion-MNIST its
+files (`helpers/fashion_mnist.py`); both are passed over without. Ends with 1 where an item failed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.helpers.fashion_mnist import found_folder
 from pyro_fed.conventions.output import replaced_file
 
 
@@ -31,6 +32,7 @@ class Item:
     arguments: tuple[str, ...] = ()
     minutes: float = 1.0
     needs_data: bool = False
+    needs_fashion: bool = False
 
     def command(self) -> list[str]:
         """To be run from the repository's root."""
@@ -54,6 +56,25 @@ ITEMS = {
     "dsvgd_figure_15": logistic("15", 5, *SEEDS),
     "dsvgd_figure_6": Item("dsvgd", "Fig. 6, 17", "bnn_regression_rmse", minutes=15, needs_data=True),
     "dsvgd_figure_7": Item("dsvgd", "Fig. 7", "bnn_accuracy_by_round", ("--rounds", "10"), 1),
+    "dsvgd_figure_7_fashion": Item(
+        "dsvgd",
+        "Fig. 7, 18, Fashion-MNIST",
+        "bnn_accuracy_by_round",
+        (
+            *("--data", "fashion", "--rows", "2000", "--test-rows", "1000", "--side", "7", "--hidden", "20"),
+            *("--rounds", "10", "--out", "out/bnn_accuracy_fashion.png"),
+        ),
+        2,
+        needs_fashion=True,
+    ),
+    "dsvgd_figure_8_fashion": Item(
+        "dsvgd",
+        "Fig. 8, 19, 20, Fashion-MNIST",
+        "calibration_digits",
+        ("--data", "fashion", "--seeds", "1", "--out", "out/calibration_fashion.png"),
+        15,
+        needs_fashion=True,
+    ),
     "dsvgd_figure_8": Item("dsvgd", "Fig. 8, 19, 20", "calibration_digits", minutes=10),
     "selection_digits": Item("selection", "Fig. 2 to 5, network", "client_selection", ("--seeds", "3"), 6),
     "selection_100_units": Item(
@@ -78,13 +99,29 @@ ITEMS = {
     "fedep_settings": Item("fedep", "Table 7, 8 (stand-in)", "fedep_settings", minutes=5),
     "fedep_ablations": Item("fedep", "Fig. 4, 6 (stand-in)", "fedep_ablations", minutes=3),
     "fedep_momentum": Item("fedep", "Table 7's momentum", "fedep_momentum", minutes=1),
+    "fedep_recipes": Item(
+        "fedep",
+        "every recipe, ten clients",
+        "recipes",
+        ("--minutes", "60"),
+        60,
+    ),
     "fsgld_figure_1": Item("fsgld", "Fig. 1", "fsgld_figures", ("--only-1",), 0.1),
     "fsgld_section_5_1": Item("fsgld", "Fig. 2, 3, 4", "fsgld_figures", minutes=5),
     "fsgld_table_1": Item("fsgld", "Table 1, Fig. 5", "fsgld_sections_5_2_and_5_3", ("--rounds", "60"), 25),
+    "fsgld_bytes": Item("fsgld", "beside QLSD, VR-FALD*", "langevin_bytes", minutes=2),
     "fsgld_overfit": Item("fsgld", "Table 1, what its train and test are", "fsgld_overfit", minutes=7),
     "p2p_figure_1": Item("p2p", "Fig. 1", "p2p_linear_regression", minutes=0.3),
     "p2p_theorem_1": Item("p2p", "Theorem 1, Corollaries 1, 2", "p2p_rate", minutes=0.2),
     "p2p_figure_3": Item("p2p", "Fig. 3", "p2p_stars", ("--informed",), 0.6),
+    "p2p_figure_3_fashion": Item(
+        "p2p",
+        "Fig. 3, Fashion-MNIST",
+        "p2p_stars",
+        ("--informed", "--data", "fashion", "--rounds", "10"),
+        3,
+        needs_fashion=True,
+    ),
     "p2p_figure_2": Item("p2p", "Fig. 2 (stand-in)", "p2p_feature_skew", minutes=2),
     "p2p_figure_4": Item("p2p", "Fig. 4", "p2p_stars", ("--published", "25"), 3),
     "p2p_figure_4_exact": Item("p2p", "Fig. 4, rows counted once", "p2p_stars", ("--exact", "25", "100"), 1),
@@ -111,6 +148,15 @@ def run(name: str, item: Item, out: Path) -> bool:
     with replaced_file(out / f"{name}.txt") as file:
         file.write(said.encode())
     print(said, flush=True)
+    return True
+
+
+def has_fashion_mnist() -> bool:
+    """Whether the files of Fashion-MNIST are there."""
+    try:
+        found_folder()
+    except FileNotFoundError:
+        return False
     return True
 
 
@@ -148,6 +194,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{name}: there already")
         elif item.needs_data and "PYRO_FED_DATA" not in os.environ:
             print(f"{name}: needs PYRO_FED_DATA, passed over")
+        elif item.needs_fashion and not has_fashion_mnist():
+            print(f"{name}: needs Fashion-MNIST, passed over")
         elif not run(name, item, options.out):
             failed.append(name)
     if failed:

@@ -88,6 +88,7 @@ PARTICLES, PAPER, PARALLEL, UNCONSTRAINED = (
 )
 KERNELS, KDE, STEPS, EP = "ops/kernel_base.py:", "ops/stein.py:", "ops/step_sizes.py:", "infer/ep/"
 TILTED, GRADIENTS = "infer/ep/tilted/", "infer/langevin/gradients.py:"
+AVERAGED, VR_FALD = "infer/langevin/averaged.py:", "infer/langevin/vr_fald.py:"
 HAMILTONIAN, TRAJECTORIES = "infer/langevin/test_fedhmc.py", "infer/langevin/trajectories.py:"
 
 EQUATIONS = (
@@ -337,7 +338,7 @@ EQUATIONS = (
                 "log_prior + self.inverse_f *",
                 "self.inverse_f * log_prior + self.inverse_f *",
             ),
-            ("infer/langevin/visits.py:new_clients", "1 / share", "share"),
+            ("infer/langevin/visits.py:new_clients", "1 / visit_share,", "visit_share,"),
             ("infer/langevin/visits.py:StepSizes.of_visit", "done + torch", "0 * done + torch"),
         ),
     ),
@@ -347,7 +348,7 @@ EQUATIONS = (
         (
             (f"{GRADIENTS}conducive_gradients", "product.score(at) - own", "product.score(at) + own"),
             (f"{GRADIENTS}conducive_gradients", "product.precision - own", "product.precision + own"),
-            (f"{GRADIENTS}conducive_gradients", "1 / shares", "shares"),
+            (f"{GRADIENTS}conducive_gradients", "1 / visit_shares", "visit_shares"),
             (f"{GRADIENTS}conducive_gradients", "weight * (product.precision", "(product.precision"),
             (f"{GRADIENTS}ConduciveGradient.at", "self.value - change", "self.value + change"),
             (f"{GRADIENTS}ConduciveScore.estimate", "score + self", "score - self"),
@@ -376,13 +377,31 @@ EQUATIONS = (
         "Deng et al.: federated averaging Langevin dynamics",
         (LANGEVIN, "-k", "fald"),
         (
-            ("infer/langevin/fald.py:FALD.local_step", "rsqrt()", "sqrt()"),
+            (f"{AVERAGED}AveragedLangevin.clients_noise", "rsqrt()", "sqrt()"),
             (
-                "infer/langevin/fald.py:FALD.visit_weights",
+                f"{AVERAGED}AveragedLangevin.visit_weights",
                 "f / f.sum(-1, keepdim=True)",
                 "f / f.sum(-1, keepdim=True) * 0 + 1 / f.shape[-1]",
             ),
-            ("infer/langevin/fald.py:average", "value * with", "value / with"),
+            (f"{AVERAGED}average", "value * with", "value / with"),
+        ),
+    ),
+    Equation(
+        "Plassier et al.: VR-FALD*",
+        (LANGEVIN, "-k", "vr_fald"),
+        (
+            (f"{VR_FALD}VRFALD.clients_noise", "self.shared_noise**0.5 *", "self.shared_noise *"),
+            (f"{VR_FALD}VRFALD.clients_noise", "(1 - self.shared_noise)", "(1 + self.shared_noise)"),
+            (f"{VR_FALD}VRFALD.local_step", "share * shared", "shared"),
+            (
+                f"{VR_FALD}VRFALD.local_step",
+                'shared["reference"], arrival.position',
+                "arrival.position, arrival.position",
+            ),
+            (f"{VR_FALD}VRFALD.local_step", "own)", "share * own)"),
+            (f"{VR_FALD}VRFALD.combine", ".sum(1)", ".mean(1)"),
+            (f"{VR_FALD}VRFALD.combine", 'Reference(shared["position"]', 'Reference(0 * shared["position"]'),
+            (f"{VR_FALD}VRFALD.combine", 'shared["noise_key"] + 1', 'shared["noise_key"]'),
         ),
     ),
     # -- Wang et al. --------------------------------------------------------------------------------------------
@@ -461,7 +480,7 @@ EQUATIONS = (
         (
             (f"{TRAJECTORIES}first_step", "8 *", "4 *"),
             (f"{TRAJECTORIES}retuned_step", "root(wanted) / root(observed)", "root(observed) / root(wanted)"),
-            (f"{TRAJECTORIES}retuned_factor", "(1 - share) * factor @", "factor @"),
+            (f"{TRAJECTORIES}retuned_factor", "(1 - weight) * factor @", "factor @"),
             (f"{TRAJECTORIES}retuned_factor", "count / (count + dim)", "count / (count - dim)"),
         ),
     ),

@@ -36,7 +36,7 @@ FAMILIES = {
     "sites": ("fedlaplace", "fedep", "fedsep", "pvi", "fedpa", "bayes_admm", "streaming_vb"),
     "weights": ("fedais",),
     "particles": ("dsvgd", "pdsvgd"),
-    "chains": ("fsgld", "dsgld", "fald", "summed_langevin", "qlsd"),
+    "chains": ("fsgld", "dsgld", "fald", "vr_fald", "summed_langevin", "qlsd"),
     "one round": ("consensus_mc",),
     "peers": ("p2p_vi", "p2p_ep", "p2p_push_sum"),
 }

@@ -33,6 +33,14 @@ def test_every_item_has_a_verdict_and_a_reason_where_it_is_not_there(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_yes_names_a_test_that_would_fail(page):
+    without = [
+        row[0] for row in items(page) if verdict(row) == "yes" and not re.search(r"`[\w/]+/test_\w+\.py`", str(row))
+    ]
+    assert not without, f"implemented as published, by no test: {without}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_scripts_and_tests_that_a_page_names_are_there(page):
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("*/*.py")}
     tests = {str(path.relative_to(ROOT / "tests")) for path in (ROOT / "tests").rglob("test_*.py")}

@@ -104,6 +104,7 @@ ALGORITHMS = [
         "FSGLD": lambda: pf.FSGLD(**VISITS),
         "FSGLD, surrogates from draws": lambda: pf.FSGLD(surrogates=few_sgld_draws(), **VISITS),
         "FALD": lambda: pf.infer.FALD(**VISITS | {"thin": 4}),
+        "VRFALD": lambda: pf.infer.VRFALD(**VISITS | {"thin": 4}),
         "SummedLangevin": lambda: pf.infer.SummedLangevin(step_size=0.01, num_chains=2, burn_in=4),
         "QLSD": lambda: pf.infer.QLSD(step_size=0.01, num_chains=2, burn_in=4),
         "P2PVI": lambda: pf.P2PVI(),
@@ -127,7 +128,7 @@ ALGORITHMS += [
     if isinstance(kind, type) and issubclass(kind, Algorithm) and not inspect.isabstract(kind)
 ]
 
-_CHAINS = ("SGLD", "SAGALD", "DSGLD", "FSGLD", "FSGLD, surrogates from draws", "FALD")
+_CHAINS = ("SGLD", "SAGALD", "DSGLD", "FSGLD", "FSGLD, surrogates from draws", "FALD", "VRFALD")
 #: Check of `pf.testing` → why an algorithm need not pass it → the rows of which that holds.
 _NEED_NOT = {
     "check_conjugate_posterior": {

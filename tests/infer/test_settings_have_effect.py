@@ -45,6 +45,7 @@ CASES = {
     "FSGLD, given step": lambda: pf.FSGLD(**VISITS, step=FIXED, surrogates=GIVEN),
     "FALD": lambda: pf.infer.FALD(**VISITS | {"thin": 4}),
     "FALD, plain": lambda: pf.infer.FALD(**VISITS | {"thin": 4}, **PLAIN, conducive=None),
+    "VRFALD": lambda: pf.infer.VRFALD(**VISITS | {"thin": 4}),
     "SummedLangevin": lambda: pf.infer.SummedLangevin(step_size=0.01, burn_in=1, num_chains=2),
     "QLSD": lambda: pf.infer.QLSD(step_size=0.01, burn_in=1, num_chains=2, levels=3),
     "FedHMC": lambda: pf.infer.FedHMC(num_chains=4, surrogates=GIVEN),

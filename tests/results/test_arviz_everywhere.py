@@ -47,6 +47,7 @@ CHEAP = {
     "P2PSFVI": {"num_steps": 20, "num_guide_draws": 40},
     "SVI": {"num_steps": 20, "num_guide_draws": 40},
     "UDSVGD": PARTICLES,
+    "VRFALD": VISITS | {"thin": 4},
 }
 OFFERED = {name: getattr(pyro_fed.infer, name) for name in dir(pyro_fed.infer)}  # loaded when asked for
 PUBLIC = {name: value for name, value in OFFERED.items() if inspect.isclass(value)}

@@ -8,3 +8,4 @@ from .qlsd import QLSD as QLSD
 from .saga_ld import SAGALD as SAGALD
 from .sgld import SGLD as SGLD
 from .summed import SummedLangevin as SummedLangevin
+from .vr_fald import VRFALD as VRFALD

@@ -13,7 +13,8 @@ likelihoods all clients have the same linear score, and the average is exact for
 
 Letters: f_c `probabilities`, p_c `weight`, T `local_steps`, h `step_size`, α `conducive.alpha`.
 Deviations: none of the noise is shared by the clients (the source's ρ is 0), and the conducive gradient takes the
-place of Plassier's stochastic control variates. Those of `langevin.langevin` hold too, as settings.
+place of Plassier's stochastic control variates, which `langevin.vr_fald` has. Those of `langevin.langevin` hold too, as
+settings.
 
 A client's own noise, h T / p_c in posterior variances, is 1/p_c times the average's: there the average of scores that
 are not linear is biased, and the bias grows with h T and the number of clients. If no step size is given, a round
@@ -26,28 +27,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.combination import Bounded
-from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Start, State
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chains import ServerState
+from pyro_fed.infer.langevin.averaged import AveragedLangevin
 from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits, VisitContributions
 from pyro_fed.infer.langevin.step import Fixed, ForVisits, Measured, Step
-from pyro_fed.infer.langevin.visits import Visit
-from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.surrogates.measuring import OwnNoise, longest_parallel_visit, noise_time
 from pyro_fed.infer.surrogates.surrogates import Given
-from pyro_fed.ops.entries import with_trailing_axes
 
 #: Share of the longest visit below which warnings about chains name the clients' own noise as the reason.
 SHORT_VISIT_SHARE = 0.5
@@ -82,7 +76,7 @@ class AveragedVisitContributions(VisitContributions):
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FALD(ConduciveVisits):
+class FALD(AveragedLangevin, ConduciveVisits):
     """Federated averaging Langevin dynamics: clients in parallel from one point, averaged after `local_steps` steps.
 
     A draw is the average at the end of a round.
@@ -117,31 +111,16 @@ class FALD(ConduciveVisits):
 
     References:
         Deng, Zhang, Ma, Song, Zhang & Lin (2022), On convergence of federated averaging Langevin dynamics. Plassier,
-        Vono, Durmus & Moulines (2023), Federated averaging Langevin dynamics.
+        Durmus & Moulines (2023), Federated averaging Langevin dynamics.
 
     Example:
         >>> idata = pf.run(pf.infer.FALD(), fed)
     """
 
-    needs_all: ClassVar[bool] = True
     steps: ClassVar[tuple[type[Step], ...]] = (Fixed, ForVisits, Measured)
     usual_visit_time: ClassVar[float] = 0.2
 
-    local_steps: int = 5
-    thin: int = 5
     step: Step | str = Measured()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.thin % self.local_steps:
-            raise SettingError(
-                f"FALD: thin must be a multiple of local_steps={self.local_steps}, since clients agree at the end "
-                f"of a round alone; received {self.thin}"
-            )
-
-    def default_schedule(self) -> Schedule:
-        """All clients in every round, for every chain."""
-        return All()
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The fit of the surrogates, with a measurement of the clients' own noise if the step depends on it."""
@@ -178,60 +157,5 @@ class FALD(ConduciveVisits):
             notes.append(sentences.noise_of_clients_unmeasured(parameters=problem.dim, cures=[cure]))
         return notes
 
-    def download(self, shared: State, clients: Tensor) -> State:
-        """Each chain's position, with the weights, for all clients of that chain."""
-        if len(clients) % self.num_chains:
-            raise SettingError(
-                f"FALD: {len(clients)} clients cannot be shared out to {self.num_chains} chains: use a schedule that "
-                "names the same number in every call"
-            )
-        arrivals = entries_as(ServerState, shared).arrivals(clients)
-        return arrivals._asdict() | {"weight": self.visit_weights(shared, clients)}
-
-    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Make T steps with the client's share of the noise."""
-        scaled = {**noise, "normal": noise["normal"] * shared["weight"].rsqrt().unsqueeze(-1)}
-        message, news, info = super().local_step(problem, shared, local, data, scaled)
-        return message | {"weight": shared["weight"]}, news, info
-
     def contributions(self) -> Contributions:
         return AveragedVisitContributions(self)
-
-    def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
-        """p_c of each visit, (C,): the client's share among the clients of its chain."""
-        f = shared["visit_share"][clients].unflatten(-1, (self.num_chains, -1))
-        part: Tensor = (f / f.sum(-1, keepdim=True)).flatten(-2)
-        return part
-
-    def combine_rounds(self, shared: State, messages: State) -> list[State]:
-        """Average the clients of each chain, θ = Σ_c p_c θ^c, and store the chains of R rounds, (R, K M, ...)."""
-        weight, visits = self._by_chain(messages["weight"]), entries_as(Visit, messages)
-
-        def averaged(value: Tensor) -> Tensor:
-            """The average over the clients of each chain."""
-            return average(self._by_chain(value), weight)
-
-        # Every client was visited: the column says so by -1.
-        client = torch.full((len(weight), self.num_chains), -1, device=weight.device)
-        position, draws = averaged(visits.position), averaged(visits.draws)
-        chains = Visit(position, client, draws, averaged(visits.gradient_norm), averaged(visits.step_size))
-        return self.states_after(shared, chains, visits)
-
-    def onward(self, received: State, messages: State, clients: Tensor) -> State:
-        """The next visits of a chain's clients, which are the same ones, from the average of the last ones."""
-        position, weight = (self._by_chain(messages[name].unsqueeze(0)) for name in ("position", "weight"))
-        start = average(position, weight)[0].repeat_interleave(position.shape[2], 0)
-        return super().onward(received, {**messages, "position": start}, clients)
-
-    def visits_a_round(self, shared: State) -> int:
-        """One visit to every client, for each chain."""
-        return self.num_chains * len(shared["visit_share"])
-
-    def _by_chain(self, value: Tensor) -> Tensor:
-        """(R, K M, ...) by chain, (R, M, K, ...)."""
-        return value.reshape(len(value), self.num_chains, -1, *value.shape[2:])
-
-
-def average(value: Tensor, weight: Tensor) -> Tensor:
-    """The weighted sum over the clients of each chain, (R, M, K, ...) to (R, M, ...); weights (R, M, K) sum to one."""
-    return (value * with_trailing_axes(weight, value)).sum(2)

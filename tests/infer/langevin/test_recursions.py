@@ -240,3 +240,32 @@ def test_qlsd_is_its_equations(memory):
         theta = theta + h / 2 * (prior_score(theta) + total / temperature) + h**0.5 * normal
         expected.append(theta)
     np.testing.assert_allclose(path(algorithm, 5, fed), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("shared_noise", "batch_size"), [(0.3, 4), (1.0, None), (0.0, 4)])
+def test_vr_fald_is_its_equations(shared_noise, batch_size):
+    """θ^c' = θ^c + h/2 [∇ log p + K N_c/m Σ (∇ log p(x | θ^c) - ∇ log p(x | Y)) + S] + η^c; then θ = Σ_c θ^c / K.
+
+    η^c = √h (√τ ξ + √(K (1 - τ)) ξ^c). Y is where the last round began, S the sum of all rows' scores there; in the
+    first round Y is θ and S is K times the client's own.
+    """
+    fed, tau = federation(), shared_noise
+    settings = {**CHAIN, "batch_size": batch_size, "thin": STEPS, "step": STEP}
+    algorithm = pf.infer.VRFALD(**settings, shared_noise=tau)
+    theta, _ = started(algorithm, fed)
+    key = int(algorithm.init(fed.problem, 3, seeding.torch_generator(SEED, seeding.SERVER, 0), None)[0]["noise_key"][0])
+    expected, y = [], None
+    for round_ in range(4):
+        common = torch.randn(STEPS, 3, generator=torch.Generator().manual_seed(key + round_), dtype=torch.float64)
+        ends = np.tile(theta, (3, 1))
+        for client, rows_of in enumerate(CLIENTS):
+            every = np.arange(*rows_of)
+            at, total = (theta, 3 * rows_score(theta, every)) if y is None else (y, rows_score(y, np.arange(60)))
+            for alike, normal, rows in zip(common.numpy(), *randomness(algorithm, fed, round_, client), strict=True):
+                here = ends[client]
+                change = len(every) / len(rows) * (rows_score(here, rows) - rows_score(at, rows))
+                noise = tau**0.5 * alike + (3 * (1 - tau)) ** 0.5 * normal
+                ends[client] = here + H / 2 * (prior_score(here) + 3 * change + total) + H**0.5 * noise
+        y, theta = theta, ends.mean(0)
+        expected.append(theta)
+    np.testing.assert_allclose(path(algorithm, 4, fed), expected, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,165 @@
+"""Variance-reduced federated averaging Langevin dynamics: control variates against noise and drift of the clients.
+
+Source: Plassier, Durmus & Moulines (2023), *Federated averaging Langevin dynamics: toward a unified theory and new
+algorithms*, VR-FALD*. All K clients make T steps from the server's θ,
+
+    θ^c ← θ^c + h/2 [∇ log p(θ^c) + K Σ_batch w_i (∇ log p(x_i | θ^c) - ∇ log p(x_i | Y)) + S] + η^c             (1)
+    η^c = √h (√τ ξ + √(K (1 - τ)) ξ^c),    ξ, ξ^c ~ N(0, I),    w_i = N_c/m                                      (2)
+    θ ← 1/K Σ_c θ^c;    S = Σ_c ∇ log p_c(Y)  of all rows                                                        (3)
+
+where ξ is the same at all clients. At θ^c = Y the drift is the posterior's score at every client, whatever the rows of
+the minibatch and however the clients differ: noise and drift grow with the distance from Y alone. Y is where the last
+round began: each client sends the score of all its rows there along with its θ^c, so that Y is a round behind. A round
+without a Y, the first, has the client's own score in place of S / K (SVRG-LD).
+
+With τ = 1 the clients have no noise of their own: they differ by the curvature of their rows over one or two rounds. In
+terms of the source's potentials U^c, which have a part of the prior each, h/2 is its γ over K.
+
+Letters: T `local_steps`, h `step.size`, τ `shared_noise`, Y `reference`, S `reference_score`, m `batch_size`; p_c of
+`langevin.averaged` is 1/K.
+Deviations: rounds of T steps in place of a random number with mean 1/p_c; Y is renewed in every round in place of every
+step with probability q; the prior is no part of the clients' scores and not of the control variate. Those of
+`langevin.langevin` are settings, off in `inference/vr_fald.toml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.setting_checks import check_between
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, ClientData, Minibatch, draw_anew
+from pyro_fed.infer.langevin.averaged import AveragedLangevin
+from pyro_fed.infer.langevin.gradients import ControlVariateScore, likelihood_score
+from pyro_fed.infer.langevin.step import Fixed, Step
+from pyro_fed.infer.langevin.visits import Arrival, ClientState
+from pyro_fed.infer.sites.records import entries_as
+from pyro_fed.infer.surrogates.surrogates import Surrogates
+
+
+class Reference(NamedTuple):
+    """Where the clients' scores were last summed, and their sum, of M chains; or of the visits to C clients."""
+
+    reference: Tensor  # Y, (M, D)
+    reference_score: Tensor  # S, (M, D)
+    has_reference: Tensor  # whether there is one, (M,)
+    noise_key: Tensor  # the seed of the noise that the clients share in the next round, (M,)
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class VRFALD(AveragedLangevin):
+    """VR-FALD*: clients in parallel from one point, whose drift is corrected by the sum of all clients' scores.
+
+    A draw is the average at the end of a round. A client sends its score beside what one of
+    `FALD` sends.
+
+    Args:
+        num_chains: M, chains that run at once.
+        local_steps: T, steps a round, of every client.
+        burn_in: first steps of each chain that are not kept.
+        thin: one step in this many is kept, a multiple of `local_steps`: clients agree at the end of a round alone.
+        target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
+            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
+        batch_size: m, rows a step, each minibatch drawn anew, weighted to all of the client's; None takes all.
+        step: a `pf.infer.step.Fixed`; without surrogates one with `precondition=False`.
+        surrogates: the source of the Gaussians q_s, for the start and the preconditioner: an algorithm that leaves
+            Gaussian sites at the clients, its name, or `Given`; None begins at draws of the prior.
+        shared_noise: τ, the share of the noise that all clients have in common; what is left is each one's own, and
+            biases the average of scores that are not linear.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
+    References:
+        Plassier, Durmus & Moulines (2023), Federated averaging Langevin dynamics: toward a unified theory and new
+        algorithms.
+
+    Example:
+        >>> step = pf.infer.step.Fixed(size=1e-3, precondition=False, midpoint=False)
+        >>> idata = pf.run(pf.infer.VRFALD(step=step), fed)
+    """
+
+    steps: ClassVar[tuple[type[Step], ...]] = (Fixed,)
+    without: ClassVar[Mapping[str, str]] = {
+        "control_variate": "the scores of all clients at the last round's start are one",
+        "conducive": "the sum of all clients' scores takes its place; FALD and FSGLD take it",
+        "minibatches": "each is drawn anew, and its noise is corrected; FALD takes it",
+        "probabilities": "all clients have the same part in the average; FALD takes it",
+    }
+
+    step: Step | str = Fixed(precondition=False, midpoint=False)
+    surrogates: Surrogates = None
+    shared_noise: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_between(self, "shared_noise", 0.0, 1.0, "[]")
+
+    @property
+    def scores_every_visit(self) -> bool:
+        """Whether a visit computes a gradient of its own before its steps."""
+        return True
+
+    def draw_picks(self, num_rows: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype) -> Minibatch:
+        """Independent draws of rows."""
+        return draw_anew(num_rows, batch_size, self.local_steps, generator, dtype)
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Start chains without a reference."""
+        shared, local = super().init(problem, num_clients, generator, start)
+        none = torch.zeros_like(shared["position"])
+        unknown = torch.zeros(self.num_chains, dtype=torch.bool)
+        keys = torch.randint(2**62, (self.num_chains,), generator=generator)
+        return shared | Reference(none, none.clone(), unknown, keys)._asdict(), local
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """Each chain's position and reference, for all clients of that chain."""
+        of_chain = torch.arange(self.num_chains).repeat_interleave(len(clients) // self.num_chains)
+        reference = {name: value[of_chain] for name, value in entries_as(Reference, shared)._asdict().items()}
+        return super().download(shared, clients) | reference
+
+    def clients_noise(self, shared: State, normal: Tensor) -> Tensor:
+        """Eq. (2) without √h, (T, C, D), from the clients' own ξ^c."""
+        own = super().clients_noise(shared, normal)
+        common = {key: _normal(key, normal) for key in set(shared["noise_key"].tolist())}
+        alike = torch.stack([common[key] for key in shared["noise_key"].tolist()], 1)
+        mixed: Tensor = self.shared_noise**0.5 * alike + (1 - self.shared_noise) ** 0.5 * own
+        return mixed
+
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
+        """Make T steps of Eq. (1); the message has the score of all rows where they begin."""
+        arrival, client = entries_as(Arrival, shared), entries_as(ClientState, local)
+        client, news = self.after_first_visit(problem, arrival, client, data)
+        own = problem.mapped(likelihood_score, (0, BATCHES))(arrival.position, data.full_batch())
+        known, share = shared["has_reference"].unsqueeze(-1), 1 / client.inverse_f.unsqueeze(-1)
+        anchor = torch.where(known, shared["reference"], arrival.position)
+        score = ControlVariateScore(
+            client.inverse_f, anchor, torch.where(known, share * shared["reference_score"], own)
+        )
+        noise = {**noise, "normal": self.clients_noise(shared, noise["normal"])}
+        _, visit, figures = self.visits(data).one_round(problem, arrival, client, score, data, noise)
+        return {**visit._asdict(), "weight": shared["weight"], "score": own}, news, figures
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Average the clients of each chain, and sum their scores, Eq. (3)."""
+        score = messages["score"].unflatten(0, (self.num_chains, -1)).sum(1)
+        known, keys = torch.ones_like(shared["has_reference"]), shared["noise_key"] + 1
+        reference = Reference(shared["position"], score, known, keys)
+        return super().combine(shared, messages, weights) | reference._asdict()
+
+
+def _normal(key: int, like: Tensor) -> Tensor:
+    """ξ of all steps of a round, (T, D), from its seed."""
+    generator = torch.Generator().manual_seed(key)
+    return torch.randn(like.shape[0], like.shape[-1], generator=generator, dtype=like.dtype).to(like.device)
