@@ -36,15 +36,15 @@ def halved(fits: Callable[[float], bool], first: float = 1.0) -> float:
     return 0.0
 
 
-def bisected(fits: Callable[[float], bool], limit: float) -> float:
-    """The largest number up to a limit that fits, where all smaller ones do: to 2^-40 of the limit."""
+def bisected(fits: Callable[[float], bool], limit: float) -> tuple[float, float]:
+    """The largest number up to a limit that is known to fit, and the smallest that is not: 2^-40 of the limit apart."""
     if fits(limit):
-        return limit
+        return limit, limit
     low, high = 0.0, limit
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return high
+    return low, high
 
 
 def largest_fraction(q: Gaussian, delta: Gaussian) -> Tensor:

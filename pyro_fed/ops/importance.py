@@ -58,7 +58,7 @@ def flattened(log_weights: Tensor, least: float) -> Tensor:
     def raised(power: float) -> Tensor:  # what is impossible is so to any power, to that of zero too
         return (log_weights * power).where(possible, -torch.inf).softmax(0)
 
-    return raised(bisected(lambda power: float(1 / raised(power).square().sum()) >= least, 1.0))
+    return raised(bisected(lambda power: float(1 / raised(power).square().sum()) >= least, 1.0)[0])
 
 
 def log_mean(log_weights: Tensor) -> tuple[float, float]:

@@ -102,4 +102,4 @@ def longest_visit(error: float, score_variance: float, num_clients: int, shuffle
     def fits(time: float) -> bool:
         return score_variance * visit_variance(time, num_clients, shuffled) <= error
 
-    return bisected(fits, limit)
+    return bisected(fits, limit)[1]

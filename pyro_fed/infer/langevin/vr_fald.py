@@ -35,7 +35,7 @@ from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_between
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData, Minibatch, draw_anew
+from pyro_fed.density.rows.batches import BATCHES, ClientData, Minibatch, draw_independent_minibatches
 from pyro_fed.infer.langevin.averaged import AveragedLangevin
 from pyro_fed.infer.langevin.gradients import ControlVariateScore, likelihood_score
 from pyro_fed.infer.langevin.step import Fixed, Step
@@ -111,7 +111,7 @@ class VRFALD(AveragedLangevin):
 
     def draw_picks(self, num_rows: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype) -> Minibatch:
         """Independent draws of rows."""
-        return draw_anew(num_rows, batch_size, self.local_steps, generator, dtype)
+        return draw_independent_minibatches(num_rows, batch_size, self.local_steps, generator, dtype)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
