@@ -7,7 +7,8 @@
 
 Sources: those of `ep.guided` for sites and steps; Wang et al., Eq. (8), for the consensus, as in `peer_gaussian`: every
 change counts once, and Σ_i v_i λ_i = Σ_i t_i in every round, wherever sites were taken. The evidence's bound at x is
-mixed in the same way. Beliefs begin at the guide's own q, the sum of the sites v_i λ_i that the first round replaces.
+mixed in the same way, and so is the number of agents whose scores are not finite at x: of such a point the bound counts
+as fallen. Beliefs begin at the guide's own q, the sum of the sites v_i λ_i that the first round replaces.
 
 With consensus steps as published, `gossip_steps`, no agent sees whole steps: x_i is λ_i, and changes are damped.
 
@@ -44,6 +45,7 @@ class Belief(NamedTuple):
 
     natural: Tensor  # λ, (A, P)
     bound: Tensor  # the evidence's lower bound at x, (A,)
+    unusable: Tensor  # number of agents whose site or part of the bound is not finite at x, (A,)
     at: Tensor  # the x of the next sites, (A, P)
     mean: Tensor  # of the guide's sites at λ
     sd: Tensor  # of the same
@@ -104,7 +106,7 @@ class GuidedP2PVI(PeerBeliefs, GuideSites):
         natural = family.start
         zero, seed = natural.new_zeros(()), torch.randint(2**31, (), generator=generator)
         mean, sd = family.moments(natural)
-        belief = Belief(natural, zero, natural, mean, sd, zero + torch.inf, seed, Path.begin(natural))
+        belief = Belief(natural, zero, zero, natural, mean, sd, zero + torch.inf, seed, Path.begin(natural))
         return tuple(  # type: ignore[return-value]  # of two
             {name: part.expand(num_clients, *part.shape).clone() for name, part in as_entries(record).items()}
             for record in (belief, Agent(natural, zero, zero))
@@ -131,7 +133,7 @@ class GuidedP2PVI(PeerBeliefs, GuideSites):
         site = torch.cat([site_of_scores(one, own[None]) for one, own in zip(draws, scores, strict=True)])
         usable = site.isfinite().all(1) & values.isfinite()
         change = torch.where(usable.unsqueeze(-1), site - old, 0.0)
-        values = torch.where(usable, values, torch.finfo(values.dtype).min)
+        values = torch.where(usable, values, agent.value)
         most = v.new_tensor(1.0 if self.accelerates else self.damping)
         each = zip(natural, change / v.unsqueeze(-1), strict=True)
         fraction = torch.stack([proper_fraction(family, *one, most) for one in each])
@@ -139,6 +141,7 @@ class GuidedP2PVI(PeerBeliefs, GuideSites):
         message = {
             "natural": natural + made / v.unsqueeze(-1),
             "bound": shared["bound"] + (values - agent.value) / v,
+            "unusable": (~usable).to(v) / v,
             "at": shared["at"],
         }
         return message, as_entries(Agent(old + made, share, values)), {"fraction": fraction * usable}
@@ -162,11 +165,12 @@ class GuidedP2PVI(PeerBeliefs, GuideSites):
         belief = belief._replace(mean=mean, sd=sd, moved=moves(family.moments(at), (mean, sd)).amax())
         if not self.accelerates:
             return belief._replace(at=natural)
-        if bool(has_fallen(belief.bound, path.best_value, StepControl.fall)):
+        bound = torch.where(belief.unusable < 0.5, belief.bound, -torch.inf)
+        if bool(has_fallen(bound, path.best_value, StepControl.fall)):
             at, path = path.back(family.proper)
         else:
             move, fisher = natural - at, self.draws_at(problem, at).fisher
-            added, path = path.onwards(at, move, belief.bound, fisher, self.damping)
+            added, path = path.onwards(at, move, bound, fisher, self.damping)
             plain = at + proper_fraction(family, at, move, path.pace) * move
             at = plain + added if family.proper(plain + added) else plain
         return belief._replace(at=at, path=path)

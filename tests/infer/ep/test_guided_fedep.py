@@ -9,6 +9,7 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 
 import pyro_fed as pf
+from pyro_fed.infer.ep.guided import GuideSites
 
 F64 = torch.float64
 QUIET = {"progress": False, "num_draws": 100, "log_likelihood": False, "compile": "off"}
@@ -152,6 +153,37 @@ def test_consensus_steps_as_published_end_at_the_same_posterior():
     natural, _ = parameters(algorithm, fed, graph=pf.graph.ring(5), audit=False)
     expected = torch.tensor([float(v) for v in expected], dtype=F64).expand(5, -1)
     torch.testing.assert_close(natural, expected, rtol=1e-4, atol=1e-4)
+
+
+def gamma_lognormal(y):
+    rate = pyro.sample("rate", dist.Gamma(torch.tensor(2.0, dtype=F64), torch.tensor(0.5, dtype=F64)))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.LogNormal(rate.log(), 1.0), obs=y)
+
+
+@pytest.mark.parametrize("algorithm", [pf.FedEP, pf.P2PVI])
+def test_a_point_where_a_clients_scores_are_not_finite_is_left(algorithm, monkeypatch):
+    """The guide's own start, or where a step leads. The bound of agents could not be mixed, and the run ended."""
+    parts = pf.partition.Explicit([range(3), range(3, 10), range(10, 40)])
+    fed = pf.Federation(gamma_lognormal, (1 + COUNTS,), plate="data", partition=parts, dtype=F64)
+    places, likelihoods, ends = [], GuideSites.likelihoods, []
+
+    def at_times_lost(self, problem, points, data):
+        scores, values = likelihoods(self, problem, points, data)
+        place = round(float(points[:, 0].mean()), 9)
+        places.extend([place] if place not in places else [])
+        here = (data.num_rows == 7) & (places.index(place) == lost)
+        return torch.where(here[:, None, None], torch.inf, scores), torch.where(here, -torch.inf, values)
+
+    monkeypatch.setattr(GuideSites, "likelihoods", at_times_lost)
+    graph = {"graph": pf.graph.complete(3)} if algorithm is pf.P2PVI else {}
+    for lost in (None, 0, 1):
+        places.clear()
+        fitted = algorithm(guide=gamma_guide, num_points=8, tolerance=1e-7)
+        natural, idata = parameters(fitted, fed, audit=False, **graph)
+        assert idata.posterior.attrs["converged"] and len(places) > 2
+        ends.append(natural)
+    torch.testing.assert_close(ends[1:], [ends[0]] * 2, rtol=1e-5, atol=1e-5)
 
 
 def test_partial_participation_ends_at_the_same_posterior():
