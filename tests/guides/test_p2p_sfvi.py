@@ -15,6 +15,7 @@ import pyro_fed as pf
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.errors import GraphError, SettingError
+from pyro_fed.ops.gaussian import ImproperGaussianError
 
 F64 = torch.float64
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "compile": "off"}
@@ -79,6 +80,17 @@ def test_agents_steps_towards_their_gaussians_are_the_servers(guide):
     for name in {"params", "step", "seed", *(name for name in expected if name.startswith("adam"))}:
         torch.testing.assert_close(found[name], expected[name].expand_as(found[name]), rtol=1e-9, atol=1e-9)
     assert int(found["step"][0]) == peers.default_rounds(3) == 4
+
+
+def test_a_start_that_is_no_gaussian_is_refused():
+    """An agent without a belief kept the guide's own start, at other random numbers than the others'."""
+    with pytest.raises(SettingError, match="surrogates must leave a Gaussian at every agent"):
+        pf.infer.P2PSFVI(surrogates=pf.P2PVI(guide=encoder))
+    beliefs = {"precision": torch.eye(2, dtype=F64).repeat(3, 1, 1), "eta": torch.zeros(3, 2, dtype=F64)}
+    beliefs["precision"][1, 0, 0] = -1.0
+    algorithm = pf.infer.P2PSFVI(surrogates="p2pvi", num_steps=2)
+    with pytest.raises(ImproperGaussianError, match="belief of agent 1"):
+        algorithm.init(federation([3, 7, 20]).problem, 3, torch.Generator(), Start(beliefs, {}))
 
 
 def test_on_a_ring_every_agent_has_the_posterior():

@@ -106,6 +106,11 @@ class P2PSFVI(GuideAscent, OnGraph):
         check_between(self, "gossip_tolerance", 0, MAX_TOLERANCE)
         if not isinstance(self.surrogates, PeerGaussian | None):
             check_choice(self, "surrogates", ("auto", "p2pvi"))
+        if isinstance(self.surrogates, PeerGaussian) and self.surrogates.delegate() is not self.surrogates:
+            raise SettingError(
+                f"{type(self).__name__}: surrogates must leave a Gaussian at every agent, received one with a "
+                "hand-written guide; take P2PVI(), or None"
+            )
         if is_kind(self.guide, AutoDelta):
             raise SettingError(f"{type(self).__name__}: guide AutoDelta is a point, which P2PFedAvg finds")
 
@@ -148,11 +153,12 @@ class P2PSFVI(GuideAscent, OnGraph):
         fits = [fit] * num_clients
         if start is not None:
             beliefs = gaussian(start.shared)
-            known = beliefs.is_proper()  # an agent in a process of its own knows its own
+            known = beliefs.precision.flatten(1).any(1)  # an agent in a process of its own knows its own
             if not bool(known.any()):
                 beliefs.require_proper("the agents' beliefs")
             for agent in known.nonzero().flatten().tolist():
                 belief = type(beliefs)(beliefs.precision[agent], beliefs.eta[agent])
+                belief.require_proper(f"the belief of agent {agent}, at which its guide begins")
                 fits[agent] = self.fitted_to(problem, belief, fit, self.steps_without_rounds)
         points, sent = self.no_points(problem)
         one = {"points": points, "delta": sent.double()}
