@@ -15,6 +15,12 @@ without a Y, the first, has the client's own score in place of S / K (SVRG-LD).
 With τ = 1 the clients have no noise of their own: they differ by the curvature of their rows over one or two rounds. In
 terms of the source's potentials U^c, which have a part of the prior each, h/2 is its γ over K.
 
+Stability: a run refuses a step h beyond that of one client's steps. That Y is a round behind asks for more where clients
+differ: in a direction that one client alone knows, of posterior curvature λ, averages of linear scores grow without end
+from about h T λ = 2 K / (K - 1) on.
+
+S is a sum over all clients, so that a schedule of some is refused.
+
 Letters: T `local_steps`, h `step.size`, τ `shared_noise`, Y `reference`, S `reference_score`, m `batch_size`; p_c of
 `langevin.averaged` is 1/K.
 Deviations: rounds of T steps in place of a random number with mean 1/p_c; Y is renewed in every round in place of every
@@ -36,6 +42,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_between
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData, Minibatch, draw_independent_minibatches
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.averaged import AveragedLangevin
 from pyro_fed.infer.langevin.gradients import ControlVariateScore, likelihood_score
 from pyro_fed.infer.langevin.step import Fixed, Step
@@ -125,6 +132,12 @@ class VRFALD(AveragedLangevin):
 
     def download(self, shared: State, clients: Tensor) -> State:
         """Each chain's position and reference, for all clients of that chain."""
+        everybody = torch.arange(len(shared["visit_share"])).repeat(self.num_chains)
+        if not torch.equal(clients, everybody):
+            raise SettingError(
+                f"VRFALD adds up the scores of all {len(shared['visit_share'])} clients in every round, for each of "
+                f"{self.num_chains} chains, and the schedule named {len(clients)} in all: use schedule.All(), or FALD"
+            )
         of_chain = torch.arange(self.num_chains).repeat_interleave(len(clients) // self.num_chains)
         reference = {name: value[of_chain] for name, value in entries_as(Reference, shared)._asdict().items()}
         return super().download(shared, clients) | reference
