@@ -15,9 +15,9 @@ without a Y, the first, has the client's own score in place of S / K (SVRG-LD).
 With τ = 1 the clients have no noise of their own: they differ by the curvature of their rows over one or two rounds. In
 terms of the source's potentials U^c, which have a part of the prior each, h/2 is its γ over K.
 
-Stability: a run refuses a step h beyond that of one client's steps. That Y is a round behind asks for more where clients
-differ: in a direction that one client alone knows, of posterior curvature λ, averages of linear scores grow without end
-from about h T λ = 2 K / (K - 1) on.
+Stability: a run refuses a step h beyond that of one client's steps. That Y is a round behind asks for more where
+clients differ: in a direction that one client alone knows, of posterior curvature λ, averages of linear scores grow
+without end from about h T λ = 2 K / (K - 1) on.
 
 S is a sum over all clients, so that a schedule of some is refused.
 

@@ -168,17 +168,20 @@ def test_a_point_where_a_clients_scores_are_not_finite_is_left(algorithm, monkey
     fed = pf.Federation(gamma_lognormal, (1 + COUNTS,), plate="data", partition=parts, dtype=F64)
     places, likelihoods, ends = [], GuideSites.likelihoods, []
 
-    def at_times_lost(self, problem, points, data):
-        scores, values = likelihoods(self, problem, points, data)
-        place = round(float(points[:, 0].mean()), 9)
-        places.extend([place] if place not in places else [])
-        here = (data.num_rows == 7) & (places.index(place) == lost)
-        return torch.where(here[:, None, None], torch.inf, scores), torch.where(here, -torch.inf, values)
+    def lost_at(number):
+        def at_times_lost(self, problem, points, data):
+            scores, values = likelihoods(self, problem, points, data)
+            place = round(float(points[:, 0].mean()), 9)
+            places.extend([place] if place not in places else [])
+            here = (data.num_rows == 7) & (places.index(place) == number)
+            return torch.where(here[:, None, None], torch.inf, scores), torch.where(here, -torch.inf, values)
 
-    monkeypatch.setattr(GuideSites, "likelihoods", at_times_lost)
+        return at_times_lost
+
     graph = {"graph": pf.graph.complete(3)} if algorithm is pf.P2PVI else {}
-    for lost in (None, 0, 1):
+    for number in (None, 0, 1):
         places.clear()
+        monkeypatch.setattr(GuideSites, "likelihoods", lost_at(number))
         fitted = algorithm(guide=gamma_guide, num_points=8, tolerance=1e-7)
         natural, idata = parameters(fitted, fed, audit=False, **graph)
         assert idata.posterior.attrs["converged"] and len(places) > 2

@@ -96,5 +96,5 @@ def test_what_it_does_not_take_is_said():
 
 def test_a_schedule_of_some_clients_is_refused():
     """The sum of their scores stood for that of all: SDs were up to nine times too large, and R-hat 1.07."""
-    with pytest.raises(pf.errors.SettingError, match="adds up the scores of all 5 clients .* the schedule named 12"):
+    with pytest.raises(pf.errors.SettingError, match=r"adds up the scores of all 5 clients .* the schedule named 12"):
         quiet(pf.infer.VRFALD(), federation()[0], num_rounds=2, schedule=pf.schedule.UniformRandom(3))
