@@ -3,7 +3,8 @@
 Means and SDs of a column differ between hospitals, so that a test of equality would find every hospital. Let m_k and
 s_k be those of site k, in the unit of the consensus (μ, σ). The model of sites is
 
-    (m_k - μ) / σ ~ t_6 · sqrt(MEANS_DIFFER² + 1 / n_k),    log s_k - log σ ~ t_6 · sqrt(SDS_DIFFER² + 1 / n_k),
+    (m_k - μ) / σ ~ t_6 · sqrt(MEAN_HETEROGENEITY² + 1 / n_k),
+    log s_k - log σ ~ t_6 · sqrt(LOG_SD_HETEROGENEITY² + 1 / n_k),
 
 with the consensus that is likeliest among the sites' own values. A site is said to have another unit if the likelihood
 with its values converted, times the prior probability of that, is MIN_ODDS times that without. The codebook's range is
