@@ -43,7 +43,9 @@ def test_svi_tempers_no_joint_density_of_rows_with_latents_of_their_own():
         resolve(tempered, replace(traits, local_dim=1))
 
 
-@pytest.mark.parametrize("kind", [pf.FedAIS, pf.FSGLD, pf.infer.FedHMC, pf.infer.SAGALD, pf.infer.VRFALD, pf.infer.SFVI])
+@pytest.mark.parametrize(
+    "kind", [pf.FedAIS, pf.FSGLD, pf.infer.FedHMC, pf.infer.SAGALD, pf.infer.VRFALD, pf.infer.SFVI]
+)
 def test_surrogates_of_another_dimension_are_refused(kind):
     given = pf.infer.Given(torch.eye(2).repeat(3, 1, 1), torch.zeros(3, 2))
     with pytest.raises(pf.errors.SettingError, match="Given: the surrogates have dimension 2, the model's vector 3"):
