@@ -54,7 +54,7 @@ from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.ops.backtrack import MAX_ITERATIONS, NEGLIGIBLE_STEP
 from pyro_fed.ops.entries import SAMPLED_ENTRIES, evenly
 from pyro_fed.ops.gaussian import FullGaussian, Gaussian
-from pyro_fed.ops.matrices import MIN_EIGENVALUE, with_absolute_eigenvalues
+from pyro_fed.ops.matrices import with_absolute_eigenvalues
 
 #: A pass that turns back upon the one before goes this part of its way, and one that goes on so many times it.
 REVERSED_PASS_FACTOR, REPEATED_PASS_FACTOR = 0.5, 1.5
@@ -62,6 +62,8 @@ REVERSED_PASS_FACTOR, REPEATED_PASS_FACTOR = 0.5, 1.5
 NORMAL_MEDIAN_DEVIATION = NormalDist().inv_cdf(0.75)
 #: Effect of one client on a mean, in SDs, that is always accepted, however well the others' surrogates fit.
 ACCEPTED_SHIFT_SDS = 2 * MATTERS
+#: The others know at least this share of each direction: in passes that have not ended q may be of one site alone.
+MIN_OTHERS_SHARE = 0.01
 #: A departure that is this multiple of its limit counts for less, and one of twice that for nothing.
 REDESCENDING_FACTOR = 2.0
 #: A client counts as one of at most this multiple of the median client's rows, whatever it claims.
@@ -292,7 +294,7 @@ def _in_others_units(
     The sites' precisions where q is white are `values` (K, D) along `vectors` (K, D, D), `away` are departures of q's
     mean.
     """
-    loose = vectors / (1 - values).clamp_min(MIN_EIGENVALUE).unsqueeze(-2) @ vectors.mT
+    loose = vectors / (1 - values).clamp_min(MIN_OTHERS_SHARE).unsqueeze(-2) @ vectors.mT
     white = torch.linalg.solve(root, away.unsqueeze(-1))
     moved = (root @ (loose @ white)).squeeze(-1)
     sd = ((root @ loose) * root).sum(-1).sqrt()

@@ -43,8 +43,8 @@ MIN_GROUPED_SHARE = 0.9
 DRAWN_ANEW = ("independent", "agents")
 #: Draws for the moments of a distribution that can give more draws than the run has. By chance an SD of this many is
 #: 1.1 % off, the worst of sixty 3.5 %, and less with Sobol points: chance is not mistaken for an error. With many
-#: parameters there are fewer, as many as fit into memory a few times.
-DISTRIBUTION_DRAWS = 4096
+#: parameters there are fewer, as many as fit into memory with their copies.
+DISTRIBUTION_DRAWS, COPIES_OF_DRAWS = 4096, 4
 #: Draws of the prior among which the starts of climbs are chosen; half of them have to be finite.
 PRIOR_DRAWS = CANDIDATES * CLIMBS[0]
 
@@ -102,7 +102,7 @@ class Evidence:
         """All draws (S, D); of a distribution that can give more, `DISTRIBUTION_DRAWS` or as many as memory allows."""
         found = self.draws.flatten(0, 1)
         more = bool(self.shared) and self.algorithm.draws_are in DRAWN_ANEW
-        many = min(DISTRIBUTION_DRAWS, max(MIN_EFFECTIVE_DRAWS, count_in_memory(self.problem.dim)))
+        many = min(DISTRIBUTION_DRAWS, max(MIN_EFFECTIVE_DRAWS, count_in_memory(COPIES_OF_DRAWS * self.problem.dim)))
         if len(found) >= many or not more:
             return found
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 2)

@@ -25,8 +25,7 @@ from torch import Tensor, fx
 
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import MIN_DRAWS
-from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, NUM_DRAWS, ROWS_TOGETHER
+from pyro_fed.density.checks.points import FEW_DRAWS, FEW_ROWS, NUM_DRAWS
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.layers import first_products
 from pyro_fed.density.compiling.predictors import rows_graph, some_rows
@@ -40,6 +39,9 @@ MAX_CONTRIBUTION = 30.0
 #: Median of |w| for w ~ N(0, 1). The size of weights is their median over this: if their scales have long tails, as
 #: in a horseshoe, a root mean square would be that of few extreme weights, which data rule out.
 MEDIAN = NormalDist().inv_cdf(0.75)
+#: The most and the fewest rows that are used: of more rows the gain of an overfitted network is plain too, and fewer
+#: show no gain plainly.
+MAX_COMPARED_ROWS, MIN_COMPARED_ROWS = 500, 20
 #: Inputs are of use if the mean of Δ is more than this many standard errors above zero.
 USEFUL_STANDARD_ERRORS = 2.0
 
@@ -117,8 +119,8 @@ def useless_input_findings(problem: Problem, draws: Tensor) -> list[Finding]:
     """One finding on a network that predicts rows, by draws (S, D), no better by their own than by others' inputs."""
     if not (problem.traits.layers and problem.traits.one_outcome):
         return []
-    rows = tuple(leaf[evenly(len(leaf), ROWS_TOGETHER)] for leaf in problem.rows)
-    if len(rows[0]) < MIN_DRAWS:
+    rows = tuple(leaf[evenly(len(leaf), MAX_COMPARED_ROWS)] for leaf in problem.rows)
+    if len(rows[0]) < MIN_COMPARED_ROWS:
         return []
     found = [_log_densities(problem, z, rows) for z in draws[evenly(len(draws), NUM_DRAWS)].to(problem.dtype)]
     own, *others = (torch.stack(parts).logsumexp(0) for parts in zip(*found, strict=True))

@@ -3,7 +3,8 @@
 Means and SDs of a column differ between hospitals, so that a test of equality would find every hospital. Let m_k and
 s_k be those of site k, in the unit of the consensus (μ, σ). The model of sites is
 
-    (m_k - μ) / σ ~ t_6 · sqrt(MEANS_DIFFER² + 1 / n_k),    log s_k - log σ ~ t_6 · sqrt(SDS_DIFFER² + 1 / n_k),
+    (m_k - μ) / σ ~ t_6 · sqrt(MEAN_HETEROGENEITY² + 1 / n_k),
+    log s_k - log σ ~ t_6 · sqrt(LOG_SD_HETEROGENEITY² + 1 / n_k),
 
 with the consensus that is likeliest among the sites' own values. A site is said to have another unit if the likelihood
 with its values converted, times the prior probability of that, is MIN_ODDS times that without. The codebook's range is
@@ -25,10 +26,9 @@ from pyro_fed.codebook import sentences
 from pyro_fed.codebook.at_site import SiteFinding
 from pyro_fed.codebook.codebook import Column
 from pyro_fed.codebook.summary import HALVES, NumberSummary, SiteSummary
-from pyro_fed.codebook.units import FALSE_ALARM_CHANCE, SHIFTS, Confusion, confusions
+from pyro_fed.codebook.units import SHIFTS, Confusion, confusions
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.limits import STANDARD_ERRORS
 from pyro_fed.conventions.names import OVERALL
 from pyro_fed.errors import DataError, listed
 
@@ -44,10 +44,14 @@ ERROR_PROBABILITY, MIN_ODDS = 0.05, 20.0
 UNNAMED_UNIT_SHARE = 0.2
 #: A mean so many usual differences from the others, or an SD, is said although no unit explains it.
 OUTLIER_DISTANCE = 8.0
+#: An effect at the other sites tells about levels if it is so many standard errors from zero. The score allows for
+#: its error too: with 3, more exchanged levels are missed (`tests/helpers/hospital_tables.py` counts them).
+MIN_EFFECT_ERRORS = 2.0
 #: What tells about levels beside the other columns.
 FREQUENCIES = "their frequencies"
-#: No value is missing at a site, and at least this share at each other one.
-MIN_MISSING_SHARE = 0.1
+#: No value is missing at a site, and at least this share at each other one, with this chance of that. It is smaller
+#: than that of a false alarm elsewhere, since hospitals also differ in how often values are missing.
+MIN_MISSING_SHARE, NEVER_MISSING_CHANCE = 0.1, 1e-6
 #: Findings of a site on a column beside which one between sites says more.
 NOT_EXPLAINED = {"scale_differs": {"out_of_range", "in_unknown_unit"}, "time_differs": {"out_of_range"}}
 
@@ -336,7 +340,7 @@ def _exchange_score(differences: Sequence[_Difference], k: int) -> tuple[float, 
         expected = float(np.median(one.value[others]))
         wide = one.differs**2 + one.variance
         error = math.sqrt(1 / (1 / wide[others]).sum())
-        if one.by != FREQUENCIES and abs(expected) < STANDARD_ERRORS * error:
+        if one.by != FREQUENCIES and abs(expected) < MIN_EFFECT_ERRORS * error:
             continue
         scale = math.sqrt(wide[k] + error**2)
         same, other = ((one.value[k] - sign * expected) / scale for sign in (1, -1))
@@ -359,5 +363,5 @@ def _never_missing(name: str, summaries: Sequence[SiteSummary]) -> Iterator[Foun
     for site, rows, missing in known:
         shares = [(its or 0) / number for other, number, its in known if other != site]
         often = len(shares) >= 2 and min(shares) >= MIN_MISSING_SHARE
-        if missing == 0 and often and (1 - min(shares)) ** rows < FALSE_ALARM_CHANCE:
+        if missing == 0 and often and (1 - min(shares)) ** rows < NEVER_MISSING_CHANCE:
             yield (site,), sentences.never_missing(column=name)

@@ -5,9 +5,8 @@ Times are rounded up to the end of their bin (a, b], events before censored rows
     S(b_j) = Π_{i ≤ j} (1 - d_i / n_i),    n_i = n - Σ_{h < i} (d_h + c_h)
 
 with d_i events, c_i censored rows and n_i rows at risk in bin i. Where each distinct time has a bin of its own this is
-the curve of the rows; wider bins count rows that are censored within a bin as at risk to its end. `scipy.stats.ecdf`
-computes it. The limits are those of log(-log S) with Greenwood's variance (Kalbfleisch & Prentice 2002, The Statistical
-Analysis of Failure Time Data):
+the curve of the rows; wider bins count rows that are censored within a bin as at risk to its end. The limits are those
+of log(-log S) with Greenwood's variance (Kalbfleisch & Prentice 2002, The Statistical Analysis of Failure Time Data):
 
     log(-log S) ± z sqrt(Σ_{i ≤ j} d_i / (n_i (n_i - d_i))) / log S
 
@@ -17,13 +16,12 @@ curve of all sites is at the times at which each site's joined bins end.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
-from scipy.stats import CensoredData, ecdf
 
 from pyro_fed.codebook.between_sites import check_together
 from pyro_fed.codebook.codebook import Codebook
@@ -111,11 +109,12 @@ def _curve(parts: Sequence[OutcomeSummary], ends: Sequence[float]) -> pd.DataFra
         for counts in ([one.events for one in parts], [one.censored for one in parts])
     )
     at_risk = events.sum() + censored.sum() - np.concatenate([[0], np.cumsum(events + censored)[:-1]])
-    found = ecdf(CensoredData(np.repeat(ends, events), right=np.repeat(ends, censored))).sf
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # where all or none survive, there are no limits
-        limits = found.confidence_interval(method="log-log")
-    survival, lower, upper = (one.evaluate(ends) for one in (found, limits.low, limits.high))
+    n = np.maximum(at_risk, 1)
+    survival = np.cumprod(1 - events / n)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        greenwood = np.sqrt(np.cumsum(np.where(events > 0, events / (n * (n - events)), 0.0)))
+        spread = NormalDist().inv_cdf(0.975) * greenwood / np.log(survival)
+        lower, upper = survival ** np.exp(-spread), survival ** np.exp(spread)
     known = (survival > 0) & (survival < 1)
     return pd.DataFrame(
         {

@@ -39,8 +39,10 @@ IN_WORDS = {
     **{"kg": "kilograms", "g": "grams", "mg": "milligrams"},
     **{"cm": "centimetres", "m": "metres", "mm": "millimetres"},
 }
-#: Chance of a false alarm of each check that is a test, and of a coincidence that an explanation rests on.
+#: Chance of a false alarm of each check that is a test.
 FALSE_ALARM_CHANCE = 1e-4
+#: Chance of a coincidence that explains what needs an explanation in any case.
+COINCIDENCE_CHANCE = 0.01
 #: Scales of one unit with and without a prefix, such as mg/L and g/L.
 PREFIXES = (10.0, 100.0, 1e3, 1e6)
 
@@ -93,7 +95,7 @@ def unit_of_whole_numbers(values: np.ndarray, column: Column) -> str:
         meant = (distinct - one.offset) / one.factor
         rounding = 0.5 * 10.0**-decimals / one.factor
         by_chance = len(named) * (2 * rounding) ** len(distinct)
-        if by_chance < FALSE_ALARM_CHANCE and (abs(meant - meant.round()) <= 1.001 * rounding).all():
+        if by_chance < COINCIDENCE_CHANCE and (abs(meant - meant.round()) <= 1.001 * rounding).all():
             return one.text
     return ""
 

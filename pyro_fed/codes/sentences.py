@@ -775,7 +775,7 @@ def integrals_miss_modes(
     """Rows' latents have modes that the rule does not find; `starts` are places that find them, "" if none do."""
     said = (
         f"the integrals over {list(sites)}, inside plate '{plate}', miss modes: given the "
-        f"rest {rows} of {looked_at} rows that were looked at have one elsewhere with more than {share:.0%} of "
+        f"rest {rows} of {looked_at} rows that were looked at have one elsewhere with more than {share:.1%} of "
         f"their mass (row {worst_row}: {largest:.0%})"
     )
     if not starts:

@@ -41,7 +41,7 @@ class BoundModel:
     device: torch.device | None = None  # where its arguments have been moved to; None stands for the CPU
     # facts on the functions of torch that it calls, recorded by its runs
     noticed: Noticed = field(default_factory=Noticed, repr=False)
-    # names of sites whose density is zero beyond the constraints of their parameters, see `running.walls`
+    # names of sites whose density is zero beyond the constraints of their parameters, see `running.site_values`
     walls: set[str] = field(default_factory=set)
     # what is known of rows whose second derivatives are finite at no point
     without_curvature: list[ModelError] = field(default_factory=list, repr=False)

@@ -44,8 +44,8 @@ from pyro_fed.ops.memory import count_in_cache, count_in_memory
 #: Blocks of coordinates that differences are written out for, at most: each is a dozen operations of a traced step. Few
 #: coordinates at once are two to four times as fast as all of them, for which memory is asked for each time.
 MAX_BLOCKS = 256
-#: The same for a Stein matrix.
-MAX_MATRIX_BLOCKS = 16
+#: The same for a Stein matrix, and how many results of a block's size are alive together.
+MAX_MATRIX_BLOCKS, MATRIX_RESULTS = 16, 4
 
 
 def median_bandwidth(particles: Tensor, min_bandwidth: float, min_relative_bandwidth: float) -> Tensor:
@@ -256,7 +256,7 @@ class Marginal(Kernel):
     def stein_matrix(self, particles: Tensor, left: Tensor, right: Tensor) -> Tensor:
         count, dim = particles.shape[-2:]
         fast = max(count_in_cache(count**2), -(-dim // MAX_MATRIX_BLOCKS))
-        size = min(fast, count_in_memory(count**2))
+        size = min(fast, count_in_memory(MATRIX_RESULTS * count**2))
         parts = (part.split(size, -1) for part in (particles, left, right, self._fitted()))
         first, *others = (_stein_matrix(*part) for part in zip(*parts, strict=True))
         return sum(others, first)

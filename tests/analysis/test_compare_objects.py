@@ -165,6 +165,13 @@ def test_few_independent_draws_object_to_nothing():
     assert blocks(standard(2), "particles") is None
 
 
+@pytest.mark.parametrize("count", [10, 20])
+def test_short_chains_of_independent_draws_are_objected_to(count):
+    """Three SDs off. Blocks would leave two chains of ten draws four random signs, by which nothing can be unlikely."""
+    values = standard(1, chains=2, count=count, seed=1)
+    assert distance(values + 3.0, "chains").is_wrong and not distance(values, "chains").is_wrong
+
+
 def gaussian(times, share, dim=3, count=COUNT, seed=0, memory=0.0):
     """Draws of prior^times × likelihood, both Gaussian, correlated, the prior with so much of the precision."""
     rng = np.random.default_rng(seed)

@@ -129,6 +129,7 @@ def test_modes_that_are_missed_are_told_with_places_that_find_them():
     (note,) = integral_findings(federation("square", starts=()).problem, theta)
     assert note.code == "integrals_miss_modes"
     assert "miss modes: given the rest 6 of 6 rows" in note.text
+    assert "more than 2.5% of their mass" in note.text
     setting = note.text.partition("quadrature=pf.")[2]
     rule = eval(setting, {"Quadrature": pf.Quadrature})
     assert integral_findings(federation("square", starts=rule.starts).problem, theta) == []

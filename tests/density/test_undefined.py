@@ -431,6 +431,22 @@ def test_an_order_that_a_factor_asks_for_is_right():
     assert "density of 'order' is no finite number at" in nan_density_notes(fed.problem)[0]
 
 
+def test_a_factor_that_overflows_in_single_precision_alone_is_no_wall():
+    """inf / inf at slopes of fifteen in float32; the density is a number in float64 wherever the prior reaches."""
+
+    def model(x, y):
+        slope = pyro.sample("slope", dist.Normal(x.new_tensor(0.0), 10.0))
+        with pyro.plate("data", len(y)):
+            odds = torch.exp(slope * x)
+            pyro.factor("row", torch.where(y > 0, odds / (1 + odds), 1 / (1 + odds)).log())
+
+    x = torch.linspace(-8.0, 8.0, 60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fed = federated(model, x, (torch.arange(60) % 3 < 1 + (x > 0)).float())
+    assert fed.problem.dtype == torch.float32 and not fed.problem.bound.walls
+
+
 def test_rows_whose_factor_is_nan_beyond_a_latent_are_named_and_a_wall():
     """A Weibull distribution that begins at a latent, by hand: log(y - t) is NaN where t is above a row."""
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from test_resolve import flat, over, regression
 
 import pyro_fed as pf
@@ -40,3 +41,12 @@ def test_svi_tempers_no_joint_density_of_rows_with_latents_of_their_own():
     resolve(tempered, traits)
     with pytest.raises(pf.errors.SettingError, match=r"SVI: temperature=2 raises .* no factor of the joint density"):
         resolve(tempered, replace(traits, local_dim=1))
+
+
+@pytest.mark.parametrize(
+    "kind", [pf.FedAIS, pf.FSGLD, pf.infer.FedHMC, pf.infer.SAGALD, pf.infer.VRFALD, pf.infer.SFVI]
+)
+def test_surrogates_of_another_dimension_are_refused(kind):
+    given = pf.infer.Given(torch.eye(2).repeat(3, 1, 1), torch.zeros(3, 2))
+    with pytest.raises(pf.errors.SettingError, match="Given: the surrogates have dimension 2, the model's vector 3"):
+        resolve(kind(surrogates=given), over(regression).problem.traits)

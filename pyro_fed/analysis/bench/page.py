@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from pyro_fed.analysis.bench.bench import (
 )
 from pyro_fed.analysis.bench.cell import Outcome
 from pyro_fed.analysis.judging.moments import SD_RANGE
-from pyro_fed.analysis.numbers import digits, number_text
+from pyro_fed.analysis.numbers import digits, number_text, readable_bytes, readable_seconds
 from pyro_fed.analysis.plots.style import REFERENCE_LINE, line_colors, tidy
 from pyro_fed.analysis.report import page, svg
 from pyro_fed.conventions.limits import MATTERS
@@ -70,12 +72,13 @@ Smallest and largest posterior SD over the reference's: 1 is right, below 0.8 an
 
 @dataclass(frozen=True)
 class Scatter:
-    """A figure of the mean error against another score, whose axis has an SI unit."""
+    """A figure of the mean error against another score, whose axis has an SI unit; `write` is for the dots' titles."""
 
     title: str
     key: str
     axis: str
     unit: str
+    write: Callable[[float], str]
     note: str
 
 
@@ -85,6 +88,7 @@ SCATTERS = (
         "bytes",
         "bytes of all clients, both directions",
         "B",
+        readable_bytes,
         "Cells with an answer of methods that leave the data where they are.",
     ),
     Scatter(
@@ -92,6 +96,7 @@ SCATTERS = (
         "cpu_seconds",
         "CPU time, all clients simulated in one process",
         "s",
+        readable_seconds,
         "All cells with an answer. Squares are other people's methods; those on pooled data are among them.",
     ),
 )
@@ -258,6 +263,14 @@ def _scatter(results: Results, ids: dict[Any, str], plot: Scatter) -> dict[str, 
         alt = f"{len(points)} points of {names}: mean error against {plot.axis}, both logarithmic"
         drawn = svg.inline(figure, plot.key, alt)
         plt.close(figure)
+    titles = {
+        f"#{ids[_key(one)]}": f"{one.algorithm} on {one.case}, {one.split}: {one.scores['mean_error']:.3g} SD, "
+        f"{plot.write(one.scores[plot.key] or 0.0)}"
+        for one in points
+    }
+    drawn = re.sub(
+        r'<a xlink:href="(.*?)">', lambda dot: f"{dot[0]}<title>{html.escape(titles[dot[1]])}</title>", drawn
+    )
     return {"title": plot.title, "note": plot.note, "svg": drawn}
 
 

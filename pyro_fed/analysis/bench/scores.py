@@ -138,7 +138,6 @@ def parameters(mine: Draws, truth: Draws, behind: str = "") -> list[Parameter]:
     flat, known = mine.flat, truth.flat
     ends = np.quantile(flat, [(1 - INTERVAL_PROBABILITY) / 2, (1 + INTERVAL_PROBABILITY) / 2], axis=0)
     within = ((known >= ends[0]) & (known <= ends[1])).mean(0)
-    kurtosis = stats.kurtosis(known, fisher=False)
     means, sds, spread = flat.mean(0), flat.std(0), known.std(0)
     return [
         Parameter(
@@ -148,7 +147,7 @@ def parameters(mine: Draws, truth: Draws, behind: str = "") -> list[Parameter]:
             mean=float(means[i]),
             sd=float(sds[i]),
             coverage=float(within[i]),
-            judged=bool(kurtosis[i] <= MAX_KURTOSIS),
+            judged=bool(stats.kurtosis(known[:, i], fisher=False) <= MAX_KURTOSIS),
         )
         for i, label in enumerate(truth.labels)
         if np.ptp(known[:, i]) > 0

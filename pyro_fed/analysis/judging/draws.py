@@ -22,6 +22,9 @@ DRAWS_AT_ONCE = 64
 MIN_CHAIN_DRAWS = 4
 #: Length of a block of draws, in autocorrelation times: so long that blocks are nearly independent of each other.
 BLOCK_TIMES = 5
+#: Draws of a chain count as independent if their effective number is more than this share of their number. In blocks
+#: they would be too few for the random signs of `discrepancy`, and no short chain could be flagged.
+INDEPENDENT_SHARE = 0.9
 #: Kinds of draws that are independent of each other.
 INDEPENDENT = ("independent", "agents")
 #: Kinds of draws that are not random, and have no Monte Carlo error.
@@ -147,6 +150,6 @@ def blocks(values: np.ndarray, kind: str) -> np.ndarray | None:
     if kind in INDEPENDENT:
         return distinct_draw_numbers(values.reshape(-1, dim))
     share = float(effective_draws(values, kind).min()) / (chains * each)
-    length = int(np.ceil(BLOCK_TIMES / max(share, 1 / (chains * each))))
+    length = 1 if share > INDEPENDENT_SHARE else int(np.ceil(BLOCK_TIMES / max(share, 1 / (chains * each))))
     within = np.arange(each) // min(length, each)
     return np.concatenate([chain * each + within for chain in range(chains)])

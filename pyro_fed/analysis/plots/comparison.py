@@ -159,6 +159,10 @@ def _name_at_edge(ax: Axes, text: str, color: str) -> None:
     )  # fmt: skip
 
 
+#: If less than this share of a result's draws is within its panel, the panel says where they are.
+MIN_INSIDE_SHARE = 0.1
+
+
 @checked
 def plot_pair(
     results: Mapping[str, InferenceData] | InferenceData,
@@ -213,7 +217,7 @@ def _scatter(ax: Axes, truth: np.ndarray, values: np.ndarray | None, color: str)
     every = truth if values is None else np.concatenate([truth, values])
     low = np.where(every.min(0) > 0, np.maximum(low, 0.0), low)  # all draws are positive: the axis begins at zero
     ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-    if values is not None and not ((low < values.mean(0)) & (values.mean(0) < high)).all():
+    if values is not None and np.mean(((values > low) & (values < high)).all(1)) < MIN_INSIDE_SHARE:
         where = "its draws lie outside: means " + ", ".join(f"{one:.3g}" for one in values.mean(0))
         ax.text(0.5, 0.96, where, transform=ax.transAxes, color=color, fontsize=8, ha="center", va="top")
     tidy(ax, grid="both")

@@ -25,6 +25,7 @@ from pyro_fed.analysis.plots.style import (
     width_with_names,
 )
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.errors import SettingError
 
 #: The figure of influence shows this many parameters: those that a client moves most.
@@ -66,7 +67,8 @@ def plot_influence(
 def draw_shifts(ax: Axes, found: xr.Dataset, chosen: np.ndarray) -> None:
     """Draw the shifts of `pyro_fed.influence` in colours: a row for each client, a column for each chosen parameter."""
     shifts, labels = found["shift"].values[:, chosen], found["parameter"].values[chosen]
-    image = ax.pcolormesh(shifts, cmap="RdBu_r", norm=CenteredNorm(halfrange=robust_extent(shifts.ravel()) or 1.0))
+    reach = max(MATTERS, robust_extent(shifts.ravel()))  # shifts that do not matter are pale
+    image = ax.pcolormesh(shifts, cmap="RdBu_r", norm=CenteredNorm(halfrange=reach))
     ax.set(xticks=np.arange(len(chosen)) + 0.5, yticks=np.arange(len(shifts)) + 0.5, title="shift of the mean (SDs)")
     ax.set_xticklabels(short_names(labels), rotation=90)
     ax.set_yticklabels(short_names(found["client"].values))

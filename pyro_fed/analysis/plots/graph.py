@@ -20,6 +20,8 @@ NODE_AREA = 350.0
 NAME_DISTANCE = 0.09
 #: Largest number of agents that can be told apart in a figure.
 MAX_AGENTS = 1000
+#: The layout of at most this many agents minimises an energy; larger graphs use a faster spring simulation.
+MAX_SOLVED_AGENTS = 200
 
 
 @checked
@@ -96,7 +98,7 @@ def _layout(links: nx.DiGraph, seed: int) -> dict[int, np.ndarray]:
     if degrees == {2} or nx.density(undirected) == 1:
         place = nx.circular_layout(undirected)
     else:
-        few = len(links) <= MAX_MARKS  # a larger graph's energy takes long to minimise
+        few = len(links) <= MAX_SOLVED_AGENTS
         place = nx.kamada_kawai_layout(undirected) if few else nx.spring_layout(undirected, seed=seed)
     return place
 

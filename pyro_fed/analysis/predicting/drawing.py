@@ -22,7 +22,6 @@ from pyro.distributions import Unit
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_fed.analysis.judging.draws import DRAWS_AT_ONCE
 from pyro_fed.analysis.predicting.groups import Groups
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Members
@@ -31,6 +30,10 @@ from pyro_fed.density.running.trace_sites import is_deterministic, row_axis
 from pyro_fed.errors import DataError
 from pyro_fed.federation.pooling import parts_of
 from pyro_fed.ops.batched import loop_map, vmap
+
+#: Number of draws mapped in one call. It bounds the memory, and changes no distribution, but it decides which random
+#: numbers a draw takes: with another one a seed has other predictions.
+DRAWS_AT_ONCE = 256
 
 
 def split_plates(problem: Problem) -> frozenset[str]:

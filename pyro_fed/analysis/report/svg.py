@@ -43,7 +43,8 @@ def inline(figure: Figure, prefix: str, alt: str) -> str:
     body = text[text.index(">", text.index("<svg")) + 1 :]
     body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
-    body = re.sub(r'(url\(#|<use xlink:href="#)', rf"\g<1>{prefix}-", body)  # links lead to the page
+    body = re.sub(r'(url\(#|<use xlink:href="#)', rf"\g<1>{prefix}-", body)  # links lead to the page itself
+    body = body.replace(' target="_blank"', "")  # and open no second one
     body = re.sub(r"(?<!scale\()-?\d+\.\d{3,}", _rounded_number, body)
     body = re.sub(r"#[0-9a-f]{6}(?=[;\"])", _colour, body)
     body = re.sub(r"\n\s*", "\n", body)

@@ -12,9 +12,9 @@ constant the mode's mass is
 
 where t is a Student's t with the mode's curvature, and points that are nearer to another mode count as zero.
 
-Until the first mode is found, and at each new mode, Newton's damped steps are used (`ops.newton_ascent`, driven by a
-loop): each takes 2 D + 1 scores, and few are needed. The Stein family's search (`infer.stein.modes`) takes Newton's
-steps alone: there a round is expensive, and clients have second derivatives.
+Until the first mode is found, at each new mode, and for the last `NEWTON_CLIMBS` climbs, Newton's damped steps are used
+(`ops.newton_ascent`, driven by a loop): each takes 2 D + 1 scores, and few are needed. The Stein family's search
+(`infer.stein.modes`) takes Newton's steps alone: there a round is expensive, and clients have second derivatives.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from pyro_fed.ops.student import Mixture
 
 #: The most steps of a climb, and the length, in the metric of its curvature, of a gradient at which it has arrived.
 MAX_CLIMB_STEPS, ARRIVAL_SDS = 60, 0.05
+#: Climbs that go on by Newton's steps.
+NEWTON_CLIMBS = 2
 #: Longest step, in the result's SDs; far away, a quarter of the distance.
 MAX_STEP_SDS = 3.0
 #: Modes nearer to each other than this, in SDs of either one, are one mode; a draw this near to a mode belongs to it.
@@ -159,8 +161,14 @@ def modes_by_climbs(target: Target, start: Tensor) -> tuple[list[Mode], dict[int
                 add_mode(modes, mode_by_newton(target, end))
         climbs.keep(~done)
         number = number[~done]
-        if not len(number):
+        if len(number) <= NEWTON_CLIMBS:
             break
+    if len(number) <= NEWTON_CLIMBS:
+        for climb, w in zip(number.tolist(), climbs.w, strict=True):
+            mode = mode_by_newton(target, w)
+            if mode is not None:
+                ends[climb] = mode.at
+                add_mode(modes, mode)
     return modes, ends
 
 

@@ -78,7 +78,7 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
             sample = _sample(judged, seen)
             with StepWatcher() as stepping, Computed() as computed:
                 whole, values = _run_all_rows_and_beside(judged, sample)
-            if walls := find_walls(problem, seen, computed.names):
+            if walls := find_walls(judged, seen, computed.names):  # what overflows in float32 alone is none
                 whole, values = _run_all_rows_and_beside(judged, sample)
             _check_range(judged, seen, sample, whole)
             if not bool(whole.regular[0]):

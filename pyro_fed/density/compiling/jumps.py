@@ -40,10 +40,12 @@ from pyro_fed.density.compiling.predictors import (
 from pyro_fed.density.compiling.tracing import resizing_quietly, to_graph
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.batched import vmap
-from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_memory, fits_in_memory
+from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_memory
 
 #: Of the intervals of a row so many are cut, each into so many.
 NUM_CUT_INTERVALS, PIECES_PER_INTERVAL = 6, 16
+#: Parameters of a prior that is looked at, one line after the other, at most.
+MAX_PRIOR_DIM = 200_000
 #: A score that changes over an interval as short as rounding by more than this part of what it is at most has jumped.
 JUMP_SHARE = 0.05
 IGNORED_NATS = 10.0
@@ -101,7 +103,7 @@ def prior_turns(problem: Problem) -> Tensor:
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
     try:
         with resizing_quietly():
-            if not fits_in_memory(NUM_CUT_INTERVALS * PIECES_PER_INTERVAL * len(z)):
+            if len(z) > MAX_PRIOR_DIM:
                 return turns
             graph = to_graph(lambda point: problem.log_prior(point).contiguous(), (z,))
             if not _can_turn(tidy_graph(graph)):  # without the likelihood's operations, which the model runs besides

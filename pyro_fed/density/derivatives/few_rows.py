@@ -121,8 +121,8 @@ def _likelihoods_by_few(problem: Problem, draws: Tensor, few: ClientData, times:
     some = (with_trailing_axes(times, part) * part for part in likelihoods_at(problem, mean, few, draws.shape[1]))
     missed = Quadratic(*(whole - part for whole, part in zip(at_mean, some, strict=True)))
     found = times.unsqueeze(1) * clients_log_likelihoods(problem, draws, few)
-    some = draws.split(count_in_memory(draws[:, 0].numel()), 1)
-    return found + torch.cat([missed.value(part.double() - mean.unsqueeze(1)) for part in some], 1)
+    pieces = draws.split(count_in_memory(draws[:, 0].numel()), 1)
+    return found + torch.cat([missed.value(part.double() - mean.unsqueeze(1)) for part in pieces], 1)
 
 
 def pick_rows(problem: Problem, data: ClientData, count: int) -> tuple[ClientData, Tensor]:

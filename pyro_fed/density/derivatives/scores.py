@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.func import grad, grad_and_value, vjp
 from torch.utils import _pytree as pytree
 
-from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.density.derivatives.composed_rows import at_each_composed
 from pyro_fed.density.derivatives.rowwise import MIN_STRUCTURE_WORK, at_each
 from pyro_fed.density.latents.ascent_starts import from_modes
@@ -24,6 +23,9 @@ from pyro_fed.ops.entries import choose
 from pyro_fed.ops.memory import DENSITY_NUMBERS, count_in_cache, fits_in_memory
 from pyro_fed.ops.newton_ascent import Look
 
+#: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
+#: diagonal is scaled to one may have if there is no curvature: a model with more than these is not refused as improper.
+FLAT_UNITS = 10.0
 #: Parts of a flat direction that are named: how many, and the smallest, relative to the largest.
 MAX_NAMED_PARTS, NAMED_PART_SHARE = 4, 0.1
 
@@ -249,7 +251,7 @@ def flat_direction(problem: Problem, precision: Tensor) -> str:
         return ""
     scale = precision.diagonal().clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
     values, directions = torch.linalg.eigh(scale[:, None] * precision * scale)
-    if float(values[0]) > ROUNDING_UNITS * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
+    if float(values[0]) > FLAT_UNITS * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
         return ""
     parts = directions[:, 0] * scale
     parts = parts * parts[parts.abs().argmax()].sign() / parts.abs().max()

@@ -175,7 +175,7 @@ def picked(leaf: Any, at: Tensor) -> Any:
     if not is_mapped(leaf):
         return leaf[at]
     parts = []
-    for some in at.split(count_in_memory(READ_AHEAD_NUMBERS)):
+    for some in at.split(count_in_memory(max(READ_AHEAD_NUMBERS, leaf[:1].numel()))):
         parts.append(leaf[some])
         let_go(leaf)
     return torch.cat(parts)

@@ -33,6 +33,8 @@ FOLDER, FILE, MODEL = "approved", "approval.json", "model.py"
 
 #: Facts by name.
 Facts = dict[str, str]
+#: The longest text that is shown whole where something differs; of a longer one, such as a hash, only the beginning is.
+MAX_SHOWN_CHARACTERS = 60
 
 
 def recipe_facts(chosen: Recipe, algorithm: Any = None, run: Mapping[str, Any] | None = None) -> Facts:
@@ -168,12 +170,16 @@ def _changed(reason: object) -> PolicyError:
 
 def _refuse(different: Sequence[tuple[str, str, str]]) -> None:
     if different:
-        texts = [f"{name} (approved {was}, asked {now})" for name, was, now in different]
+        texts = [f"{name} (approved {_shown(was)}, asked {_shown(now)})" for name, was, now in different]
         raise PolicyError(
             f"the site has not approved this run, which differs in {listed(texts)}: run what it has approved, or ask "
             "it to approve this by pyro-fed node approve",
             "approval",
         )
+
+
+def _shown(value: str) -> str:
+    return value if len(value) <= MAX_SHOWN_CHARACTERS else f"{value[:10]}..."
 
 
 def copied_model(folder: Path) -> Path:

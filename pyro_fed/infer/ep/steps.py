@@ -162,6 +162,8 @@ class Optimised(StepRule):
 
 def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:
     """The fractions s_k (C,) up to δ that leave q a distribution: one for all, or if there is none, one by one."""
+    if not damping > 0:  # no part of the change is within reach
+        return torch.zeros(len(changes.eta), dtype=torch.float64, device=q.eta.device)
     joint, count = float(backtrack(q, changes.product_over(0), max_fraction=damping)), len(changes.eta)
     if joint > 0:
         return torch.full((count,), joint, dtype=torch.float64, device=q.eta.device)

@@ -22,9 +22,11 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit, rhat_and_ess
 from pyro_fed.infer.langevin.visits import Arrival, StepSizes, Visit
 from pyro_fed.infer.surrogates.local_sgld import tempered_clients
-from pyro_fed.ops.entries import SAMPLED_ENTRIES, evenly
+from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.memory import count_in_memory
 
+#: Largest number of coordinates that are judged; of more, evenly spaced ones are.
+JUDGED_COORDINATES = 2000
 #: R-hat and ESS are computed again when the number of draws has grown by this factor, or, if the run ends at a number
 #: of effective draws, when the present rate predicts that number, but at least by a negligible share and at most by
 #: twice: the rate is not known well from few effective draws.
@@ -126,7 +128,7 @@ class ChainStore(NamedTuple):
         stride = -(-kept // most)
         number = kept // stride // 2 * 2
         draws = self.buffers.draws
-        draws = draws[:, kept - number * stride : kept : stride, evenly(draws.shape[-1], SAMPLED_ENTRIES)].double()
+        draws = draws[:, kept - number * stride : kept : stride, evenly(draws.shape[-1], JUDGED_COORDINATES)].double()
         moving = draws.var(1).sum(0) > 0
         if not bool(moving.all()):
             return self

@@ -8,7 +8,7 @@ Source: Smola et al. (2003), *Laplace propagation*; Nocedal & Wright (2006), Sec
 A round: the server sends θ, d and an aim, one of the fractions s_j. Every client sends its log-likelihood at θ + s_j d
 for every s_j (the line search), and score and curvature at the aim, the fraction that was best in the round before. If
 another fraction turns out much better the server goes there and asks again, with d = 0, except for steps too short for
-values to show it (`NEGLIGIBLE`). A mode search that leaves the mass for a spike of the density returns to the point
+values to show it (`SHORT_STEP`). A mode search that leaves the mass for a spike of the density returns to the point
 around which it found most mass, f(θ) |H|^(-1/2). Fractions that move a logarithm or a logit by more than `MAX_LOG_STEP`
 do not count: a likelihood is flat far away, and a density at e^40 is rounding.
 
@@ -38,7 +38,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import NEGLIGIBLE, ROUNDING_UNITS
+from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.derivatives import clients_log_likelihoods, few_rows_findings, pick_rows, prior_values
@@ -72,6 +72,9 @@ from pyro_fed.ops.gaussian import Gaussian
 WARM_TOLERANCE = 0.5
 #: Longest step of an entry that is a logarithm or a logit: a factor of 5e8.
 MAX_LOG_STEP = 20.0
+#: Near the mode, the values of a step shorter than this many SDs are not reliable up to as many nats: integrals over
+#: rows' own latents jump by 1e-4 nats where two modes merge, also at a mode of all rows. Newton's step is then taken.
+SHORT_STEP = 0.01
 #: The step aimed at is taken if it gains at least this share of the best fraction's gain, because that saves a round.
 AIM_SHARE = 0.5
 
@@ -314,9 +317,7 @@ class FedLaplace(GaussianAlgorithm):
         known = bool(messages["usable"].all() & is_finite(server.prior))
         if good and bool(torch.isfinite(totals[aimed])) and known:
             return replace(state_after_arrival(server, gaussian(messages), totals[aimed]), aim=next_aim)
-        # Near the mode, the values of a negligible step are not reliable: integrals over rows' own latents jump by 1e-4
-        # nats where two modes merge, also at a mode of all rows. Newton's step is then taken.
-        shows_fall = bool(server.indefinite) or not float(server.decrement) <= NEGLIGIBLE or aimed_gain < -NEGLIGIBLE
+        shows_fall = bool(server.indefinite) or not float(server.decrement) <= SHORT_STEP or aimed_gain < -SHORT_STEP
         if not (shows_fall or still) and known:
             if aimed == self.fractions.index(1.0):
                 return state_after_arrival(server, gaussian(messages), totals[aimed])

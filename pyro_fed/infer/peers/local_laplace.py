@@ -21,7 +21,7 @@ from pyro_fed.density.derivatives import Derivatives
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, row_dtype
 from pyro_fed.errors import ModelError
-from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, add_batch_axis, fit_prior, site_of, with_prior
+from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, add_batch_axis, fit_prior, site_of, where, with_prior
 from pyro_fed.ops.backtrack import MAX_ITERATIONS
 from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import Gaussian
@@ -43,7 +43,10 @@ def local_laplace(
         if bool((gain <= torch.finfo(gain.dtype).eps * ascent.value.abs()).all()):
             break
     found = Moments(ascent.value, ascent.score, _positive_part(ascent.curvature))
-    return site_of(found, ascent.points)
+    site = site_of(found, ascent.points)
+    # A climb that has seen no finite density has the curvature it began with, which is of no rows.
+    unknown = type(site)(site.precision * torch.nan, site.eta * torch.nan)
+    return where(ascent.value.isfinite(), site, unknown)
 
 
 def _positive_part(curvature: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.base import require_centrality
 from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.graph.mixing import mix
-from pyro_fed.infer.laplace.fedlaplace import WARM_TOLERANCE, FedLaplace
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.peers import findings
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
 from pyro_fed.infer.peers.local_laplace import gaussian_prior, or_infinity, range_over_agents, repeated
@@ -62,6 +62,9 @@ from pyro_fed.infer.sites.gaussian_sites import (
 from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.ops.gaussian import Gaussian
 
+#: Where Newton's method ends before beliefs are mixed, in SDs: later rounds take sites anew. On the way to a mode at
+#: infinity steps get shorter in SDs, and agents that ended at half an SD there would call an improper posterior normal.
+START_TOLERANCE = 1e-2
 #: Share of their disagreement that agents have after a round's consensus, if none is set.
 GOSSIP_TOLERANCE = 1e-2
 #: The same if rounds are accelerated.
@@ -169,7 +172,7 @@ class PeerGaussian(PeerBeliefs, SpreadGaussian):
             newton=FedLaplace(
                 covariance=self.structure,
                 curvature=self.curvature,
-                tolerance=WARM_TOLERANCE,
+                tolerance=START_TOLERANCE,
             )
         )
 

@@ -38,12 +38,14 @@ from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.entries import choose, with_trailing_axes
 from pyro_fed.ops.gaussian import STRUCTURES, Gaussian
 from pyro_fed.ops.matrices import times, with_absolute_eigenvalues
-from pyro_fed.ops.memory import count_in_memory
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 
 #: A Gaussian is no start if the log prior's expectation under it is this many nats for each parameter below its value
 #: at the mean (half a nat for the Laplace approximation of a Gaussian).
 MAX_PRIOR_FALL = 1e3
+#: Largest total of numbers of the points of an expectation: large models have fewer points, since their densities,
+#: scores and curvatures at all points are held together.
+MAX_POINT_NUMBERS = 1_000_000
 #: Smallest number of points; a density that is Gaussian on the unconstrained scale needs two.
 MIN_POINTS = 8
 #: Draws of the prior that show where a search begins.
@@ -253,8 +255,8 @@ def absolute(q: Gaussian) -> tuple[Gaussian, Tensor]:
 
 
 def spread_points(q: Gaussian, count: int) -> Tensor:
-    """Standardised points under a batch of Gaussians (C,): (S, C, D); fewer than `count` where memory is short."""
-    fewer = min(count, max(MIN_POINTS, count_in_memory(q.dim) // 2 * 2))
+    """Standardised points under a batch of Gaussians (C,): (S, C, D); fewer than `count` beyond `MAX_POINT_NUMBERS`."""
+    fewer = min(count, max(MIN_POINTS, MAX_POINT_NUMBERS // q.dim // 2 * 2))
     standard = sobol(fewer, q.dim).to(q.eta.device)
     return q.transform(standard.unsqueeze(1).expand(-1, *q.eta.shape))
 

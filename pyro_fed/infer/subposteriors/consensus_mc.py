@@ -48,7 +48,6 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.codes import cures
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
@@ -59,6 +58,10 @@ from pyro_fed.infer.pooled.nuts_kernel import Chains, Potential
 from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.subposteriors.lanes import Lanes
 from pyro_fed.ops.gaussian import FullGaussian, Gaussian
+
+#: Added to the diagonal of the draws' correlations, so that fewer draws than parameters cause no error: well above the
+#: rounding of hundreds of eigenvalues.
+CORRELATION_JITTER = 1e-12
 
 
 def average_draws(draws: Tensor, *, weighted: bool = True) -> Tensor:
@@ -135,8 +138,7 @@ def _precisions(draws: Tensor) -> Tensor:
     covariance = away.mT @ away / (draws.shape[1] - 1)
     sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     correlation = covariance / sd[:, :, None] / sd[:, None, :]
-    # so that fewer draws than parameters cause no error
-    least = ROUNDING_UNITS * torch.finfo(draws.dtype).eps * torch.eye(draws.shape[2], dtype=draws.dtype)
+    least = CORRELATION_JITTER * torch.eye(draws.shape[2], dtype=draws.dtype)
     precision: Tensor = torch.linalg.inv(correlation + least) / sd[:, :, None] / sd[:, None, :]
     return precision
 

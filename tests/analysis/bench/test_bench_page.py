@@ -84,6 +84,9 @@ def test_every_cell_opens_its_diagnosis(tmp_path, results):
     for number, one in enumerate(results.outcomes):
         links = page.links.count(f"#c{number}")
         assert links == (4 if one.answered else 2)  # two heat maps, two scatters
+        title = f'<a xlink:href="#c{number}"><title>{one.algorithm} on {one.case}, {one.split}: '
+        assert text.count(title) == (2 if one.answered else 0)
+    assert "_blank" not in text
     assert re.findall(r'(?:src|href)="(?![#"])', text) == []  # it needs no other file
     for part in (
         "0.50 !",

@@ -12,7 +12,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.infer.ep import ascent
-from pyro_fed.infer.ep.steps import Server
+from pyro_fed.infer.ep.steps import Server, largest_fractions
 from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.ops.gaussian import DiagGaussian
 
@@ -109,3 +109,9 @@ def test_a_radius_that_has_not_been_tried_is():
     assert returned([1.0, 0.9, 1.1]) == [False, False, True]
     assert returned([1.0, 0.4, 0.15, 0.06]) == [False] * 4
     assert returned([1.0, 0.4, 0.5, 0.4]) == [False, False, False, True]
+
+
+def test_a_step_of_which_no_part_is_within_reach_is_none():
+    """No fraction suits a belief that is no distribution: `backtrack` refused a largest fraction of zero."""
+    flat, changes = (DiagGaussian(torch.zeros(*shape, 2), torch.ones(*shape, 2)) for shape in ((), (3,)))
+    assert largest_fractions(flat, changes, 0.0).tolist() == [0.0, 0.0, 0.0]

@@ -60,3 +60,19 @@ def test_a_gaussian_takes_few_steps_and_has_its_exact_site(monkeypatch):
         torch.testing.assert_close(site.precision[k], x.T @ x + torch.eye(2, dtype=x.dtype), rtol=1e-12, atol=0)
         torch.testing.assert_close(site.eta[k], x.T @ y, rtol=1e-9, atol=1e-12)
     assert looks < 15
+
+
+def positive(y):
+    """Rows above five have a density that is zero where the latent is not positive, as it is at the start."""
+    place = pyro.sample("place", dist.Normal(y.new_zeros(1), 1.0).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.factor("row", torch.where((y > 5) & (place <= 0), -torch.inf, -((place - y) ** 2)))
+
+
+@pytest.mark.filterwarnings("ignore:site 'row'")
+def test_an_agent_whose_density_is_nowhere_finite_has_no_site(monkeypatch):
+    """It had a standard normal one, and the others' belief was believed with it."""
+    y = torch.linspace(-1, 1, 9, dtype=torch.float64)
+    site, _ = found(monkeypatch, pf.Federation.from_clients(positive, [(y,), (y + 10,)], plate="data"))
+    assert site.is_proper().tolist() == [True, False]
+    assert bool(site.precision[1].isnan().all()) and bool(site.eta[1].isnan().all())

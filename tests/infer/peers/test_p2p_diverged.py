@@ -49,6 +49,21 @@ def test_a_funnel_is_named_and_no_step_size_advised():
     assert "step size" not in said
 
 
+def separated(x):
+    w = pyro.sample("w", dist.ImproperUniform(dist.constraints.real_vector, (), (2,)))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=(x[:, 0] > 0).to(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_separable_classes_under_a_flat_prior_leave_no_beliefs():
+    """Agents that began half an SD from where a step would lead reported them as converged, with SDs of 1e18."""
+    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    fed = pf.Federation.from_clients(separated, [(x[i::3],) for i in range(3)], plate="data")
+    with pytest.raises(DivergenceError, match="the agents' beliefs"):
+        pf.run(pf.P2PVI(), fed, graph=pf.graph.complete(3), audit=False, **QUIET)
+
+
 def survival(x, censored):
     """A Weibull's survival at t = |x| and after it, where 0 ** k has no second derivative in k."""
     k = pyro.sample("k", dist.LogNormal(x.new_zeros(()), 1.0))

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyro.infer import MCMC, NUTS
 
-from pyro_fed.analysis.judging.moments import MAX_RHAT
-
 if TYPE_CHECKING:
     from pyro_fed.analysis.bench.clients import Clients
 
 #: It looks at `clients.pooled` alone.
 POOLED = True
+#: Above, chains disagree (Vehtari et al. 2021 ask for 1.01, of four chains). The committed outcomes are by it.
+MAX_RHAT = 1.05
 
 
 def run(model: Any, clients: Clients, chains: int = 2, draws_each: int = 500, warmup: int = 300) -> Any:
