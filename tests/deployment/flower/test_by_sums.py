@@ -9,7 +9,7 @@ import torch
 from algorithms import unequal_lines
 
 import pyro_fed as pf
-from pyro_fed.audit.weights import weighted_moments
+from pyro_fed.audit.weights import moments_of_weighted_draws
 
 pytestmark = [
     pytest.mark.flower,
@@ -62,7 +62,7 @@ def test_a_wrong_spread_is_found_as_the_weights_of_pooled_rows_find_it(over_grid
     pooled = fed.problem.log_prior(z) + fed.problem.log_lik(z)
     sd = torch.as_tensor(_exact_sd_of_diagonal(fed))
     log_q = torch.distributions.Normal(_exact_mean(fed), sd).log_prob(z).sum(-1)
-    moments = weighted_moments(z, pooled - log_q)
+    moments = moments_of_weighted_draws(z, pooled - log_q)
     np.testing.assert_allclose(found.audit["sd_ratio"], moments.log_sd.exp(), rtol=1e-6)
     np.testing.assert_allclose(found.audit["mean_error"], moments.mean, atol=1e-6)
     exact = torch.linalg.inv(_precision(fed)).diagonal().sqrt() / sd
