@@ -7,10 +7,10 @@ stationary distribution whatever ε and n are:
     r ← r + (1/2 - b) ε s(w),   w ← w + a ε r,        r ← r + b ε s(w);     accept with probability min(1, exp(H - H'))
 
 For the target N(0, I) a trajectory of length n ε = π/2 swaps place and momentum: its end is independent of where it
-began. Lengths differ between trajectories at random, by ± `LENGTH_JITTER`, so that none is resonant. a and b are those
-of Blanes, Casas and Sanz-Serna, *Numerical integrators for the hybrid Monte Carlo method*, SIAM J. Sci. Comput. 36
-(2014). With them a single step of length π/2, which takes three scores, has an error in H of 5e-5 for each dimension of
-N(0, I); five leapfrog steps have 3e-4.
+began. Lengths differ between trajectories at random, by ± `TRAJECTORY_JITTER`, so that none is resonant. a and b are
+those of Blanes, Casas and Sanz-Serna, *Numerical integrators for the hybrid Monte Carlo method*, SIAM J. Sci. Comput.
+36 (2014). With them a single step of length π/2, which takes three scores, has an error in H of 5e-5 for each dimension
+of N(0, I); five leapfrog steps have 3e-4.
 
 Through a funnel chains alternate between these coordinates and the non-centred ones, effects in units of their own
 scale (`Detour`); a transition there has the same stationary distribution.
@@ -27,7 +27,6 @@ from torch import Tensor
 
 from pyro_fed.audit.target import Target, near_draws
 from pyro_fed.density.forms import NonCentred, noncentred_form
-from pyro_fed.ops.annealing import LENGTH_JITTER
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import MOST_DRAWS, maps_points
 
@@ -39,6 +38,8 @@ STAGES = ((DRIFT, 0.5 - KICK), (1 - 2 * DRIFT, 0.5 - KICK), (DRIFT, KICK))
 SCORES = len(STAGES)
 #: Length of a trajectory; at first, one step has it.
 LENGTH = math.pi / 2
+#: How much the lengths of trajectories differ.
+TRAJECTORY_JITTER = 0.15
 #: The most steps of a trajectory. If steps become shorter still, so does the trajectory.
 MAX_STEPS = 6
 #: Steps are halved until their mean acceptance is at least `WANTED_ACCEPTANCE`, or their length `SHORTEST_STEP_SHARE`
@@ -85,7 +86,7 @@ class Chains:
         count, dim = self.place.shape
         options: Any = {"generator": self.generator, "dtype": torch.float64}
         start = torch.randn(count, dim, **options)
-        jitter = 1 + LENGTH_JITTER * (2 * torch.rand(count, 1, **options) - 1)
+        jitter = 1 + TRAJECTORY_JITTER * (2 * torch.rand(count, 1, **options) - 1)
         step = LENGTH * self.shorter * jitter
         w, value, score, r = self.place, self.value, self.score, start
         for _ in range(min(round(1 / self.shorter), MAX_STEPS)):

@@ -80,7 +80,8 @@ def counted(model):
         # and one by one, as `vmap` fails: all rows, with curvatures and without, and 6 pairs at 2
         # points, and 4, and along a line, as it may jump
         (branching, (X, Y), 96),
-        (narrow, (X, Y), 7),  # the first run at zero instead; a line that compares, and the density along it
+        # the first run at zero instead; the factor at prior draws; a line that compares, and the density along it
+        (narrow, (X, Y), 8),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -141,7 +141,7 @@ def write_page(
             {"title": "SDs", "note": RATIO_NOTE, **_map(results, ids, _sd_ratio)},
         ],
         legend=[{"name": name, "colour": colours[name], "square": name in others} for name in results.algorithms],
-        plots=[_scatter(results, ids, one) for one in SCATTERS],
+        plots=[_scatter(results, ids, one) for one in SCATTERS if _answers_with(results, one.key)],
         algorithms=results.algorithms,
         cases=results.cases,
         left_out=results.left_out,
@@ -237,9 +237,14 @@ def _map_cell(
 
 
 # -- scatters ------------------------------------------------------------------------------------------------
+def _answers_with(results: Results, key: str) -> list[Outcome]:
+    """The answers whose score `key` is known and positive, so that logarithmic axes can show it."""
+    return [one for one in results.outcomes if one.answered and one.scores.get(key)]
+
+
 def _scatter(results: Results, ids: dict[Any, str], plot: Scatter) -> dict[str, str]:
     """A scatter whose dots open the diagnoses of their cells."""
-    points = [one for one in results.outcomes if one.answered and one.scores.get(plot.key)]
+    points = _answers_with(results, plot.key)
     with mpl.rc_context(svg.STYLE):
         figure, ax = plt.subplots(figsize=(9.2, 4.4), layout="constrained")
         for name, colour in line_colors(results.algorithms).items():

@@ -15,8 +15,8 @@ given θ, such as the two signs of x in y = x², have nodes around each (`modes`
 
 What a model needs is found when it is read, at random θ. Modes take a fixed number of Newton steps, so that they can be
 compiled: as many as they needed, and one more; a node that is a little off costs accuracy, not correctness. Where f_i
-is a parabola around its mode three nodes a dimension are enough, elsewhere as many as a row's log marginal likelihood
-needs.
+is a parabola around its mode three nodes a dimension are enough. Elsewhere one latent gets as many as a row's log
+marginal likelihood needs, and several latents as many as leave its score and curvature unchanged.
 
 **Derivatives** in θ hold the nodes fixed: where the rule integrates well, it does so for nodes anywhere near. The
 gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's. Where x | θ, y_i is Gaussian, three nodes a
@@ -30,11 +30,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.calls import Checked
@@ -66,8 +68,9 @@ PROBES = 16
 #: Nodes a dimension that integrate a Gaussian with its first two derivatives; and the distance from the mode, in SDs,
 #: at which a log density is compared with a parabola.
 GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
-#: Rules that are tried if it is no parabola, in nodes a dimension.
-ORDERS = (5, 7, 9, 11, 13)
+#: Rules that are tried if it is no parabola, in nodes a dimension; for several latents in models of at most so many
+#: parameters.
+ORDERS, MAX_PROBED_DIM = (5, 7, 9, 11, 13), 32
 #: The fewest nodes that are placed by tails, and how many times as many the rule has that others are compared with.
 MIN_TAIL_NODES, FINER_RULE_FACTOR = 7, 4
 #: Where the ascent to the modes of such latents starts: log densities with a kink at zero have no curvature there.
@@ -118,7 +121,8 @@ class Quadrature(metaclass=Checked):
         starts: places from which modes of a row's latents are looked for, besides zero: unconstrained, a tuple of d
             numbers each. Each mode that is found is integrated by nodes of its own. () stands for a single mode; None
             finds at random θ whether there are more, and where.
-        node_tolerance: how far a row's log marginal likelihood may be from that by `max_order` nodes, at random θ.
+        node_tolerance: how far the score of the log marginal likelihood may be from that by the next rule, in SDs, and
+            its curvature relatively, at random θ; of one latent, a row's log marginal likelihood.
         gaussian_tolerance: how far a Gaussian's log density may be from a parabola.
         max_nodes: nodes a row; where they do not make three a dimension, so many Sobol points are taken.
         mode_steps: Newton steps to the mode of each row's latents; None counts what the model needs, at most
@@ -183,11 +187,14 @@ class Quadrature(metaclass=Checked):
         centres = modes_at_points(problem, found, theta, rows) if found.starts else _one_each(modes)
         if self.order is None:
             gaussian = not found.starts and found._is_gaussian(problem, theta, rows, centres)
-            found = replace(found, order=min(GAUSSIAN_ORDER, self.max_order) if gaussian else self.max_order)
+            order = (
+                min(GAUSSIAN_ORDER, self.max_order) if gaussian else found._order_by_derivatives(problem, theta, rows)
+            )
+            found = replace(found, order=order)
         if self.tails is None:
             found = replace(found, tails=found._needs_tails(problem, theta, rows, centres))
         if self.order is None and not found.by_tails(problem.local_dim):
-            return replace(found, order=found._sufficient_order(problem, theta, rows, centres))
+            return replace(found, order=found._order_by_values(problem, theta, rows, centres))
         if self.tails is None and found.tails and not self.mode_steps:  # the ascent starts elsewhere
             counting = replace(found, mode_steps=None)
             steps, _ = counting._ascend(problem, theta, rows, counting._start_ascents(problem, theta, rows))
@@ -248,10 +255,10 @@ class Quadrature(metaclass=Checked):
         found = tails._log_marginals(problem, theta, rows, of_tails)
         return self._largest_difference(found, exact) <= max(self.node_tolerance, error)
 
-    def _sufficient_order(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> int | None:
-        """The fewest nodes a dimension of `ORDERS` by which rows' log marginal likelihoods are those by `order`."""
+    def _order_by_values(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> int | None:
+        """The fewest nodes of `ORDERS` by which a row's log marginal likelihood, of one latent, is that by `order`."""
         tried = [order for order in ORDERS if order < self.places(problem.local_dim)]
-        if self.starts or not tried:
+        if problem.local_dim > 1 or self.starts or not tried:
             return self.order
 
         def values(order: int) -> Tensor:
@@ -269,6 +276,41 @@ class Quadrature(metaclass=Checked):
         """The largest difference, of those that are known."""
         known = exact.isfinite()
         return float((found - exact).nan_to_num(nan=math.inf).abs()[known].max()) if bool(known.any()) else 0.0
+
+    def _order_by_derivatives(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
+        """The fewest nodes a dimension of `ORDERS` whose score and curvature at θ (S, D) are those of the next rule."""
+        dim = problem.local_dim
+        most = replace(self, order=self.max_order)
+        tried = [order for order in ORDERS if order <= most.places(dim)]
+        if dim == 1 or problem.dim > MAX_PROBED_DIM or len(tried) < 2:
+            return self.max_order
+        at = evenly(len(rows[0]), PROBES).unique()
+        theta, rows = theta[:FEW_DRAWS], tuple(leaf[at] for leaf in rows)
+        unit = torch.eye(problem.dim, dtype=theta.dtype, device=theta.device)
+
+        def derivatives(order: int) -> tuple[Tensor, Tensor]:
+            rule = replace(self, order=order)
+
+            def log_lik(z: Tensor) -> Tensor:
+                return rule.log_parts(problem, z, rows)[1].sum()
+
+            def at(one: Tensor) -> tuple[Tensor, Tensor]:
+                score, pull = vjp(grad(log_lik), one)[:2]
+                return score, problem.vmap(lambda v: pull(v)[0])(unit)
+
+            score, curvature = problem.vmap(at)(theta)
+            return score.double(), curvature.double()
+
+        found = derivatives(tried[0])
+        for order, finer in pairwise(tried):
+            (score, curvature), found = found, derivatives(finer)
+            values, vectors = torch.linalg.eigh(-0.5 * (found[1] + found[1].mT))
+            whitening = vectors / (1 + values.abs()).sqrt().unsqueeze(1)  # as under a prior of unit scale
+            off = torch.linalg.vector_norm(whitening.mT @ (found[0] - score).unsqueeze(-1), dim=(1, 2))
+            bent = torch.linalg.matrix_norm(whitening.mT @ (found[1] - curvature) @ whitening, 2)
+            if bool((torch.maximum(off, bent) <= self.node_tolerance).all()):
+                return order
+        return self.max_order
 
     def _start_ascents(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
         """Where the ascents at several θ (S, D) begin."""

@@ -34,13 +34,12 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm, LocalResult, Noise, Start, State, required_start
 from pyro_fed.algorithm.message_limits import IMPOSSIBLE
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.limits import MIN_DRAWS, STANDARD_ERRORS
+from pyro_fed.conventions.limits import MIN_DRAWS
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.derivatives import clients_log_likelihoods
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.sites.gaussian_sites import PRIOR_DRAWS
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.ops.adaptive_importance import FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
@@ -55,8 +54,10 @@ SETTINGS = AdaptiveSettings(enough=200, longest_tail=LARGEST_PARETO_K)
 #: The modes' approximations are enough if they share at least this much of their mass with the posterior, and at most
 #: this much of the posterior's mass is far from all modes.
 MIN_SHARED_MASS, MAX_DISTANT_MASS = 0.75, 0.01
-#: Components that are fitted to draws of the prior.
-PRIOR_COMPONENTS = 4
+#: Draws of the prior, each of which runs the model, and components that are fitted to them.
+PRIOR_DRAWS, PRIOR_COMPONENTS = 48, 4
+#: A point is too far from a mode for particles to reach it if it is more than √D plus this many of its SDs away.
+DISTANT_SDS = 4.0
 #: Figures of a round, entries of the server's state.
 FIGURES = ("effective", "pareto_k", "shared_mass", "distant_mass")
 #: Of the points' entries in a state.
@@ -207,7 +208,7 @@ def _fit(sampler: AdaptiveImportanceSampler, shared: State) -> tuple[float, floa
     near = torch.zeros(len(weights), dtype=torch.bool)
     for centre, factor in zip(modes.centres, modes.factors, strict=True):
         away = torch.linalg.solve_triangular(factor, (sampler.points - centre).mT, upper=False)
-        near |= away.norm(dim=0) <= sampler.points.shape[1] ** 0.5 + STANDARD_ERRORS
+        near |= away.norm(dim=0) <= sampler.points.shape[1] ** 0.5 + DISTANT_SDS
     return float(shared_mass), float(weights[~near].sum())
 
 
