@@ -111,7 +111,7 @@ ALGORITHMS = [
         "P2PVI, published": lambda: pf.P2PVI(weighting="paper", gossip_steps=1, batch_size=3),
         "P2PVI, by backpropagation": lambda: pf.P2PVI(update=pf.infer.update.SVI(steps=5)),
         "P2PEP": lambda: pf.infer.P2PEP(),
-        "P2PSFVI": lambda: pf.infer.P2PSFVI(num_steps=100, step_size=0.1),
+        "P2PSFVI": lambda: pf.infer.P2PSFVI(num_steps=100, step_size=0.1, surrogates=None),
         "P2PFinite": lambda: pf.papers.P2PFinite(num_candidates=20),
         "P2PFedAvg": lambda: pf.infer.P2PFedAvg(chain_steps=3),
         "ConsensusMC": lambda: pf.infer.ConsensusMC(num_samples=8, warmup_steps=4, max_tree_depth=2),

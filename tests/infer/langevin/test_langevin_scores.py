@@ -116,7 +116,7 @@ def test_the_conducive_gradient_is_equation_6(fed):
     algorithm = pf.FSGLD(probabilities=F, surrogates=given, step=STEP, conducive=conducive, control_variate=False)
     plain = pf.infer.DSGLD(probabilities=F, surrogates=given, control_variate=False)
     z = torch.linspace(0, 3, fed.problem.dim, dtype=torch.float64)
-    sites = given.sites(fed.problem)
+    sites = given.sites()
     both = zip(F, clients(fed, algorithm), clients(fed, plain), strict=True)
     for k, (share, (_, with_pull, rows), (_, without, _)) in enumerate(both):
         g = sites.score(z).sum(0) - sites.score(z)[k] / share

@@ -35,7 +35,7 @@ def test_a_visit_to_the_surrogates_is_no_shift_and_one_beyond_is_its_distance_in
         "held_root": root,
         "steps": torch.tensor(0),
         "step_size": torch.tensor(SIZE, dtype=torch.float64),
-        "share": torch.full((2,), 0.5, dtype=torch.float64),
+        "visit_share": torch.full((2,), 0.5, dtype=torch.float64),
     }
     step = pf.infer.step.Fixed(size=SIZE, midpoint=midpoint)
     contributions = kind(num_chains=2, local_steps=STEPS, thin=STEPS, step=step).contributions()
