@@ -203,6 +203,7 @@ class Problem:
             num_clients=self.num_clients,
             improper=self.layout.improper,
             local_dim=self.local_dim,
+            row_latents=tuple(self.layout.local),
             rows_in_tensors=all(isinstance(leaf, Tensor) for leaf in self.rows),
             looped=self.looped,
             in_units_of_scale=self.in_units_of_scale,

@@ -111,6 +111,7 @@ class Traits:
         num_clients: clients that share the rows.
         improper: names of the sites with improper priors.
         local_dim: latents of one row that are integrated out of its likelihood.
+        row_latents: names of rows' own latents, integrated out or part of the flat vector.
         rows_in_tensors: whether a row is one entry of tensors, and not a group with a shape of its own.
         looped: whether the model is run point by point, since it cannot be mapped.
         in_units_of_scale: names of the sites that are in units of their scale, in the non-centred form.
@@ -132,6 +133,7 @@ class Traits:
     num_clients: int
     improper: frozenset[str]
     local_dim: int
+    row_latents: tuple[str, ...]
     rows_in_tensors: bool
     looped: bool
     in_units_of_scale: tuple[str, ...]

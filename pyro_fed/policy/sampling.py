@@ -192,11 +192,11 @@ def support_stands_still(case: Case) -> None:
 def likelihood_is_a_factor(case: Case) -> None:
     """Refuse to temper the likelihood where it is no factor of the joint density, as with latents of rows' own."""
     algorithm = case.algorithm
-    if algorithm.temperature != 1 and case.traits.local_dim:
+    if algorithm.temperature != 1 and case.traits.row_latents:
         raise SettingError(
             f"{type(algorithm).__name__}: temperature={algorithm.temperature:g} raises the rows' likelihood to a "
-            "power. It is no factor of the joint density with latents inside the partitioned plate: NUTS, FedEP and "
-            "others integrate these out, and have a temperature"
+            f"power. It is no factor of the joint density with {list(case.traits.row_latents)} inside the partitioned "
+            "plate: NUTS, FedEP and others integrate these out, and have a temperature"
         )
 
 

@@ -40,7 +40,7 @@ def test_svi_tempers_no_joint_density_of_rows_with_latents_of_their_own():
     traits, tempered = over(regression).problem.traits, pf.infer.SVI(temperature=2.0)
     resolve(tempered, traits)
     with pytest.raises(pf.errors.SettingError, match=r"SVI: temperature=2 raises .* no factor of the joint density"):
-        resolve(tempered, replace(traits, local_dim=1))
+        resolve(tempered, replace(traits, row_latents=("shift",)))
 
 
 @pytest.mark.parametrize(

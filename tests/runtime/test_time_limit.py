@@ -151,7 +151,7 @@ def test_all_that_is_done_ends_within_the_limit(clock):
     quiet(pf.FedEP(), unequal_lines(), compile="off")
     clock.seconds = 0
     rounds = quiet(pf.FedEP(), unequal_lines(), compile="off", max_seconds=1e9) and clock.seconds
-    clock.seconds, limit = 0, 1.2 * rounds
+    clock.seconds, limit = 0, 1.5 * rounds
     found = judged(pf.FedEP(), max_seconds=limit)
     assert found.attrs["audited"] == 0 and "stopped" not in found.attrs
     assert found.attrs["doubts"].startswith("not all checks were made: they did not end within max_seconds=")
@@ -193,6 +193,8 @@ def test_the_user_may_end_the_checks(monkeypatch):
 
 def test_a_plan_ends_with_the_answer_that_it_has(clock):
     """FedEP's answer, of which 100 draws are too few for a doubt; the search for another has no time."""
+    judged(pf.Auto(max_rounds=1), max_seconds=1e9)  # what is found once of a model is found in this run
+    clock.seconds = 0
     first = judged(pf.Auto(max_rounds=1), max_seconds=1e9)
     assert "stopped" not in first.attrs
     limit, clock.seconds = 0.85 * clock.seconds, 0
