@@ -65,6 +65,14 @@ def test_the_table_is_that_of_the_rows(case):
     np.testing.assert_allclose(table.iloc[:, 1:].to_numpy(float), expected.iloc[:, 1:].to_numpy(float), atol=1e-12)
 
 
+def test_a_client_that_claims_more_ones_than_rows_is_named(case):
+    fed, idata, *_ = case
+    found = pf.estimand(idata, fed, by={"predicted": ENDS})
+    found["posterior"]["observed"].loc[{"client": "south"}] *= 3
+    with pytest.raises(DataError, match=r"share of ones between 0 and 1 .* from clients \['south'\]"):
+        pf.metrics.calibration_table(found)
+
+
 def test_a_bin_of_few_ones_is_withheld_with_those_from_which_they_follow():
     """Three bins of ten rows: one has a single event. With it goes a second bin, so that two sums stay unknown."""
     groups = [end for end in ENDS[:3] for _ in range(10)]

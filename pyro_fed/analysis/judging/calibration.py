@@ -82,7 +82,7 @@ def calibration_table(result: InferenceData, name: str | None = None) -> pd.Data
         posterior means; `observed`, the share of ones; and `lower` and `upper`, its 95 % limits by Wilson.
 
     Raises:
-        DataError: the result has no such estimand; a client is called "overall".
+        DataError: the result has no such estimand; a client is called "overall", or claims an impossible share of ones.
 
     References:
         Wilson (1927), *Probable inference, the law of succession, and statistical inference*.
@@ -106,6 +106,13 @@ def calibration_table(result: InferenceData, name: str | None = None) -> pd.Data
         "predicted": np.nan_to_num(found["estimand"].mean(("chain", "draw")).values) * rows,
         "observed": np.nan_to_num(found["observed"].values) * rows,
     }
+    ones = sums["observed"].round()
+    impossible = [clients[k] for k in ((ones < 0) | (ones > rows)).any(1).nonzero()[0]]
+    if impossible:
+        raise DataError(
+            "calibration_table: expected a share of ones between 0 and 1 in each bin, received another from clients "
+            f"{impossible}: leave these out, or ask them anew"
+        )
     counts = np.vstack([rows, rows.sum(0)])
     totals = {key: np.vstack([value, value.sum(0)]) for key, value in sums.items()}
     client, bin_of = counts.nonzero()
