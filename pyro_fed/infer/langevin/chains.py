@@ -16,7 +16,6 @@ from pyro_fed.algorithm.record import NONCENTRED, Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import MIN_DRAWS, NEGLIGIBLE
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit, rhat_and_ess
@@ -27,15 +26,20 @@ from pyro_fed.ops.memory import count_in_memory
 
 #: Largest number of coordinates that are judged; of more, evenly spaced ones are.
 JUDGED_COORDINATES = 2000
-#: R-hat and ESS are computed again when the number of draws has grown by this factor, or, if the run ends at a number
-#: of effective draws, when the present rate predicts that number, but at least by a negligible share and at most by
-#: twice: the rate is not known well from few effective draws.
+#: R-hat and ESS are computed again when the number of draws has grown by this factor,
 JUDGING_GROWTH = 1.25
+#: or, if the run ends at a number of effective draws, when the present rate predicts that number, within these limits:
+#: the rate is not known well from few effective draws.
+FORECAST_GROWTH = (1.05, 1.5)
+#: While the predicted draws are more than this multiple of the present ones, they grow by this factor.
+DISTANT_END_FACTOR, DISTANT_END_GROWTH = 4.0, 2.0
 #: Largest number of draws of all chains that are judged; of more, evenly spaced ones are. The slowest coordinate, which
 #: decides, has far fewer effective draws.
 JUDGED_DRAWS = 8_000
 #: Draws for each effective draw: as many are judged where a run ends at a number of these.
 DRAWS_PER_EFFECTIVE = 4
+#: Number of draws of a chain below which R-hat and ESS are not computed.
+MIN_JUDGED_DRAWS = 8
 
 
 class Draws(NamedTuple):
@@ -96,7 +100,7 @@ class ChainStore(NamedTuple):
     def next_look(self, wanted: int | None) -> int:
         """Number of draws in a chain, an even number, at which the chains are judged again."""
         from_last = _growth(float(self.ess), wanted) * int(self.judged)
-        return 2 * math.ceil(max(MIN_DRAWS, from_last) / 2)
+        return 2 * math.ceil(max(MIN_JUDGED_DRAWS, from_last) / 2)
 
     def sample(self, num_draws: int) -> Tensor:
         """At most `num_draws` kept draws of each chain, evenly spaced, (M, n, D); the positions if none is kept."""
@@ -124,7 +128,7 @@ class ChainStore(NamedTuple):
         kept = int(self.kept)
         if kept < self.next_look(wanted):
             return self
-        most = max(MIN_DRAWS, max(JUDGED_DRAWS, DRAWS_PER_EFFECTIVE * (wanted or 0)) // len(self.position))
+        most = max(MIN_JUDGED_DRAWS, max(JUDGED_DRAWS, DRAWS_PER_EFFECTIVE * (wanted or 0)) // len(self.position))
         stride = -(-kept // most)
         number = kept // stride // 2 * 2
         draws = self.buffers.draws
@@ -152,7 +156,9 @@ def _growth(ess: float, wanted: int | None) -> float:
     """The share by which the draws grow until they are judged again."""
     if wanted is None or not ess > 0:
         return JUDGING_GROWTH
-    return min(max(wanted / ess, 1 + NEGLIGIBLE), 2.0)
+    least, most = FORECAST_GROWTH
+    times = wanted / ess
+    return DISTANT_END_GROWTH if times > DISTANT_END_FACTOR else min(max(times, least), most)
 
 
 def longer_burn_in(burn_in: int, factor: float, half_run: int) -> int:
@@ -245,7 +251,7 @@ def chain_findings(
         return [sentences.no_draw_kept(end=end), *tempered]
     if math.isnan(last["ess"]):
         why = TOO_NARROW if step_size is None else f"a step of size={step_size:.3g} is too small for its numbers"
-        still = last["kept"] >= MIN_DRAWS
+        still = last["kept"] >= MIN_JUDGED_DRAWS
         few = sentences.too_few_draws_of_a_chain
         none = sentences.chains_stood_still(why=why) if still else few(draws=round(last["kept"]))
         return [none, *_hint(record, problem), *tempered]
