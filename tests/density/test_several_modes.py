@@ -13,7 +13,7 @@ from torch.func import grad, hessian
 
 import pyro_fed as pf
 from pyro_fed.density.latents.draws import draw_locals
-from pyro_fed.density.latents.modes import MAX_STARTS, NewtonAscent, needed_starts
+from pyro_fed.density.latents.modes import MAX_STARTS, LatentAscent, needed_starts
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.integral_checks import integral_findings
 
@@ -103,8 +103,8 @@ def test_draws_are_in_all_modes_by_their_mass(name, tails):
 
 def test_ascents_end_where_all_have_arrived(monkeypatch):
     """Rows that are Gaussian given the rest arrive by a step or two, from however far; at most 25 were always taken."""
-    problem, steps, step = HIERARCHIES["means"].federation(3).problem, [], NewtonAscent.step
-    monkeypatch.setattr(NewtonAscent, "step", lambda *given: steps.append(1) or step(*given))
+    problem, steps, step = HIERARCHIES["means"].federation(3).problem, [], LatentAscent.step
+    monkeypatch.setattr(LatentAscent, "step", lambda *given: steps.append(1) or step(*given))
     theta = torch.zeros(2, problem.dim).double()
     assert needed_starts(problem, replace(problem.quadrature, starts=None), theta, problem.rows) == ()
     assert len(steps) <= problem.quadrature.mode_steps + 3

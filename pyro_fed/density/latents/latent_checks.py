@@ -2,7 +2,7 @@
 
 A mask over a latent, as stochastic variational inference allows over entries that are missing, leaves its density out.
 If no other density depends on it, its integral is infinite: of a latent without bounds it is the same at all θ, and is
-left out (`NewtonAscent.direction`), but the log-Jacobian of a bounded one is a slope that no quadrature ends.
+left out (`LatentAscent.direction`), but the log-Jacobian of a bounded one is a slope that no quadrature ends.
 
 A network is computed at every node of every row's rule, and an exact curvature repeats that for each parameter and each
 point. The same model takes seconds if these latents are entries of a global site, chosen by a column of the rows.

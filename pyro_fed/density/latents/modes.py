@@ -76,7 +76,7 @@ class Ascent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NewtonAscent:
+class LatentAscent:
     """Newton's method uphill, by a `Quadrature`'s settings of these names."""
 
     shorten: float
@@ -163,7 +163,7 @@ class Rule(Protocol):
     def mode_tolerance(self) -> float: ...
 
     @property
-    def newton_ascent(self) -> NewtonAscent: ...
+    def newton_ascent(self) -> LatentAscent: ...
 
     def centres(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre: ...
 

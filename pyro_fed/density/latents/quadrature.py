@@ -48,7 +48,7 @@ from pyro_fed.density.latents.modes import (
     MAX_STARTS,
     Ascent,
     Centre,
-    NewtonAscent,
+    LatentAscent,
     Rows,
     log_shares,
     modes_at_points,
@@ -506,9 +506,9 @@ class Quadrature(metaclass=Checked):
         return replace(self, starts=starts)
 
     @property
-    def newton_ascent(self) -> NewtonAscent:
+    def newton_ascent(self) -> LatentAscent:
         """The search for modes, with these settings."""
-        return NewtonAscent(self.shorten, self.floor)
+        return LatentAscent(self.shorten, self.floor)
 
     def start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
         """Where the rows' ascents begin, (m, d)."""
