@@ -194,6 +194,11 @@ class GuideSites(KeptDraws, Algorithm):
         """Draws of q at λ (P,), by the same random numbers at all clients and in all rounds."""
         return self.family(problem).draws(natural, self.num_points, seeding.COMMON)
 
+    def prior_at(self, problem: Problem, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Scores (S, D) of log p_0 - log h at draws of q, and the mean of log p_0 - log q, (); float64."""
+        scores, values = problem.vmap(grad_and_value(problem.log_prior))(draws.z.to(problem.dtype))
+        return scores.double() - draws.base_score, (values.double() - draws.log_density).mean()
+
     def likelihoods(self, problem: Problem, points: Tensor, data: ClientData) -> tuple[Tensor, Tensor]:
         """Scores (C, S, D) of C clients' likelihoods at points (S, C, D), and their means over these, (C,); float64."""
         batch = data.full_batch()
@@ -256,9 +261,8 @@ class GuidedFedEP(GuideSites, SiteKeeping):
         """Compute the change of the prior's site."""
         server = entries_as(Server, shared)
         draws = self.draws_at(problem, server.natural)
-        scores, values = problem.vmap(grad_and_value(problem.log_prior))(draws.z.to(problem.dtype))
-        delta = site_of_scores(draws, (scores.double() - draws.base_score)[None])[0] - server.prior_natural
-        bound = (values.double() - draws.log_density).mean()
+        scores, bound = self.prior_at(problem, draws)
+        delta = site_of_scores(draws, scores[None])[0] - server.prior_natural
         return as_entries(server._replace(prior_delta=delta, bound=bound, fisher=draws.fisher))
 
     def download(self, shared: State, clients: Tensor) -> State:

@@ -22,20 +22,18 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
-from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contract import LocalResult, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import GraphError
 from pyro_fed.graph import Graph
-from pyro_fed.guides.written import Draws
 from pyro_fed.infer.ep.ascent import has_fallen
 from pyro_fed.infer.ep.guided import UNKNOWN, GuideSites, Path, proper_fraction, site_of_scores
 from pyro_fed.infer.ep.step_control import StepControl
-from pyro_fed.infer.peers.peer_gaussian import ACCELERATED_GOSSIP_TOLERANCE, PeerBeliefs
+from pyro_fed.infer.peers.peer_gaussian import PeerBeliefs
 from pyro_fed.infer.sites.gaussian_sites import moves
 from pyro_fed.infer.sites.records import as_entries, entries_as
 
@@ -83,12 +81,6 @@ class GuidedP2PVI(PeerBeliefs, GuideSites):
         """Whether sites are taken at points of the agents' own, which needs a complete consensus."""
         return self.gossip_steps is None
 
-    @property
-    def left_apart(self) -> float:
-        return (
-            ACCELERATED_GOSSIP_TOLERANCE if self.gossip_tolerance is None and self.accelerates else super().left_apart
-        )
-
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
         """As of other beliefs; all agents have to take part in every round."""
         if sleepers or graph.random or graph.active(0) is not None:
@@ -112,22 +104,16 @@ class GuidedP2PVI(PeerBeliefs, GuideSites):
             for record in (belief, Agent(natural, zero, zero))
         )
 
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
+    def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Replace the agents' sites, and make their beliefs public with the changes."""
-        family, agent, natural, v = (
-            self.family(problem),
-            entries_as(Agent, local),
-            shared["natural"],
-            shared["centrality"],
-        )
+        family, agent = self.family(problem), entries_as(Agent, local)
+        natural, v = shared["natural"], shared["centrality"]
         begins = agent.share == 0
         share = torch.where(begins, v, agent.share)
         old = torch.where(begins.unsqueeze(-1), natural * v.unsqueeze(-1), agent.site)
         draws = [self.draws_at(problem, at) for at in shared["at"]]
         scores, values = self.likelihoods(problem, torch.stack([one.z for one in draws], 1), data)
-        prior_scores, prior_values = zip(*(self._prior(problem, one) for one in draws), strict=True)
+        prior_scores, prior_values = zip(*(self.prior_at(problem, one) for one in draws), strict=True)
         scores = scores + share[:, None, None] * torch.stack(prior_scores)
         values = values + share * torch.stack(prior_values)
         site = torch.cat([site_of_scores(one, own[None]) for one, own in zip(draws, scores, strict=True)])
@@ -145,11 +131,6 @@ class GuidedP2PVI(PeerBeliefs, GuideSites):
             "at": shared["at"],
         }
         return message, as_entries(Agent(old + made, share, values)), {"fraction": fraction * usable}
-
-    def _prior(self, problem: Problem, draws: Draws) -> tuple[Tensor, Tensor]:
-        """Scores (S, D) of log p_0 - log h at draws of q, and the mean of log p_0 - log q, ()."""
-        scores, values = problem.vmap(grad_and_value(problem.log_prior))(draws.z.to(problem.dtype))
-        return scores.double() - draws.base_score, (values.double() - draws.log_density).mean()
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Choose the points of the next sites, and compute the moments of the agents' beliefs."""

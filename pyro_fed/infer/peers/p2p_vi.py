@@ -64,7 +64,7 @@ from pyro_fed.infer.peers import findings, networks
 from pyro_fed.infer.peers.contributions import PeerContributions
 from pyro_fed.infer.peers.p2p_fedavg import PeerBurnIn
 from pyro_fed.infer.peers.p2p_guided import GuidedP2PVI
-from pyro_fed.infer.peers.peer_gaussian import ACCELERATED_GOSSIP_TOLERANCE, PeerGaussian
+from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import (
     Agent,
     History,
@@ -296,13 +296,6 @@ class P2PVI(PeerGaussian):
             belief, fraction = public_belief(q, change**weight, proper, self.damping)
         site = old * change**fraction if self.keeps_site else agent.site
         return belief, {**as_entries(agent._replace(site=site)), **news}, fraction * answer.usable
-
-    @property
-    def left_apart(self) -> float:
-        """The share of disagreement left after a round; less with acceleration, which needs whole steps."""
-        return (
-            ACCELERATED_GOSSIP_TOLERANCE if self.gossip_tolerance is None and self.accelerates else super().left_apart
-        )
 
     @property
     def _ends(self) -> bool:

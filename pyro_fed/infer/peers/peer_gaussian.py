@@ -95,9 +95,16 @@ class PeerBeliefs(Algorithm, OnGraph):
             refuse_unused(self, f"gossip_steps={self.gossip_steps} says how many; leave that out", "gossip_tolerance")
 
     @property
+    def accelerates(self) -> bool:
+        """Whether sites are taken at points beyond the beliefs, which needs whole steps."""
+        return False
+
+    @property
     def left_apart(self) -> float:
-        """The share of their disagreement that agents have after a round; None gives the default."""
-        return GOSSIP_TOLERANCE if self.gossip_tolerance is None else self.gossip_tolerance
+        """The share of their disagreement that agents have after a round; by default less with acceleration."""
+        if self.gossip_tolerance is not None:
+            return self.gossip_tolerance
+        return ACCELERATED_GOSSIP_TOLERANCE if self.accelerates else GOSSIP_TOLERANCE
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
         """The number of steps as set; exactness needs a centrality that sleepers and failures do not change."""
