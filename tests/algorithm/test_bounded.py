@@ -421,11 +421,11 @@ def moving(record, moves):
     [
         (
             [(0, 0.3), (1, 0.2), (2, 0.4), (3, 0.2), (4, 900.0), (5, 880.0)],
-            "client 4 had moved the answer by 9e+02 SDs in",
+            "client 4 moved the result by 9e+02 SDs in",
         ),
         (
             [(4, 50.0), (5, 49.0), (0, 0.3), (1, 0.2), (2, 0.4), (3, 0.1)],
-            "client 4 had moved the answer by 50 SDs in round 0",
+            "client 4 moved the result by 50 SDs in round 0",
         ),
         ([(k, 2.0**k) for k in range(6)], ""),  # all of them, further and further: a step that is too long
         ([(0, 0.3), (1, 0.2), (2, 0.4), (3, 0.2), (4, 0.4)], ""),

@@ -109,7 +109,7 @@ STEPS, SGD = pf.infer.StepControl(memory=3), pf.infer.Optimisers(server="sgd")
         (lambda: pf.infer.Optimisers(), "server or client must be an optimiser, received None"),
         (lambda: pf.infer.Optimisers(client="sgd", changes="mean"), "changes='mean' has no effect: .* set server"),
         (lambda: pf.infer.FedPA(tolerance=0.1), "FedPA has no setting 'tolerance': the clients' sites do not"),
-        (lambda: pf.infer.BCM(start="laplace"), "BCM has no setting 'start': one pass"),
+        (lambda: pf.infer.BCM(start="laplace"), "BCM has no setting 'start': there is only one pass"),
         (lambda: pf.infer.tilted.MCMC(momentum=0.5), "MCMC: momentum=0.5 has no effect: .* sampler='sgd'"),
         (lambda: pf.FedEP(optimisers=SGD), "an optimiser needs its learning rate, damping"),
         (lambda: pf.infer.P2PFedAvg(damping=0.5), "P2PFedAvg has no setting .damping.: agents mix over the graph"),

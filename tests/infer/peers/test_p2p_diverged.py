@@ -136,6 +136,6 @@ def test_a_state_that_is_no_distribution_has_the_cures_that_apply(monkeypatch):
     with pytest.raises(DivergenceError) as caught:
         pf.run(pf.P2PVI(), fed, graph=pf.graph.ring(15), num_rounds=2, **QUIET)
     said = str(caught.value)
-    assert "is no distribution" in said and "by DSVGD or NUTS" in said
+    assert "is no distribution" in said and "with DSVGD or NUTS" in said
     assert "more rounds" not in said and "proper prior" not in said
     assert "What else may help: dtype=torch.float64, where columns nearly depend on each other" in said
