@@ -81,7 +81,7 @@ class Lock:
             holder = os.read(file, MAX_TEXT).decode("utf-8", "replace").strip() or "another run"
             os.close(file)
             raise CheckpointError(
-                f"{self.path.parent} is used by a running {holder}. Wait for it, or choose another folder"
+                f"{self.path.parent} is in use by {holder}. Wait for it, or choose another folder"
             ) from error
         try:
             is_there = os.path.samestat(os.fstat(file), os.lstat(self.path))

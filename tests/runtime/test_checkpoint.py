@@ -353,7 +353,7 @@ def test_two_runs_never_share_a_folder(tmp_path):
     seen = []
 
     def evaluate(idata):
-        with pytest.raises(CheckpointError, match=rf"is used by a running process {os.getpid()} on "):
+        with pytest.raises(CheckpointError, match=rf"is in use by process {os.getpid()} on "):
             run(checkpoint=tmp_path, resume=True)
         seen.append(1)
         return {}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pyro_fed.ops.memory import count_in_cache
 
 Array = NDArray[np.float64]
-#: Effective draws below which a run warns: this many for each chain, as is usual, up to four chains.
+#: Effective draws per chain below which a run warns, for up to four chains.
 MIN_ESS_PER_CHAIN, USUAL_CHAINS = 100, 4
 
 
@@ -41,7 +41,7 @@ def r_hat_limit(num_chains: int) -> float:
 
 
 def chains_converged(num_chains: int, r_hat: float, ess: float, wanted: int | None) -> bool:
-    """Whether chains agree by the largest R-hat, as a single one does, and their smallest ESS together is as wanted."""
+    """Whether chains agree by the largest R-hat, and their smallest total ESS is at least `wanted`."""
     return wanted is not None and ess >= wanted and (num_chains == 1 or r_hat <= r_hat_limit(num_chains))
 
 
@@ -57,7 +57,7 @@ def _of_few(draws: Array) -> tuple[Array, Array]:
     """R-hat and bulk ESS of a block of coordinates."""
     half = draws.shape[1] // 2
     halves = np.concatenate([draws[:, :half], draws[:, -half:]]).transpose(2, 0, 1)  # (D, m, n)
-    halves = np.ascontiguousarray(halves)  # sorting what is apart in memory takes twice as long
+    halves = np.ascontiguousarray(halves)  # sorting strided arrays takes twice as long
     scores, median = _normal_scores(halves)
     folded, _ = _normal_scores(np.abs(halves - median[:, None, None]))
     return np.maximum(_rhat(scores), _rhat(folded)), _ess(scores)

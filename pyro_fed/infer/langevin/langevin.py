@@ -4,23 +4,23 @@ Source: el Mekkaoui et al., *Federated stochastic gradient Langevin dynamics*, A
 
     θ_{t+1} = θ_t + h_t/2 v(θ_t) + η_t,    η_t ~ N(0, h_t I)                                          (1), (3), (5)
 
-`Langevin` joins the estimate v of the score (`gradients`), where chains begin and T steps of a visit (`visits`), and
-the store of the chains at the server (`chains`). In a round each chain goes to one client, comes back, and is stored.
+`Langevin` combines the estimate v of the score (`gradients`), the start and the T steps of a visit (`visits`), and the
+server's record of the chains (`chains`). In a round each chain visits one client, returns, and is stored.
 
 Letters: θ `position`, h `step_size`, v `score`, f_s `probabilities`, m `batch_size`, T `local_steps`, q_s
 `surrogates`, S clients. Several chains run at once, each at its own client.
 
-Deviations, all settings, all off in the papers' recipes, and those of `gradients` and `visits`:
+Deviations, in addition to those of `gradients` and `visits`; all are settings, and off in the papers' recipes:
 
 * `step.precondition`: G = A A' in place of I, the covariance of the Gaussian p(θ) Π_s q_s(θ), so that one step size
   serves posteriors of any scale: in the coordinates A⁻¹θ the posterior is about N(0, I).
 * the default step size, in preconditioned coordinates: min(`step.largest`, t / T), for visits of time t,
-  at most `visit_time`. During a visit the score has an error of its own, that of one client's surrogate, so that a
-  visit must be short against the chain's own relaxation time, which is 2 there; `FSGLD` measures these errors and
-  chooses t by them. SGLD has no clients and takes `step.largest`. If the step is shorter than for t = `visit_time`,
-  burn-in is longer by the same factor.
-* `sweeps`: if f_s is uniform, clients in random sweeps (`schedule.Shuffled`) instead of drawn anew for each visit:
-  the errors of one client and the others cancel, see `ops.langevin`.
+  at most `visit_time`. During a visit the score has the error of one client's surrogate, so that a visit must be short
+  compared with the chain's relaxation time, which is 2 there; `FSGLD` measures these errors and chooses t accordingly.
+  SGLD has no clients and takes `step.largest`. If the step is shorter than for t = `visit_time`, burn-in is longer by
+  the same factor.
+* `sweeps`: if f_s is uniform, clients are visited in random sweeps (`schedule.Shuffled`) instead of drawn independently
+  for each visit, so that the errors of one client and the others cancel (see `ops.langevin`).
 * `target_ess`: the run ends when the slowest coordinate has this many effective draws and R-hat is small.
 """
 
@@ -73,7 +73,7 @@ from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, s
 
 @dataclass(frozen=True, kw_only=True)
 class Langevin(Tempered, Chains):
-    """Chains of Langevin steps: what all samplers of this family share."""
+    """Chains of Langevin steps: the base of all samplers of this family."""
 
     draws_are: ClassVar[str] = "chains"
     #: The kinds of steps that have an effect.
@@ -194,7 +194,7 @@ class Langevin(Tempered, Chains):
         return self.visit_noise.draw(problem, num_rows, generator)
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Make T steps of each chain at its client (`Update` of Algorithm 1)."""
+        """Take T steps of each chain at its client (`Update` of Algorithm 1)."""
         arrival = entries_as(Arrival, shared)
         client, news = self.after_first_visit(problem, arrival, entries_as(ClientState, local), data)
         score = self.score_of_visit(problem, client, arrival.position, data)
@@ -236,7 +236,7 @@ class Langevin(Tempered, Chains):
         return entries_as(ServerState, shared).arrivals(clients)._asdict()
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to ends, or draws on the way, that have grown far beyond where the chain was."""
+        """Objections to positions or draws that have grown far beyond the start of a visit."""
         start = {**received, "draws": received["position"].unsqueeze(1)}
         return message_limits.grown(start, messages)
 
@@ -311,7 +311,7 @@ class Langevin(Tempered, Chains):
         return entries_as(ChainStore, shared).columns(draws.shape[1])
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of a chain that became non-finite: a smaller step, or less noise from minibatches."""
+        """The cure for a chain that became infinite or NaN: a smaller step, or less minibatch noise."""
         present = "derived" if self.rule.given_size is None else "present"
         step = f"{float(before['step_size']):.3g}"
         return f"give a step=pf.infer.step.Fixed(size=...) below the {present} {step}, or raise batch_size"

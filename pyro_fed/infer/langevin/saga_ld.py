@@ -1,4 +1,4 @@
-"""SAGA-LD: Langevin dynamics on the pooled data, with a gradient kept for every row.
+"""SAGA-LD: Langevin dynamics on the pooled data, with a stored gradient for every row.
 
 Source: Dubey et al. (2016), *Variance reduction in stochastic gradient Langevin dynamics*, Algorithm 1.
 
@@ -6,14 +6,14 @@ Source: Dubey et al. (2016), *Variance reduction in stochastic gradient Langevin
     θ_{t+1} = θ_t + h_t/2 v(θ_t) + η_t,    η_t ~ N(0, h_t I)
     g_i ← ∇ log p(x_i | θ_t)    for the rows i in I_t
 
-The estimate v is `gradients.SagaScore`, the step `integrator.Integrator`. The table begins with the gradients where the
-chain does.
+The estimate v is `gradients.SagaScore`, the step `integrator.Integrator`. The table starts with the gradients at the
+chain's start.
 
 Letters: g `table` (N, D) of each chain, Σ g `table_sum`, I_t `picks`, m `batch_size`; the others as in
 `langevin.langevin`.
 
-The minibatch's noise comes from the gradients' changes since their rows were last drawn, and shrinks with the step,
-without SVRG-LD's gradient of all rows in every epoch. It costs N times D numbers for each chain. With the deviations of
+The minibatch noise is that of the gradients' changes since their rows were last drawn. It shrinks with the step,
+without SVRG-LD's gradient of all rows in every epoch. Each chain stores N × D numbers. The deviations are those of
 `langevin.langevin` (preconditioner, midpoint, derived step), all off in `inference/saga_ld.toml`.
 """
 

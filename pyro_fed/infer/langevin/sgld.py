@@ -3,13 +3,13 @@
     θ_{t+1} = θ_t + h_t/2 v(θ_t) + η_t,    η_t ~ N(0, h_t I)                                          (1)
     v(θ) = ∇ log p(θ) + N/m ∇ log p(x^(m) | θ)                                                        (2)
 
-Equation numbers are those of el Mekkaoui et al.; letters and deviations as in `langevin.langevin`, with S = 1. Two
-more:
+Equation numbers are those of el Mekkaoui et al.; letters and deviations as in `langevin.langevin`, with S = 1. Further
+deviations:
 
 * `control_variate` (`gradients.ControlVariateScore`) at θ*, the mode of p(θ) Π_s q_s(θ), where each client computes the
-  gradient of all its rows once; or at the chain's own position when a visit begins, where it computes it every time:
-  SVRG-LD (Dubey et al., 2016, Algorithm 2) at one client with visits as long as an epoch, which needs no mode.
-* `minibatches`: pieces of a permutation in place of draws anew in each step, whose noise cancels over an epoch.
+  gradient of all its rows once; or at the chain's position at the start of each visit. The latter needs no mode, and is
+  SVRG-LD (Dubey et al., 2016, Algorithm 2) for one client with visits as long as an epoch.
+* `minibatches`: pieces of a permutation in place of independent draws, so that their noise cancels over an epoch.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class CorrectedLangevin(Langevin):
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class SGLD(CorrectedLangevin):
-    """Centralised stochastic gradient Langevin dynamics: `local_steps` steps a round on minibatches of all rows.
+    """Centralised stochastic gradient Langevin dynamics: `local_steps` steps per round on minibatches of all rows.
 
     Args:
         num_chains: M, chains that run at once.
