@@ -102,10 +102,10 @@ def bounded_sites(
         base = type(base)(torch.zeros_like(base.precision), torch.zeros_like(base.eta))
     row_ratio = relative_rows(sites.eta.new_ones(len(sites.eta)) if rows is None else rows.to(sites.eta))
     q = _positive(base.product(sites.power(_weights(sites, centre, precision, row_ratio)).product_over(0)))
-    found = _sites_within_limits(q, sites, pull, precision, row_ratio)
+    bounded = _sites_within_limits(q, sites, pull, precision, row_ratio)
     step, last = 1.0, torch.zeros_like(centre)
     for _ in range(MAX_ITERATIONS):
-        new = _positive(base.product(found.sites.product_over(0)))
+        new = _positive(base.product(bounded.sites.product_over(0)))
         move = (new.mean() - q.mean()) * _inverse_sds(new)
         if float(move.abs().amax()) < NEGLIGIBLE_STEP:
             break
@@ -113,8 +113,8 @@ def bounded_sites(
         # oscillate. Steps that only shrink would end too early.
         step = step * REVERSED_PASS_FACTOR if bool(move @ last < 0) else min(1.0, step * REPEATED_PASS_FACTOR)
         q, last = q.power(1 - step).product(new.power(step)), move
-        found = _sites_within_limits(q, sites, pull, precision, row_ratio)
-    return found._replace(widened=_sd_widening(base, sites, found))
+        bounded = _sites_within_limits(q, sites, pull, precision, row_ratio)
+    return bounded._replace(widened=_sd_widening(base, sites, bounded))
 
 
 def relative_rows(rows: Tensor) -> Tensor:

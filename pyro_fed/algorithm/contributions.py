@@ -119,10 +119,10 @@ class Contributions:
 
     def ledger_at_start(self, shared: State, local: State, *, bounded: bool = False) -> State:
         """The ledger at the start of a phase; with `bounded` messages `account_for_bounds` replaces unknown sites."""
-        found = self.client_sites(shared, local)
-        if found is None or not fits_in_memory(sum(value.numel() for value in found.values())):
-            found = self.account_for_bounds(shared, local) if bounded else {}
-        return {name: value.detach().double().clone() for name, value in found.items()}
+        sites = self.client_sites(shared, local)
+        if sites is None or not fits_in_memory(sum(value.numel() for value in sites.values())):
+            sites = self.account_for_bounds(shared, local) if bounded else {}
+        return {name: value.detach().double().clone() for name, value in sites.items()}
 
     def ledger_after(self, ledger: State, clients: Tensor, messages: State, feedback: State) -> State:
         """The ledger after a round of clients (C,) with feedback (C, ...); empty if undetermined."""
@@ -146,10 +146,10 @@ class Contributions:
         """`client_shift_sds` of R rounds of C clients each, (R, C), with the server's state before each round."""
         each = list[Tensor]()
         for shared, one in zip(before, sent.one_by_one(), strict=True):
-            found = self.client_shift_sds(shared, ledger, one)
-            if found is None:
+            shifts = self.client_shift_sds(shared, ledger, one)
+            if shifts is None:
                 return None
-            each.append(found)
+            each.append(shifts)
         return torch.stack(each)
 
     # -- faulty clients -------------------------------------------------------------------------------------

@@ -99,8 +99,8 @@ class BySums:
 
     def attributes(self) -> dict[str, Any]:
         """The attributes of a result; unknown ones are left out."""
-        found = {"unchecked": self.unchecked, "pareto_k": self.pareto_k, "effective_draws": self.effective}
-        return {name: value for name, value in found.items() if value not in ("", None)}
+        attributes = {"unchecked": self.unchecked, "pareto_k": self.pareto_k, "effective_draws": self.effective}
+        return {name: value for name, value in attributes.items() if value not in ("", None)}
 
 
 @dataclass

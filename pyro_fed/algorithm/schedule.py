@@ -65,18 +65,18 @@ class Schedule(ABC, metaclass=Checked):
         expected = f"expected a list of different client numbers from 0 to {num_clients - 1}, empty where nobody works"
         if not isinstance(answer, list | tuple | range | np.ndarray | Tensor):
             raise SettingError(f"{name} returned {str(answer)[:SHOWN]} ({type(answer).__name__}); {expected}")
-        found = answer.tolist() if isinstance(answer, np.ndarray | Tensor) else list(answer)
-        if not isinstance(found, list):
-            found = [found]
+        numbers = answer.tolist() if isinstance(answer, np.ndarray | Tensor) else list(answer)
+        if not isinstance(numbers, list):
+            numbers = [numbers]
         wrong = [
-            k for k in found if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 0 <= k < num_clients
+            k for k in numbers if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 0 <= k < num_clients
         ]
-        twice = sorted(k for k, times in Counter(found).items() if times > 1) if not wrong else []
+        twice = sorted(k for k, times in Counter(numbers).items() if times > 1) if not wrong else []
         if wrong or twice:
             what = f"{wrong[0]!r}" if wrong else f"client {twice[0]} twice"
             cure = "; np.flatnonzero(mask) turns a mask into numbers" if wrong and isinstance(wrong[0], bool) else ""
-            raise SettingError(f"{name} returned {what} in {str(found)[:SHOWN]}; {expected}{cure}")
-        return [int(k) for k in found]
+            raise SettingError(f"{name} returned {what} in {str(numbers)[:SHOWN]}; {expected}{cure}")
+        return [int(k) for k in numbers]
 
     def of_period(self, num_clients: int, rng: np.random.Generator) -> Callable[[int], list[int]]:
         """The results of `chosen` in each round of one period, each with the same randomness `rng`."""

@@ -52,17 +52,17 @@ def within(tensors: State, prefix: str) -> State:
 
 def packed(state: State, symmetric: Set[str]) -> State:
     """A state with its `symmetric` matrices (A, D, D) as lower triangles (A, D (D + 1) / 2); the rest is unchanged."""
-    found = dict(state)
+    packed_state = dict(state)
     for name in symmetric & state.keys():
         if state[name].dim() == 3:
             row, column = torch.tril_indices(*state[name].shape[-2:])
-            found[name] = state[name][:, row, column]
-    return found
+            packed_state[name] = state[name][:, row, column]
+    return packed_state
 
 
 def unpacked(state: State, like: State) -> State:
     """The inverse of `packed`, with the shapes of another state's entries."""
-    found = dict(state)
+    unpacked_state = dict(state)
     for name, value in state.items():
         if name in like and like[name].dim() == value.dim() + 1:
             dim = like[name].shape[-1]
@@ -70,5 +70,5 @@ def unpacked(state: State, like: State) -> State:
             whole = value.new_empty(len(value), dim, dim)
             whole[:, row, column] = value
             whole[:, column, row] = value
-            found[name] = whole
-    return found
+            unpacked_state[name] = whole
+    return unpacked_state

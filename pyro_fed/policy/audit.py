@@ -102,8 +102,8 @@ def unaffordable_operations(traits: Traits, operations: Callable[[], float], sco
     """Operations of the shortest audit if they are too many; 0 if it can be afforded."""
     if traits.dim <= LARGE_DIM:
         return 0.0
-    found = operations() * SCORE_COST * FEWEST_CHAINS * shortest * scores
-    return found if found > MOST_OPERATIONS else 0.0
+    required = operations() * SCORE_COST * FEWEST_CHAINS * shortest * scores
+    return required if required > MOST_OPERATIONS else 0.0
 
 
 def maps_points(traits: Traits) -> bool:

@@ -87,9 +87,9 @@ def few_rows_lead(case: Case) -> bool:
 
 def pooled_start_of(case: Case) -> Decision | None:
     """The start of a phase on pooled data."""
-    found = start_of(case)
-    if found is None or found.value == "fedavg":
-        return found
+    decision = start_of(case)
+    if decision is None or decision.value == "fedavg":
+        return decision
     return Decision("laplace", "this phase is the start of particles")
 
 

@@ -126,8 +126,8 @@ def start_by_push_sum_of(case: Case) -> Decision | None:
 def newton_of(case: Case) -> Decision | None:
     """The settings of Newton's method, which every agent runs by itself."""
     newton = case.algorithm.newton
-    found = apply_table(newton, NEWTON, case.traits, case.setup).algorithm
-    return None if found is newton else Decision(found, "; ".join(chosen_settings_text(newton, found)))
+    chosen = apply_table(newton, NEWTON, case.traits, case.setup).algorithm
+    return None if chosen is newton else Decision(chosen, "; ".join(chosen_settings_text(newton, chosen)))
 
 
 def chosen_settings_text(before: object, after: object) -> list[str]:

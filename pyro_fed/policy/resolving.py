@@ -67,8 +67,8 @@ def resolve(algorithm: Algorithm, traits: Traits, setup: Setup = NO_SETUP) -> Re
         >>> resolve(pf.FedEP(), fed.problem.traits).algorithm
         FedEP(covariance='full', curvature='hessian', start='laplace')
     """
-    found = algorithm.delegate()
-    return apply_table(found, table_of(type(found)), traits, setup)
+    delegate = algorithm.delegate()
+    return apply_table(delegate, table_of(type(delegate)), traits, setup)
 
 
 def table_of(kind: type[Algorithm]) -> Table:
@@ -84,10 +84,10 @@ def table_of(kind: type[Algorithm]) -> Table:
 
 def resolve_for_run(algorithm: Algorithm, problem: Problem, setup: Setup = NO_SETUP) -> Resolved:
     """`resolve`, for the form of the algorithm that the graph requires."""
-    found = resolve(algorithm, problem.traits, setup)
-    if setup.graph is None or not isinstance(found.algorithm, OnGraph):
-        return found
-    return replace(found, algorithm=found.algorithm.on_graph(setup.graph))
+    resolved = resolve(algorithm, problem.traits, setup)
+    if setup.graph is None or not isinstance(resolved.algorithm, OnGraph):
+        return resolved
+    return replace(resolved, algorithm=resolved.algorithm.on_graph(setup.graph))
 
 
 def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) -> list[Stage]:

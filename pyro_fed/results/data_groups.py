@@ -114,8 +114,8 @@ def unlike_result(idata: InferenceData, other: InferenceData) -> str:
 
 
 def _columns(idata: Any) -> dict[str, np.ndarray]:
-    found = [group_of(idata, name).data_vars for name in GROUPS if name in idata]
-    return {str(name): np.asarray(column.values) for columns in found for name, column in columns.items()}
+    groups = [group_of(idata, name).data_vars for name in GROUPS if name in idata]
+    return {str(name): np.asarray(column.values) for columns in groups for name, column in columns.items()}
 
 
 def _differing_column(mine: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> str:

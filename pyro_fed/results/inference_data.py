@@ -50,7 +50,7 @@ def check_savable(problem: Problem, what: str = "out") -> None:
 def recorded_findings(idata: InferenceData) -> list[Finding]:
     """The findings of a run about its result: notes and then doubts; only sentences if the result has no codes."""
     if "findings" in idata.attrs:
-        found = [Finding.from_plain(one) for one in json.loads(idata.attrs["findings"])]
-        return sorted(found, key=lambda one: one.is_doubt)
+        findings = [Finding.from_plain(one) for one in json.loads(idata.attrs["findings"])]
+        return sorted(findings, key=lambda one: one.is_doubt)
     lines = str(idata.attrs.get("warnings", "")).split("\n")
     return [sentences.recorded_warning(warning=line) for line in lines if line]

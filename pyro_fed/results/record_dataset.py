@@ -96,8 +96,8 @@ def _participation(record: Record, table: _Table) -> dict[str, Any]:
     numbers = np.full((table.rounds, table.width), -1)
     took_part.flat[table.cells] = True
     numbers.flat[table.cells] = table.clients
-    found = {"participated": (table.dims, took_part)}
-    return found if table.full else {**found, "client": (table.dims, numbers)}
+    variables = {"participated": (table.dims, took_part)}
+    return variables if table.full else {**variables, "client": (table.dims, numbers)}
 
 
 def _traffic(record: Record, table: _Table) -> dict[str, Any]:
@@ -143,12 +143,12 @@ def _traces(record: Record, table: _Table, name: str, shape: tuple[int, ...]) ->
 def _series(record: Record) -> dict[str, Any]:
     """The figures by round, of the last phase or of the chosen result."""
     until = len(record.rounds) if record.until is None else record.until
-    offset, found = until - len(record.figures), {}
+    offset, variables = until - len(record.figures), {}
     for name in sorted({name for figures in record.figures for name in figures}):
         series = np.full(len(record.rounds), np.nan)
         series[offset:until] = [figures.get(name, np.nan) for figures in record.figures]
-        found[name] = (("round",), series)
-    return found
+        variables[name] = (("round",), series)
+    return variables
 
 
 def _failures(record: Record) -> dict[str, Any]:

@@ -326,13 +326,13 @@ def in_double(problem: Problem, draws: Tensor) -> dict[str, Tensor]:
     if problem.dtype == torch.float64 or not len(draws):
         return {}
     nodes = problem.execute_at(draws[0], problem.fewest_rows).trace.nodes
-    found = {}
+    values = {}
     for name, site in problem.sites.items():
         transform: Any = unconstraining(nodes[name])
         if isinstance(_base(transform), (StickBreakingTransform, CorrCholeskyTransform)):
             part = draws[:, site.start : site.start + site.size].cpu().double()
-            found[name] = transform(part.reshape(len(draws), *site.unconstrained_shape))
-    return found
+            values[name] = transform(part.reshape(len(draws), *site.unconstrained_shape))
+    return values
 
 
 def _base(transform: Any) -> Any:

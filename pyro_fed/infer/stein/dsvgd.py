@@ -275,12 +275,12 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Objections to entries that have grown without bound, and to impossible states of the optimiser."""
-        found = super().objections(received, messages)
+        objections = super().objections(received, messages)
         if "history" not in messages:  # where the server has it
-            return found
+            return objections
         turn = self._turn(received)
         return {
-            **found,
+            **objections,
             "its running mean of squares is negative": (messages["history"] < 0).flatten(1).any(1),
             f"it has not taken {turn} steps": messages["steps"] != received["steps"] + turn,
         }

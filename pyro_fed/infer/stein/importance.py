@@ -144,8 +144,8 @@ class AdaptiveImportance(Algorithm):
         return super().download({f"{PREFIX}trial": weighted_points(shared).trial}, clients)
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        found = clients_log_likelihoods(problem, shared["weighted_trial"].to(problem.dtype), data)
-        return {"value": found.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE, posinf=IMPOSSIBLE)}, local, {}
+        log_lik = clients_log_likelihoods(problem, shared["weighted_trial"].to(problem.dtype), data)
+        return {"value": log_lik.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE, posinf=IMPOSSIBLE)}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         return {**shared, "weighted_new": messages["value"].sum(0) / self.temperature}

@@ -144,20 +144,20 @@ class Modes(Algorithm):
     ) -> tuple[State, State]:
         """Start from the known mode; unless it is the only one, also from modes of few rows, or draws of the prior."""
         start = required_start(start, self)
-        found = start.shared
-        if "bent" in found and not bool(found["bent"]):  # by the clients' counts the known mode is the only one
-            others = found["point"].new_zeros(0, problem.dim)
-        elif "points" in found:
-            others = modes_of(found, self.tolerance, self.same_mode)[0]
+        search = start.shared
+        if "bent" in search and not bool(search["bent"]):  # by the clients' counts the known mode is the only one
+            others = search["point"].new_zeros(0, problem.dim)
+        elif "points" in search:
+            others = modes_of(search, self.tolerance, self.same_mode)[0]
         else:
             drawn = problem.init(CANDIDATES * self.num_starts, generator)
-            others = drawn[far_apart(drawn, self.num_starts)].to(found["point"])
-            others = torch.cat([others, problem.images(found["point"].to(problem.dtype)).to(others)])
-        points = torch.cat([found["point"][None], others])
+            others = drawn[far_apart(drawn, self.num_starts)].to(search["point"])
+            others = torch.cat([others, problem.images(search["point"].to(problem.dtype)).to(others)])
+        points = torch.cat([search["point"][None], others])
         climbs = NewtonAscent.begin(points, self.first_damping)
         prior = Look(climbs.value, climbs.score, climbs.curvature)
         usable = {"prior_usable": climbs.length > 0}
-        return found | climbs._asdict() | _of_prior(prior) | usable, start.local
+        return search | climbs._asdict() | _of_prior(prior) | usable, start.local
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute the prior at the trial points."""
@@ -174,11 +174,13 @@ class Modes(Algorithm):
         points = shared["trial"].to(problem.dtype)
         if self.by_few_rows:
             few, times = pick_rows(problem, data, first_row_count(problem.dim))
-            found = Look(*(with_trailing_axes(times, part) * part for part in look_at_likelihood(problem, points, few)))
+            evaluations = Look(
+                *(with_trailing_axes(times, part) * part for part in look_at_likelihood(problem, points, few))
+            )
         else:
-            found = look_at_likelihood(problem, points, data)
-        usable = found.finite()
-        parts = {name: choose(usable, part.double(), 0.0) for name, part in found._asdict().items()}
+            evaluations = look_at_likelihood(problem, points, data)
+        usable = evaluations.finite()
+        parts = {name: choose(usable, part.double(), 0.0) for name, part in evaluations._asdict().items()}
         return {**parts, "usable": usable}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
@@ -252,12 +254,12 @@ class Nearest(FedEP):
         start = required_start(start, self)
         whole = Start(start.shared | {"fall": torch.zeros(())}, start.local)  # no end of a climb ends the run
         shared, local = super().init(problem, num_clients, generator, whole)
-        found = {name: start.shared[name] for name in OF_MODES}
+        search_result = {name: start.shared[name] for name in OF_MODES}
         count = float(len(modes_of(start.shared, Modes.tolerance, Modes.same_mode)[0]))
         q, prior = gaussian(start.shared), gaussian(start.shared, "prior_")
         before = as_state(q, LAPLACE) | as_state(prior, f"{LAPLACE}prior_")
         figures = {"modes": torch.tensor(count), "moved": shared["eta"].new_tensor(torch.inf)}
-        return shared | found | before | figures, local | as_state(gaussian(start.local), LAPLACE)
+        return shared | search_result | before | figures, local | as_state(gaussian(start.local), LAPLACE)
 
     def combine(self, shared: State, messages: State, weights: torch.Tensor) -> State:
         """Combine as `FedEP`, and record the move of q."""
@@ -277,11 +279,11 @@ class Nearest(FedEP):
 
 def nearest_of(start: Start) -> Start:
     """The particles' start: the Gaussian if it has converged at the only mode, or else the Laplace approximation."""
-    found = start.shared
-    if f"{LAPLACE}eta" not in found or is_at_rest(found):
+    shared = start.shared
+    if f"{LAPLACE}eta" not in shared or is_at_rest(shared):
         return start
-    before = as_state(gaussian(found, LAPLACE)) | as_state(gaussian(found, f"{LAPLACE}prior_"), "prior_")
-    return Start(found | before, as_state(gaussian(start.local, LAPLACE)))
+    before = as_state(gaussian(shared, LAPLACE)) | as_state(gaussian(shared, f"{LAPLACE}prior_"), "prior_")
+    return Start(shared | before, as_state(gaussian(start.local, LAPLACE)))
 
 
 def is_at_rest(found: State) -> bool:

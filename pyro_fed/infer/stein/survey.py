@@ -343,10 +343,10 @@ class Survey(Algorithm):
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Compute the points of the next round: after the check, or if some are too steep."""
-        found = entries_as(SurveyState, shared)
-        prior = prior_scores(problem, found.coordinates.model(found.white).to(problem.dtype)).double()
-        scores = found.scores + found.coordinates.pull(prior)
-        next_points = self._checked(found, scores) if bool(found.checking) else self._less_steep(found, scores)
+        survey = entries_as(SurveyState, shared)
+        prior = prior_scores(problem, survey.coordinates.model(survey.white).to(problem.dtype)).double()
+        scores = survey.scores + survey.coordinates.pull(prior)
+        next_points = self._checked(survey, scores) if bool(survey.checking) else self._less_steep(survey, scores)
         return {**shared, **as_entries(next_points)}
 
     def _checked(self, found: SurveyState, scores: Tensor) -> SurveyState:

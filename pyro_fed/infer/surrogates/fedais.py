@@ -178,12 +178,12 @@ class FedAIS(Tempered):
         coordinates, site, turn = diagonal_coordinates(whitened, whitened.site(product.to(torch.float64)))
         tails = Tails.of(site, self.freedom)
         constant = product.log_factor(coordinates.mean) - q.log_prob(coordinates.mean)
-        found = self._annealed(
+        annealed = self._annealed(
             log_ratio_of_prior_and_sites(problem, coordinates, site, constant, tails), q, turn, generator
         )
-        draws = coordinates.model(found.white).to(problem.dtype)
-        log_t = product.log_factor(draws.double()) + tails.log_ratio(found.white)[0]
-        return Proposals(draws, found.log_weights - log_t, found.accepted)
+        draws = coordinates.model(annealed.white).to(problem.dtype)
+        log_t = product.log_factor(draws.double()) + tails.log_ratio(annealed.white)[0]
+        return Proposals(draws, annealed.log_weights - log_t, annealed.accepted)
 
     def _annealed(
         self, difference: Difference, q: Gaussian, turn: Tensor | None, generator: torch.Generator
@@ -201,9 +201,9 @@ class FedAIS(Tempered):
             return anneal_sparingly(from_normal(difference), white, generator, **how)
         defence = Defence(usual)
         ends = defence.ends(difference)
-        found = anneal_sparingly(ends, defence.draws(white, generator), generator, **how)
-        narrow = difference(found.white)[0] - ends(found.white)[0][0]
-        return found._replace(log_weights=found.log_weights + narrow)
+        annealed = anneal_sparingly(ends, defence.draws(white, generator), generator, **how)
+        narrow = difference(annealed.white)[0] - ends(annealed.white)[0][0]
+        return annealed._replace(log_weights=annealed.log_weights + narrow)
 
     @property
     def _of_points(self) -> bool:
@@ -227,8 +227,8 @@ class FedAIS(Tempered):
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Compute log p_k(z_s) (step 2), (C, S), float64, zero for clients that have answered before."""
-        found = log_likelihoods_beyond_rounding(problem, shared["draws"], data)
-        values = with_few_impossible(found).clamp_min(IMPOSSIBLE)
+        log_lik = log_likelihoods_beyond_rounding(problem, shared["draws"], data)
+        values = with_few_impossible(log_lik).clamp_min(IMPOSSIBLE)
         new = 1 - local["answered"]
         message = {"log_lik": torch.where(new[:, None] > 0, values, 0.0), "answered": new}
         return message, {"answered": torch.ones_like(new)}, {}

@@ -124,8 +124,8 @@ class Measuring(Algorithm):
         if clients == 1 or fits_in_memory(shared["eta"].numel() * count):
             return self.measured(problem, shared, local, data, count)
         each = [slice(client, client + 1) for client in range(clients)]
-        found = [self.measured(problem, select(shared, i), select(local, i), data.of(i), count) for i in each]
-        messages, new, figures = (concatenate(parts) for parts in zip(*found, strict=True))
+        results = [self.measured(problem, select(shared, i), select(local, i), data.of(i), count) for i in each]
+        messages, new, figures = (concatenate(parts) for parts in zip(*results, strict=True))
         return messages, new, figures
 
     def contributions(self) -> Contributions:
@@ -229,9 +229,9 @@ class OwnNoise(Measuring):
         bend = pulls(q, (below - 2 * here + above) / (2 * SCORE_STEP_SDS**2))
         variance = spread if spread.dim() == mean.dim() else spread.diagonal(dim1=-2, dim2=-1)
         away = (points - mean) / variance.sqrt()
-        own = 1 - visit_share  # p_c (1/p_c - 1)
-        found = {"shift": own * bend.mean(0), "widening": own * (bend * away).mean(0)}
-        return found, {}, {name: value.abs().amax(-1) for name, value in found.items()}
+        weight = 1 - visit_share  # p_c (1/p_c - 1)
+        message = {"shift": weight * bend.mean(0), "widening": weight * (bend * away).mean(0)}
+        return message, {}, {name: value.abs().amax(-1) for name, value in message.items()}
 
 
 def noise_time(local_steps: int, midpoint: bool) -> float:
