@@ -33,8 +33,8 @@ from benchmarks.helpers.records import alone
 from benchmarks.speed.hierarchies import data as hospital_rows
 from models import hierarchical_logistic, item_response, radon, varying_slopes
 
-COLUMNS = ("`Federation`", "`FedEP` first", "again", "`fit` after it", "NUTS")
-COLUMNS += ("first / NUTS", "again / NUTS", "fit / NUTS", "apart: mean, SD", "doubted: `FedEP`, `fit`", "R-hat of NUTS")
+COLUMNS = ["`Federation`", "`FedEP` first", "again", "`fit` after it", "NUTS"]
+COLUMNS += ["first / NUTS", "again / NUTS", "fit / NUTS", "apart: mean, SD", "doubted: `FedEP`, `fit`", "R-hat of NUTS"]
 SCRIPT = Path(__file__).with_name("numpyro_models.py")
 
 
@@ -185,7 +185,8 @@ def theirs(python: str, name: str) -> dict[str, Any]:
     case = CASES[name]()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.npz"
-        np.savez(path, **{key: np.asarray(value) for key, value in case.rows.items()})
+        rows: dict[str, Any] = {key: np.asarray(value) for key, value in case.rows.items()}
+        np.savez(path, **rows)
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         done = subprocess.run(
             [python, str(SCRIPT), case.model, str(path)], env=environment, check=True, capture_output=True, text=True
