@@ -219,14 +219,14 @@ def check_taken_up(algorithm: Algorithm) -> None:
         if isinstance(algorithm, capability) or not methods or not required <= set(methods):
             continue
         raise SettingError(
-            f"{kind.__name__} has {', '.join(methods)}, which belongs to the capability {capability.__name__} and is not "
-            f"called without it: write `class {kind.__name__}(Algorithm, {capability.__name__})`, with "
+            f"{kind.__name__} has {', '.join(methods)}, which belongs to the capability {capability.__name__} and is "
+            f"not called without it: write `class {kind.__name__}(Algorithm, {capability.__name__})`, with "
             f"`from pyro_fed.algorithm.capabilities import {capability.__name__}`"
         )
     if methods := sorted(name for name in _methods(Contributions) if callable(getattr(kind, name, None))):
         raise SettingError(
-            f"{kind.__name__} has {', '.join(methods)}, which belongs to the clients' contributions and is not called on "
-            f"the algorithm: write `class {kind.__name__}Contributions(Contributions)` with it, with `from "
+            f"{kind.__name__} has {', '.join(methods)}, which belongs to the clients' contributions and is not called "
+            f"on the algorithm: write `class {kind.__name__}Contributions(Contributions)` with it, with `from "
             "pyro_fed.algorithm.contributions import Contributions`, and have the algorithm's method `contributions` "
             f"return `{kind.__name__}Contributions(self)`"
         )
