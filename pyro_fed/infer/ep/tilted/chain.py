@@ -124,9 +124,7 @@ class Chain(TiltedInference):
         if self.sampler != "sgd":
             refuse_unused(self, "epochs are a unit of sampler='sgd' only", "unit")
         if self.unit == "epochs" and self.batch_size is None:
-            raise SettingError(
-                f"{name}: unit='epochs' needs batch_size, the size of the minibatches of an epoch, received None"
-            )
+            raise SettingError(f"{name}: unit='epochs' needs batch_size, the size of its minibatches, received None")
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """Minibatches and Langevin noise."""
