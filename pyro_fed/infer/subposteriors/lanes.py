@@ -33,7 +33,8 @@ from pyro_fed.conventions import progress
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.infer.pooled.nuts import NUTS
-from pyro_fed.infer.pooled.nuts_kernel import LEAPFROGS_PER_DRAW, MAX_ENERGY_ERROR, STATISTICS, Chains, Leaf
+from pyro_fed.infer.pooled.nuts_kernel import LEAPFROGS_PER_DRAW, STATISTICS, Chains, Leaf
+from pyro_fed.ops.hamiltonian import MAX_ENERGY_ERROR
 
 Array = NDArray[Any]
 #: Leapfrog steps for which a lane draws its random numbers at a time.
