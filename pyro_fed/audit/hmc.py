@@ -17,9 +17,9 @@ from torch import Tensor
 
 from pyro_fed.audit.target import Target, near_draws
 from pyro_fed.density.forms import NonCentred, noncentred_form
-from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.entries import SAMPLED_ENTRIES, evenly
 from pyro_fed.ops.hamiltonian import THREE_STAGE, Phase, fresh_momenta, transition
-from pyro_fed.policy.audit import MOST_DRAWS, maps_points
+from pyro_fed.policy.audit import maps_points
 
 #: Scores of a step.
 SCORES = len(THREE_STAGE.drifts)
@@ -95,7 +95,7 @@ class Detour:
         form = noncentred_form(problem) if maps_points(problem.traits) and not isinstance(problem, NonCentred) else None
         if form is None:
             return None
-        apart = form.to_noncentred(draws[evenly(len(draws), MOST_DRAWS)].to(form.dtype)).double()
+        apart = form.to_noncentred(draws[evenly(len(draws), SAMPLED_ENTRIES)].to(form.dtype)).double()
         if not bool(apart.var(0).isfinite().all()):
             return None
         there = Target.of(form, apart, target.temperature)

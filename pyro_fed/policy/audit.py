@@ -33,8 +33,6 @@ CLIMBS, COSTLY_CLIMBS = (16, 8, 4), (5, 3, 2)
 #: flat priors, the mean and scale of a Gaussian have a posterior from three rows on, and the scale has a variance from
 #: five on.
 FEW_ROWS_A_PARAMETER = 2.5
-#: The most draws that stand for all.
-MOST_DRAWS = 1000
 #: More parameters than this are not searched for modes, whose curvature costs as many scores.
 LARGEST_DIM_OF_CLIMBS = 50
 #: With more parameters than this, importance weights are worth too little.

@@ -107,7 +107,7 @@ def test_a_transition_leaves_the_density_as_it_is(name):
     weight = torch.exp(gaussian(theta)[0] + gaussian(r)[0])
     weight = weight / weight.sum()
     start = began(theta, r)
-    how = gaussian, 1.9 if name == "leapfrog" else 4.4, 3, SPLITTINGS[name]
+    how = gaussian, 1.9 if name == "leapfrog" else 4.0, 3, SPLITTINGS[name]
 
     def moved(uniform):
         return transition(start, how[0], uniform, *how[1:])

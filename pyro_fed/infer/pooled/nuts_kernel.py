@@ -94,10 +94,11 @@ class Tree(NamedTuple):
     leaves: int  # number of leaves
 
 
-def turning(first: NDArray[Any], last: NDArray[Any], momentum: NDArray[Any]) -> bool:
-    """Whether a trajectory makes a U-turn (Betancourt 2017, A.4.2), from p at its ends and the sum of p, each (D,)."""
+def turning(first: NDArray[Any], last: NDArray[Any], momentum: NDArray[Any]) -> NDArray[Any]:
+    """Whether trajectories make a U-turn (Betancourt 2017, A.4.2): p at their ends and sums of p, (..., D) → (...)."""
     along = momentum - (first + last) / 2
-    return bool(first @ along <= 0 or last @ along <= 0)
+    turns: NDArray[Any] = ((first * along).sum(-1) <= 0) | ((last * along).sum(-1) <= 0)
+    return turns
 
 
 class Density(NamedTuple):
@@ -175,7 +176,7 @@ class CompiledNUTS(mcmc.NUTS):
             other.proposal if taken else half.proposal,
             momentum,
             weight,
-            other.turning or turning(half.first, other.last.unscaled.numpy()[0], momentum),
+            other.turning or bool(turning(half.first, other.last.unscaled.numpy()[0], momentum)),
             other.diverging,
             half.acceptance + other.acceptance,
             half.leaves + other.leaves,
