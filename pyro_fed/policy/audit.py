@@ -33,8 +33,6 @@ CLIMBS, COSTLY_CLIMBS = (16, 8, 4), (5, 3, 2)
 #: flat priors, the mean and scale of a Gaussian have a proper posterior with at least three rows, and the scale has a
 #: variance with at least five.
 FEW_ROWS_A_PARAMETER = 2.5
-#: Largest number of draws that represent all.
-MOST_DRAWS = 1000
 #: Largest number of parameters for mode searches, since a curvature costs as many scores.
 LARGEST_DIM_OF_CLIMBS = 50
 #: Largest number of parameters for importance weights.

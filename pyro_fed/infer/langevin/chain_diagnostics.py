@@ -18,16 +18,17 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from pyro_fed.conventions.limits import MIN_EFFECTIVE_DRAWS
 from pyro_fed.ops.memory import count_in_cache
 
 Array = NDArray[np.float64]
-#: Effective draws per chain below which a run warns, for up to four chains.
-MIN_ESS_PER_CHAIN, USUAL_CHAINS = 100, 4
+#: Chains of a usual run, which share `MIN_EFFECTIVE_DRAWS`.
+USUAL_CHAINS = 4
 
 
 def fewest_effective(num_chains: int) -> int:
-    """Number of effective draws of all `num_chains` chains together below which a run warns."""
-    return MIN_ESS_PER_CHAIN * min(num_chains, USUAL_CHAINS)
+    """Effective draws of all `num_chains` chains together below which a run warns: fewer of fewer than usual."""
+    return MIN_EFFECTIVE_DRAWS * min(num_chains, USUAL_CHAINS) // USUAL_CHAINS
 
 
 def r_hat_limit(num_chains: int) -> float:

@@ -35,7 +35,7 @@ from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.dsgld import VisitingLangevin
-from pyro_fed.infer.langevin.gradients import ConduciveScore, Score, conducive_gradients
+from pyro_fed.infer.langevin.gradients import conducive_gradients
 from pyro_fed.infer.langevin.visits import Beginning, ClientState
 from pyro_fed.infer.surrogates.surrogates import one_each
 
@@ -211,11 +211,6 @@ class ConduciveVisits(VisitingLangevin):
         metric = target.precision.to(begin.anchor.dtype)
         radius = torch.full_like(visit_share, math.sqrt(len(begin.anchor)) + self.conducive.trust)
         return clients._replace(metric=metric.expand(len(visit_share), *metric.shape), trust_radius=radius)
-
-    def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
-        """v_s + α g_s, Eq. (7), whose f-weighted mean is the posterior's score."""
-        unbiased = super().build_gradient(client, anchor)
-        return unbiased if client.conducive is None else ConduciveScore(unbiased, client.conducive)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

@@ -14,7 +14,7 @@ Algorithm 1 in this package:
     Update: T steps of Eq. (5)                  `Langevin.local_step`; a step is `Integrator.step`
         v_s(θ), Eq. (4)                         `MinibatchScore`, or `ControlVariateScore`
         g_s(θ), Eq. (6)                         `ConduciveGradient.at`, by `conducive_gradients`
-        v_s(θ) + α g_s(θ), Eq. (7)              `ConduciveScore`, from `ConduciveVisits.build_gradient`
+        v_s(θ) + α g_s(θ), Eq. (7)              `ConduciveScore`; `ClientState.score` joins them
     Reassign_chain: samples are stored          `Langevin.combine`, `ChainStore.store`
 
 Letters: α `conducive.alpha`; all others, and the deviations, as in `langevin.langevin`. Eq. (7) of the paper omits the

@@ -26,7 +26,6 @@ Deviations, in addition to those of `gradients` and `visits`; all are settings, 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, cast
@@ -43,7 +42,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, ClientData, Minibatch
+from pyro_fed.density.rows.batches import Batch, ClientData, draw_independent_minibatches
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chains import (
     ChainStore,
@@ -52,13 +51,14 @@ from pyro_fed.infer.langevin.chains import (
     longer_burn_in,
     require_one_client_each,
 )
-from pyro_fed.infer.langevin.gradients import MinibatchScore, Score
+from pyro_fed.infer.langevin.gradients import Score
 from pyro_fed.infer.langevin.step import Derived, Fixed, Step, check_scale_known, check_step_fits
 from pyro_fed.infer.langevin.visits import (
     Arrival,
     Beginning,
     ClientState,
     Integrator,
+    PickRows,
     StepSizes,
     Visit,
     VisitNoise,
@@ -132,13 +132,10 @@ class Langevin(Tempered, Chains):
         """Whether a visit computes a gradient of its own before its steps."""
         return False
 
-    def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
-        """v, that of Eq. (4) unless a sampler overrides it; a control variate is taken at the `anchor`, if any."""
-        return MinibatchScore(client.inverse_f)
-
-    @abstractmethod
-    def draw_picks(self, num_rows: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype) -> Minibatch:
-        """The minibatches of a visit to a client with more rows than one minibatch, (T, m)."""
+    @property
+    def pick_rows(self) -> PickRows:
+        """How minibatches are drawn: independently."""
+        return draw_independent_minibatches
 
     # -- the step sizes -------------------------------------------------------------------------------------
     @property
@@ -187,7 +184,7 @@ class Langevin(Tempered, Chains):
     @property
     def visit_noise(self) -> VisitNoise:
         """The randomness of a visit."""
-        return VisitNoise(self.local_steps, self.batch_size, self.draw_picks)
+        return VisitNoise(self.local_steps, self.batch_size, self.pick_rows)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """Standard normal noise (T, D) and the minibatches of a visit."""
@@ -208,7 +205,7 @@ class Langevin(Tempered, Chains):
         if bool(client.ready.all()):
             return client, {}
         batch = data.full_batch()
-        limits = step_limits(type(self).__name__, problem, arrival, client, self.build_gradient(client), batch)
+        limits = step_limits(type(self).__name__, problem, arrival, client, client.score(), batch)
         news = {"ready": torch.ones_like(client.ready), **self.first_gradients(problem, client, batch), **limits}
         return client._replace(**news), news
 
@@ -218,7 +215,7 @@ class Langevin(Tempered, Chains):
 
     def score_of_visit(self, problem: Problem, client: ClientState, position: Tensor, data: ClientData) -> Score:
         """The estimate in the visits that begin at these positions, on which control variates depend."""
-        return self.build_gradient(client)
+        return client.score()
 
     def takes_all_rows(self, data: ClientData) -> bool:
         """Whether every step takes all rows of these clients."""

@@ -29,7 +29,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData, Minibatch, draw_independent_minibatches
+from pyro_fed.density.rows.batches import BATCHES, ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.gradients import SagaScore, Table, row_scores
 from pyro_fed.infer.langevin.langevin import Langevin
@@ -82,10 +82,6 @@ class SAGALD(Langevin):
         super().__post_init__()
         if self.batch_size is None:
             raise SettingError("SAGALD: batch_size=None takes all rows, and there is nothing to correct; use SGLD")
-
-    def draw_picks(self, num_rows: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype) -> Minibatch:
-        """Independent draws of rows."""
-        return draw_independent_minibatches(num_rows, batch_size, self.local_steps, generator, dtype)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

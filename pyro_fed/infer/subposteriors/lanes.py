@@ -33,7 +33,8 @@ from pyro_fed.conventions import progress
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.infer.pooled.nuts import NUTS
-from pyro_fed.infer.pooled.nuts_kernel import LEAPFROGS_PER_DRAW, MAX_ENERGY_ERROR, STATISTICS, Chains, Leaf
+from pyro_fed.infer.pooled.nuts_kernel import LEAPFROGS_PER_DRAW, STATISTICS, Chains, Leaf, turning
+from pyro_fed.ops.hamiltonian import MAX_ENERGY_ERROR
 
 Array = NDArray[Any]
 #: Number of leapfrog steps for which a lane draws random numbers at once.
@@ -303,13 +304,6 @@ class Walk:
             self.root[at] = np.sqrt(covariance + floor)
         self.seen[at], self.mean[at], self.squares[at] = 0.0, 0.0, 0.0
         self.searching[at] = True
-
-
-def turning(first: Array, last: Array, momentum: Array) -> Array:
-    """Whether trajectories make a U-turn (Betancourt 2017, A.4.2): ends and sums of p, (..., D) → (...)."""
-    along = momentum - (first + last) / 2
-    turns: Array = ((first * along).sum(-1) <= 0) | ((last * along).sum(-1) <= 0)
-    return turns
 
 
 def _ones(n: Array) -> Array:
