@@ -123,6 +123,15 @@ def gaussian_still_moves(sds: float, cures: Cures) -> str:
     return f"q moved by {sds:.3g} SDs in the last round: it has not settled; {cures[0]}"
 
 
+@doubt(Topic.CONVERGENCE)
+def guide_still_moves(steps: int, sds: float, factor: float) -> str:
+    return (
+        f"not converged after {steps} steps: in their second half, which is averaged, the guide moved from the earlier "
+        f"to the later steps by {sds:.2g} SDs in a mean and by a factor of {factor:.3g} in an SD. Raise num_steps; "
+        "where that does not help, take another family, or a guide that begins nearer to the posterior"
+    )
+
+
 @doubt(Topic.DIAGNOSTICS)
 def sites_are_not_the_quotient() -> str:
     return (
