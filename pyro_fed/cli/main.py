@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from pyro_fed.analysis.numbers import MAX_PARAMETERS
 from pyro_fed.cli import options
 from pyro_fed.cli.check import check
 from pyro_fed.cli.compare import bench, compare
@@ -27,6 +26,7 @@ from pyro_fed.cli.node import node
 from pyro_fed.cli.options import parse_executor, parse_graph
 from pyro_fed.cli.process import terminated_as_interrupted, typed_command, write_result
 from pyro_fed.cli.study import study
+from pyro_fed.conventions.html import MAX_SHOWN_ROWS
 from pyro_fed.conventions.output import kept_elsewhere
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError
@@ -188,7 +188,7 @@ def main() -> None:
     "--parameters",
     "max_parameters",
     type=click.IntRange(min=1),
-    default=MAX_PARAMETERS,
+    default=MAX_SHOWN_ROWS,
     show_default=True,
     help="Parameters in the posterior's table.",
 )

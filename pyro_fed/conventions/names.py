@@ -26,12 +26,7 @@ _CLIENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?")
 
 def snake_case(name: str) -> str:
     """``RoundRobin`` as ``round_robin``, ``IID`` as ``iid``; a name in snake case is unchanged."""
-    pieces = []
-    for i, letter in enumerate(name):
-        after_lower = i > 0 and (name[i - 1].islower() or name[i - 1].isdigit())
-        before_lower = i > 0 and name[i - 1].isupper() and i + 1 < len(name) and name[i + 1].islower()
-        pieces.append(("_" if letter.isupper() and (after_lower or before_lower) else "") + letter.lower())
-    return "".join(pieces)
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def closest(name: str, valid: Iterable[str]) -> str:

@@ -29,13 +29,14 @@ from pyro_fed.deployment.agents.outbox import At, DifferError, NoMessage, Outbox
 from pyro_fed.deployment.agents.peers import LinkSettings, Peers
 from pyro_fed.deployment.agents.statements import PROOFS
 from pyro_fed.deployment.agents.wire import Wire, with_step
+from pyro_fed.deployment.limits import MAX_CLIENTS
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
 from pyro_fed.errors import ProtocolError, PyroFedError, QuorumError, listed
 from pyro_fed.runtime.messages import Spec, spec_of
 from pyro_fed.runtime.network import PhaseEnded
 
 #: Beyond the number of any phase and of any consensus step: the phase after the last, and that of the audit before it.
-END_PHASE = 10**6
+END_PHASE = MAX_CLIENTS
 AUDIT_PHASE = END_PHASE - 1
 #: Number of the first step that spreads figures.
 SPREAD = END_PHASE
