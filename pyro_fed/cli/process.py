@@ -113,7 +113,7 @@ def run_apart(arguments: Sequence[str]) -> Iterator[Callable[[], InferenceData]]
             status = process.wait()
             if status:
                 raise click.ClickException(
-                    f"the reference's process ended with status {status}; its messages are above"
+                    f"the reference's process ended with status {status}; see its messages above"
                 )
             loaded: InferenceData = az.from_netcdf(str(out)).load()
             return loaded

@@ -44,7 +44,7 @@ def test_a_site_sees_lines_and_its_summary_has_none(folder):
         "age: the values are outside the codebook's range because they are 12 times too large (months for years)"
         in said
     )
-    assert "60 lines: 2, 3, 4" in said and "no figure of fewer than 5 rows" in said
+    assert "60 lines: 2, 3, 4" in said and "No figure in it is about fewer than 5 rows" in said
     summary = json.loads((folder / "mine.json").read_text())
     assert summary["findings"] == [
         {"code": "in_another_unit", "figures": {"column": "age", "factor": "12 times too large (months for years)"}}
