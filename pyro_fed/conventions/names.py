@@ -44,8 +44,8 @@ def check_shown_name(name: str) -> None:
     """Refuse a name that cannot be in a table; simulated clients may have letters of any alphabet."""
     if not name.strip() or len(name) > MAX_CLIENT_ID or not name.isprintable() or name[0] == "." or _PATH & set(name):
         raise ProtocolError(
-            f"a client id has 1 to {MAX_CLIENT_ID} characters that can be printed, no slash among them, and begins "
-            f"with no dot; received {shown(name)}"
+            f"a client id must have 1 to {MAX_CLIENT_ID} printable characters, no slash, and no dot at its start; "
+            f"received {shown(name)}"
         )
 
 
@@ -60,8 +60,8 @@ def check_client_id(client: str) -> None:
         raise ProtocolError(f"a client id has at most {MAX_CLIENT_ID} characters, received {len(client)}")
     if not _CLIENT.fullmatch(client):
         plain = unicodedata.normalize("NFKD", client).encode("ascii", "ignore").decode()
-        cure = f"; {plain!r} would do" if _CLIENT.fullmatch(plain) else ""
+        cure = f"; {plain!r} would be accepted" if _CLIENT.fullmatch(plain) else ""
         raise ProtocolError(
-            f"a client id begins with a letter (a-z, A-Z), a digit or '_' and has these, '-', '.' and spaces within, "
+            f"a client id must begin with a letter (a-z, A-Z), a digit or '_'; '-', '.' and spaces may follow within, "
             f"received {client!r}{cure}"
         )

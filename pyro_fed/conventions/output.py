@@ -48,7 +48,7 @@ def check_writable(path: str | Path, what: str = "out") -> Path:
 
 def _try_device(path: Path, mode: int) -> None:
     if not stat.S_ISCHR(mode):
-        raise OSError("it is no ordinary file")
+        raise OSError("it is not a regular file")
     with path.open("wb", buffering=0) as device:
         device.write(PROBE)
 
@@ -133,7 +133,9 @@ def open_lock(path: Path) -> int:
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(file)
-        raise OSError(f"{path} is no file of its own: it is a device, a pipe, or has another name too; remove it")
+        raise OSError(
+            f"{path} is not a regular file with one name: it is a device, a pipe, or has a second name; remove it"
+        )
     return file
 
 

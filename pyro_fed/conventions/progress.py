@@ -173,7 +173,7 @@ class _CallbackBar(Bar):
             self._callback(self.now)
         except Exception as error:  # the user's own, by which a run may be ended
             self._callback = _ignore  # the end of the phase, which this error brings about, is not told
-            error.add_note(f"pyro_fed: the function given as progress= raised this when told: {self.now}")
+            error.add_note(f"pyro_fed: the function given as progress= raised this error at: {self.now}")
             raise
 
     def _end(self) -> None:

@@ -86,8 +86,9 @@ def label_coords(
                 if dim in coords and not _same_names(labels, coords[dim]):
                     raise SettingError(
                         f"coords['{dim}'] is [{listed(coords[dim])}], but elements along '{dim}' are looked up by "
-                        f"argument '{argument}', whose codes 0, 1, ... stand for [{listed(labels)}]: each would be "
-                        "called by another one's name. Leave the coordinate out, which is these labels then; name all "
+                        f"argument '{argument}', whose codes 0, 1, ... stand for [{listed(labels)}]: each element "
+                        "would get the name of another one. Leave the coordinate out, so that it is these labels; "
+                        "name all "
                         "of them in it, each once; or rename the categories, "
                         f"pandas.Categorical({argument}).rename_categories(...)"
                     )
@@ -148,8 +149,9 @@ def warn_of_labels(problem: Problem, clients: Sequence[Tensor], names: Sequence[
         if use is Use.NUMBERED and not labels.ordered:
             numbers = listed(f"{label!r} = {number}" for number, label in enumerate(labels))
             warn_user(
-                f"the model depends on how the labels of argument '{name}' are numbered, and nobody has said that: it "
-                f"takes them in sorted order, {numbers}. Say the order, pandas.Categorical({name}, categories=[...], "
+                f"the model depends on how the labels of argument '{name}' are numbered, and their order was not "
+                f"given: it takes them in sorted order, {numbers}. Give the order, pandas.Categorical({name}, "
+                "categories=[...], "
                 f"ordered=True), or take the labels themselves, ({name} == {labels[-1]!r}) or {name}.map({{...}})"
             )
     for name, labels in arguments.labels.items():

@@ -62,7 +62,7 @@ def test_numbers_that_stand_for_what_is_missing_are_named(value, count):
     x, y = rows(1)
     x[2 : 2 + count, 1] = value
     words = said(rows(0), (x, y), rows(2))
-    where = f"argument 'x', column 1, is {value:g} in {count} row(s) of client(s) 1, the first of them 2,"
+    where = f"argument 'x', column 1, is {value:g} in {count} row(s) of client(s) 1, first in row 2,"
     assert where in words and "drop these rows" in words
 
 
@@ -92,7 +92,7 @@ def test_a_client_whose_rows_are_all_there_several_times_is_named(times, kind):
     if kind == "codes":
         x = torch.arange(80).reshape(40, 2).double()
     words = said(rows(0), (x.repeat(times, 1), y.repeat(times)), rows(2))
-    assert f"every row of client 1 is there {times} times, equal in every column" in words
+    assert f"client 1 has every row {times} times, equal in every column" in words
 
 
 def test_codes_that_recur_by_chance_are_not_said_to_be_counted_several_times():
@@ -331,4 +331,4 @@ def test_numbers_that_the_model_takes_for_numbers_are_named_however_it_uses_them
     x, y = torch.randn(60, generator=generator), torch.poisson(torch.full((60,), 3.0), generator=generator)
     x = x.round().long() if whole else x
     x[4:9] = value
-    assert "5 row(s) of client(s) 0, the first of them 4" in said((y[:30], x[:30]), (y[30:], x[30:]), model=model)
+    assert "5 row(s) of client(s) 0, first in row 4" in said((y[:30], x[:30]), (y[30:], x[30:]), model=model)

@@ -195,7 +195,7 @@ def test_repeated_rows_and_far_values_among_many_are_found(rows):
     x = np.random.default_rng(1).standard_normal((4000, DIM)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.float32)
     x[100:800], y[100:800] = x[1000:1700], y[1000:1700]
-    with pytest.warns(UserWarning, match="are there more than once"):
+    with pytest.warns(UserWarning, match="occur more than once"):
         pf.Federation.from_clients(model, [(x[:2000], y[:2000]), (x[2000:], y[2000:])], plate="data")
     x = np.random.default_rng(1).standard_normal((4000, DIM)).astype(np.float32)
     x[[7, 3999], 1] = -999

@@ -68,7 +68,8 @@ def test_an_approval_says_what_will_leave_and_is_written_once_it_is_given(place)
 
 def test_without_rows_the_numbers_are_not_known(place):
     said = asked(place, "--yes")
-    assert said.exit_code == 0 and "the numbers in a message are not known: pass --rows" in " ".join(said.output.split())
+    text = " ".join(said.output.split())
+    assert said.exit_code == 0 and "the numbers in a message are not known: pass --rows" in text
     nowhere = CliRunner().invoke(main, ["node", "approve", str(place / "line.py"), "fedep", "--policy", "no.toml"])
     assert nowhere.exit_code == 2 and "expected the path of a file policy.toml" in nowhere.output
 

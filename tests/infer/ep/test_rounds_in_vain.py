@@ -73,7 +73,8 @@ def test_a_network_ends_at_the_best_where_ten_rounds_hardly_raise_it(fed, monkey
     monkeypatch.setattr(ascent, "first_climb", lambda q: replace(nothing(q), enough=enough))
     idata, seen = run_with([0.0, 5.0, 5.0 + rise, *(5.0 + rise * (1 + i) for i in range(1, 48))], fed, monkeypatch)
     assert (len(seen) == 12 and not idata.attrs["converged"]) if ended else len(seen) > 12  # the first rises by five
-    assert ("slow" in idata["federation"]) == ended == ("the network's weights have not converged" in str(idata.attrs.get("warnings")))
+    warned = "the network's weights have not converged" in str(idata.attrs.get("warnings"))
+    assert ("slow" in idata["federation"]) == ended == warned
 
 
 def test_what_a_network_has_to_rise_goes_with_its_rows_and_begins_anew_with_another_start():
