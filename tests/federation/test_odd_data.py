@@ -76,8 +76,8 @@ def test_long_tails_codes_and_constants_are_nothing_to_name():
 def test_rows_of_another_client_and_rows_twice_are_named():
     x, y = rows(1)
     shared = (torch.cat([x, rows(0)[0][:12]]), torch.cat([y, rows(0)[1][:12]]))
-    assert "12 of the 20 rows of client 0 are there more than once, at client(s) 1," in said(rows(0), shared)
-    assert "24 of the 32 rows of client 1 are there more than once, twice at" in said(
+    assert "12 of the 20 rows of client 0 occur more than once, at client(s) 1," in said(rows(0), shared)
+    assert "24 of the 32 rows of client 1 occur more than once, twice at" in said(
         rows(0), (torch.cat([x, x[:12]]), torch.cat([y, y[:12]])), rows(2)
     )
     coarse = [((x > 0).double(), y) for x, y in (rows(0), rows(1))]
@@ -140,7 +140,7 @@ def test_counts_and_rounded_numbers_alone_recur_by_chance(size, decimals, dtype)
 def test_measurements_alone_that_recur_are_named():
     y = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64).round(decimals=4)
     words = said((y[:15],), (torch.cat([y[15:], y[:8]]),), model=one_column)
-    assert "8 of the 15 rows of client 0 are there more than once, at client(s) 1" in words
+    assert "8 of the 15 rows of client 0 occur more than once, at client(s) 1" in words
 
 
 def test_codes_of_minus_one_are_said_to_be_the_last_groups():

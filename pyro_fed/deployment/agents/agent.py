@@ -190,7 +190,7 @@ def run_agent(agent: Agent) -> InferenceData:
             _agree(links)
             federation = _agent_federation(own, links)
             found = _run_rounds(agent, algorithm, federation, links, rounds)
-            _take_leave(links, Farewell(links.wire.run, "its rounds are over", done=True))
+            _take_leave(links, Farewell(links.wire.run, "it has finished its rounds", done=True))
             return found
         except Exception as error:  # not KeyboardInterrupt: neighbours wait for an agent that is interrupted
             _take_leave(links, _farewell(links, error))

@@ -217,7 +217,7 @@ class Links:
         if whole and not bool(known.all()):
             missing = listed(self.names[i] for i in (~known).nonzero().flatten().tolist())
             raise QuorumError(
-                f"nothing was heard of agents {missing}, and every agent is needed here. Start them, then this one "
+                f"agents {missing} were not heard, and every agent is needed here. Start them, then this one "
                 "again with resume, or raise patience_all"
             )
         del table["signature"]
@@ -228,7 +228,8 @@ class Links:
         if not answer["known"][neighbour]:
             name = self.names[neighbour]
             raise ProtocolError(
-                f"agent {name}, round {at.round}: it passes on what others say, without its own. Look at what it runs"
+                f"agent {name}, round {at.round}: it passes on the others' statements, without its own. Check what "
+                "it runs"
             )
         entries = within(answer, "of")
         for i in answer["known"].nonzero().flatten().tolist():

@@ -189,7 +189,9 @@ def init_study(
     options |= {"seed": seed, "audit": audit, "compile": compile}
     check_numbers(num_rounds or 1, num_draws or 1, seed, min_clients, len(sites), 1)
     if isinstance(algorithm, Algorithm) and algorithm.pooled:
-        raise SettingError(f"{type(algorithm).__name__} needs all rows in one place, and here they stay at the sites")
+        raise SettingError(
+            f"{type(algorithm).__name__} needs all rows in one place, but in a study they stay at the sites"
+        )
     own = chosen.run_options(len(sites))
     rounds = own.get("num_rounds") if num_rounds is None else num_rounds
     needs = needs_words(algorithm, rounds, len(sites), audit)
@@ -228,7 +230,7 @@ def combine(folder: Path, answers: Sequence[Path] = (), *, go_on: bool = False) 
         if silent:
             if go_on:
                 raise SettingError(
-                    f"without the description of {', '.join(silent)} nobody knows its rows: begin a study without it"
+                    f"without the description of {', '.join(silent)} its rows are unknown: begin a study without it"
                 )
             return Combined(answers_taken, refused, 0, silent, study.ask(0, study.first_letters()))
         study.close(0, study.sites)

@@ -109,7 +109,7 @@ class Leaving:
         """Log once in each process which rules are in force."""
         if not self._told:
             self._told = True
-            none = f"Client {client_name(context)} has no policy: all that the run asks for may leave"
+            none = f"Client {client_name(context)} has no policy: everything that the run asks for may leave"
             LOG.info(none if gate is None else gate.in_words())
 
     def _outgoing(self, message: Message, context: Context, reply: Message, asked: bytes, before: str) -> Outgoing:

@@ -67,8 +67,8 @@ class Site(RemoteSite):
         """The answer to an order of the server; a `summed` one is masked, so that the server only learns the sum."""
         if self.secure and not summed:
             raise Refusal(
-                "this client takes part in secure aggregation alone (client_app(secure=True)), and the server asks for "
-                "its own message: give the server secure-aggregation"
+                "this client takes part only in secure aggregation (client_app(secure=True)), but the server asks "
+                "for its own message: set secure-aggregation at the server"
             )
         with as_refusals():
             record, encoded = record_of(content, SETTINGS), bytes_of(content)

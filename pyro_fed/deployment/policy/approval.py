@@ -135,7 +135,7 @@ def check_approved(folder: Path, model: str | Path, policy: Policy, asked: Calla
         if approved.digest != digest:
             raise ValueError("its hash is not that of its facts")
         if hashlib.sha256(copied_model(folder).read_bytes()).hexdigest() != approved.model:
-            raise ValueError("its copy of the model is another one")
+            raise ValueError("its copy of the model differs")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _changed(error) from error
     request = Request.of(model, (), policy)
@@ -146,7 +146,7 @@ def check_approved(folder: Path, model: str | Path, policy: Policy, asked: Calla
     except SettingError as error:
         raise _changed(error) from error
     if replace(approved, recipes=copies).digest != digest:
-        raise _changed("its copies of the recipes are others")
+        raise _changed("its copies of the recipes differ")
     return digest
 
 

@@ -85,7 +85,7 @@ def _last_line(file: int, path: Path) -> dict[str, Any]:
 
 
 #: What to do with a ledger that is not whole.
-CURE = "keep the file, tell who is responsible for data protection, and begin a new one in its place"
+CURE = "keep the file, tell the data-protection officer, and begin a new one in its place"
 
 
 def _parsed(text: bytes, path: Path, which: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def verify(path: Path, head: str | None = None) -> list[dict[str, Any]]:
     if head is not None and head not in {FIRST, *(line["hash"] for line in lines)}:
         raise ProtocolError(
             f"{path}: none of its {len(lines)} lines has the hash {head!s:.20}... that was kept: lines were removed "
-            f"from the end, or all were written anew: {CURE}"
+            f"from the end, or all were rewritten: {CURE}"
         )
     return lines
 
@@ -216,7 +216,10 @@ class Gate:
         if message.kind == "notice":
             return None
         if policy.approval and not self.approval:
-            return "approval", "the site has approved nothing, and its rules ask for it (pyro-fed node approve)"
+            return (
+                "approval",
+                "the site has approved nothing, and its rules require an approval (pyro-fed node approve)",
+            )
         if not policy.permits(message.kind):
             return "kinds", f"messages of the kind {message.kind!r} may not leave"
         if message.kind == "keys":
@@ -233,11 +236,11 @@ class Gate:
         if most is not None and numbers > most * self.rows:
             return "max_numbers_per_row", f"its {numbers} numbers are more than {most:g} for each of the site's rows"
         if policy.max_rounds is not None and rounds > policy.max_rounds:
-            return "max_rounds", f"the site answers {policy.max_rounds} orders, and has answered them"
+            return "max_rounds", f"the site answers at most {policy.max_rounds} orders, and has answered them"
         if policy.max_share < 1:
             share = message.share() if message.share is not None else None
             if share is None:
-                return "max_share", "the share of each row in it is not known"
+                return "max_share", "the share of each row in it is unknown"
             if not share <= policy.max_share:  # of NaN too
                 return "max_share", f"a row has a share of more than {policy.max_share:g} in one of its numbers"
         return None

@@ -70,7 +70,7 @@ class RemoteClients(Remote):
         if self.algorithm.pooled:
             name = type(self.algorithm).__name__
             raise SettingError(
-                f"{name} needs all rows in one place, and in a deployment they stay at the clients: take FedEP, or run "
+                f"{name} needs all rows in one place, but in a deployment they stay at the clients: use FedEP, or run "
                 f"{name} on pooled data by pf.run"
             )
         super().prepare()

@@ -201,8 +201,8 @@ class Site:
     def _check_questions(self, what: str) -> None:
         if not self.questions:
             raise Refusal(
-                "this client answers nothing besides its recipe (client_app(questions=False)), and the server asks for "
-                f"{what}: run with audit=false, without loo and influence"
+                f"this client answers only its recipe (client_app(questions=False)), but the server asks for {what}: "
+                "run with audit=false, without loo and influence"
             )
 
     def _question(self, order: Order, problem: Problem, name: str) -> OneRound | None:
