@@ -103,7 +103,7 @@ def check_sites(summaries: Sequence[SiteSummary], least: int = 2) -> None:
         raise DataError(f"expected the summaries of {least} sites at least, received {len(names)}")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(
-            f"there are two summaries of {listed(twice)}: pass one of each site, and give sites names of their own"
+            f"there are two summaries of {listed(twice)}: pass one for each site, and give each site its own name"
         )
 
 
@@ -119,7 +119,9 @@ def check_together(summaries: Sequence[SiteSummary]) -> None:
     """Raise DataError if there are no summaries, two of one site, one called "overall", or some by another codebook."""
     check_sites(summaries, 1)
     if OVERALL in (one.site for one in summaries):
-        raise DataError(f"a site is called {OVERALL!r}, as all sites together are in the tables: rename it")
+        raise DataError(
+            f"a site is called {OVERALL!r}, which is the name of all sites together in the tables: rename it"
+        )
     alike, others = by_codebook(summaries)
     if others:
         raise DataError(

@@ -137,7 +137,7 @@ def constants(summaries: Sequence[SiteSummary], columns: Sequence[str] | None = 
         if not any(part.n for part in parts.values()):
             reason = reason or "no site has values"
         if reason and columns is not None:
-            raise DataError(f"constants: {name} cannot be pooled: {reason}. Mend the table, or leave the column out")
+            raise DataError(f"constants: {name} cannot be pooled: {reason}. Correct the table, or leave the column out")
         if name in suspected and columns is not None:
             warn_user(f"constants: {name} is pooled although {suspected[name]}")
         elif not reason:

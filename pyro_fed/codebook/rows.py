@@ -70,7 +70,7 @@ def _of_file(path: Path) -> Table:
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}") from error
     if not any(header):
-        raise DataError(f"{path} is empty: its first line must have the names of the columns")
+        raise DataError(f"{path} is empty: expected the names of the columns in its first line")
     _check_header(header, str(path))
     width = len(header)
     is_cut_off = bool(found) and len(found[-1][1]) < width and not content.endswith("\n")

@@ -307,7 +307,7 @@ def _check_columns(summary: SiteSummary, where: str) -> None:
             or not len(outcome.ends) == len(outcome.events) == len(outcome.censored)
             or any(count < 0 for count in counts)
         ):
-            raise DataError(f"{where}: outcomes.{shown(name)} has not the bins of its codebook")
+            raise DataError(f"{where}: outcomes.{shown(name)} does not have the bins of its codebook")
 
 
 def _check_noted(one: Noted, where: str, book: Codebook) -> None:

@@ -99,7 +99,7 @@ def test_figures_as_json(folder):
         (["codebook.toml"], "expected a codebook and a table"),
         (["codebook.toml", "no.csv"], "no.csv cannot be read"),
         (["no.toml", "albany.csv"], "no.toml cannot be read"),
-        (["--compare", "albany.csv", "boston.csv"], "is not such a file as pyro-fed check writes"),
+        (["--compare", "albany.csv", "boston.csv"], "is not a file that pyro-fed check has written"),
         (["codebook.toml", "albany.csv", "--table", "x.md"], "need --compare"),
         (["--compare", "albany.json", "--site", "x"], "without --compare"),
         (["codebook.toml", "albany.csv", "--fewest", "3"], "fewest must be at least the codebook's, 5"),

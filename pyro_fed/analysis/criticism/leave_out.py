@@ -105,8 +105,8 @@ def leave_one_client_out(
     require_result("leave_one_client_out", idata, federation)
     if not federation.holds_data:
         raise SettingError(
-            "leave_one_client_out asks the clients for their log-likelihoods, but this federation's rows are "
-            "elsewhere: call it with a federation that was made with data"
+            "leave_one_client_out asks the clients for their log-likelihoods, but this federation does not hold the "
+            "rows: pass a federation that was made with data"
         )
     if num_draws < MIN_WEIGHTED_DRAWS:
         raise SettingError(
@@ -114,7 +114,8 @@ def leave_one_client_out(
         )
     if federation.num_clients < 2:
         raise DataError(
-            "leave_one_client_out needs at least two clients, received 1: without it nobody is left to predict its rows"
+            "leave_one_client_out needs at least two clients, received 1: without it no client is left to predict "
+            "its rows"
         )
     with threads(1), torch.no_grad():
         study = _Study.of(idata, federation, num_draws, seed)
