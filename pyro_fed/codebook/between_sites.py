@@ -38,13 +38,13 @@ MEAN_HETEROGENEITY, LOG_SD_HETEROGENEITY, LOG_ODDS_HETEROGENEITY, EFFECT_HETEROG
 PERIOD_HETEROGENEITY = 0.6
 #: Degrees of freedom of the differences between hospitals.
 STUDENT_FREEDOM = 6
-#: Probability that a site's column is in another unit, or its levels are exchanged; and odds from which it is said.
+#: Probability that a site's column is in another unit, or its levels are exchanged; and odds from which it is reported.
 ERROR_PROBABILITY, MIN_ODDS = 0.05, 20.0
 #: How much rarer powers of ten are than the units that the codebook's unit is confused with.
 UNNAMED_UNIT_SHARE = 0.2
-#: A mean so many usual differences from the others, or an SD, is said although no unit explains it.
+#: A mean or an SD that is this many usual differences from the others is reported even if no unit explains it.
 OUTLIER_DISTANCE = 8.0
-#: An effect at the other sites tells about levels if it is so many standard errors from zero. The score allows for
+#: An effect at the other sites is used for levels if it is this many standard errors from zero. The score allows for
 #: its error too: with 3, more exchanged levels are missed (`tests/helpers/hospital_tables.py` counts them).
 MIN_EFFECT_ERRORS = 2.0
 #: What tells about levels beside the other columns.

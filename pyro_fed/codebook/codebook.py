@@ -93,7 +93,7 @@ def _faults(error: Any) -> str:
 
 #: Types whose values are numbers, and have moments.
 NUMBERS = ("number", "integer")
-#: The least `fewest` of codebooks with outcomes: with 2 a joined bin tells a count in it.
+#: The least `fewest` of codebooks with outcomes: with 2, a joined bin reveals a count in it.
 MIN_ROWS_OF_OUTCOMES = 3
 
 

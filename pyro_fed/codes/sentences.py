@@ -1,6 +1,6 @@
 """Every sentence of a finding, by topic. A function's name is the code, its arguments are the figures.
 
-Texts have no full stop at their end; they say what was found, so that the functions have no docstrings. Arguments named
+Texts have no full stop at their end. They state what was found, so the functions have no docstrings. Arguments named
 as in `finding.PLACES` are the place of the finding; `cures` are part of the text. A text may change from version to
 version, a code may not.
 """

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from pyro_fed.errors import ProtocolError, shown
 
-#: How alike a name must be to one that exists, and how many of these are told.
+#: Similarity from which an existing name is suggested, and the largest number of suggestions.
 MIN_SIMILARITY, MAX_SUGGESTIONS = 0.7, 3
-#: Letters from which on a part of a name may stand for it: fewer are in too many.
+#: Least number of letters of a part of a name that is suggested: fewer occur in too many names.
 MIN_PART_LETTERS = 4
 
 #: All clients together, in tables and figures beside the clients.

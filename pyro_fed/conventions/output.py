@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from pyro_fed.errors import SettingError
 
-#: What is written to try; a device that is full, say, takes the opening of a file, and nothing else.
+#: Bytes of a trial: a file can be opened on a full device, but not written.
 PROBE = b"\n"
 #: Endings of the names of pages.
 PAGE_ENDINGS = (".html", ".htm")
@@ -64,7 +64,7 @@ def _try_folder(path: Path) -> None:
 
 @contextmanager
 def kept_elsewhere(out: Path) -> Iterator[Path]:
-    """A temporary file, copied to the user's file once it is whole; the error says where the result is kept."""
+    """A temporary file, copied to the user's file once it is complete; an error names where it is kept."""
     folder = Path(tempfile.mkdtemp(prefix="pyro_fed-"))
     written = folder / out.name
     try:

@@ -117,7 +117,7 @@ def begin(name: str, total: int, unit: str, *, done: int = 0, shown: bool = True
 
 
 def say(line: str, *, shown: bool = True) -> None:
-    """Print a line between bars; nothing where progress is not shown, or a function of the user's is told of it."""
+    """Print a line between bars, unless progress is not shown or goes to a function of the user's."""
     here = _here.get()
     if not shown or (_everywhere if here is None else here) is not True:
         return

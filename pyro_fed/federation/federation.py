@@ -425,7 +425,7 @@ class Federation:
     @checked
     @explained(ModelError, "the model cannot be run on these arguments")
     def with_args(self, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Federation:
-        """This federation on new data of the same shapes; its runs compile nothing anew.
+        """This federation on new data of the same shapes; its runs reuse what is compiled.
 
         Row i stays at the client that has it now, even if the partition would move it by its new values: sort or deal
         the new rows beforehand if that matters. The new data are checked like the old ones: values that are not

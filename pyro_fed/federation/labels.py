@@ -139,7 +139,7 @@ class Use(Enum):
 
 
 def warn_of_labels(problem: Problem, clients: Sequence[Tensor], names: Sequence[str]) -> None:
-    """Warn of text whose numbering matters though nobody has chosen it, and of clients with codings of their own."""
+    """Warn of text whose numbering matters but was not given, and of clients with different codings."""
     arguments = problem.arguments
     if not arguments.labels:
         return
@@ -247,7 +247,7 @@ def _other_codings(
         return
     seen = {who: {as_it_looks(str(label)).casefold() for label in mine} for who, mine in held}
     apart = [(who, mine) for who, mine in held if not any(seen[who] & seen[other] for other in seen if other != who)]
-    # Hospitals' own names are looked up, and no client has another's: these are no codings of one another.
+    # Names of hospitals are looked up, and no client has another's: these are not codings of one another.
     if apart and (use is Use.COMPARED or len(apart) < len(held)):
         who, mine = apart[-1]
         other, theirs = next((who, mine) for who, mine in held if (who, mine) != apart[-1])

@@ -203,7 +203,7 @@ class FixedGraph(Graph):
         return along_circuit(self.matrix, self.centrality(), over_all, tolerance) or over_all
 
     def sums(self, tolerance: float) -> Consensus:
-        """Up a tree and down again, see `graph.consensus`; nothing is left of the disagreement."""
+        """Up a tree and down again, see `graph.consensus`; no disagreement remains."""
         return tree_steps(self.matrix, self.centrality()) or self.consensus(tolerance)
 
     def __repr__(self) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
-#: Agents and links, together, that a graph is built of at most: about 2 GB while it is made.
+#: Largest number of agents and links together: building such a graph takes about 2 GB.
 MAX_AGENTS_AND_LINKS = 5_000_000
 
 

@@ -183,7 +183,7 @@ def _predicted(
         if labels is None:
             raise
     if labels is not None and (made is None or _plate_size(made[2], hidden, plate) != len(labels)):
-        # The new data may have those groups alone that have rows there: the size of the model's plate says so.
+        # The new data may have only the groups with rows there: the size of the model's plate shows that.
         arguments, labels = encode_arguments(model, function, args, kwargs, idata, present_alone=True)
         made = run_on(arguments)
     run, values, first = cast(tuple[ModelRun, dict[str, Tensor], dict[str, Any]], made)

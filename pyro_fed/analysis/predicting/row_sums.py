@@ -469,7 +469,7 @@ def _observed_ones(question: Question, found: ClientRun) -> tuple[Tensor, Tensor
 def _groups_of_rows(
     question: Question, problem: Problem, name: str, found: ClientRun, values: Tensor, kept: Tensor | None
 ) -> list[Any]:
-    """The group of each of a client's rows that are kept, with f (S, n), by their own values, or by the mean of f."""
+    """The group of each of a client's rows in use, with f (S, n): by their values, or by the mean of f."""
     size, ends = values.shape[1], question.groups
     if question.by == PREDICTED and ends is not None:
         places = torch.searchsorted(torch.tensor(ends, dtype=torch.float64), values.double().mean(0))

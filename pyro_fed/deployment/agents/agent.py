@@ -382,7 +382,7 @@ def _run_rounds(
         fewest = 1 if agent.gate is None else agent.gate.policy.min_cell
         for number, name in enumerate(agent.permitted_questions):
             found = with_answer(found, federation, AskedAgents(links, number), agent.module, name, fewest)
-        with suppress(ProtocolError, Unwelcome):  # whatever a neighbour says now, the result stands
+        with suppress(ProtocolError, Unwelcome):  # a neighbour's message can no longer change the result
             _leave(links)
         return found
     except StoppedError as error:

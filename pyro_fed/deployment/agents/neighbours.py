@@ -324,6 +324,6 @@ class Neighbours(Network):
 
 
 def neighbours_of(links: Links, algorithm: OnGraph, everyone: bool = False) -> Neighbours:
-    """The network of one phase; `everyone` says that a round means nothing if an agent is missing."""
+    """The network of one phase; with `everyone`, a round needs every agent."""
     consensus = algorithm.consensus(links.peers.graph, sleepers=not everyone)
     return Neighbours(links, consensus, algorithm.symmetric, algorithm.coarse)

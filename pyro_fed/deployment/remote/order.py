@@ -1,4 +1,4 @@
-"""An order of the server to a client: what it may say, checked by the client before it allocates or computes anything.
+"""Orders of the server to a client, which checks them before it allocates memory or computes.
 
 An order's settings have ranges, `RANGES`; they fit one another, the client's own rows and the message's header; and its
 tensors are those of its parts: `local.*` where it begins a phase, `taken` and `told.*` with a verdict, `shared.*` with
@@ -186,7 +186,7 @@ def most_bytes(dim: int, parts: int) -> int:
 
 
 def require(holds: object, what: str, expected: str, received: object) -> None:
-    """Refuse an order unless a condition holds; the text says what it is about, expected, received, and the cure."""
+    """Refuse an order unless a condition holds; the message has the field, expected, received, and the cure."""
     if not holds:
         raise Refusal(f"the server's order has {what}: expected {expected}, received {received!s:.200}: {CURE}")
 
