@@ -264,7 +264,8 @@ def test_an_agent_that_speaks_for_another_is_named_and_nobody_else_is_blamed(spe
     assert isinstance(errors["north"], ProtocolError)
     said = str(errors["north"])
     if lie is conceal:
-        assert said == f"agent {liar}, round 1: it passes on the others' statements, without its own. Check what it runs"
+        words = "it passes on the others' statements, without its own. Check what it runs"
+        assert said == f"agent {liar}, round 1: {words}"
     else:
         assert said.startswith(
             f"agent {liar}, round 1: it has sent a statement of agent {about} that the key of {about}'s"

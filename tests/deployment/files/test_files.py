@@ -193,7 +193,7 @@ def test_a_site_answers_only_the_coordinator_that_it_knows(case):
     request = case.combine().requests[0]
     with pytest.raises(ProtocolError, match=r"signed by the key SHA256:.*do not answer it"):
         case.answer(request, coordinator="SHA256:other")
-    with pytest.raises(SettingError, match="Compare it with what the coordinator reads out, and pass it as --coordinator"):
+    with pytest.raises(SettingError, match="with what the coordinator reads out, and pass it as --coordinator"):
         case.answer(request, coordinator=None)
     assert not (case.folder / "north" / "study").exists()
 
