@@ -205,7 +205,7 @@ def _scales(name: str, column: Column, sites: dict[str, NumberSummary]) -> Itera
         which = (site, rival[1]) if len(varying) == 2 and gain - rival[0] < math.log(MIN_ODDS) else (site,)
         shift = sentences.time_differs(column=name, shift=one.name)
         yield which, shift if is_date else sentences.scale_differs(column=name, factor=one.text)
-        factors, offsets = _converted(factors, offsets, compared.names.index(site), one)
+        factors, offsets = _with_conversion(factors, offsets, compared.names.index(site), one)
     for k, apart, ratio in compared.far_off(factors, offsets):
         mean = f"{abs(apart):.1f} SDs {'above' if apart > 0 else 'below'}"
         yield (compared.names[k],), sentences.distribution_differs(column=name, mean=mean, sd=f"{ratio:.3g} times")
@@ -230,14 +230,14 @@ def _likeliest(
     rival = (-math.inf, "")
     for k, site in enumerate(compared.names):
         if site and factors[k] == 1 and offsets[k] == 0:
-            gains = [compared.log_likelihood(*_converted(factors, offsets, k, one)) for one in possible] + priors
+            gains = [compared.log_likelihood(*_with_conversion(factors, offsets, k, one)) for one in possible] + priors
             mine = (float(gains.max()), site, possible[int(gains.argmax())])
             best, next_best = (mine, best) if mine[0] > best[0] else (best, mine)
             rival = max(rival, next_best[:2])
     return *best, rival
 
 
-def _converted(factors: np.ndarray, offsets: np.ndarray, k: int, one: Confusion) -> tuple[np.ndarray, np.ndarray]:
+def _with_conversion(factors: np.ndarray, offsets: np.ndarray, k: int, one: Confusion) -> tuple[np.ndarray, np.ndarray]:
     factors, offsets = factors.copy(), offsets.copy()
     factors[k], offsets[k] = one.factor, one.offset
     return factors, offsets

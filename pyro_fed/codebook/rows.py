@@ -103,7 +103,7 @@ def typed_table(table: Table, book: Codebook) -> TypedTable:
         if name in table.texts:
             texts = table.texts[name]
             there = ~is_missing(texts, column, book)
-            columns[name] = values = _converted(texts.where(there, None), column)
+            columns[name] = values = _typed_values(texts.where(there, None), column)
             unreadable[name] = (there & values.isna()).to_numpy(bool)
     return TypedTable(pd.DataFrame(columns, index=table.texts.index), unreadable)
 
@@ -122,7 +122,7 @@ def whole_number_text(text: str) -> str:
         return text
 
 
-def _converted(texts: pd.Series, column: Column) -> pd.Series:
+def _typed_values(texts: pd.Series, column: Column) -> pd.Series:
     if column.has_moments:
         numbers = pd.to_numeric(texts, errors="coerce").astype(float)
         return numbers.where(np.isfinite(numbers))

@@ -74,7 +74,7 @@ def column_sums(rows: Any) -> ColumnSums:
     x = x.double()
     bad = (~x.isfinite()).sum(0).flatten().tolist()
     if any(bad):
-        each = listed(f"{_called(i, names)} ({count} of {len(x)})" for i, count in enumerate(bad) if count)
+        each = listed(f"{_column_text(i, names)} ({count} of {len(x)})" for i, count in enumerate(bad) if count)
         raise DataError(
             f"column_sums: values are missing or infinite in {each}: drop these rows or impute them first, as "
             "the model will get them"
@@ -87,7 +87,7 @@ def _take(rows: Any) -> None:
     """Stands for a model, so that the rows are read as a model's argument is."""
 
 
-def _called(column: int, names: Sequence[str]) -> str:
+def _column_text(column: int, names: Sequence[str]) -> str:
     return f"column '{names[column]}'" if names else f"column {column}"
 
 
@@ -115,7 +115,7 @@ def pooled_moments(parts: Sequence[ColumnSums]) -> tuple[Tensor, Tensor]:
             )
         bad = (~(part.mean.isfinite() & part.squares.isfinite())).flatten().nonzero().flatten().tolist()
         if bad and part.number > 0:
-            each = listed(_called(i, part.columns) for i in bad)
+            each = listed(_column_text(i, part.columns) for i in bad)
             raise DataError(
                 f"pooled_moments: the sums number {k} are not finite in {each}: that client must correct them"
             )

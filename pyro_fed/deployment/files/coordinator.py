@@ -351,7 +351,7 @@ class _Run:
     def result(self, go_on: bool) -> tuple[InferenceData, list[str]]:
         """The result and the warnings about it. What a run had found that ends without one is written to the folder."""
         first = 1  # exchange 0 has the descriptions
-        executor = Files(self.study, first, self._copied(), go_on, self.study.id)
+        executor = Files(self.study, first, self._source_algorithms(), go_on, self.study.id)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
@@ -362,7 +362,7 @@ class _Run:
                 raise
         return found, [str(one.message) for one in caught]
 
-    def _copied(self) -> frozenset[str] | None:
+    def _source_algorithms(self) -> frozenset[str] | None:
         """The algorithms from whose sites' states another starts, as `settings_line`; None is all."""
         if isinstance(self.algorithm, Plan):
             return None

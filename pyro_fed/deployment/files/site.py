@@ -128,7 +128,7 @@ def answer_request(
     place = folder or _default_folder(found)
     mine = SiteFolder.of(place)
     if mine is None:
-        mine = _joined(found, place, data, coordinator, policy, confirm)
+        mine = _new_site_folder(found, place, data, coordinator, policy, confirm)
     _check_study(mine, found)
     lock = Lock(mine.folder)
     try:
@@ -140,7 +140,7 @@ def answer_request(
                     f"{found.name}: another request of exchange {letter.exchange} was answered before: a study has "
                     "one request for each exchange. Ask the coordinator"
                 )
-            return _copied(made, out or request.parent)
+            return _copy_answer(made, out or request.parent)
         if letter.exchange <= mine.answered:
             raise ProtocolError(
                 f"{found.name}: exchange {letter.exchange} is over: this site has answered exchange {mine.answered}. "
@@ -149,7 +149,7 @@ def answer_request(
         if (answer := _answer(mine, found, data, confirm)) is None:
             raise SettingError(f"{found.name}: not answered; nothing has left")
         write_whole(made, answer)
-        return _copied(made, out or request.parent)
+        return _copy_answer(made, out or request.parent)
     finally:
         lock.release()
 
@@ -168,7 +168,7 @@ def _default_folder(found: Received) -> Path:
     return here[0]
 
 
-def _joined(
+def _new_site_folder(
     found: Received,
     folder: Path,
     data: Path | None,
@@ -279,7 +279,7 @@ def _done(mine: SiteFolder, site: Site, found: Received, before: KeptState | Non
     return done
 
 
-def _copied(made: Path, folder: Path) -> Path:
+def _copy_answer(made: Path, folder: Path) -> Path:
     """A copy of an answer where the person looks for it."""
     path = folder / made.name
     write_whole(path, made.read_bytes())

@@ -103,7 +103,9 @@ class Leaving:
             return reply
         except (Exception, SystemExit) as error:
             reason = reason_of(error, client_name(context), gate is not None and gate.policy.error_text)
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, _noted(gate, reason)), reply_to=message)
+            return Message(
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, _record_failure(gate, reason)), reply_to=message
+            )
 
     def _tell(self, gate: Gate | None, context: Context) -> None:
         """Log once in each process which rules are in force."""
@@ -136,7 +138,7 @@ def state_hash(context: Context) -> str:
     return "" if kept is None else hashlib.sha256(kept["data"]).hexdigest()
 
 
-def _noted(gate: Gate | None, reason: str) -> str:
+def _record_failure(gate: Gate | None, reason: str) -> str:
     """The reason of an error, after the ledger has a line on it; the error leaves even if the ledger is not whole."""
     if gate is None:
         return reason

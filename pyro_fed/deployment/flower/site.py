@@ -78,9 +78,9 @@ class Site(RemoteSite):
         if done is None:
             return RecordDict({SETTINGS: ConfigRecord({LOST: True})})
         context.state[KEPT] = ConfigRecord(asdict(done.kept))
-        return self._masked(done, context) if summed else pack(ConfigRecord({}), done.header, done.tensors)
+        return self._reply_to_mask(done, context) if summed else pack(ConfigRecord({}), done.header, done.tensors)
 
-    def _masked(self, done: Done, context: Context) -> RecordDict:
+    def _reply_to_mask(self, done: Done, context: Context) -> RecordDict:
         """A reply as numbers that Flower's secure aggregation masks."""
         share = min(1.0, done.num_rows / done.order.width)
         self.unmasked = flat(done.found.messages, share) if isinstance(done.found, Reply) else flat(done.found)

@@ -81,14 +81,14 @@ def _last_line(file: int, path: Path) -> dict[str, Any]:
         data, width = os.pread(file, size - at, at), 2 * width
     if not data.endswith(b"\n"):
         raise ProtocolError(f"{path}: its last line was cut off: {CURE}")
-    return _parsed(data.splitlines()[-1], path, "its last line")
+    return _parse_line(data.splitlines()[-1], path, "its last line")
 
 
 #: What to do with a ledger that is not whole.
 CURE = "keep the file, tell the data-protection officer, and begin a new one in its place"
 
 
-def _parsed(text: bytes, path: Path, which: str) -> dict[str, Any]:
+def _parse_line(text: bytes, path: Path, which: str) -> dict[str, Any]:
     try:
         line = json.loads(text)
         if not isinstance(line, dict) or line.get("hash") != line_hash(line):
@@ -114,7 +114,7 @@ def verify(path: Path, head: str | None = None) -> list[dict[str, Any]]:
         raise ProtocolError(f"{path}: line {len(texts) + 1} was cut off: {CURE}")
     for number, text in enumerate(texts):
         which = f"line {number + 1}"
-        line = _parsed(text, path, which)
+        line = _parse_line(text, path, which)
         if line.get("number") != number or line.get("previous") != previous:
             raise ProtocolError(
                 f"{path}: {which} is number {line.get('number')!r:.20} and follows {line.get('previous')!r:.12}..., "
@@ -188,7 +188,7 @@ class Gate:
             broken = self.objection(message, 0)
         else:
             with self._lock, Ledger(self.folder / LEDGER).appending() as (last, line):
-                before, answered = self._answered(last)
+                before, answered = self._answered_orders(last)
                 rounds = before + (message.kind in COMPUTED and (not asked or asked != answered))
                 broken = self.objection(message, rounds)
                 if broken is None and message.kind in COMPUTED:
@@ -204,7 +204,7 @@ class Gate:
             raise PolicyError(f"site {self.site}: {what} does not leave: {text} ({rule} of {POLICY})", rule)
         return message.data
 
-    def _answered(self, last: Mapping[str, Any]) -> tuple[int, str]:
+    def _answered_orders(self, last: Mapping[str, Any]) -> tuple[int, str]:
         """How many orders were answered under these rules and this approval, and the hash of the last of them."""
         if (last.get("policy"), last.get("approval")) != (self.policy.digest, self.approval):
             return 0, ""
