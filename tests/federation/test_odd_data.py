@@ -200,12 +200,12 @@ def test_labels_that_differ_by_their_spelling_alone_are_named():
     x = rows(0)[0][:, 0]
     spelt = [["low", "high"], ["Low ", "high"]]
     one, other = ((x, np.array(labels * 10)) for labels in spelt)
-    assert "argument 'group' has 'Low ' and 'low': labels that differ by capitals" in said(one, other, model=levels)
+    assert "argument 'group' has 'Low ' and 'low': labels that differ only by capitals" in said(one, other, model=levels)
     assert "capitals" not in said(one, one[::1], model=levels)
 
 
 def test_names_that_look_alike_are_one():
-    with pytest.raises(pf.errors.DataError, match="look alike"):
+    with pytest.raises(pf.errors.DataError, match="look the same"):
         pf.Federation.from_clients(logit, {"Z\u00fcrich": rows(0), "Zu\u0308rich": rows(1)}, plate="data")
 
 

@@ -42,12 +42,12 @@ def test_columns_go_by_name_too():
 @pytest.mark.parametrize(
     ("text", "columns", "message"),
     [
-        ("iidd", None, "'iidd' is not understood; write iid, dirichlet:ALPHA"),
-        ("iid:3", None, "'iid:3' is not understood"),
-        ("dirichlet", None, "'dirichlet' is not understood"),
+        ("iidd", None, "'iidd' cannot be parsed; write iid, dirichlet:ALPHA"),
+        ("iid:3", None, "'iid:3' cannot be parsed"),
+        ("dirichlet", None, "'dirichlet' cannot be parsed"),
         ("dirichlet:x", None, "'x' is not a number"),
         ("shards:1.5", None, "'1.5' is not a whole number"),
-        ("sorted:", None, "'sorted:' is not understood"),
+        ("sorted:", None, "'sorted:' cannot be parsed"),
         ("sorted:0", None, r"has shape \(\), expected \(rows, columns\)"),
         ("sorted:2", np.zeros((3, 2)), "columns run from 0 to 1"),
         ("dirichlet:-1", None, "alpha is -1.0, expected a finite number > 0"),

@@ -228,10 +228,10 @@ def test_a_dataset_and_a_parquet_file_are_the_rows_that_they_hold(tmp_path, rows
 def test_items_of_another_kind_and_names_that_are_no_file_s_are_refused(tmp_path):
     with pytest.raises(pf.errors.DataError, match="int64 numbers, and a later one float64"):
         pf.partition.rows_on_disk([1, 0.5, 2], tmp_path)
-    with pytest.raises(pf.errors.DataError, match=r"no file can be called '\.\./x'"):
+    with pytest.raises(pf.errors.DataError, match=r"no file can have the name '\.\./x'"):
         pf.partition.rows_on_disk([{"../x": 1.0}], tmp_path)
     parquet.write_table(table({"mg/dl": [1.0], "x": [2.0], "kind": ["a"]}), tmp_path / "t.parquet")
-    with pytest.raises(pf.errors.DataError, match="no file can be called 'mg/dl'"):
+    with pytest.raises(pf.errors.DataError, match="no file can have the name 'mg/dl'"):
         pf.partition.rows_on_disk(tmp_path / "t.parquet", tmp_path)
     assert pf.partition.rows_on_disk(tmp_path / "t.parquet", tmp_path, {"a": "mg/dl"})["a"].tolist() == [1.0]
 

@@ -129,8 +129,8 @@ def test_what_run_would_refuse_is_refused_before_anybody_is_waited_for(read, con
         ("models", "there is a package 'models' already"),
         ("json", "there is a package 'json' already"),
         ("pyro-fed", "there is a package 'pyro_fed' already"),
-        ("class", "'class' is a word of Python"),
-        ("match", "'match' is a word of Python"),
+        ("class", "'class' is a keyword of Python"),
+        ("match", "'match' is a keyword of Python"),
         ("1st", "the app gets the name of its folder"),
     ],
 )
