@@ -200,7 +200,7 @@ def test_labels_that_differ_by_their_spelling_alone_are_named():
     x = rows(0)[0][:, 0]
     spelt = [["low", "high"], ["Low ", "high"]]
     one, other = ((x, np.array(labels * 10)) for labels in spelt)
-    assert "argument 'group' has 'Low ' and 'low': labels that differ only by capitals" in said(one, other, model=levels)
+    assert "argument 'group' has 'Low ' and 'low': labels that differ only by" in said(one, other, model=levels)
     assert "capitals" not in said(one, one[::1], model=levels)
 
 
