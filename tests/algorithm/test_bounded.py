@@ -541,7 +541,7 @@ def test_few_clients_are_said_to_be_no_cohort(clients, said):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pf.run(pf.FedEP(), fed, combination=Bounded(), **QUIET)
-    words = f"hold {clients} clients to each other: one liar of so few is not bounded"
+    words = f"hold {clients} clients to each other: one faulty or malicious client of so few is not bounded"
     assert any(words in str(one.message) for one in caught) == said
 
 
@@ -622,4 +622,4 @@ def test_what_a_cut_has_widened_is_said():
     record.rounds.append(Round("FedEP", list(range(CLIENTS)), 0, 0, 0.0, info))
     (said,) = record.messages_cut_back()
     assert said.figures["widened"] == [(str(LIAR), pytest.approx(float(ratio)))]
-    assert f"SDs are too wide for it, by the factors {float(ratio):.2f} (client {LIAR})" in said.text
+    assert f"the cuts make SDs too wide, by the factors {float(ratio):.2f} (client {LIAR})" in said.text

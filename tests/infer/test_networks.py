@@ -591,7 +591,7 @@ def with_noise(x, y):
 @pytest.mark.parametrize(("growth", "said"), [(0.02, 1), (-0.02, 1), (0.005, 0)])
 def test_sds_that_still_change_are_said_to(fed, growth, said):
     notes = pf.infer.tilted.IVON().findings(SimpleNamespace(figures=[{"sd_growth": growth}] * 3), fed.problem)
-    assert sum("not settled" in note.text for note in notes) == said
+    assert sum("has not converged" in note.text for note in notes) == said
 
 
 @pytest.mark.parametrize(("growth", "rounds", "said"), [(1.03, 100, 1), (1.0, 100, 0), (0.95, 100, 0), (1.03, 30, 0)])

@@ -221,7 +221,7 @@ class Bomb:
     [pickle.dumps(Bomb()), b"", b"\xff" * 100, b"\x08" + b"\x00" * 7 + b"{}"],
     ids=["pickle", "empty", "huge_header", "no_text"],
 )
-@pytest.mark.filterwarnings("ignore:the particles are not at rest")
+@pytest.mark.filterwarnings("ignore:the particles have not converged")
 def test_foreign_bytes_fall_back_to_the_state_before(tmp_path, content):
     algorithm = pf.papers.PaperSVGD(num_particles=5, local_steps=3)
     whole = run(algorithm=algorithm, checkpoint=tmp_path)

@@ -99,7 +99,7 @@ def test_steps_that_are_too_long_are_told():
     idata = quiet(
         pf.infer.SummedLangevin(step_size=5 * STEP, burn_in=10, target_ess=None), federation(), num_rounds=110
     )
-    assert re.search(r"too long for this posterior: SDs come out 1\.[3-9]\d* times", idata.attrs["doubts"])
+    assert re.search(r"too long for this posterior: the draws' SDs are 1\.[3-9]\d* times", idata.attrs["doubts"])
 
 
 @pytest.mark.parametrize(

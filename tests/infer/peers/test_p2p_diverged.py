@@ -84,7 +84,7 @@ def test_curvatures_that_are_no_numbers_are_named_with_their_rows():
         federation_of(torch.tensor([0.0, 1.0, 2.0] * 4, dtype=torch.float64))
 
 
-@pytest.mark.filterwarnings("ignore:not converged after 3 rounds", "ignore:the SD of 'k', 's' is no finite number")
+@pytest.mark.filterwarnings("ignore:not converged after 3 rounds", "ignore:the SD of 'k', 's' is not finite")
 def test_curvatures_that_are_no_numbers_are_named():
     """In one of 9,000 rows, which a federation does not look at: `FedEP` says what the messages may be, too."""
     x = torch.linspace(-2, 2, 9000, dtype=torch.float64)

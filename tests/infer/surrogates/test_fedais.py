@@ -53,7 +53,7 @@ def pooled_log_joint(x, y, z):
     return normal.log_prob(z).sum(-1) + normal.log_prob(y - z @ x.T).sum(-1)
 
 
-@pytest.mark.filterwarnings("ignore:the sites do not fit", "ignore:the weights are worth", "ignore:.*Pareto k")
+@pytest.mark.filterwarnings("ignore:the sites do not fit", "ignore:the weighted draws are worth", "ignore:.*Pareto k")
 @pytest.mark.parametrize("freedom", [None, 4.0])
 @pytest.mark.parametrize("clients_in_turn", [False, True])
 def test_without_annealing_weights_are_the_posterior_over_q_whatever_the_sites(freedom, clients_in_turn):
