@@ -29,6 +29,7 @@ from pyro_fed.audit import (
     infinite_variance_findings,
     is_confirmed_right,
     missed_aim_findings,
+    own_aim_findings,
     near_limit_findings,
     not_audited,
     sd_at_limit_findings,
@@ -349,8 +350,11 @@ def near_limits(judged: CheckInputs) -> list[Finding]:
     """Means and SDs that are near the limits, or miss a plan's aim."""
     if not judged.audit or judged.doubts:
         return []
-    measured = judged.record.measured
-    return near_limit_findings(measured) or (missed_aim_findings(measured, judged.aim) if judged.aim else [])
+    measured, aim = judged.record.measured, judged.aim
+    if aim is None:
+        return near_limit_findings(measured)
+    own = own_aim_findings(judged.algorithm.own_errors(judged.record.latest), aim)
+    return near_limit_findings(measured) or missed_aim_findings(measured, aim) or own
 
 
 def _audited_and_right(judged: CheckInputs) -> bool:
