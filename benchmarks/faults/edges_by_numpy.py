@@ -1323,12 +1323,12 @@ def narrowing() -> dict[str, Written]:
 
     def scale(of: Callable[..., Any], **priors: Prior) -> Written:
         """Rows with an SD that is the same formula for both."""
-        return rows(x, y, lambda x, **v: dist.Normal(0.0, of(**v)), lambda x, y, **v: _normal(y, 0.0, of(**v)), **priors)
+        return rows(
+            x, y, lambda x, **v: dist.Normal(0.0, of(**v)), lambda x, y, **v: _normal(y, 0.0, of(**v)), **priors
+        )
 
     return {
-        "stationary variance, uniform": scale(
-            lambda f, s: s / (1 - f**2) ** 0.5, f=uniform(-1, 1), s=half_normal(1.0)
-        ),
+        "stationary variance, uniform": scale(lambda f, s: s / (1 - f**2) ** 0.5, f=uniform(-1, 1), s=half_normal(1.0)),
         "variance of the innovations": scale(lambda f, s: s * (1 - f**2) ** 0.5, f=uniform(-1, 1), s=log_normal()),
         "share of a scale": scale(lambda p, s: p * s, p=uniform(0, 1), s=half_normal(5.0)),
         "heritability": scale(lambda h, v: (v * (1 - h)) ** 0.5, h=beta(1, 1), v=log_normal()),

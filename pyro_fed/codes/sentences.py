@@ -590,7 +590,7 @@ def own_aim_missed(mean: float, log_sd: float, mean_error: float, sd_factor: flo
     return (
         f"no answer that was tried is surely within the aim, {mean_error:g} SDs and a factor of {sd_factor:g}: a mean "
         f"may be {mean:.2f} SDs off, and an SD {100 * log_sd:.0f} %, as parts of the weighted draws differ. Mass that "
-        "few draws reach, such as a narrow part beside a wall, may be missing: give more num_proposals, or check by NUTS"
+        "few draws reach, such as a narrow part beside a wall, may be missing: raise num_proposals, or sample by NUTS"
     )
 
 
