@@ -1,9 +1,9 @@
-"""Models whose numbers end at an edge, ten kinds of ten to twelve models, beside quadrature in plain NumPy.
+"""Models whose numbers end at an edge, eleven kinds of ten to twelve models, beside quadrature in plain NumPy.
 
 Each posterior is written twice: as people write it for Pyro, in float32, and as a log density in NumPy that says what
 was meant, so that the reference shares no code with what is judged. Outcomes are those of `edges`, with means within
 `FAR` SDs and SDs within `OFF` of the reference's, for all latents in their own units, or for the logarithms of those
-that are positive.
+that are positive. A note that the answer misses the aim of 10 % counts as said.
 
     python -m benchmarks.faults.edges_by_numpy [KIND ...] [--only WORDS]
 """
@@ -11,6 +11,7 @@ that are positive.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 import warnings
@@ -32,10 +33,14 @@ from benchmarks.helpers.tables import heading, row
 FAR, OFF = 0.1, 0.1
 #: Points of a grid along each axis, by the number of latents; how often its box is narrowed, the nats below the highest
 #: point that end the last box, and the factor by which those of the box before are more.
-GRID, ZOOMS, NATS, MORE_NATS = {1: 4001, 2: 301, 3: 61}, 5, 18.0, 4.0
+GRID, ZOOMS, NATS, MORE_NATS = {1: 4001, 2: 301, 3: 61}, 5, 16.0, 4.0
+#: Where the grid of a positive latent's logarithm begins, as a share of its interval's upper end.
+SMALLEST_SHARE = 1e-12
 CLIENTS, SECONDS, ROWS, DRAWS = 4, 240.0, 60, 4000
 #: Words by which an error names where it is.
 NAMED = ("site '", "density of '", "the model fails at `", "latents")
+#: Notes on an error that is within the limits of a doubt.
+MISSED = ("aim_missed", "own_aim_missed", "moments_close_to_limits")
 
 Array = Any
 
@@ -139,22 +144,25 @@ def rows(
 
 def by_quadrature(written: Written) -> dict[str, tuple[float, float]]:
     """Mean and SD of each latent or its logarithm, on a grid over the box that has the mass; {} if there is none."""
-    names, count = list(written.box), GRID[len(written.box)]
+    names, count, logs = list(written.box), GRID[len(written.box)], _positive(written)
     x, y = (_float32(one).numpy().astype(float) for one in (written.x, written.y))
-    low, high = np.array([*written.box.values()], dtype=float).T
+    ends = np.array([*written.box.values()], dtype=float).T
+    # Equal cells of a latent whose mass is beside zero say nothing of the SD of its logarithm.
+    ends[:, logs] = np.log(np.maximum(ends[:, logs], SMALLEST_SHARE * ends[1, logs]))
+    low, high = ends
     for zoom in range(ZOOMS + 1):
         cell = (high - low) / count
         axes = [a + c * (np.arange(count) + 0.5) for a, c in zip(low, cell, strict=True)]
         points = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], -1)
-        heights = np.concatenate([_heights(written, x, y, names, some) for some in _chunks(points)])
+        own = np.where(logs, np.exp(np.where(logs, points, 0.0)), points)
+        heights = np.concatenate([_heights(written, x, y, names, some) for some in _chunks(own)])
+        heights = heights + points[:, logs].sum(1)
         if heights.max() == -np.inf:
             return {}
         if zoom < ZOOMS:
             near = points[heights > heights.max() - NATS * MORE_NATS ** (ZOOMS - 1 - zoom)]
-            ends = np.array([*written.box.values()], dtype=float).T
             low, high = np.maximum(near.min(0) - 2 * cell, ends[0]), np.minimum(near.max(0) + 2 * cell, ends[1])
     weights = special.softmax(heights)
-    points = np.where(_positive(written), np.log(np.abs(points)), points)
     mean = weights @ points
     sd = np.sqrt(weights @ (points - mean) ** 2)
     return {name: (float(mean[i]), float(sd[i])) for i, name in enumerate(names)}
@@ -210,6 +218,7 @@ def judged(written: Written) -> tuple[str, str]:
         for name, (mean, sd) in reference.items()
     )
     doubts = result.attrs["doubts"]
+    said += [one["text"] for one in json.loads(result.attrs["findings"]) if one["code"] in MISSED]
     if off < 1:
         return "right", f"{off:.2f} of what is allowed: {pairs}; {doubts or 'no doubts'}"
     return ("said" if doubts or said else "SILENT"), f"{off:.2f} times what is allowed: {pairs}; {doubts or said}"
@@ -1305,6 +1314,63 @@ def _truncated_by_factor() -> dict[str, Tensor]:
     return {"a": a, "b": b}
 
 
+def narrowing() -> dict[str, Written]:
+    """Masses that become narrower towards a wall, where the density falls slowly or rises."""
+    x, g = _x(0.2, 2.0), _noise(30)
+    y = 1.3 * g.normal(size=ROWS)
+    counts, few = g.poisson(3.0, ROWS), g.binomial(10, 0.3, ROWS)
+    times = g.exponential(0.7, ROWS)
+
+    def scale(of: Callable[..., Any], **priors: Prior) -> Written:
+        """Rows with an SD that is the same formula for both."""
+        return rows(
+            x, y, lambda x, **v: dist.Normal(0.0, of(**v)), lambda x, y, **v: _normal(y, 0.0, of(**v)), **priors
+        )
+
+    return {
+        "stationary variance, uniform": scale(lambda f, s: s / (1 - f**2) ** 0.5, f=uniform(-1, 1), s=half_normal(1.0)),
+        "variance of the innovations": scale(lambda f, s: s * (1 - f**2) ** 0.5, f=uniform(-1, 1), s=log_normal()),
+        "share of a scale": scale(lambda p, s: p * s, p=uniform(0, 1), s=half_normal(5.0)),
+        "heritability": scale(lambda h, v: (v * (1 - h)) ** 0.5, h=beta(1, 1), v=log_normal()),
+        "equal correlations and a scale": scale(
+            lambda r, s: s / (1 + 2 * r) ** 0.5, r=uniform(-0.5, 1), s=half_normal(1.0)
+        ),
+        "rises towards the wall": scale(lambda f, s: s / (1 - f), f=beta(1, 0.6), s=log_normal(-1.0, 1.0)),
+        "offspring": rows(
+            x,
+            counts,
+            lambda x, a, b: dist.Poisson(a / (1 - b) + 0 * x),
+            lambda x, y, a, b: _poisson(y, a / (1 - b)) + 0 * x,
+            a=half_normal(1.0),
+            b=uniform(0, 1),
+        ),
+        "detection": rows(
+            x,
+            few,
+            lambda x, p, q: dist.Binomial(10, p * q + 0 * x),
+            lambda x, y, p, q: special.xlogy(y, p * q) + special.xlog1py(10 - y, -p * q) + 0 * x,
+            p=uniform(0, 1),
+            q=beta(0.7, 0.7),
+        ),
+        "cure and rate": rows(
+            x,
+            times,
+            lambda x, r, c: dist.Exponential(r * (1 - c) + 0 * x),
+            lambda x, y, r, c: np.log(r * (1 - c)) - r * (1 - c) * y,
+            r=log_normal(0.0, 1.5),
+            c=uniform(0, 1),
+        ),
+        "cube beside a wall": rows(
+            x,
+            y,
+            lambda x, y, f, s: _where(f < 1, dist.Normal(0.0, s / (1 - f).clamp_min(1e-30) ** 3).log_prob(y)),
+            lambda x, y, f, s: np.where(f < 1, _normal(y, 0.0, s / np.maximum(1 - f, 1e-30) ** 3), -np.inf),
+            f=normal(),
+            s=half_normal(1.0),
+        ),
+    }
+
+
 KINDS: dict[str, Callable[[], dict[str, Written]]] = {
     "exposures": exposures,
     "powers": powers,
@@ -1316,6 +1382,7 @@ KINDS: dict[str, Callable[[], dict[str, Written]]] = {
     "constraints": constraints,
     "truncation": truncation,
     "supports": supports,
+    "narrowing": narrowing,
 }
 
 

@@ -123,6 +123,8 @@ class Record:
     #: Maxima of the posterior (D,) that the audit knows, in the coordinates of the form that was run, which later
     #: stages of a plan reuse; and maps that leave the posterior unchanged.
     modes: list[Tensor] = field(default_factory=list)
+    # weighted points of the posterior that an earlier stage's audit has found: weights (N,), points (N, D)
+    posterior_points: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     symmetries: list[Symmetry] = field(default_factory=list)
     spread: bool = False  # whether the draws were spread over the images under these maps
     #: The clients' Gaussian sites, `precision` and `eta` (K, ...), with those of q as `q_precision` and `q_eta`.

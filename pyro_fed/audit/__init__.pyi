@@ -11,6 +11,7 @@ from .modes.angles import angle_notes as angle_notes
 from .moment_findings import aim_error as aim_error
 from .moment_findings import missed_aim_findings as missed_aim_findings
 from .moment_findings import near_limit_findings as near_limit_findings
+from .moment_findings import own_aim_findings as own_aim_findings
 from .moment_findings import possibly_wrong_findings as possibly_wrong_findings
 from .moment_findings import sd_at_limit_findings as sd_at_limit_findings
 from .moments import Moments as Moments

@@ -150,7 +150,23 @@ class Evidence:
 
     @cached_property
     def weighted_points(self) -> WeightedPoints | None:
-        """Weighted points of the posterior, drawn wherever it may have mass; None if they cannot be trusted."""
+        """Weighted points of the posterior, wherever it may have mass; None if they cannot be trusted.
+
+        They are an earlier stage's if there are none around these draws, which may lie in a narrow part of the mass.
+        """
+        near, found = self.few_rows_target, self._own_weighted_points
+        known = self.record.posterior_points
+        if near is None:
+            return None
+        if found is not None:
+            known[:] = [(found.weights, near.model(found.white))]
+        elif known and near.few is None:
+            return WeightedPoints(known[-1][0], near.white(known[-1][1]))
+        return found
+
+    @cached_property
+    def _own_weighted_points(self) -> WeightedPoints | None:
+        """Weighted points drawn around these draws; None if they cannot be trusted."""
         near = self.few_rows_target
         if near is None or self.chains is None:
             return None

@@ -6,6 +6,7 @@ Figures `measured` are those of `Evidence.moment_figures`, of a result without d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -104,6 +105,14 @@ def missed_aim_findings(measured: Mapping[str, np.ndarray], aim: Limits) -> list
         return []
     worst = _worst(measured, _likely(measured, aim))
     return [sentences.aim_missed(*worst, mean_error=aim.mean_error, sd_factor=aim.sd_factor)]
+
+
+def own_aim_findings(errors: tuple[float, float], aim: Limits) -> list[Finding]:
+    """One finding on errors of a mean and a log SD, as an algorithm itself estimates, that miss an aim, or none."""
+    mean, log_sd = errors
+    if mean <= aim.mean_error and log_sd <= math.log(aim.sd_factor):
+        return []
+    return [sentences.own_aim_missed(mean, log_sd, mean_error=aim.mean_error, sd_factor=aim.sd_factor)]
 
 
 def sd_at_limit_findings(evidence: Evidence) -> list[Finding]:

@@ -596,6 +596,15 @@ def aim_missed(parameter: str, off: str, mean_error: float, sd_factor: float) ->
 
 
 @note(Topic.MOMENTS)
+def own_aim_missed(mean: float, log_sd: float, mean_error: float, sd_factor: float) -> str:
+    return (
+        f"no answer that was tried is surely within the aim, {mean_error:g} SDs and a factor of {sd_factor:g}: a mean "
+        f"may be {mean:.2f} SDs off, and an SD {100 * log_sd:.0f} %, as parts of the weighted draws differ. Mass that "
+        "few draws reach, such as a narrow part beside a wall, may be missing: raise num_proposals, or sample by NUTS"
+    )
+
+
+@note(Topic.MOMENTS)
 def no_variance(parameter: str, cures: Cures = (QUANTILES,)) -> str:
     return (
         f"{quote_name(parameter)} has no variance: its density falls no faster than |x|^-3 in its tails. "

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Plan, Stage
 from pyro_fed.algorithm.record import BySums
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit import aim_error
+from pyro_fed.audit import aim_error, own_aim_findings
 from pyro_fed.audit.moments import LONG_TAIL_KURTOSIS, kurtosis
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, doubts_among, is_about
@@ -68,8 +68,7 @@ class Answer:
         """The largest likely error in units of the target, by the audit or the algorithm's estimates; 0 within it."""
         algorithm, own = self.stage.algorithm, False
         if self.figures:
-            mean, log_sd = algorithm.own_errors(self.figures[-1])
-            own = mean > aim.mean_error or log_sd > math.log(aim.sd_factor)
+            own = bool(own_aim_findings(algorithm.own_errors(self.figures[-1]), aim))
         return max(aim_error(self.measured, aim), float(own))
 
     @cached_property

@@ -31,6 +31,7 @@ from pyro_fed.audit import (
     missed_aim_findings,
     near_limit_findings,
     not_audited,
+    own_aim_findings,
     sd_at_limit_findings,
     settings_findings,
     undetermined_sd_findings,
@@ -349,8 +350,11 @@ def near_limits(judged: CheckInputs) -> list[Finding]:
     """Notes on means and SDs that are near the limits, or miss a plan's target."""
     if not judged.audit or judged.doubts:
         return []
-    measured = judged.record.measured
-    return near_limit_findings(measured) or (missed_aim_findings(measured, judged.aim) if judged.aim else [])
+    measured, aim = judged.record.measured, judged.aim
+    if aim is None:
+        return near_limit_findings(measured)
+    own = own_aim_findings(judged.algorithm.own_errors(judged.record.latest), aim)
+    return near_limit_findings(measured) or missed_aim_findings(measured, aim) or own
 
 
 def _audited_and_right(judged: CheckInputs) -> bool:

@@ -110,6 +110,7 @@ class _Trial:
         self._failed: dict[bool, list[Algorithm]] = {False: [], True: []}
         self._modes: dict[bool, list[Tensor]] = {False: [], True: []}
         self._symmetries: dict[bool, list[Symmetry]] = {False: [], True: []}
+        self._points: dict[bool, list[tuple[Tensor, Tensor]]] = {False: [], True: []}
 
     @property
     def hopeless(self) -> bool:
@@ -196,6 +197,7 @@ class _Trial:
         self.earlier += record.findings
         record.findings, record.measured, record.by_sums, record.audited = [], {}, BySums(), False
         record.modes, record.symmetries = self._modes[stage.noncentred], self._symmetries[stage.noncentred]
+        record.posterior_points = self._points[stage.noncentred]
         record.sites, record.sites_of, record.stands_apart = {}, "", ""
         rounds = algorithm.default_rounds(context.federation.num_clients)
         shared = run_phases(algorithm, context, rounds, None, self._finished[stage.noncentred])

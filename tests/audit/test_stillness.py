@@ -15,6 +15,7 @@ import pyro_fed as pf
 from pyro_fed.audit.moment_findings import (
     aim_error,
     missed_aim_findings,
+    own_aim_findings,
     possibly_wrong_findings,
     sd_at_limit_findings,
     wrong_moment_findings,
@@ -214,6 +215,24 @@ def test_an_estimate_beyond_a_finer_aim_is_told_from_one_that_may_be_wrong(ratio
     assert bool(possibly_wrong_findings(found, aim)) == perhaps
     said = missed_aim_findings(found, aim)
     assert [f"'b', its SD is {1 / ratio:.2f} times" in one.text for one in said] == [True] * bool(off)
+
+
+@pytest.mark.parametrize(("errors", "missed"), [((0.08, 0.09), False), ((0.08, 0.15), True), ((0.14, 0.0), True)])
+def test_an_algorithm_s_own_errors_beyond_an_aim_are_said(errors, missed):
+    said = [one.text for one in own_aim_findings(errors, Limits(0.1, 1.1))]
+    assert [f"{errors[0]:.2f} SDs off, and an SD {100 * errors[1]:.0f} %" in one for one in said] == [True] * missed
+
+
+def test_points_that_an_earlier_stage_has_found_judge_draws_around_which_there_are_none(monkeypatch):
+    sd, ones = 3**-0.5, (torch.ones(2, dtype=torch.float64),)
+    normal = torch.randn(1000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    right = evidence_of(conjugate, ones, 2 / 3 + sd * normal)
+    narrow, alone = (evidence_of(conjugate, ones, 2 / 3 + 0.86 * sd * normal) for _ in range(2))
+    assert right.by_weights is not None
+    monkeypatch.setattr("pyro_fed.audit.evidence.sample_weighted_points", lambda *_: None)
+    narrow.record.posterior_points = right.record.posterior_points
+    assert alone.by_weights is None
+    assert float(narrow.by_weights.log_sd.exp()) == pytest.approx(1 / 0.86 / float(normal.std()), abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -495,3 +495,16 @@ def test_a_hard_order_at_which_the_mode_lies_is_right():
 
     expected = moments(log_density, np.linspace(-0.2, 1.2, 401), np.linspace(0.0, 1.4, 401))
     assert_right(pf.fit(federated(model, x, y), **QUIET), ["a", "b"], expected, within=0.25)
+
+
+def test_the_second_derivative_of_one_row_among_thousands_is_looked_at_when_the_federation_is_made():
+    def model(x, y):
+        a = pyro.sample("a", dist.Normal(x.new_tensor(0.0), 1.0))
+        b = pyro.sample("b", dist.Normal(x.new_tensor(0.0), 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(a * x.abs() ** b.exp(), 0.2), obs=y)
+
+    x = torch.linspace(-1.0, 2.0, 6000).double()
+    x[4711] = 0.0
+    with pytest.warns(UserWarning, match=r"site 'y': the second derivative .* 'x' is 0.* by pow at .*torch\.where"):
+        federated(model, x, x.abs())

@@ -3,7 +3,8 @@
 Each row's log-likelihood must be the same whichever rows accompany it, and sites outside the plate must not depend on
 the rows. The model is run on its rows, and again on pairs of them: two rows differ from all of them as much as possible
 in their means, extremes, ranks, places, number and groups, so that a dependence on any of these shows. The pairs hold
-the rows with the smallest and the largest value of each column, and others at random.
+the rows with the smallest, the largest and the smallest absolute value of each column, and others at random; of many
+rows those that are looked at are chosen so too, since an edge, such as a dose of zero, may be one row of thousands.
 
 All of this is computed in float64 whatever the problem's dtype, since in float32 rounding hides the effect of a
 neighbour; at several points, near zero and where the prior has its mass, since some effects are not everywhere; and
@@ -122,7 +123,9 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
 def _sample(problem: RowDensities, seen: FirstRun) -> Sample:
     bound = problem.bound
     count = _reference_rows(bound.num_rows, problem.dim)
-    at = torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[:count].sort().values
+    at_random = torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[:count].tolist()
+    edges = _extremes(problem.rows)[: count // 2] if count < bound.num_rows else []
+    at = torch.tensor(list(dict.fromkeys([*edges, *at_random]))[:count]).sort().values
     rows = tuple(leaf[at] for leaf in problem.rows)
     number = LOOPED_POINTS if problem.looped or count_in_step(problem.dim) < PAIRED_ROWS else None
     pairs = _pairs(problem, rows)
@@ -157,12 +160,13 @@ def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
 
 
 def _extremes(rows: tuple[Any, ...]) -> list[int]:
-    """Places of the smallest and the largest value in each of some columns; whole numbers first: they may be sizes."""
+    """Places of the smallest, largest and smallest absolute value in some columns; whole numbers first: maybe sizes."""
     columns: list[Tensor] = []
     leaves = [leaf for leaf in rows if isinstance(leaf, Tensor) and leaf.numel() and not leaf.is_complex()]
     for leaf in sorted(leaves, key=lambda leaf: leaf.is_floating_point()):
-        columns += leaf.reshape(len(leaf), -1).T[: EXTREME_COLUMNS - len(columns)].double()
-    return [int(place) for column in columns for place in (column.argmin(), column.argmax())]
+        columns += leaf.reshape(len(leaf), -1).T[: EXTREME_COLUMNS - len(columns)]
+    every = (column.double() for column in columns)
+    return [int(at) for column in every for at in (column.argmin(), column.argmax(), column.abs().argmin())]
 
 
 # -- running the model ------------------------------------------------------------------------------------------
