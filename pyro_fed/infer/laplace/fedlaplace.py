@@ -272,7 +272,7 @@ class FedLaplace(GaussianAlgorithm):
         if self.few_rows is not None:
             data = pick_rows(problem, data, self.few_rows)[0]
         derivatives = self.derivatives()
-        moments = derivatives.under(problem, line.end, None, 1, data)
+        moments = derivatives.under(problem, line.end, None, data)
         if moments is None:
             moments = derivatives.of_likelihood(problem, line.end[None], data.full_batch())
         values = clients_log_likelihoods(problem, line.trials(self.fractions).to(problem.dtype), data)

@@ -78,7 +78,7 @@ class Numerics(NamedTuple):
 
     def expected(self, problem: Problem, q: Gaussian, data: ClientData) -> Moments:
         """Expected log-likelihoods, scores and curvatures of C clients under their proper Gaussians q (C,)."""
-        integrated = self.derivatives.under(problem, q.mean(), q.root(), self.num_points, data) if q.dense else None
+        integrated = self.derivatives.under(problem, q.mean(), q.root(), data) if q.dense else None
         if integrated is not None and self.prior_share is None:
             return integrated
         points = spread_points(q, self.num_points * (POINTS_OF_JUMPS if problem.traits.non_smooth_rows else 1))
