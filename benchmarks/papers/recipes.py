@@ -5,13 +5,15 @@
 Five of `pyro-fed bench`'s cases of 3 to 32 parameters. Recipes run with their own settings and rounds; `--splits` are
 those of `pyro-fed bench` (`iid/10`, `dirichlet:1/10`). The error of a mean is in the reference's SDs, the largest of
 all parameters (and agents); SDs are over the reference's. "right" is an error of at most 0.45 and SDs of 0.8 to 1.2, as
-in `tests/recipes`; "point" has no SDs. Runs are kept as they end and not run again; `--minutes` begins none after so
+in `tests/recipes`; "point" has no SDs. Behind them stand the codes of the findings that speak against the result, and
+"NOT SAID" where a wrong one has none. Runs are kept as they end and not run again; `--minutes` begins none after so
 many, `--seconds` is a limit for one, by the clock: what is cut off by it says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import warnings
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -56,7 +58,6 @@ def measured(name: str, seconds: float = SECONDS) -> Record:
             fed,
             seed=0,
             progress=False,
-            audit=False,
             log_likelihood=False,
             max_seconds=seconds,
             **options,
@@ -70,6 +71,7 @@ def measured(name: str, seconds: float = SECONDS) -> Record:
     agents = algorithm.draws_are == "agents"
     return figures(idata, case.reference(case.data()).values, agents) | {
         "rounds": int(idata["federation"].sizes["round"]),
+        "doubts": [one["code"] for one in json.loads(idata.attrs["findings"]) if one["severity"] == "doubt"],
         "interrupted": bool(idata.attrs.get("interrupted", 0)),
     }
 
@@ -97,11 +99,12 @@ def cell(record: Record | None) -> str:
     error, low, high = record["error"], record["sd_low"], record["sd_high"]
     most, least, largest = RIGHT
     cut = " (cut off)" if record["interrupted"] else ""
+    doubts = ", ".join(dict.fromkeys(record["doubts"]))
     if high == 0:
         return f"point, {error:.2g}{cut}"
     if error <= most and least <= low and high <= largest:
-        return f"right{cut}"
-    return f"{error:.2g}; {low:.2g} to {high:.2g}{cut}"
+        return f"right{cut}" + f" ({doubts})" * bool(doubts)
+    return f"{error:.2g}; {low:.2g} to {high:.2g}{cut} ({doubts or 'NOT SAID'})"
 
 
 def table(records: Records, recipes: Iterable[str], cases: Iterable[str], splits: Iterable[str]) -> str:

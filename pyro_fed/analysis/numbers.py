@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-#: Parameters in the posterior's table in a terminal, by default.
-MAX_PARAMETERS = 20
-
 
 def digits(count: int) -> Callable[[float], str]:
     """A function that writes a number with `count` decimals (0.25), a large one with none (10,036, or 1.2e+09)."""

@@ -58,7 +58,9 @@ def check(
     """  # noqa: D301
     if compares:
         if site or fewest or out or policy_path:
-            raise SettingError("--site, --fewest, --out and --policy belong to one table's check, without --compare")
+            raise SettingError(
+                "--site, --fewest, --out and --policy apply to the check of one table, without --compare"
+            )
         _compare(files, constants_path, table_path, as_json)
     else:
         if constants_path or table_path:
@@ -97,7 +99,8 @@ def _check(
         if not checked.findings:
             click.echo("  nothing contradicts the codebook")
         click.echo(
-            f"\nWritten to {click.format_filename(written)}: what may leave this site, no figure of fewer than "
+            f"\nWritten to {click.format_filename(written)}: what may leave this site. No figure in it is about "
+            "fewer than "
             f"{summary.codebook.fewest} rows. The lines above are for this site alone."
         )
     if checked.findings:
@@ -139,7 +142,7 @@ def _compare(files: tuple[Path, ...], constants_path: Path | None, table_path: P
         for one in findings:
             click.echo(overview.field(f"{one.site}, {_label(one)}", one.finding.text))
         if not findings:
-            click.echo("  no differences but those that sites usually have")
+            click.echo("  no differences beyond those that sites usually have")
         if constants_path is not None:
             click.echo(overview.heading("Pooled means and SDs"))
             for name, moments in constants.columns.items():

@@ -57,7 +57,9 @@ def compare(
     from pyro_fed.results.inference_data import check_savable
 
     if apart and reference is None:
-        raise SettingError("--apart runs the reference in a process of its own: give --reference, such as nuts")
+        raise SettingError(
+            "--apart runs the reference in a second process: pass --reference as well, such as --reference nuts"
+        )
     if report is not None:
         page.check_report(report)
     if results_folder is not None:
@@ -113,7 +115,7 @@ def _end_with_errors(messages: Mapping[str, str], lost_reference: bool) -> NoRet
     for name, text in messages.items():
         click.echo(f"\n{name} ended in an error: {text}", err=True)
     if lost_reference:
-        click.echo("\nNothing was compared with the reference, which has no result.", err=True)
+        click.echo("\nThe reference has no result, so nothing was compared with it.", err=True)
     raise SystemExit(1)
 
 
@@ -201,7 +203,7 @@ def comparison_block(table: pd.DataFrame) -> str:
     lines += [overview.field(name, "; ".join(texts(doubts_among(every))) or "nothing") for name, every in found.items()]
     remarks = {name: "; ".join(texts(one for one in every if not one.is_doubt)) for name, every in found.items()}
     if any(remarks.values()):
-        lines.append(overview.heading("Remarks, which speak against none"))
+        lines.append(overview.heading("Remarks, which speak against no result"))
         lines += [overview.field(name, text) for name, text in remarks.items() if text]
     return "\n".join(lines)
 
@@ -241,8 +243,12 @@ def _parts(text: str | None) -> list[str]:
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes, one thread each; default 1, with --quick 2.")
 @options.seed
 @click.option("--limit", type=click.FloatRange(min=1), help="CPU seconds for each cell; default 300, with --quick 30.")
-@click.option("--minutes", type=click.FloatRange(min=0), help="Start no cell after so many; 0 only writes the page.")
-@click.option("--any-version", is_flag=True, help="Keep cells of other versions of the code, do not run them anew.")
+@click.option(
+    "--minutes", type=click.FloatRange(min=0), help="Minutes after which no cell is started; 0 only writes the page."
+)
+@click.option(
+    "--any-version", is_flag=True, help="Keep the cells of other versions of the code instead of running them again."
+)
 @options.as_json
 @options.quiet
 def bench(
@@ -253,7 +259,7 @@ def bench(
     """Run algorithms on posteriors with known answers, split over clients.
 
     Each answer is compared with the known one, and with its own warnings: right, right but doubted, wrong and said,
-    wrong and silent. Each cell is a file in --out, so that a benchmark that was stopped goes on where it was.
+    wrong and silent. Each cell is a file in --out, so a benchmark that was stopped continues where it was.
     """
     from pyro_fed.analysis.bench.bench import as_values, column_headings, outcome_line, run_benchmark, summary
     from pyro_fed.analysis.bench.cell import Store
@@ -285,7 +291,7 @@ def bench(
     write_page(out / "benchmark.html", results, command=typed_command())
     if as_json or results.outcomes:
         click.echo(text if as_json else _block(column_headings(), summary(results)))
-    waiting = f"; {results.waiting} cells are left: the same command goes on" if results.waiting else ""
+    waiting = f"; {results.waiting} cells are left: run the same command to continue" if results.waiting else ""
     click.echo(f"\nWritten to {out / 'benchmark.html'}: open it in a browser{waiting}.", err=as_json)
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from pyro_fed.analysis.numbers import MAX_PARAMETERS
 from pyro_fed.cli import options
 from pyro_fed.cli.check import check
 from pyro_fed.cli.compare import bench, compare
@@ -27,6 +26,7 @@ from pyro_fed.cli.node import node
 from pyro_fed.cli.options import parse_executor, parse_graph
 from pyro_fed.cli.process import terminated_as_interrupted, typed_command, write_result
 from pyro_fed.cli.study import study
+from pyro_fed.conventions.html import MAX_SHOWN_ROWS
 from pyro_fed.conventions.output import kept_elsewhere
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError
@@ -59,9 +59,9 @@ EXTRAS = {
 @click.command()
 @options.as_json
 def doctor(as_json: bool) -> None:
-    """Say what is installed here: versions, compiler, threads, GPU, and what each missing extra would add.
+    """Show what is installed: versions, compiler, threads, GPU, and what each missing extra would add.
 
-    Exit code 1 where something that every run needs is missing.
+    The exit code is 1 if something that every run needs is missing.
     """
     machine = _machine()  # first, since it measures how long the import of torch takes
     from pyro_fed.analysis.report import overview
@@ -77,7 +77,7 @@ def doctor(as_json: bool) -> None:
             for name, text in entries.items():
                 click.echo(overview.field(name, text))
     if missing:
-        raise click.ClickException(f"missing: {', '.join(missing)}; pip install pyro_fed brings them")
+        raise click.ClickException(f"missing: {', '.join(missing)}; pip install pyro_fed installs them")
 
 
 #: Of a package that is not there.
@@ -98,12 +98,13 @@ def _machine() -> dict[str, str]:
     spent = time.perf_counter() - began
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
     cuda: Any = torch.version.cuda  # without types
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none that torch sees"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none that torch can use"
     return {
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
         "threads of torch": f"{torch.get_num_threads()}; small problems are fastest with num_threads=1",
-        "C++ compiler": compiler or "none: compile='inductor' is not to be had, compile='trace' is what auto takes",
-        "GPU": f"{gpu} (torch for {'CUDA ' + cuda if cuda else 'the CPU'}); the CPU computes without device='cuda'",
+        "C++ compiler": compiler or "none: compile='inductor' is not available, and auto uses compile='trace'",
+        "GPU": f"{gpu} (torch for {'CUDA ' + cuda if cuda else 'the CPU'}); computations use the CPU unless "
+        "device='cuda'",
         "import of torch": f"{spent:.1f} s",
     }
 
@@ -188,7 +189,7 @@ def main() -> None:
     "--parameters",
     "max_parameters",
     type=click.IntRange(min=1),
-    default=MAX_PARAMETERS,
+    default=MAX_SHOWN_ROWS,
     show_default=True,
     help="Parameters in the posterior's table.",
 )
@@ -206,9 +207,9 @@ def run(
     max_parameters: int, executor_text: str, device: str | None, graph_text: str | None, checkpoint: Path | None,
     resume: bool, as_json: bool, verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Run a RECIPE on a MODEL over clients; without one the recipe auto.
+    """Run a RECIPE on a MODEL over clients. The default recipe is auto.
 
-    auto starts with FedEP. If the checks of its answer raise doubts, it goes on with FedAIS and with samplers, until
+    auto starts with FedEP. If the checks of its answer raise doubts, it continues with FedAIS and with samplers, until
     two answers agree. Any other recipe is one algorithm.
 
     The model's training data are split over the clients; its test data measure the predictions. The command prints
@@ -224,7 +225,7 @@ def run(
     from pyro_fed.results.inference_data import check_savable
 
     if resume and checkpoint is None:
-        raise _InputError("--resume needs --checkpoint DIR, the folder with the state of the run that is to go on")
+        raise _InputError("--resume needs --checkpoint DIR, the folder with the state of the run to continue")
     if report is not None:
         page.check_report(report)
     module = library.load_model(model)  # which may import the recipe's algorithm
@@ -340,8 +341,8 @@ def _algorithms() -> dict[str, str]:
 def show(recipe_name: str, model: str | None) -> None:
     """Print a RECIPE and all its settings.
 
-    The defaults of the settings that the recipe leaves out stand at the end. With --model it is printed besides what
-    would be run on that model, on ten clients: every phase with its settings, and why each was chosen.
+    The defaults of the settings that the recipe leaves out are printed at the end. With --model, the command also
+    prints what would be run on that model with ten clients: every phase, its settings, and why each was chosen.
     """
     import pyro_fed as pf
     from pyro_fed.recipes import library, recipe

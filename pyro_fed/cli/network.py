@@ -27,17 +27,21 @@ from pyro_fed.cli.process import write_result
 @options.out
 @options.checkpoint
 @options.resume
-@click.option("--audit/--no-audit", default=True, show_default=True, help="Judge the result; the same at all agents.")
+@click.option("--audit/--no-audit", default=True, show_default=True, help="Check the result; the same at all agents.")
 @click.option(
     "--ask",
     "questions",
     metavar="NAME",
     multiple=True,
-    help="An estimand in ESTIMANDS of the model's file, or loo, for the result; the same at all agents.",
+    help="Compute an estimand in ESTIMANDS of the model's file, or loo; the same at all agents.",
 )
-@click.option("--listen", metavar="HOST:PORT", help="Where to listen; default: the agent's address in the peers file.")
+@click.option("--listen", metavar="HOST:PORT", help="Address to listen at; default: the agent's in the peers file.")
 @click.option("--patience", type=float, help="Seconds to wait for a neighbour in a round; default: 60.")
-@click.option("--patience-all", type=float, help="Seconds to wait for it if nothing can go on without; default: 600.")
+@click.option(
+    "--patience-all",
+    type=float,
+    help="Seconds to wait for a neighbour without which the run cannot continue; default: 600.",
+)
 @options.verbose
 @options.quiet
 def agent(
@@ -49,8 +53,8 @@ def agent(
 ) -> None:  # fmt: skip
     """Run one agent of a RECIPE without a server on a MODEL, with rows of its own.
 
-    It talks only to its neighbours, over TLS with certificates on both sides. MODEL, RECIPE, --seed, --rounds and the
-    peers file must be the same at every agent; if they are not, the agents say what differs.
+    The agent talks only to its neighbours, over TLS with certificates on both sides. MODEL, RECIPE, --seed, --rounds
+    and the peers file must be the same at every agent; if they are not, the agents report what differs.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise gRPC prints a line for every connection that ends
     with options.needs_extra("agents"):
@@ -113,11 +117,17 @@ def agent(
 @click.command()
 @options.folder
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--days", type=click.IntRange(min=1), default=30, show_default=True, help="Days that they are valid.")
+@click.option(
+    "--days",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default=True,
+    help="Days for which the certificates are valid.",
+)
 def certificates(folder: Path, names: tuple[str, ...], days: int) -> None:
     """Write an authority and a certificate for each agent NAME to DIR, for a rehearsal of `pyro-fed agent`.
 
-    A deployment takes those of its own institution. Keep ca.key away from the agents' machines.
+    A deployment uses certificates of its own institution. Keep ca.key away from the agents' machines.
     """
     with options.needs_extra("agents"):
         from pyro_fed.deployment.agents.certificates import write_certificates
@@ -143,11 +153,12 @@ def new(folder: Path, model: str, recipe_name: str, clients: int) -> None:
 
     written = write_app(folder, model, recipe_name, clients)
     click.echo(
-        f"Written to {written}. Flower runs a copy of it from another folder: a file that load_data() or load_rows "
-        "reads needs its whole path.\n"
-        "Try a simulation, in which load_rows in its client_app.py deals out what the model's load_data() reads:\n"
+        f"Written to {written}. Flower runs a copy of it from another folder: load_data() and load_rows must name "
+        "files "
+        "by absolute paths.\n"
+        "Try a simulation, in which load_rows in its client_app.py distributes what the model's load_data() reads:\n"
         f"  flwr run {written} --stream --federation-config 'num-supernodes={clients}'\n"
-        "Then replace load_rows by what reads a client's own rows."
+        "Then replace load_rows by code that reads a client's own rows."
     )
 
 
@@ -158,20 +169,20 @@ def new(folder: Path, model: str, recipe_name: str, clients: int) -> None:
 )
 @click.option("--name", required=True, help="Your name in the nodes' file of trusted entities.")
 def sign(fab: Path, key: Path, name: str) -> None:
-    """Sign an app, FAB of `flwr build`, whose code you have read: it may run at nodes that trust your key."""
+    """Sign an app, a FAB of `flwr build`. It may then run at nodes that trust your key: read its code first."""
     with options.needs_extra("flower"):
         from pyro_fed.deployment.flower.apps import sign_app
 
-    click.echo(f"Written to {sign_app(fab, key, name)}: it goes beside {fab.name}, to the server's folder of apps.")
+    click.echo(f"Written to {sign_app(fab, key, name)}: put it beside {fab.name} into the server's folder of apps.")
 
 
 @flower.command()
 @options.folder
-@click.option("--port", default=9096, show_default=True, help="Of 127.0.0.1, where the SuperLink asks.")
+@click.option("--port", default=9096, show_default=True, help="Port of 127.0.0.1 at which the SuperLink asks.")
 def hub(folder: Path, port: int) -> None:
-    """Hand signed apps in DIR to a SuperLink on this machine, until it is ended.
+    """Serve signed apps in DIR to a SuperLink on this machine, until the command is stopped.
 
-    The SuperLink's environment has FLWR_SUPERGRID_API_URL=http://127.0.0.1:PORT.
+    Set FLWR_SUPERGRID_API_URL=http://127.0.0.1:PORT in the SuperLink's environment.
     """
     with options.needs_extra("flower"):
         from pyro_fed.deployment.flower.apps import serve_apps

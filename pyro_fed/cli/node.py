@@ -1,4 +1,4 @@
-"""``pyro-fed node``: what a hospital does at its own machine about what leaves it."""
+"""``pyro-fed node``: a site approves what may leave it, and checks what has left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEDGER = click.argument("ledger", type=click.Path(path_type=Path, exists=True, d
 
 @click.group()
 def node() -> None:
-    """What may leave this site, what it has approved, and what has left."""
+    """Approve what may leave this site, and check what has left."""
 
 
 @node.command()
@@ -42,11 +42,11 @@ def node() -> None:
     metavar="FILE",
     text="The site's rows, as for `pyro-fed agent`, for the numbers that will leave; default: the model's load_data().",
 )
-@click.option("--yes", is_flag=True, help="Approve without a question.")
+@click.option("--yes", is_flag=True, help="Approve without asking.")
 def approve(model: str, recipes: tuple[str, ...], policy_path: Path, rows_path: Path | None, yes: bool) -> None:
     """Show what a MODEL and RECIPEs will send from here, and approve them.
 
-    From then on this site runs nothing else: not another model, setting, version of pyro_fed or policy.
+    From then on this site runs nothing else: no other model, setting, version of pyro_fed or policy.
     """
     from pyro_fed.analysis.report import overview
     from pyro_fed.deployment.policy import approval
@@ -87,7 +87,7 @@ def _leaving(module: Any, loaded: list[Any], gate: Gate, rows_path: Path | None)
 
     rows = _own_rows(module, rows_path)
     if rows is None:
-        yield "the numbers in a message are not known without rows: give --rows"
+        yield "without rows, the numbers in a message are not known: pass --rows"
         return
     nested = getattr(module, "ROWS", None)
     dtype = flatten(module.model, rows, None).floating_dtype()
@@ -104,7 +104,7 @@ def _leaving(module: Any, loaded: list[Any], gate: Gate, rows_path: Path | None)
     for sent in report.questions(module, own.problem):
         yield report.in_words(sent, gate, share)
     if gate.policy.max_rounds is not None:
-        yield f"of updates and answers to questions {gate.policy.max_rounds} leave in all, and then none"
+        yield f"at most {gate.policy.max_rounds} updates and answers to questions leave in all"
     yield f"notice, where this site fails or leaves: {KINDS['notice']}"
 
 
@@ -124,7 +124,9 @@ def _own_rows(module: Any, rows_path: Path | None) -> tuple[Any, ...] | None:
 
 @node.command()
 @LEDGER
-@click.option("--head", help="The hash of a line that was kept elsewhere: without it a missing end is not noticed.")
+@click.option(
+    "--head", help="The hash of a line that was kept elsewhere. Without it, lines missing at the end are not detected."
+)
 def verify(ledger: Path, head: str | None) -> None:
     """Check that no line of LEDGER, what_left.jsonl, was changed, removed or moved."""
     from pyro_fed.deployment.policy.gate import verify
@@ -132,9 +134,9 @@ def verify(ledger: Path, head: str | None) -> None:
     lines = verify(ledger, head)
     left = sum(line["left"] for line in lines)
     last = lines[-1]["hash"] if lines else "none"
-    click.echo(f"{len(lines):,} lines are whole. Messages that left: {left:,}; refused: {len(lines) - left:,}.")
+    click.echo(f"{len(lines):,} lines are intact. Messages that left: {left:,}; refused: {len(lines) - left:,}.")
     if head is None:
-        click.echo("Lines that were removed from the end are not noticed without --head.")
+        click.echo("Lines that were removed from the end are not detected without --head.")
     click.echo(f"Keep this elsewhere, for --head: {last}")
 
 

@@ -100,8 +100,8 @@ def result_file(out: Path | None, name: str) -> Path | None:
 def _format_cure(path: Path) -> str:
     """A sentence on how a result is written in the format that a path's ending promises."""
     if path.suffix.lower() == ".zarr":
-        return "ArviZ writes a store of it: arviz.from_netcdf(...).to_zarr(...)"
-    return "Tables are made of a result by arviz.from_netcdf(...).to_dataframe(), or by arviz.summary"
+        return "ArviZ writes a Zarr store: arviz.from_netcdf(...).to_zarr(...)"
+    return "Make tables of a result by arviz.from_netcdf(...).to_dataframe(), or by arviz.summary"
 
 
 def known_recipes(_: click.Context, __: click.Parameter, given: Any) -> Any:
@@ -155,13 +155,13 @@ recipe = click.argument("recipe_name", metavar="RECIPE", **_RECIPE)
 recipe_or_auto = click.argument("recipe_name", metavar="[RECIPE]", default="auto", **_RECIPE)
 recipes = click.argument("recipe_names", metavar="RECIPE...", nargs=-1, required=True, **_RECIPE)
 reference = click.option(
-    "--reference", metavar="RECIPE", help="The recipe by whose result the others are measured, e.g. nuts.", **_RECIPE
+    "--reference", metavar="RECIPE", help="The recipe whose result the others are compared with, e.g. nuts.", **_RECIPE
 )
 study_recipe = click.option(
     "--recipe", "recipe_name", default="files", show_default=True, help="A recipe's name or .toml file.", **_RECIPE
 )
 apart = click.option(
-    "--apart", is_flag=True, help="Run the reference in a second process beside the others: faster on two cores."
+    "--apart", is_flag=True, help="Run the reference in a second process at the same time: faster on two cores."
 )
 explained_model = click.option(
     "--model", help="A model's name or file: print what would be run on it, and why.", shell_complete=complete_model
@@ -182,13 +182,17 @@ partition = click.option(
     metavar="TEXT",
     default="iid",
     show_default=True,
-    help="How the rows are dealt to the clients: iid, dirichlet:0.3, group:COLUMN, ...",
+    help="How the rows are split over the clients: iid, dirichlet:0.3, group:COLUMN, ...",
 )
-rounds = click.option("--rounds", type=click.IntRange(min=1), help="Rounds; for auto in all. Default: the recipe's.")
+rounds = click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    help="Number of rounds, for auto of all stages together. Default: the recipe's.",
+)
 max_seconds = click.option(
     "--max-seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Time limit for all that is done, two thirds of it for the rounds; what they have found is the result.",
+    help="Time limit in seconds; two thirds of it are for the rounds. The result is what they have found by then.",
 )
 seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the partition and of the runs."
@@ -202,7 +206,7 @@ executor = click.option(
     metavar="TEXT",
     default="vectorised",
     show_default=True,
-    help="Where the work is done: vectorised, sequential, or ray:N over N processes.",
+    help="How the clients' work is run: vectorised, sequential, or ray:N over N processes.",
 )
 graph = click.option(
     "--graph",
@@ -213,7 +217,7 @@ graph = click.option(
 checkpoint = path_option(
     "--checkpoint", metavar="DIR", file_okay=False, text="Keep the state after every round in DIR; not with auto."
 )
-resume = click.option("--resume", is_flag=True, help="Go on from the state in the folder of --checkpoint.")
+resume = click.option("--resume", is_flag=True, help="Continue from the state in the folder of --checkpoint.")
 
 
 def clients(default: int | None, text: str = "Number of clients.") -> Callable[[Command], Command]:
@@ -244,14 +248,14 @@ policy = path_option(
     "--policy",
     "policy_path",
     metavar="FILE",
-    text="The site's rules on what may leave, policy.toml in its own folder, where its ledger and approval are too.",
+    text="The site's rules on what may leave: policy.toml, in a folder that also has the ledger and the approval.",
 )
 peers = path_option(
     "--peers",
     "peers_path",
     metavar="FILE",
     required=True,
-    text="All agents, their addresses and the graph (TOML); the same file at every agent.",
+    text="TOML file with all agents, their addresses and the graph; the same at every agent.",
 )
 certificates = path_option(
     "--certificates",
@@ -267,19 +271,19 @@ out = click.option(
     "--out",
     metavar="DIR",
     type=ResultsFolder(single=True),
-    help="Write the result (NetCDF, ArviZ), DIR/NAME.nc, by the name of the recipe or the agent; or into a file *.nc.",
+    help="Write the result as NetCDF: DIR/NAME.nc, by the name of the recipe or the agent, or a file *.nc.",
 )
 results = click.option(
     "--out",
     "results_folder",
     metavar="DIR",
     type=ResultsFolder(single=False),
-    help="Write every result, DIR/RECIPE.nc, and the figures of the tables, DIR/comparison.json.",
+    help="Write every result to DIR/RECIPE.nc, and the numbers of the tables to DIR/comparison.json.",
 )
 report = click.option("--report", type=PAGE, help="Write a report as one HTML page, with figures.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 verbose = click.option("-v", "--verbose", is_flag=True, help="Show where each warning comes from.")
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the text.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
 # -- Options that are made into objects ---------------------------------------------------------------------------
@@ -308,7 +312,7 @@ def parse_graph(text: str, num_clients: int) -> Graph:
         values = [int(one) if one.strip().isdecimal() else float(one) for one in rest.split(",") if one.strip()]
     except ValueError:
         raise SettingError(
-            f"--graph {text!r}: behind the colon stand numbers, such as erdos_renyi:0.5, received {rest!r}"
+            f"--graph {text!r}: expected numbers after the colon, such as erdos_renyi:0.5, received {rest!r}"
         ) from None
     graph: Graph = resolve_component("pyro_fed.graph", name, Path("--graph"), num_clients, *values)
     return graph

@@ -41,7 +41,7 @@ def _from_here(word: str) -> str:
 
 
 def write_result(idata: InferenceData, out: Path) -> None:
-    """Write a result as NetCDF; if that fails, it is kept elsewhere."""
+    """Write a result as NetCDF; if that fails, keep it in another folder."""
     with kept_elsewhere(out) as place:
         place.parent.mkdir(parents=True, exist_ok=True)
         idata.to_netcdf(str(place))
@@ -113,7 +113,7 @@ def run_apart(arguments: Sequence[str]) -> Iterator[Callable[[], InferenceData]]
             status = process.wait()
             if status:
                 raise click.ClickException(
-                    f"the reference's process ended with status {status}; its messages are above"
+                    f"the reference's process ended with status {status}; see its messages above"
                 )
             loaded: InferenceData = az.from_netcdf(str(out)).load()
             return loaded

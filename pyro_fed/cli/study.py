@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def study() -> None:
-    """A study over sites without a network between them: requests and answers are files, mailed by hand."""
+    """Run a study over sites that share no network: requests and answers are files, mailed by hand."""
 
 
 @study.command()
@@ -26,20 +26,21 @@ def study() -> None:
 @click.option("--name", help="The study's name; default: that of DIR.")
 @options.rounds
 @click.option("--draws", type=click.IntRange(min=1), help="Number of draws of the result.")
-@click.option("--min-clients", type=click.IntRange(min=0), help="Answers without which a round is not applied.")
+@click.option("--min-clients", type=click.IntRange(min=0), help="Number of answers that a round needs.")
 @click.option("--audit/--no-audit", default=True, show_default=True, help="One more exchange that checks the result.")
 @options.path_option(
-    "--template", text="One made-up row, as --data of `answer`, if a row of ones does not suit the model."
+    "--template",
+    text="A file with one made-up row, as for --data of `answer`, if a row of ones does not suit the model.",
 )
 @options.seed
 def init(
     folder: Path, model: str, recipe_name: str, sites: str, name: str | None, rounds: int | None, draws: int | None,
     min_clients: int | None, audit: bool, template: Path | None, seed: int,
 ) -> None:  # fmt: skip
-    """Begin a study in the new folder DIR, and say how many mails it takes.
+    """Begin a study in the new folder DIR, and show how many mails it takes.
 
     DIR/outbox gets a first request for each site, with the model and the recipe. Mail it, and tell the sites the
-    key's fingerprint in another way, by telephone for instance.
+    key's fingerprint in another way, for instance by telephone.
     """
     with options.needs_extra("files"):
         from pyro_fed.deployment.files import init_study
@@ -58,8 +59,8 @@ def init(
         template=template,
     )
     click.echo(f"This recipe needs {made.content['needs']}.")
-    click.echo(f"Key of the coordinator, to be told by telephone: {made.fingerprint}")
-    click.echo("Mail to each site its file:")
+    click.echo(f"Fingerprint of the coordinator's key, to read out by telephone: {made.fingerprint}")
+    click.echo("Mail each site its file:")
     for path in sorted((folder / "outbox").iterdir()):
         click.echo(f"  {path}")
 
@@ -70,11 +71,15 @@ def init(
     "--data",
     text="This site's rows: a .npz or .csv file with the model's arguments, or a .py file with load_rows. Needed once.",
 )
-@options.path_option("--folder", text="This site's folder; default: STUDY-SITE, here.")
-@options.path_option("--out", file_okay=False, text="Where the answer goes; default: here.")
-@options.path_option("--policy", text="This site's policy.toml; default: that in its folder.")
-@click.option("--coordinator", metavar="SHA256:...", help="The key that the coordinator has told; with --yes at first.")
-@click.option("--yes", is_flag=True, help="Do not ask: for scripts.")
+@options.path_option("--folder", text="This site's folder; default: STUDY-SITE in the current one.")
+@options.path_option("--out", file_okay=False, text="Folder of the answer; default: the current one.")
+@options.path_option("--policy", text="This site's policy.toml; default: the one in its folder.")
+@click.option(
+    "--coordinator",
+    metavar="SHA256:...",
+    help="Fingerprint of the key, as the coordinator read it out; needed for the first answer with --yes.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 def answer(
     request: Path, data: Path | None, folder: Path | None, out: Path | None, policy: Path | None,
     coordinator: str | None, yes: bool,
@@ -105,11 +110,11 @@ def answer(
 @study.command()
 @options.folder
 @click.argument("answers", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--go-on", is_flag=True, help="Go on without the sites that have not answered this exchange.")
+@click.option("--go-on", is_flag=True, help="Continue without the sites that have not answered this exchange.")
 def combine(folder: Path, answers: tuple[Path, ...], go_on: bool) -> None:
     """Take the sites' ANSWERS into the study in DIR, and write the next requests, or the result.
 
-    Answers may come one by one, and more than once. Without any the command says what is waited for.
+    Answers may be given one by one, and more than once. Without any, the command shows which answers are missing.
     """
     with options.needs_extra("files"):
         from pyro_fed.deployment.files import combine as combine_answers
@@ -135,7 +140,7 @@ def ask(folder: Path, name: str) -> None:
 
 
 def _tell(found: Combined) -> None:
-    """Print what a `combine` has come to."""
+    """Print the outcome of a `combine`."""
     for text in found.answers_taken:
         click.echo(text)
     for text in found.refused:
@@ -143,7 +148,7 @@ def _tell(found: Combined) -> None:
     if found.needs:
         click.echo(f"This recipe needs {found.needs}.")
     if found.result is None:
-        click.echo(f"Exchange {found.exchange} waits for {', '.join(found.waiting)}. Mail to each site its file:")
+        click.echo(f"Exchange {found.exchange} waits for {', '.join(found.waiting)}. Mail each site its file:")
         for path in found.requests:
             click.echo(f"  {path}")
         return
@@ -155,7 +160,7 @@ def _tell(found: Combined) -> None:
 @study.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def show(file: Path) -> None:
-    """Print what a request or an answer says, without its numbers; its signature is not verified."""
+    """Print the contents of a request or an answer, without its numbers. The signature is not verified."""
     import json
 
     with options.needs_extra("files"):

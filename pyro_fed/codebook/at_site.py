@@ -22,6 +22,7 @@ from pyro_fed.codebook.codebook import Codebook, Column, check_installed
 from pyro_fed.codebook.rows import Table, TypedTable, failures, read_table, typed_table, whole_number_text
 from pyro_fed.codebook.summary import SiteSummary, summarise
 from pyro_fed.codebook.units import (
+    DAYS_OF_A_YEAR,
     FALSE_ALARM_CHANCE,
     MAX_UNEXPLAINED_SHARE,
     Confusion,
@@ -273,7 +274,7 @@ def _date_findings(one: _Column) -> Iterator[Found]:
         not len(unreadable)
         and days.nunique() > 2
         and days.max() <= 12
-        and (12 / 30.44) ** len(days) < FALSE_ALARM_CHANCE
+        and (12 * 12 / DAYS_OF_A_YEAR) ** len(days) < FALSE_ALARM_CHANCE
     ):
         yield sentences.no_late_days(column=name), [], ""
 

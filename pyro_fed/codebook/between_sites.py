@@ -38,13 +38,13 @@ MEAN_HETEROGENEITY, LOG_SD_HETEROGENEITY, LOG_ODDS_HETEROGENEITY, EFFECT_HETEROG
 PERIOD_HETEROGENEITY = 0.6
 #: Degrees of freedom of the differences between hospitals.
 STUDENT_FREEDOM = 6
-#: Probability that a site's column is in another unit, or its levels are exchanged; and odds from which it is said.
+#: Probability that a site's column is in another unit, or its levels are exchanged; and odds from which it is reported.
 ERROR_PROBABILITY, MIN_ODDS = 0.05, 20.0
 #: How much rarer powers of ten are than the units that the codebook's unit is confused with.
 UNNAMED_UNIT_SHARE = 0.2
-#: A mean so many usual differences from the others, or an SD, is said although no unit explains it.
+#: A mean or an SD that is this many usual differences from the others is reported even if no unit explains it.
 OUTLIER_DISTANCE = 8.0
-#: An effect at the other sites tells about levels if it is so many standard errors from zero. The score allows for
+#: An effect at the other sites is used for levels if it is this many standard errors from zero. The score allows for
 #: its error too: with 3, more exchanged levels are missed (`tests/helpers/hospital_tables.py` counts them).
 MIN_EFFECT_ERRORS = 2.0
 #: What tells about levels beside the other columns.
@@ -103,7 +103,7 @@ def check_sites(summaries: Sequence[SiteSummary], least: int = 2) -> None:
         raise DataError(f"expected the summaries of {least} sites at least, received {len(names)}")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(
-            f"there are two summaries of {listed(twice)}: pass one of each site, and give sites names of their own"
+            f"there are two summaries of {listed(twice)}: pass one for each site, and give each site its own name"
         )
 
 
@@ -119,7 +119,9 @@ def check_together(summaries: Sequence[SiteSummary]) -> None:
     """Raise DataError if there are no summaries, two of one site, one called "overall", or some by another codebook."""
     check_sites(summaries, 1)
     if OVERALL in (one.site for one in summaries):
-        raise DataError(f"a site is called {OVERALL!r}, as all sites together are in the tables: rename it")
+        raise DataError(
+            f"a site is called {OVERALL!r}, which is the name of all sites together in the tables: rename it"
+        )
     alike, others = by_codebook(summaries)
     if others:
         raise DataError(
@@ -203,7 +205,7 @@ def _scales(name: str, column: Column, sites: dict[str, NumberSummary]) -> Itera
         which = (site, rival[1]) if len(varying) == 2 and gain - rival[0] < math.log(MIN_ODDS) else (site,)
         shift = sentences.time_differs(column=name, shift=one.name)
         yield which, shift if is_date else sentences.scale_differs(column=name, factor=one.text)
-        factors, offsets = _converted(factors, offsets, compared.names.index(site), one)
+        factors, offsets = _with_conversion(factors, offsets, compared.names.index(site), one)
     for k, apart, ratio in compared.far_off(factors, offsets):
         mean = f"{abs(apart):.1f} SDs {'above' if apart > 0 else 'below'}"
         yield (compared.names[k],), sentences.distribution_differs(column=name, mean=mean, sd=f"{ratio:.3g} times")
@@ -228,14 +230,14 @@ def _likeliest(
     rival = (-math.inf, "")
     for k, site in enumerate(compared.names):
         if site and factors[k] == 1 and offsets[k] == 0:
-            gains = [compared.log_likelihood(*_converted(factors, offsets, k, one)) for one in possible] + priors
+            gains = [compared.log_likelihood(*_with_conversion(factors, offsets, k, one)) for one in possible] + priors
             mine = (float(gains.max()), site, possible[int(gains.argmax())])
             best, next_best = (mine, best) if mine[0] > best[0] else (best, mine)
             rival = max(rival, next_best[:2])
     return *best, rival
 
 
-def _converted(factors: np.ndarray, offsets: np.ndarray, k: int, one: Confusion) -> tuple[np.ndarray, np.ndarray]:
+def _with_conversion(factors: np.ndarray, offsets: np.ndarray, k: int, one: Confusion) -> tuple[np.ndarray, np.ndarray]:
     factors, offsets = factors.copy(), offsets.copy()
     factors[k], offsets[k] = one.factor, one.offset
     return factors, offsets

@@ -65,7 +65,7 @@ def from_json(kind: type[T], path: Path) -> T:
     try:
         return TypeAdapter(kind).validate_json(path.read_bytes(), strict=False)
     except ValidationError as error:
-        raise DataError(f"{path} is not such a file as pyro-fed check writes: {_faults(error)}") from None
+        raise DataError(f"{path} is not a file that pyro-fed check has written: {_faults(error)}") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {reason(error)}") from error
 
@@ -93,7 +93,7 @@ def _faults(error: Any) -> str:
 
 #: Types whose values are numbers, and have moments.
 NUMBERS = ("number", "integer")
-#: The least `fewest` of codebooks with outcomes: with 2 a joined bin tells a count in it.
+#: The least `fewest` of codebooks with outcomes: with 2, a joined bin reveals a count in it.
 MIN_ROWS_OF_OUTCOMES = 3
 
 
@@ -254,7 +254,7 @@ def checked_codebook(book: Codebook, where: str) -> Codebook:
     """The codebook, if its entries agree with each other; SettingError has all places where they do not."""
     faults = [] if book.columns else ["it has no columns: write a table [columns.NAME] for each"]
     if book.fewest < 2:
-        faults.append(f"fewest must be at least 2, received {book.fewest}: the figures of one row are its values")
+        faults.append(f"fewest must be at least 2, received {book.fewest}: figures of one row would be its values")
     for name, column in book.columns.items():
         faults += [f"columns.{name}: {fault}" for fault in _column_faults(name, column, book)]
     for name, site in book.sites.items():
@@ -278,7 +278,7 @@ def _outcome_faults(outcome: Outcome, book: Codebook) -> list[str]:
     faults, categories = [], book.of_type("category")
     times = [name for name, column in book.columns.items() if column.has_moments or column.after]
     if outcome.time not in times:
-        faults.append(f"time = {outcome.time!r} is neither a column of numbers nor a date that says after which it is")
+        faults.append(f"time = {outcome.time!r} is neither a column of numbers nor a date with `after`")
     if outcome.event not in categories:
         faults.append(f"event = {outcome.event!r} is not a category; {closest(outcome.event, categories)}")
     elif outcome.level not in book.columns[outcome.event].levels:
@@ -317,7 +317,7 @@ def _column_faults(name: str, column: Column, book: Codebook) -> list[str]:
         elif not low < high:  # type: ignore[operator]
             faults.append(f"range begins at {low} and ends at {high}: the first must be the smaller one")
     if any(not factor > 0 for factor in column.factors.values()):
-        faults.append("factors must be positive: how many of the other unit make one")
+        faults.append("factors must be positive: the number of the other unit that makes one")
     if column.after and (column.after == name or column.after not in book.of_type("date")):
         faults.append(f"after = {column.after!r} is not another date column")
     if is_category:
@@ -325,5 +325,5 @@ def _column_faults(name: str, column: Column, book: Codebook) -> list[str]:
         texts = [*column.levels, *(text for each in others for text in each)]
         twice = sorted({text for text in texts if texts.count(text) > 1})
         if twice:
-            faults.append(f"levels: {listed(map(repr, twice))} is there twice")
+            faults.append(f"levels: {listed(map(repr, twice))} occurs twice")
     return faults

@@ -137,7 +137,7 @@ def constants(summaries: Sequence[SiteSummary], columns: Sequence[str] | None = 
         if not any(part.n for part in parts.values()):
             reason = reason or "no site has values"
         if reason and columns is not None:
-            raise DataError(f"constants: {name} cannot be pooled: {reason}. Mend the table, or leave the column out")
+            raise DataError(f"constants: {name} cannot be pooled: {reason}. Correct the table, or leave the column out")
         if name in suspected and columns is not None:
             warn_user(f"constants: {name} is pooled although {suspected[name]}")
         elif not reason:
@@ -208,12 +208,12 @@ class TableOne:
 
     def to_markdown(self) -> str:
         """The table in Markdown."""
-        rows = self.frame.set_axis([_indented(name, "&emsp;") for name in self.frame.index])
+        rows = self.frame.set_axis([_with_indent(name, "&emsp;") for name in self.frame.index])
         return "\n\n".join([str(rows.to_markdown(disable_numparse=True)), *self.notes]) + "\n"
 
     def to_html(self) -> str:
         """The table in HTML, without a page around it."""
-        rows = self.frame.set_axis([_indented(name, "\N{EM SPACE}") for name in self.frame.index])
+        rows = self.frame.set_axis([_with_indent(name, "\N{EM SPACE}") for name in self.frame.index])
         notes = "".join(f"<p>{escape(note)}</p>\n" for note in self.notes)
         return f"{rows.to_html(border=0)}\n{notes}"
 
@@ -221,7 +221,7 @@ class TableOne:
         return self.to_text()
 
 
-def _indented(name: str, space: str) -> str:
+def _with_indent(name: str, space: str) -> str:
     return name.replace("  ", space) if name.startswith("  ") else name
 
 

@@ -70,7 +70,7 @@ def _of_file(path: Path) -> Table:
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}") from error
     if not any(header):
-        raise DataError(f"{path} is empty: its first line must have the names of the columns")
+        raise DataError(f"{path} is empty: expected the names of the columns in its first line")
     _check_header(header, str(path))
     width = len(header)
     is_cut_off = bool(found) and len(found[-1][1]) < width and not content.endswith("\n")
@@ -103,7 +103,7 @@ def typed_table(table: Table, book: Codebook) -> TypedTable:
         if name in table.texts:
             texts = table.texts[name]
             there = ~is_missing(texts, column, book)
-            columns[name] = values = _converted(texts.where(there, None), column)
+            columns[name] = values = _typed_values(texts.where(there, None), column)
             unreadable[name] = (there & values.isna()).to_numpy(bool)
     return TypedTable(pd.DataFrame(columns, index=table.texts.index), unreadable)
 
@@ -122,7 +122,7 @@ def whole_number_text(text: str) -> str:
         return text
 
 
-def _converted(texts: pd.Series, column: Column) -> pd.Series:
+def _typed_values(texts: pd.Series, column: Column) -> pd.Series:
     if column.has_moments:
         numbers = pd.to_numeric(texts, errors="coerce").astype(float)
         return numbers.where(np.isfinite(numbers))

@@ -34,13 +34,13 @@ def ragged_rows(rows: str) -> str:
 @doubt(Topic.CODEBOOK)
 def file_cut_off() -> str:
     """The last line has too few fields and no end."""
-    return "the file ends within a row: it is cut off, and rows are missing"
+    return "the file ends within a row: it was cut off, and rows are missing"
 
 
 @doubt(Topic.CODEBOOK)
 def other_number_of_rows(expected: int, more: bool) -> str:
     """The codebook knows how many rows the site has."""
-    what = "more rows: some are there twice, or do not belong to it" if more else "fewer rows: it is cut off"
+    what = "more rows: some occur twice, or do not belong to the site" if more else "fewer rows: it was cut off"
     return f"the codebook expects {expected} rows of this site, and the table has {what}"
 
 
@@ -54,7 +54,7 @@ def at_export_limit(limit: int) -> str:
 def rows_twice(rows: str, whole: bool) -> str:
     """Rows that are equal in every column."""
     if whole:
-        return "every row is there more than once, equal in every column: a table was joined or appended twice"
+        return "every row occurs more than once, equal in every column: a table was joined or appended twice"
     return f"{rows} rows repeat another row in every column: a join has doubled them"
 
 
@@ -133,8 +133,8 @@ def in_unknown_unit(column: str) -> str:
 def missing_code(column: str, rows: str, missing: str) -> str:
     """A code for missing values that the codebook does not have, among the values."""
     return (
-        f"{column}: {rows} rows have {missing}, which looks like a code for a missing value and is taken as a value; "
-        f"write missing = [{missing}] at columns.{column} of the codebook if it is one"
+        f"{column}: {rows} rows have {missing}, which looks like a code for a missing value but is taken as a value; "
+        f"if it is a code, write missing = [{missing}] at columns.{column} of the codebook"
     )
 
 
@@ -197,19 +197,19 @@ def other_codebook(sites: Sequence[str]) -> str:
 @note(Topic.CODEBOOK)
 def scale_differs(column: str, factor: str) -> str:
     """The values are those of the other sites in another unit."""
-    return f"{column}: beside the other sites the values are {factor}"
+    return f"{column}: compared with the other sites, the values are {factor}"
 
 
 @note(Topic.CODEBOOK)
 def time_differs(column: str, shift: str) -> str:
     """The dates are those of the other sites with a shift."""
-    return f"{column}: beside the other sites the dates are {shift}"
+    return f"{column}: compared with the other sites, the dates are {shift}"
 
 
 @note(Topic.CODEBOOK)
 def distribution_differs(column: str, mean: str, sd: str) -> str:
     """Mean or SD is far from those of the other sites, and no unit explains it."""
-    return f"{column}: the mean is {mean} and the SD {sd} those of the other sites, which no usual unit explains"
+    return f"{column}: the mean is {mean} and the SD {sd} those of the other sites, and no usual unit explains it"
 
 
 @note(Topic.CODEBOOK)
@@ -237,7 +237,7 @@ def levels_reversed(column: str, by: Sequence[str]) -> str:
 @note(Topic.CODEBOOK)
 def never_missing(column: str) -> str:
     """No value is missing at this site, and many at all others."""
-    return f"{column}: no value is missing, and many are at all other sites: is a missing value recorded as a value?"
+    return f"{column}: no value is missing, but many are at all other sites: a missing value may be recorded as a value"
 
 
 #: Code → the sentence.

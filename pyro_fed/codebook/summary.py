@@ -90,11 +90,11 @@ def _times(frame: pd.DataFrame, outcome: Outcome, book: Codebook) -> np.ndarray:
 
 
 FORMAT: Final = "pyro_fed site summary 1"
-#: Quantiles that leave, if there are rows enough.
+#: Quantiles in a summary, if there are enough rows.
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 #: Groups of an ordered category: its levels below a place, and those above.
 HALVES = ("lower levels", "upper levels")
-#: With so many different values or fewer, n, mean and SD determine the count of each.
+#: With at most this many different values, n, mean and SD determine the count of each.
 MAX_DETERMINED_VALUES = 3
 
 
@@ -307,7 +307,7 @@ def _check_columns(summary: SiteSummary, where: str) -> None:
             or not len(outcome.ends) == len(outcome.events) == len(outcome.censored)
             or any(count < 0 for count in counts)
         ):
-            raise DataError(f"{where}: outcomes.{shown(name)} has not the bins of its codebook")
+            raise DataError(f"{where}: outcomes.{shown(name)} does not have the bins of its codebook")
 
 
 def _check_noted(one: Noted, where: str, book: Codebook) -> None:

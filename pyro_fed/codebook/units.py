@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy import constants
 
 from pyro_fed.codebook.codebook import Column
 
 #: A cause explains a failure if it leaves at most this share of the rows unexplained.
 MAX_UNEXPLAINED_SHARE = 0.05
 #: Days of a year, on average.
-DAYS_OF_A_YEAR = 365.25
+DAYS_OF_A_YEAR = constants.Julian_year / constants.day
 #: Units of one kind, by what one of them is in the kind's own unit (second, gram, metre, joule, pascal, one).
 KINDS: tuple[dict[str, float], ...] = (
     {

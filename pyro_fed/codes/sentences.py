@@ -1,6 +1,6 @@
 """Every sentence of a finding, by topic. A function's name is the code, its arguments are the figures.
 
-Texts have no full stop at their end; they say what was found, so that the functions have no docstrings. Arguments named
+Texts have no full stop at their end. They state what was found, so the functions have no docstrings. Arguments named
 as in `finding.PLACES` are the place of the finding; `cures` are part of the text. A text may change from version to
 version, a code may not.
 """
@@ -77,7 +77,7 @@ def sites_not_finite(clients: Sequence[str]) -> str:
 def sites_not_used(clients: Sequence[str], of_clients: int, cures: Cures) -> str:
     return (
         f"in the last round the messages of clients {listed(clients)} ({len(clients)} of {of_clients}) "
-        "were not used: their tilted distributions or the updated q were no numbers, or not positive definite; their "
+        "were not used: their tilted distributions or the updated q had NaN, or were not positive definite; their "
         f"sites are those of an earlier round. {'. '.join(cures)}"
     )
 
@@ -93,19 +93,19 @@ def last_step_taken_back(cures: Cures = ("Raise num_rounds, or set start='laplac
 @doubt(Topic.DIAGNOSTICS)
 def rounds_in_vain(returns: int, samplers: str) -> str:
     return (
-        f"the last rounds were in vain: {returns} times steps from the best Gaussian, which is the result, led to "
-        "where the evidence's lower bound is lower by more than step_control.fall. The curvature of the density is "
-        "another at every point, as where it has steps, an edge or several modes, or is that of a network. More rounds "
-        f"do not help: sample it, by {samplers}"
+        f"the last rounds made no progress: {returns} times a step from the best Gaussian, which is the result, "
+        "lowered the evidence's lower bound by more than step_control.fall. The curvature of the density changes from "
+        "point to point, as where it has steps, an edge or several modes, or in a network. More rounds do not help: "
+        f"sample the posterior, by {samplers}"
     )
 
 
 @doubt(Topic.DIAGNOSTICS)
 def weights_still_move(rounds: int, nats: float, samplers: str) -> str:
     return (
-        f"a network's weights have not come to rest: in the last {rounds} rounds the evidence's lower bound rose by "
-        f"less than {nats:g} nats a row, so that more rounds would hardly change what it predicts. For the weights "
-        f"themselves sample it, by {samplers}"
+        f"the network's weights have not converged: in the last {rounds} rounds the evidence's lower bound rose by "
+        f"less than {nats:g} nats a row, so more rounds would hardly change the predictions. To infer the weights "
+        f"themselves, sample the posterior, by {samplers}"
     )
 
 
@@ -113,14 +113,24 @@ def weights_still_move(rounds: int, nats: float, samplers: str) -> str:
 def steps_shortened(rounds: int, fraction: float) -> str:
     return (
         f"not converged after {rounds} rounds: steps were shortened to {fraction:.2g} of their length, since the "
-        "likelihood falls, or is not finite, where they lead. It may end at an edge that depends on a latent, such as "
-        "a factor that is -inf beyond it, which gradients do not show: choose a prior under which all rows are possible"
+        "likelihood falls, or is not finite, where they lead. The likelihood may end at an edge that depends on a "
+        "latent, such as a factor that is -inf beyond it. Gradients do not show such an edge: choose a prior under "
+        "which all rows are possible"
     )
 
 
 @doubt(Topic.DIAGNOSTICS)
 def gaussian_still_moves(sds: float, cures: Cures) -> str:
-    return f"q moved by {sds:.3g} SDs in the last round: it has not settled; {cures[0]}"
+    return f"q moved by {sds:.3g} SDs in the last round and has not converged; {cures[0]}"
+
+
+@doubt(Topic.CONVERGENCE)
+def guide_still_moves(steps: int, sds: float, factor: float) -> str:
+    return (
+        f"not converged after {steps} steps: in their second half, which is averaged, the guide moved from the earlier "
+        f"to the later steps by {sds:.2g} SDs in a mean and by a factor of {factor:.3g} in an SD. Raise num_steps; "
+        "where that does not help, take another family, or a guide that begins nearer to the posterior"
+    )
 
 
 @doubt(Topic.DIAGNOSTICS)
@@ -134,16 +144,16 @@ def sites_are_not_the_quotient() -> str:
 @doubt(Topic.DIAGNOSTICS)
 def sds_still_change(percent_a_round: float) -> str:
     return (
-        f"the SDs still changed by {percent_a_round:+.2g} % a round on average at the end: they are those of a run "
-        "that has not settled; run more rounds (num_rounds=)"
+        f"the SDs still changed by {percent_a_round:+.2g} % a round on average at the end: the run has not "
+        "converged; run more rounds (num_rounds=)"
     )
 
 
 @doubt(Topic.DIAGNOSTICS)
 def improper_priors(sites: Sequence[str]) -> str:
     return (
-        f"sites {list(sites)} have improper priors: those of their parameters that the data do "
-        "not determine, as weights behind a pixel that is always dark, have no posterior; give them proper priors"
+        f"sites {list(sites)} have improper priors: parameters of theirs that the data do not determine, such as "
+        "the weights of a pixel that is always dark, have no posterior; give them proper priors"
     )
 
 
@@ -154,19 +164,19 @@ def point_not_converged(rounds: int, sds: float) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def point_by_random_steps(rounds: int, sds: float) -> str:
-    return f"by random steps, which have no criterion, after {rounds} rounds: {_point_from_mode(sds)}"
+    return f"found by random steps, which have no convergence criterion, in {rounds} rounds: {_point_from_mode(sds)}"
 
 
 def _point_from_mode(sds: float) -> str:
     return (
-        f"the point may be {sds:.2g} posterior SDs from the mode; where the prior is weak against the data that takes "
-        "many rounds: raise num_rounds, or use FedLapCov or FedLaplace"
+        f"the point may be {sds:.2g} posterior SDs from the mode. Where the prior is weak compared with the data, "
+        "reaching the mode takes many rounds: raise num_rounds, or use FedLapCov or FedLaplace"
     )
 
 
 @doubt(Topic.CLIENTS)
 def rows_went_in_partly(clients: Sequence[str], cures: Cures = ("use PVI",)) -> str:
-    return f"the rows of clients {listed(clients)} went in by a part of their only turn: {cures[0]}"
+    return f"clients {listed(clients)} had one turn, and only a part of its change was applied: {cures[0]}"
 
 
 @doubt(Topic.CLIENTS)
@@ -220,7 +230,7 @@ def chains_disagree(r_hat: float, limit: str, chains: int | None = None, cures: 
 
 @doubt(Topic.DIAGNOSTICS)
 def chains_stood_still(why: str) -> str:
-    return f"parameters of the chains did not move at all, so that there is no R-hat and no effective draw: {why}"
+    return f"parameters of the chains did not move at all, so R-hat and the effective sample size are undefined: {why}"
 
 
 @doubt(Topic.DIAGNOSTICS)
@@ -238,8 +248,8 @@ def funnel_is_likely(hint: str) -> str:
 def steps_widen_draws(factor: float) -> str:
     many = f"{factor:.3g} times" if math.isfinite(factor) else "any number of times"
     return (
-        f"the steps are too long for this posterior: SDs come out {many} what they are. Give a smaller "
-        "step_size (beside which the chain draws the rest of its noise itself), or a lower temperature"
+        f"the steps are too long for this posterior: the draws' SDs are {many} those of the posterior. Give a smaller "
+        "step_size (the chain then draws the rest of its noise itself), or a lower temperature"
     )
 
 
@@ -247,7 +257,7 @@ def steps_widen_draws(factor: float) -> str:
 def noise_of_clients_unmeasured(parameters: int, cures: Cures) -> str:
     return (
         f"how far the clients' own noise moves their average is not measured on a model of {parameters} "
-        f"parameters, and the more clients there are the farther it does: {cures[0]}"
+        f"parameters, and it grows with the number of clients: {cures[0]}"
     )
 
 
@@ -255,8 +265,8 @@ def noise_of_clients_unmeasured(parameters: int, cures: Cures) -> str:
 def server_steps_grow(late: float, before: float) -> str:
     return (
         f"the server's steps grow: {late:.2g} a round at the end, {before:.2g} in the middle of the run. The point "
-        "is on its way off a plateau, as where gradients of a network's first layers were small: run more rounds "
-        "(num_rounds=)"
+        "is still leaving a plateau, such as one where the gradients of a network's first layers are small: run more "
+        "rounds (num_rounds=)"
     )
 
 
@@ -264,7 +274,7 @@ def server_steps_grow(late: float, before: float) -> str:
 def published_weighting(agents: int, counted: float, again: str, start: str) -> str:
     return (
         "weighting='paper' does not end at the posterior: an agent's likelihood enters with its centrality, about "
-        f"1/{agents}, {again}, so that a row counts about {counted:.2g} times in place of once{start}. It is the "
+        f"1/{agents}, {again}, so a row counts about {counted:.2g} times instead of once{start}. It is the "
         "published recursion; use weighting='exact' for the posterior"
     )
 
@@ -280,7 +290,7 @@ def published_weighting_of_finitely_many() -> str:
 @doubt(Topic.DIAGNOSTICS)
 def candidates_miss_the_posterior(candidates: int, worth: float) -> str:
     return (
-        f"the posterior on {candidates} draws of the prior is worth {worth:.3g} of them: raise "
+        f"the {candidates} candidates, draws of the prior, are worth {worth:.3g} draws of the posterior: raise "
         "num_candidates, or use P2PVI"
     )
 
@@ -301,8 +311,8 @@ def agents_could_not_move(clients: Sequence[str]) -> str:
 @doubt(Topic.DIAGNOSTICS)
 def tilted_points_are_few(client: str, share: float) -> str:
     return (
-        f"agent {client} has {share:.1%} effective points for its tilted moments and keeps its site: "
-        "raise tilted_points, or lower damping"
+        f"for agent {client} {share:.1%} of the points are effective, too few for its tilted moments, and it keeps its "
+        "site: raise tilted_points, or lower damping"
     )
 
 
@@ -317,8 +327,8 @@ def step_held_back(step: float, of_step: float) -> str:
 @doubt(Topic.DIAGNOSTICS)
 def few_particles_have_weight(share: float, particles: int) -> str:
     return (
-        f"the last weights are worth {share:.1%} of the {particles} particles: give more of "
-        "them, a smaller step_size or min_effective=0.3, or use DSVGD"
+        f"the last weights are worth {share:.1%} of the {particles} particles: take more particles, a smaller "
+        "step_size or min_effective=0.3, or use DSVGD"
     )
 
 
@@ -326,15 +336,15 @@ def few_particles_have_weight(share: float, particles: int) -> str:
 def components_curve_upwards(components: int, of_components: int) -> str:
     return (
         f"{components} of {of_components} components lie where the log density curves upwards, and "
-        "keep the variance they began with: run more rounds, or use SVI or DSVGD"
+        "keep their initial variance: run more rounds, or use SVI or DSVGD"
     )
 
 
 @doubt(Topic.DIAGNOSTICS)
 def trajectories_diverged(trajectories: float) -> str:
     return (
-        f"{trajectories:.0f} trajectories diverged: the posterior has places that the chains did not "
-        "reach, often a funnel; raise target_accept_prob, or give its scale a non-centred form"
+        f"{trajectories:.0f} trajectories diverged: the chains did not reach a part of the posterior, "
+        "often a funnel; raise target_accept_prob, or give its scale a non-centred form"
     )
 
 
@@ -349,14 +359,14 @@ def trees_saturated(share: float) -> str:
 @doubt(Topic.DIAGNOSTICS)
 def chains_not_mixed(r_hat: float, limit: float) -> str:
     return (
-        f"the chains have not mixed: R-hat is {r_hat:.3f} where {limit} is allowed; raise "
+        f"the chains have not mixed: R-hat is {r_hat:.3f}, above the limit of {limit}; raise "
         "warmup_steps and num_samples, or look for several modes"
     )
 
 
 @doubt(Topic.DIAGNOSTICS)
 def energies_badly_explored(bfmi: float, limit: float) -> str:
-    return f"BFMI is {bfmi:.2f} where {limit} is the least: the tails are badly explored; reparameterise the model"
+    return f"BFMI is {bfmi:.2f}, below the limit of {limit}: the tails are badly explored; reparameterise the model"
 
 
 @doubt(Topic.DIAGNOSTICS)
@@ -375,11 +385,11 @@ MODE_AT_INFINITY = (
 @doubt(Topic.DIAGNOSTICS)
 def no_mode_found() -> str:
     return (
-        "no mode was found: the climb to one left the mass behind. Either the density rises without end towards a "
-        "place that holds none of it, as where a hierarchy's scale goes to zero (write the hierarchy non-centred, "
-        "`fed.noncentred`), or its modes are narrow beside what is around them, as a network's. This is an "
-        "approximation at the point on the way around which most mass was found: take an algorithm that looks at more "
-        "than a point"
+        "no mode was found: the search for one left the posterior's mass behind. Either the density rises without end "
+        "towards a place without mass, as where a hierarchy's scale goes to zero (write the hierarchy non-centred, "
+        "`fed.noncentred`), or its modes are much narrower than what surrounds them, as a network's. The result is an "
+        "approximation at the point of the search with the most mass around it: use an algorithm that looks at more "
+        "than one point"
     )
 
 
@@ -391,9 +401,9 @@ def no_second_derivative() -> str:
 
 #: The text, for results and errors, on scores that jump.
 SCORES_JUMP = (
-    "scores jump, as those of an absolute value do (rows' in a median's or a quantile's regression, the prior's in a "
-    "lasso), so that second derivatives say nothing, and there is no Laplace approximation. FedEP takes its curvatures "
-    "from scores there"
+    "scores jump, as those of an absolute value do (the rows' in a median or quantile regression, the prior's in a "
+    "lasso), so second derivatives carry no information, and there is no Laplace approximation. FedEP takes its "
+    "curvatures from scores there"
 )
 
 
@@ -410,20 +420,20 @@ def point_is_no_maximum() -> str:
 def sites_do_not_fit(pareto_k: float, error: float, samplers: str) -> str:
     size = "" if math.isinf(error) else f", a mean or an SD is off by {error:.2g} SDs"
     return (
-        f"the sites do not fit: the weights' Pareto k is {pareto_k:.2f}{size} as parts of the draws show. Raise "
+        f"the sites do not fit: the weights' Pareto k is {pareto_k:.2f}{size}, as parts of the draws show. Raise "
         f"num_proposals, give other surrogates, or sample by {samplers}"
     )
 
 
 @doubt(Topic.DIAGNOSTICS)
 def weights_are_few(effective: float, cures: Cures = ("raise num_proposals",)) -> str:
-    return f"the weights are worth {effective:.0f} draws: {cures[0]}"
+    return f"the weighted draws are worth {effective:.0f} equal ones: {cures[0]}"
 
 
 @doubt(Topic.DIAGNOSTICS)
 def particles_not_at_rest(rounds: int, mean_off: float, sd_off: float) -> str:
     return (
-        f"the particles are not at rest after {rounds} rounds: by the scores there, a mean is "
+        f"the particles have not converged after {rounds} rounds: by the scores there, a mean is "
         f"{mean_off:.2g} standard deviations off, and a standard deviation by a factor of {sd_off:.2g}. Give more "
         "rounds (num_rounds), another step_size, or use SVGD, which whitens the particles' coordinates"
     )
@@ -433,8 +443,8 @@ def particles_not_at_rest(rounds: int, mean_off: float, sd_off: float) -> str:
 def density_estimate_is_empty(bandwidth: float, share: float, neighbours: float) -> str:
     return (
         f"the KDE of bandwidth {bandwidth} carries no information: {100 * share:.0f} % of the "
-        f"particles have fewer than {neighbours:g} effective neighbours in it, so that it only holds "
-        "each to its old place, and the prior may be counted more than once; use DSVGD, which has no KDE"
+        f"particles have fewer than {neighbours:g} effective neighbours in it, so it only holds each "
+        "particle at its old position, and the prior may be counted more than once; use DSVGD, which has no KDE"
     )
 
 
@@ -468,8 +478,8 @@ def _drawn_together(spread: float) -> str:
 @doubt(Topic.DIAGNOSTICS)
 def particles_span_too_little(particles: int, dim: int, factor: float) -> str:
     return (
-        f"{particles} particles span {particles - 1} of {dim} dimensions, and standard deviations come out about "
-        f"{factor:.2f} times as large as they are: take num_particles > {dim}"
+        f"{particles} particles span {particles - 1} of {dim} dimensions, and their standard deviations are about "
+        f"{factor:.2f} times the posterior's: take num_particles > {dim}"
     )
 
 
@@ -497,7 +507,7 @@ def sds_not_finite(
     sites: Sequence[str], cures: Cures = ("Divide the data by their scale before the model, or narrow the priors",)
 ) -> str:
     named = listed(map(repr, sites))
-    return f"the SD of {named} is no finite number: draws lie beyond the range of its numbers. {cures[0]}"
+    return f"the SD of {named} is not finite: draws exceed the range of floating point. {cures[0]}"
 
 
 @doubt(Topic.MOMENTS)
@@ -588,7 +598,7 @@ def aim_missed(parameter: str, off: str, mean_error: float, sd_factor: float) ->
 @note(Topic.MOMENTS)
 def no_variance(parameter: str, cures: Cures = (QUANTILES,)) -> str:
     return (
-        f"{quote_name(parameter)} has no variance: its density falls no faster than |x|^-3 far out. "
+        f"{quote_name(parameter)} has no variance: its density falls no faster than |x|^-3 in its tails. "
         f"Its mean and SD depend on a few draws. {cures[0]}"
     )
 
@@ -597,14 +607,14 @@ def no_variance(parameter: str, cures: Cures = (QUANTILES,)) -> str:
 def no_variance_of_draws(parameter: str, pareto_k: float, cures: Cures = (QUANTILES,)) -> str:
     return (
         f"{quote_name(parameter)} seems to have no variance: the tail of its draws is that of a Pareto distribution "
-        f"with k = {pareto_k:.1f}, which has none from 0.5 on. Its mean and SD depend on a few draws. {cures[0]}"
+        f"with k = {pareto_k:.1f}, which has no variance from 0.5 on. Its mean and SD depend on a few draws. {cures[0]}"
     )
 
 
 @note(Topic.MOMENTS)
 def draws_do_not_tell(parameter: str, kurtosis: float, draws: int, cures: Cures = (QUANTILES,)) -> str:
     return (
-        f"a few draws far out make the SD of {quote_name(parameter)}, and its mean: the posterior's tail is so long (a "
+        f"a few extreme draws dominate the mean and SD of {quote_name(parameter)}: the posterior's tail is so long (a "
         f"kurtosis of {kurtosis:.2g}) that {draws} draws do not determine them, even if all draws are right. {cures[0]}"
     )
 
@@ -613,30 +623,30 @@ def draws_do_not_tell(parameter: str, kurtosis: float, draws: int, cures: Cures 
 def evidence_not_known(error: float, pareto_k: float) -> str:
     many = f"its standard error is {error:.2g} nats" if math.isfinite(error) else "its weights have no mean"
     return (
-        f"log_evidence is not known ({many}, by their tail, whose Pareto k is {pareto_k:.2f}): compare"
-        " no models by it. More num_proposals or other surrogates may tell it; means and SDs do not depend on that tail"
+        f"log_evidence is not known ({many}; the weights' Pareto k is {pareto_k:.2f}): do not compare models by it. "
+        "A larger num_proposals or other surrogates may determine it; means and SDs do not depend on that tail"
     )
 
 
 @doubt(Topic.MOMENTS)
 def angle_across_its_ends(parameter: str, lower: float, upper: float, lost: float, cures: Cures) -> str:
     across = across_its_ends(parameter, lower, upper)
-    return f"{across}: one mode looks like two there, and the draws do not have both as they should. {cures[0]}"
+    return f"{across}: one mode looks like two there, and the draws do not represent both correctly. {cures[0]}"
 
 
 @note(Topic.MOMENTS)
 def angle_has_no_mean(parameter: str, lower: float, upper: float, cures: Cures) -> str:
     across = across_its_ends(parameter, lower, upper)
     return (
-        f"{across}: the mean and SD of its values say nothing, but scipy.stats.circmean and circstd with these "
-        f"ends do. {cures[0]}"
+        f"{across}: the mean and SD of its values have no meaning: use scipy.stats.circmean and circstd with these "
+        f"ends. {cures[0]}"
     )
 
 
 def across_its_ends(parameter: str, lower: float, upper: float) -> str:
     """The clause with which both sentences on angles begin."""
     return (
-        f"'{parameter}' is an angle, or periodic otherwise, and its posterior goes on across the ends of its "
+        f"'{parameter}' is an angle, or periodic otherwise, and its posterior continues across the ends of its "
         f"interval, {lower:.3g} and {upper:.3g}, which are the same angle"
     )
 
@@ -657,8 +667,8 @@ def modes_relabelled(modes: int, lost: float) -> str:
     return (
         f"the posterior has {modes} modes that differ only by a symmetry, such as the order of components or a sign, "
         "and these draws are at some of them. They predict as well as draws of all modes would, but means and SDs of "
-        "single components, and the evidence, are those of these modes. Order the components in the model, or read the "
-        "result so"
+        "single components, and the evidence, are those of these modes. Order the components in the model, or "
+        "interpret the result accordingly"
     )
 
 
@@ -668,7 +678,7 @@ def draws_at_all_images(images: int) -> str:
     return (
         f"the posterior is the same under {changes} of its parameters, and the draws are spread over all {images} "
         "images. Means and SDs of single components are those over all labels: for one labelling, order the components "
-        f"in the model. An estimate of log_evidence may lack up to log {images}"
+        f"in the model. An estimate of log_evidence may be too small by up to log {images}"
     )
 
 
@@ -708,13 +718,13 @@ def point_has_no_density(cures: Cures) -> str:
 def mode_is_not_the_mean(parameter: str, off: str) -> str:
     return (
         f"this point is the posterior's mode, but the posterior is not Gaussian around it: {off}, by short exact "
-        "chains. A point tells neither means nor SDs of skewed or bent posteriors: take FedEP, FedAIS or Auto"
+        "chains. The mode gives neither means nor SDs of a skewed or curved posterior: use FedEP, FedAIS or Auto"
     )
 
 
 @doubt(Topic.MODES)
 def around_the_point(found: str, lost: float) -> str:
-    return f"of draws around this point, with its curvature: {found}"
+    return f"for draws around this point, with the curvature there: {found}"
 
 
 # -- The model's densities ------------------------------------------------------------------------------------
@@ -725,7 +735,7 @@ def float32_is_not_enough(
     off: str,
     cures: Cures = (
         "Compute in float64, by Federation(..., dtype=torch.float64)",
-        "Columns that are centred and scaled may be enough too",
+        "Centring and scaling the columns may be enough",
     ),
 ) -> str:
     return f"float32 is not enough for this posterior: {off}. {'. '.join(cures)}"
@@ -739,10 +749,10 @@ def model_does_not_run_alone(client: str, error: str) -> str:
 @doubt(Topic.DENSITY)
 def model_does_not_split(plate: str, clients: int, difference: float, site: str, client: str, cause: str) -> str:
     return (
-        f"the model does not split over plate '{plate}': at the result's draws the log densities of {clients} clients, "
-        f"each with its rows alone, and those of the same rows among all differ by {difference:.3g} in {site}, most of "
-        f"all at client {client}: this is no posterior of all rows. {cause}Each row's term may depend on that row, its "
-        "own latents and the latents outside the plate alone"
+        f"the model does not split over plate '{plate}': at the result's draws, the log densities of {clients} "
+        f"clients, each with its rows alone, and those of the same rows among all differ by {difference:.3g} in "
+        f"{site}, most of all at client {client}. The result is not the posterior of all rows. {cause}Each row's term "
+        "may depend only on that row, its own latents and the latents outside the plate"
     )
 
 
@@ -775,12 +785,12 @@ def integrals_miss_modes(
     """Rows' latents have modes that the rule does not find; `starts` are places that find them, "" if none do."""
     said = (
         f"the integrals over {list(sites)}, inside plate '{plate}', miss modes: given the "
-        f"rest {rows} of {looked_at} rows that were looked at have one elsewhere with more than {share:.1%} of "
+        f"other latents, {rows} of {looked_at} rows that were examined have another mode with more than {share:.1%} of "
         f"their mass (row {worst_row}: {largest:.0%})"
     )
     if not starts:
-        return f"{said}, and so they do from other places. {INTEGRATE_BY_HAND}"
-    return f"{said}. Give the federation places from which they are found: quadrature=pf.Quadrature(starts={starts})"
+        return f"{said}, and other starting points do not find it. {INTEGRATE_BY_HAND}"
+    return f"{said}. Give the federation starting points that find them: quadrature=pf.Quadrature(starts={starts})"
 
 
 #: The cure if no quadrature rule is accurate.
@@ -813,7 +823,7 @@ def too_few_draws(draws: int, needed: int) -> str:
 def some_rows_alone(few_rows: int, rows: int) -> str:
     return (
         f"few_rows={few_rows} of {rows}: this is the posterior given those rows alone, whose SDs are wider; "
-        "leave few_rows out for that of all rows"
+        "leave few_rows out for the posterior of all rows"
     )
 
 
@@ -829,7 +839,7 @@ def computed_on_cpu(algorithm: str, device: str) -> str:
 def clients_took_no_part(clients: Sequence[str]) -> str:
     return (
         f"clients {listed(clients)} took part in no round: this is the posterior without their rows. Take more "
-        "rounds, or a schedule that reaches all clients; if they failed, mend that and run it again"
+        "rounds, or a schedule that reaches all clients; if they failed, remove the cause and run again"
     )
 
 
@@ -843,7 +853,7 @@ def no_cohort(share: float) -> str:
     return (
         f"{100 * share:.0f} % of the clients' messages were cut back in the last rounds: they differ too much from "
         "each other (one label a client, other populations, too few rows) for Bounded to hold each to what the "
-        "others say. Leave combination= out, raise its pull, or pool like clients"
+        "others say. Leave combination= out, raise its pull, or pool similar clients"
     )
 
 
@@ -862,12 +872,12 @@ def messages_cut_back(
         for client, count, rounds, most in zip(clients, times, of_rounds, largest, strict=True)
     ]
     named = ", ".join(f"{factor:.2f} (client {client})" for client, factor in widened)
-    price = f". If they are honest SDs are too wide for it, by the factors {named}" if widened else ""
+    price = f". If these clients are honest, the cuts make SDs too wide, by the factors {named}" if widened else ""
     return (
-        "messages were cut back to what the other clients' messages do (in SDs of a mean and logarithms of a "
-        f"factor): {'; '.join(parts)}{f'; and {more} more clients' if more else ''}{price}. A liar, wrong units or "
-        "labels, or another population: pf.influence without combination= shows which; all cuts are in the group "
-        "`federation` (beyond)"
+        "messages were cut back to the limits that the other clients' messages set (in SDs of a mean and logarithms "
+        f"of a factor): {'; '.join(parts)}{f'; and {more} more clients' if more else ''}{price}. The cause may be a "
+        "faulty or malicious client, wrong units or labels, or another population: pf.influence without combination= "
+        "shows which; all cuts are in the group `federation` (beyond)"
     )
 
 
@@ -876,8 +886,8 @@ def clients_move_the_answer(clients: Sequence[str], sds: Sequence[float], times:
     named = ", ".join(f"client {client} by {size:.2g} SDs" for client, size in zip(clients, sds, strict=True))
     return (
         f"in most of their rounds some clients move the answer more than {times:g} times as far as others "
-        f"do: {named} (`moved` in the group `federation`). A liar, wrong units or labels, another population, or "
-        "one that puts right what another of them has done?"
+        f"do: {named} (`moved` in the group `federation`). The cause may be a faulty or malicious client, wrong "
+        "units or labels, another population, or a client that corrects what another one has done"
     )
 
 
@@ -886,7 +896,7 @@ def messages_stand_apart(clients: Sequence[str], sds: Sequence[float]) -> str:
     named = ", ".join(f"client {client} by {size:.2g} SDs" for client, size in zip(clients, sds, strict=True))
     return (
         f"messages stand apart from the cohort's in most rounds: {named} (the median number of a message, in the "
-        "cohort's SDs). Rows of another kind or population, or wrong units, labels or signs?"
+        "cohort's SDs). The cause may be rows of another kind or population, or wrong units, labels or signs"
     )
 
 
@@ -916,8 +926,9 @@ def clients_failed(
 @note(Topic.CLIENTS)
 def cohort_is_small(clients_held: int, enough: int) -> str:
     return (
-        f"Bounded was asked to hold {clients_held} clients to each other: one liar of so few is not bounded, as the "
-        "limit of each is what the one or two next to it do, and an honest one may have been cut in its place. "
+        f"Bounded was asked to hold {clients_held} clients to each other: one faulty or malicious client of so few is "
+        "not bounded, as the one or two clients nearest to it set its limit, and an honest client may have been cut in "
+        "its place. "
         f"Compare the clients one by one (pf.influence), or have {enough} or more, ten for a bound below two SDs"
     )
 
@@ -976,8 +987,8 @@ def inputs_tell_nothing(site: str, rows: int, gain: float, error: float) -> str:
 
 #: The cures against the noise of differential privacy.
 LESS_NOISE = (
-    "For less of it: more clients; fewer rounds, which at the same epsilon allow a smaller noise_multiplier; or a "
-    "smaller norm, as far as honest messages are not shortened by it"
+    "To reduce it, take more clients; fewer rounds, which at the same epsilon allow a smaller noise_multiplier; or a "
+    "smaller norm, as far as it does not shorten honest messages"
 )
 
 
@@ -990,7 +1001,7 @@ def noise_leaves_no_distribution(cures: Cures = (LESS_NOISE,)) -> str:
 def noise_of_the_point(parameter: str, sd: float, cures: Cures = (LESS_NOISE,)) -> str:
     return (
         f"the noise of differential privacy has an SD of up to {sd:.2g} in the point "
-        f"({parameter}, unconstrained), and the result no spread that could hold it. {cures[0]}"
+        f"({parameter}, unconstrained), and the result has no spread that could include it. {cures[0]}"
     )
 
 
@@ -998,17 +1009,18 @@ def noise_of_the_point(parameter: str, sd: float, cures: Cures = (LESS_NOISE,)) 
 def noise_moves_means(parameter: str, sds: float, wider: float, cures: Cures = (LESS_NOISE,)) -> str:
     return (
         f"the noise of differential privacy moves the mean of {parameter} by {sds:.2g} posterior SDs "
-        f"(one SD of the noise); the result's SDs have it in them, and are {wider:.2g} times as wide there. What "
-        f"clipping takes away is not in them. {cures[0]}"
+        f"(one SD of the noise); the result's SDs include it, and are {wider:.2g} times as wide there. They do "
+        f"not include the effect of clipping. {cures[0]}"
     )
 
 
 @doubt(Topic.PRIVACY)
 def messages_still_shortened(reach: float, norm: float) -> str:
     return (
-        f"the last round's mean of messages is {reach:.2g} of norm={norm:g} long, its noise aside: messages were still "
-        "shortened to the norm, or nearly so, and the answer is on its way from its start: a posterior is too wide "
-        "then, and its mean lags behind. Give a larger norm, with more clients for as little noise, or more rounds"
+        f"without its noise, the mean of the last round's messages is {reach:.2g} of norm={norm:g} long: messages were "
+        "still shortened to the norm, or nearly so, and the answer is still moving away from its start. The posterior "
+        "is then too wide, and its mean lags behind. Give a larger norm, with more clients for as little noise, or "
+        "more rounds"
     )
 
 
@@ -1023,7 +1035,8 @@ def checks_cut_short(why: str, left: str) -> str:
 @note(Topic.UNCHECKED)
 def not_audited_by_integrals() -> str:
     return (
-        "not audited: the checks of means, SDs and modes take the model's densities, which are off where integrals are"
+        "not audited: the checks of means, SDs and modes use the model's densities, which are inaccurate where the "
+        "integrals are"
     )
 
 
@@ -1045,8 +1058,8 @@ def not_audited_by_sums(why: str) -> str:
 @note(Topic.UNCHECKED)
 def not_audited_without_density(algorithm: str) -> str:
     return (
-        f"not audited: {algorithm} draws from no density that is known, so that the clients' sums give no weights for "
-        "its draws, and chains would need the clients' gradients. FedAIS, started from it, weighs draws by sums"
+        f"not audited: the density from which {algorithm} draws is not known, so the clients' sums give no weights for "
+        "its draws, and chains would need the clients' gradients. FedAIS, started from it, weights its draws by sums"
     )
 
 
@@ -1133,12 +1146,12 @@ def no_uncertainty(what: str) -> str:
 
 @doubt(Topic.COMPARISON)
 def other_data(than: str, how: str) -> str:
-    return f"it is of other data than {than}: {how}"
+    return f"it was computed from other data than {than}: {how}"
 
 
 @doubt(Topic.COMPARISON)
 def no_reference() -> str:
-    return "as it has no usable draws, it is no reference: the others are not measured by it"
+    return "it has no usable draws and cannot be the reference: the others are not compared with it"
 
 
 @doubt(Topic.COMPARISON)
@@ -1173,7 +1186,7 @@ def prior_miscounted(count: float, error: float) -> str:
 @note(Topic.MOMENTS)
 def prior_count_near_one(count: float, error: float, limit: float) -> str:
     return (
-        f"the prior counts {count:.2f} ± {error:.2f} times in place of once: more than chance explains, and within "
+        f"the prior counts {count:.2f} ± {error:.2f} times instead of once: more than chance explains, and within "
         f"what matters ({limit:g})"
     )
 
@@ -1195,20 +1208,20 @@ def variance_collapse(ratio: float) -> str:
 def scores_not_finite(parameter: str, draws: int, of_draws: int) -> str:
     return (
         f"the posterior's score is not finite at {draws} of {of_draws} draws, first in '{parameter}', "
-        "so that KSD and the prior's count cannot be told: draws so far out that the density is zero there, or a "
-        "model that needs dtype=torch.float64"
+        "so KSD and the prior's count cannot be computed: the draws lie so far out that the density is zero there, or "
+        "the model needs dtype=torch.float64"
     )
 
 
 @doubt(Topic.ROWS)
 def test_density_not_finite(draws: int, of_draws: int) -> str:
-    return f"the density of the test data is no number at {draws} of {of_draws} draws"
+    return f"the density of the test data is not finite at {draws} of {of_draws} draws"
 
 
 @note(Topic.ROWS)
 def loo_not_finite(draws: int, of_draws: int, rows: int, of_rows: int) -> str:
     return (
-        f"{ABOUT_LOO} cannot be had: the log-likelihood is not finite at {draws} "
+        f"{ABOUT_LOO} cannot be computed: the log-likelihood is not finite at {draws} "
         f"of {of_draws} draws, for {rows} of {of_rows} rows"
     )
 

@@ -1,1 +1,1 @@
-"""What all storeys agree on: how randomness is seeded, how settings are checked, what a client may be called."""
+"""Conventions of all storeys: seeds of random numbers, checks of settings, names of clients."""

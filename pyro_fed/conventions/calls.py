@@ -251,7 +251,7 @@ def _bound(
     except TypeError as error:
         own = [name for name in own if parameters[name].kind is not inspect.Parameter.VAR_KEYWORD]
         placed = [name for name in own if parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY]
-        only = f", of which {', '.join(placed) or 'none'} alone may be given by position"
+        only = f"; only {', '.join(placed) or 'none'} may be given by position"
         too_many = "too many positional" in str(error) and placed != own
         said = f"{who}: {error}; its arguments are {', '.join(own)}{only if too_many else ''}"
         raise SettingError(said) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-#: Rows of a table that are shown.
+#: Rows of a table that are shown, in a notebook and in a terminal.
 MAX_SHOWN_ROWS = 20
 
 

@@ -1,4 +1,4 @@
-"""When an answer is wrong, and what is no chance: the same numbers for every check, criterion and comparison."""
+"""Limits of wrong answers and of chance, the same for every check, criterion and comparison."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 #: A mean that is off by more than this many of the posterior's SDs matters, and an SD by more than this factor.
 MATTERS, SD_MATTERS = 0.25, 1.25
-#: An error of so many SDs does not matter, nor one of the log density by so many nats: it moves a mean by less.
+#: An error of this many SDs, or of this many nats of the log density, does not matter: it moves a mean by less.
 NEGLIGIBLE = 0.1
-#: An estimate that is so many standard errors from a value plainly differs from it.
+#: An estimate that is this many standard errors from a value differs from it.
 STANDARD_ERRORS = 3.0
 #: Chance that a test of a result speaks against a right one, over all its parameters together.
 FALSE_ALARM_CHANCE = 0.01
-#: Fewer draws than this, or weighted draws worth fewer, say nothing of a distribution.
+#: Fewer draws than this, or weighted draws worth fewer, do not describe a distribution.
 MIN_DRAWS = 10
 #: Fewer independent draws than this, or weighted points worth fewer, do not show a distribution's means and SDs: the
 #: effective number that Vehtari et al. (2021), *Rank-normalization, folding, and localization*, recommend.

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from pyro_fed.errors import ProtocolError, shown
 
-#: How alike a name must be to one that exists, and how many of these are told.
+#: Similarity from which an existing name is suggested, and the largest number of suggestions.
 MIN_SIMILARITY, MAX_SUGGESTIONS = 0.7, 3
-#: Letters from which on a part of a name may stand for it: fewer are in too many.
+#: Least number of letters of a part of a name that is suggested: fewer occur in too many names.
 MIN_PART_LETTERS = 4
 
 #: All clients together, in tables and figures beside the clients.
@@ -26,12 +26,7 @@ _CLIENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?")
 
 def snake_case(name: str) -> str:
     """``RoundRobin`` as ``round_robin``, ``IID`` as ``iid``; a name in snake case is unchanged."""
-    pieces = []
-    for i, letter in enumerate(name):
-        after_lower = i > 0 and (name[i - 1].islower() or name[i - 1].isdigit())
-        before_lower = i > 0 and name[i - 1].isupper() and i + 1 < len(name) and name[i + 1].islower()
-        pieces.append(("_" if letter.isupper() and (after_lower or before_lower) else "") + letter.lower())
-    return "".join(pieces)
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def closest(name: str, valid: Iterable[str]) -> str:
@@ -49,8 +44,8 @@ def check_shown_name(name: str) -> None:
     """Refuse a name that cannot be in a table; simulated clients may have letters of any alphabet."""
     if not name.strip() or len(name) > MAX_CLIENT_ID or not name.isprintable() or name[0] == "." or _PATH & set(name):
         raise ProtocolError(
-            f"a client id has 1 to {MAX_CLIENT_ID} characters that can be printed, no slash among them, and begins "
-            f"with no dot; received {shown(name)}"
+            f"a client id must have 1 to {MAX_CLIENT_ID} printable characters, no slash, and no dot at its start; "
+            f"received {shown(name)}"
         )
 
 
@@ -65,8 +60,8 @@ def check_client_id(client: str) -> None:
         raise ProtocolError(f"a client id has at most {MAX_CLIENT_ID} characters, received {len(client)}")
     if not _CLIENT.fullmatch(client):
         plain = unicodedata.normalize("NFKD", client).encode("ascii", "ignore").decode()
-        cure = f"; {plain!r} would do" if _CLIENT.fullmatch(plain) else ""
+        cure = f"; {plain!r} would be accepted" if _CLIENT.fullmatch(plain) else ""
         raise ProtocolError(
-            f"a client id begins with a letter (a-z, A-Z), a digit or '_' and has these, '-', '.' and spaces within, "
+            f"a client id must begin with a letter (a-z, A-Z), a digit or '_'; '-', '.' and spaces may follow within, "
             f"received {client!r}{cure}"
         )

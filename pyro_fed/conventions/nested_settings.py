@@ -316,5 +316,5 @@ def _places(owner: type) -> dict[str, list[_Place]]:
                 plain.setdefault(inner.name, []).append(place)
                 for one in families:
                     prefixed.setdefault(f"{snake_case(one.__name__)}_{inner.name}", []).append(place)
-    # A name as it stands goes before one after its class's: `fisher_steps` is that of NGVI, not Fisher's `steps`.
+    # An exact name precedes one prefixed by its class: `fisher_steps` is the setting of NGVI, not Fisher's `steps`.
     return {name: [*plain.get(name, []), *prefixed.get(name, [])] for name in {**plain, **prefixed}}

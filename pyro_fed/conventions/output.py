@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from pyro_fed.errors import SettingError
 
-#: What is written to try; a device that is full, say, takes the opening of a file, and nothing else.
+#: Bytes of a trial: a file can be opened on a full device, but not written.
 PROBE = b"\n"
 #: Endings of the names of pages.
 PAGE_ENDINGS = (".html", ".htm")
@@ -48,7 +48,7 @@ def check_writable(path: str | Path, what: str = "out") -> Path:
 
 def _try_device(path: Path, mode: int) -> None:
     if not stat.S_ISCHR(mode):
-        raise OSError("it is no ordinary file")
+        raise OSError("it is not a regular file")
     with path.open("wb", buffering=0) as device:
         device.write(PROBE)
 
@@ -64,7 +64,7 @@ def _try_folder(path: Path) -> None:
 
 @contextmanager
 def kept_elsewhere(out: Path) -> Iterator[Path]:
-    """A temporary file, copied to the user's file once it is whole; the error says where the result is kept."""
+    """A temporary file, copied to the user's file once it is complete; an error names where it is kept."""
     folder = Path(tempfile.mkdtemp(prefix="pyro_fed-"))
     written = folder / out.name
     try:
@@ -133,7 +133,9 @@ def open_lock(path: Path) -> int:
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(file)
-        raise OSError(f"{path} is no file of its own: it is a device, a pipe, or has another name too; remove it")
+        raise OSError(
+            f"{path} is not a regular file with one name: it is a device, a pipe, or has a second name; remove it"
+        )
     return file
 
 

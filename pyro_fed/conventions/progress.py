@@ -117,7 +117,7 @@ def begin(name: str, total: int, unit: str, *, done: int = 0, shown: bool = True
 
 
 def say(line: str, *, shown: bool = True) -> None:
-    """Print a line between bars; nothing where progress is not shown, or a function of the user's is told of it."""
+    """Print a line between bars, unless progress is not shown or goes to a function of the user's."""
     here = _here.get()
     if not shown or (_everywhere if here is None else here) is not True:
         return
@@ -173,7 +173,7 @@ class _CallbackBar(Bar):
             self._callback(self.now)
         except Exception as error:  # the user's own, by which a run may be ended
             self._callback = _ignore  # the end of the phase, which this error brings about, is not told
-            error.add_note(f"pyro_fed: the function given as progress= raised this when told: {self.now}")
+            error.add_note(f"pyro_fed: the function given as progress= raised this error at: {self.now}")
             raise
 
     def _end(self) -> None:

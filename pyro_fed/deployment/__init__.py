@@ -1,4 +1,4 @@
-"""What a deployment needs: clients and agents in processes of their own, each with its own rows.
+"""Deployments: clients and agents in separate processes, each with its own rows.
 
     flower                clients at the nodes of Flower, with a server; programs import it as `pyro_fed.flower`
     files                 clients whose orders and answers are files, mailed by hand

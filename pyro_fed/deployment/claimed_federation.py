@@ -57,8 +57,8 @@ def check_runs_at_clients(problem: Problem, how: str) -> None:
     pooled = sorted(name.removeprefix(SHARED_PREFIX) for name in constants if is_shared(name))
     if pooled:
         raise ModelError(
-            f"the values {pooled} of pf.shared(...) are computed from all rows, and a client {how} has its own "
-            "alone: agree on them beforehand, and write them into the model"
+            f"the values {pooled} of pf.shared(...) are computed from all rows, and a client {how} has only its own: "
+            "agree on the values beforehand, and write them into the model"
         )
     if constants:
         raise ModelError(

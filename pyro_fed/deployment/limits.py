@@ -15,7 +15,7 @@ MAX_ROW_NUMBERS = 10**7
 MAX_MESSAGE_BYTES = 2**30
 #: The most particles or draws, and full matrices, that a client receives for each of its positions in a round.
 MAX_VECTORS, MAX_MATRICES = 100_000, 10
-#: Numbers of a vector's own, such as its weight, besides its coordinates.
+#: Numbers of a vector other than its coordinates, such as its weight.
 EXTRA_VECTOR_NUMBERS = 10
 
 #: The most bytes of JSON in a message; it may have a model's file in it.

@@ -58,8 +58,8 @@ def _check_names(found: Sequence[str] | dict[str, Any], names: list[str], needed
     given = names[: len(found)]  # they are positional: none in between can be left out
     if set(found) != set(given) or len(given) < needed:
         raise DataError(
-            f"{what} {sorted(found)}, and the model's arguments are {names}, of which the first "
-            f"{needed} are needed: name the {what.rpartition(' ')[2]} like the arguments"
+            f"{what} {sorted(found)}, and the model's arguments are {names}, and the first {needed} are required: "
+            f"name the {what.rpartition(' ')[2]} like the arguments"
         )
 
 

@@ -27,8 +27,8 @@ def check_owner_only(path: Path) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise SettingError(
-            f"{path} has mode {mode:04o}: others than its owner can use the private key, expected mode 0600. Run chmod "
-            f"600 {path}, and make a new key if others may have read it"
+            f"{path} has mode {mode:04o}: users other than its owner can read the private key; expected mode 0600. "
+            f"Run chmod 600 {path}, and make a new key if others may have read it"
         )
 
 

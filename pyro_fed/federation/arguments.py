@@ -81,9 +81,9 @@ def _check_runs(model: Any) -> None:
     body = getattr(model, "forward", model)
     body = body if inspect.isroutine(body) else getattr(body, "__call__", body)  # noqa: B004
     if inspect.isgeneratorfunction(body):
-        raise ModelError("the model has a `yield`, so that a call of it runs none of its lines: take the `yield` out")
+        raise ModelError("the model has a `yield`, so calling it runs none of its lines: remove the `yield`")
     if inspect.iscoroutinefunction(body):
-        raise ModelError("the model is an `async def`, so that a call of it runs none of its lines: write `def`")
+        raise ModelError("the model is an `async def`, so calling it runs none of its lines: write `def`")
 
 
 def _of_pyro(model: Any) -> bool:
@@ -143,7 +143,7 @@ def device_of(named: torch.device | str | None, given: Any) -> torch.device:
     found = {leaf.device for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)}
     away = sorted((device for device in found if device.type != "cpu"), key=str)
     if len(away) > 1:
-        raise DataError(f"the data lie on several devices, {[str(one) for one in away]}: say device=")
+        raise DataError(f"the data are on several devices, {[str(one) for one in away]}: pass device=")
     return away[0] if away else torch.device("cpu")
 
 
@@ -179,7 +179,7 @@ def align_argument(values: Sequence[Any], names: Sequence[str], what: str) -> li
         other = tables.index(False)
         raise DataError(
             f"{what} is a data frame at client {names[tables.index(True)]} and a {type(values[other]).__name__} at "
-            f"client {names[other]}: all clients pass the same"
+            f"client {names[other]}: all clients must pass the same"
         )
     return list(values)
 
@@ -193,7 +193,7 @@ def _check_keys(each: Sequence[list[Any]], names: Sequence[str], what: str, kind
             parts += [f"the {kind}(s) {listed(more)} more"] if more else []
             raise DataError(
                 f"{what} has {' and '.join(parts)} at client {name}, compared with client {names[0]}, which has "
-                f"{listed([str(key) for key in each[0]])}: all clients pass the same"
+                f"{listed([str(key) for key in each[0]])}: all clients must pass the same"
             )
 
 
@@ -271,7 +271,7 @@ def _by_axis(arguments: Arguments, num_rows: int | None, shard: Mapping[Any, int
     chosen = sorted([i for i, axis in axes.items() if axis is not None] + rest)
     lengths = {f"'{arguments.names[i]}' has {len(moved.leaves[i])} rows": len(moved.leaves[i]) for i in chosen}
     if len(set(lengths.values())) > 1:
-        raise DataError(f"row-sharded arguments must have as many rows as one another, but {', '.join(lengths)}{where}")
+        raise DataError(f"row-sharded arguments must have the same number of rows, but {', '.join(lengths)}{where}")
     return replace(moved, sharded=tuple(chosen))
 
 
@@ -316,5 +316,5 @@ def _leaves_by_name(arguments: Arguments, wanted: list[int | str]) -> list[int]:
         if (heads[i] in names or arguments.names[i] in names) and isinstance(leaf, Tensor) and leaf.dim()
     ]
     if not chosen:
-        raise ModelError(f"shard={wanted} names no tensor with rows: nothing would be split over the clients")
+        raise ModelError(f"shard={wanted} names no tensor with rows, so nothing would be split over the clients")
     return chosen

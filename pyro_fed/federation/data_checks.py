@@ -77,7 +77,7 @@ def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Ma
     sites = {**latents, **problem.layout.observed}
     unknown = sorted(set(dims) - set(sites))
     if unknown:
-        raise SettingError(f"dims name the sites {unknown}, which the model does not have: it has {list(sites)}")
+        raise SettingError(f"dims name the sites {unknown}, which the model does not have; its sites are {list(sites)}")
     sizes: dict[str, tuple[int, str]] = {}
     for name, site in latents.items():
         own = [dim for dim in site.dims if "_dim_" in dim]
@@ -102,7 +102,7 @@ def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Ma
                     f"site '{name}', which has {size}: choose another name for one of them"
                 )
             if dim in sites:
-                raise SettingError(f"dimension '{dim}' of site '{name}' is called like a site: choose another name")
+                raise SettingError(f"dimension '{dim}' of site '{name}' has the name of a site: choose another name")
             if len(coords.get(dim, range(size))) != size:
                 raise SettingError(
                     f"coords['{dim}'] has {len(coords[dim])} values, but site '{name}' has {size} along it"
@@ -151,7 +151,7 @@ def warn_duplicates(each: Sequence[Arguments], names: Sequence[str]) -> None:
         if other != k and all(torch.equal(a, b) for a, b in same):
             warn_user(
                 f"clients {names[other]} and {names[k]} have identical data: their rows are counted twice. Leave one "
-                "out if it is the same client"
+                "of them out if they are the same client"
             )
 
 
@@ -175,9 +175,9 @@ def wide_enough(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
         if error > MAX_PRECISION_ERROR:
             of = f"column {column} of argument '{name}'" if leaf.dim() == 2 else f"argument '{name}'"
             warn_user(
-                f"computed in float64: {of} is so nearly a combination of the others and a constant that float32 would "
-                f"know the precision of its weight to {error:.1g} only. Centre and scale columns before the model, or "
-                "say dtype=torch.float32 to have it all the same"
+                f"computed in float64: {of} is so nearly a combination of the others and a constant that float32 "
+                f"would give the precision of its weight to {error:.1g} only. Centre and scale columns before the "
+                "model, or pass dtype=torch.float32 to compute in float32 all the same"
             )
             return torch.float64
     return dtype

@@ -73,12 +73,13 @@ def warn_of_odd_data(
                 place = int(rows[0]) if first is None else int((first == rows[0]).nonzero()[0])
                 part = f", column {column}," if leaf.dim() > 1 else ""
                 found.append(
-                    f"argument '{name}'{part} is {value:g} in {len(rows)} row(s) of client(s) {listed(whose)}, the "
-                    f"first of them {place}, and between {low:g} and {high:g} everywhere else"
+                    f"argument '{name}'{part} is {value:g} in {len(rows)} row(s) of client(s) {listed(whose)}, first "
+                    f"in row {place}, and between {low:g} and {high:g} everywhere else"
                 )
     _warn_of_all(
         found,
-        ". If this stands for what is missing, or is a slip, it outweighs the other rows: drop these rows, or let the "
+        ". If this value stands for a missing one, or is a mistake, it outweighs the other rows: drop these rows, or "
+        "let the "
         "model handle them as NaN",
     )
     _warn_of_rows_twice(arguments, clients, names)
@@ -95,8 +96,8 @@ def _warn_of_spellings(arguments: Arguments) -> None:
         found += [f"argument '{name}' has {' and '.join(alike)}" for alike in spelt.values() if len(alike) > 1]
     _warn_of_all(
         found,
-        ": labels that differ by capitals and spaces alone are different categories. Where they are meant to be one, "
-        "write them alike, column.str.strip().str.casefold()",
+        ": labels that differ only by capitals and spaces are different categories. If they are meant to be one, "
+        "give them one spelling, column.str.strip().str.casefold()",
     )
 
 
@@ -186,11 +187,11 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
     if int(twice.sum()) < MIN_DUPLICATE_ROWS:
         return
     times = [_repeat_count(group[rows]) for rows in clients]
-    whole = [f"every row of client {name} is there {n} times" for name, n in zip(names, times, strict=True) if n > 1]
+    whole = [f"client {name} has every row {n} times" for name, n in zip(names, times, strict=True) if n > 1]
     if whole:
         _warn_of_all(
             whole,
-            ", equal in every column: each counts as often, and the posterior is too narrow where these are the same "
+            ", equal in every column: each counts as often, and the posterior is too narrow if these are the same "
             "cases. Leave the copies out (a table joined twice?)",
         )
         return
@@ -214,8 +215,8 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
         return
     where = [f"at client(s) {listed(others)}"] * bool(others) + ["twice at that client"] * bool(inside)
     warn_user(
-        f"{number} of the {len(own)} rows of client {names[k]} are there more than once, {' and '.join(where)}, equal "
-        "in every column: each counts as often. Leave them out where they are the same cases"
+        f"{number} of the {len(own)} rows of client {names[k]} occur more than once, {' and '.join(where)}, equal in "
+        "every column: each counts as often. Leave the copies out if they are the same cases"
     )
 
 

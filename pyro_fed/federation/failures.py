@@ -37,8 +37,8 @@ _HINTS = (
     (
         RuntimeError,
         "(?i)in-place operation|in-place arithmetic",
-        "The line writes to what it is given, so that each run would start from what the one before has left: make "
-        "a new tensor, such as x = x * 2 in place of x *= 2, torch.where in place of x[mask] = 0, or x.clamp in "
+        "The line writes to its arguments, so each run would start from what the previous one left: make a new "
+        "tensor, such as x = x * 2 in place of x *= 2, torch.where in place of x[mask] = 0, or x.clamp in "
         "place of x.clamp_.",
     ),
     (
@@ -124,7 +124,7 @@ def _parameter(arguments: Arguments, error: Exception, place: Callable[[int], st
     if not bool(bad.any()) or bool(bad.all()):
         return ""
     return (
-        f"It is so in {int(bad.sum())} of the {len(bad)} rows{arguments.edge_of(bad)} (first: "
+        f"This is so in {int(bad.sum())} of the {len(bad)} rows{arguments.edge_of(bad)} (first: "
         f"{place(int(bad.nonzero()[0]))}): {AWAY_FROM_EDGE}. "
     )
 

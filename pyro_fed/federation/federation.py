@@ -203,7 +203,7 @@ class Federation:
         for name in names:
             check_shown_name(name)
         if len({as_it_looks(name) for name in names}) < len(names):
-            raise DataError(f"client names must differ as text, received {names}, of which two look alike")
+            raise DataError(f"client names must differ as text, received {names}, of which two look the same")
         plate = joint_plate_name(plate, rows)
         for name, value in zip(names, values, strict=True):
             check_row_labels(model, value, kwargs, f" at client {name}")
@@ -383,7 +383,7 @@ class Federation:
         form = noncentred_form(self.problem)
         if form is None:
             local = list(self.problem.layout.local)
-            rest = f"; {listed(map(repr, local))} inside the plate are integrated out, so that no funnel is left"
+            rest = f"; {listed(map(repr, local))} inside the plate are integrated out, so no funnel is left"
             raise ModelError(
                 f"the model has no non-centred form: of its latents {list(self.problem.sites)} none has a scale that "
                 f"depends on another latent{rest if local else ''}"
@@ -425,7 +425,7 @@ class Federation:
     @checked
     @explained(ModelError, "the model cannot be run on these arguments")
     def with_args(self, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Federation:
-        """This federation on new data of the same shapes; its runs compile nothing anew.
+        """This federation on new data of the same shapes; its runs reuse what is compiled.
 
         Row i stays at the client that has it now, even if the partition would move it by its new values: sort or deal
         the new rows beforehand if that matters. The new data are checked like the old ones: values that are not
@@ -451,9 +451,9 @@ class Federation:
         """
         problem = self.problem
         if not self.holds_data:
-            raise DataError("the rows are at the clients, which alone can have new ones: start the clients again")
+            raise DataError("the rows are at the clients, and only they can renew them: start the clients again")
         if not problem.arguments.split:
-            raise DataError("the model indexes its own data: no argument is split by rows, and none can be renewed")
+            raise DataError("the model indexes its own data: no argument is split by rows, so none can be renewed")
         mine = problem.arguments
         new = flatten(problem.model, args, kwargs, mine.labels, mine.orders(problem.model))
         return self.with_arguments(problem.arguments.with_leaves_of(new, problem.dtype))
@@ -485,7 +485,7 @@ class Federation:
         """
         if not names or any(not isinstance(name, str) for name in names):
             raise DataError(
-                f"without takes the names of clients one by one, as texts, such as without({self.client_names[0]!r}); "
+                f"without takes the names of clients as separate texts, such as without({self.client_names[0]!r}); "
                 f"received {str(names)[:100]}"
             )
         unknown = sorted(set(names) - set(self.client_names))
@@ -600,7 +600,7 @@ def _mark_split_arguments(
     if parts_of(plate):
         if shard is not None and not isinstance(shard, Mapping):
             raise SettingError(
-                f"with several plates shard= says each one's arguments, {{'plate': ('x', 'y')}}, received {shard!r}"
+                f"with several plates, shard= names the arguments of each, {{'plate': ('x', 'y')}}, received {shard!r}"
             )
         return several_arguments(arguments, parts_of(plate), sizes, shard)
     if rows:
@@ -621,7 +621,7 @@ def _split_as(arguments: Arguments) -> Shard:
 
 def _why_not_left_out(keep: list[int], arguments: Arguments) -> str:
     if not keep:
-        return "nobody would be left"
+        return "no client would be left"
     if arguments.nested_plates and not arguments.nested_by_name:
         return "its rows are in several plates: make a federation of the clients that remain, with `start=` as here"
     return "" if arguments.split else "the model indexes its own data: no argument is split by rows"

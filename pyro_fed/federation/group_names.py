@@ -152,6 +152,6 @@ def groups_alone(
             if plate_sizes(model, same, plate)[plate] == len(groups):
                 return args, kwargs
     raise DataError(
-        f"the model's plate '{plate}' has {before} elements whatever its arguments are, so that none can be left out: "
+        f"the model's plate '{plate}' has {before} elements whatever its arguments are, so none can be left out: "
         f"take its size from an argument, such as the length of one with an entry a {plate}, or a number"
     )

@@ -145,8 +145,8 @@ class GroupedArguments(Arguments):
             mine = owner >= 0
             if not bool(mine.any()):
                 raise DataError(
-                    f"clients with {len(rows)} groups have no rows of plate '{part.plate}': a worker needs one at "
-                    "least; take fewer workers"
+                    f"clients with {len(rows)} groups have no rows of plate '{part.plate}': a worker needs at least "
+                    "one; take fewer workers"
                 )
             leaves[part.index] = owner[mine].to(self.leaves[part.index].dtype)
             for i in part.leaves:
@@ -221,8 +221,8 @@ def _arguments_by_length(
         same = [other for other in plates[:number] if sizes[other] == sizes[plate]]
         if same:
             raise ModelError(
-                f"plates '{same[0]}' and '{plate}' have the same size {sizes[plate]}{where}, so that arguments cannot "
-                f"be told by their length: name them, as in shard={{'{same[0]}': ('x', 'y'), '{plate}': ('z',)}}"
+                f"plates '{same[0]}' and '{plate}' have the same size {sizes[plate]}{where}, so arguments cannot be "
+                f"distinguished by their length: name them, as in shard={{'{same[0]}': ('x', 'y'), '{plate}': ('z',)}}"
             )
     tensors = {i: leaf for i, leaf in enumerate(arguments.leaves) if isinstance(leaf, Tensor) and leaf.dim()}
     found = {plate: [i for i, leaf in tensors.items() if len(leaf) == sizes[plate]] for plate in plates}
@@ -372,7 +372,8 @@ def _check_lengths(given: Mapping[str, Sequence[str]], plate: str, sizes: Mappin
         same = [other for other in guessed if other != name and sizes[other] == sizes[name]]
         if same:
             raise ModelError(
-                f"plates '{name}' and '{same[0]}' have the same size {sizes[name]}, so that arguments cannot be told "
-                f"by their length: list them, as in rows={{'{name}': ('{given[name][0]}', 'x', 'y')}}, and name those "
+                f"plates '{name}' and '{same[0]}' have the same size {sizes[name]}, so arguments cannot be "
+                f"distinguished by their length: list them, as in rows={{'{name}': ('{given[name][0]}', 'x', 'y')}}, "
+                "and name those "
                 f"of plate '{plate}' by shard=(...)"
             )

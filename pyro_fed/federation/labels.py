@@ -86,8 +86,9 @@ def label_coords(
                 if dim in coords and not _same_names(labels, coords[dim]):
                     raise SettingError(
                         f"coords['{dim}'] is [{listed(coords[dim])}], but elements along '{dim}' are looked up by "
-                        f"argument '{argument}', whose codes 0, 1, ... stand for [{listed(labels)}]: each would be "
-                        "called by another one's name. Leave the coordinate out, which is these labels then; name all "
+                        f"argument '{argument}', whose codes 0, 1, ... stand for [{listed(labels)}]: each element "
+                        "would get the name of another one. Leave the coordinate out, so that it is these labels; "
+                        "name all "
                         "of them in it, each once; or rename the categories, "
                         f"pandas.Categorical({argument}).rename_categories(...)"
                     )
@@ -138,7 +139,7 @@ class Use(Enum):
 
 
 def warn_of_labels(problem: Problem, clients: Sequence[Tensor], names: Sequence[str]) -> None:
-    """Warn of text whose numbering matters though nobody has chosen it, and of clients with codings of their own."""
+    """Warn of text whose numbering matters but was not given, and of clients with different codings."""
     arguments = problem.arguments
     if not arguments.labels:
         return
@@ -148,8 +149,9 @@ def warn_of_labels(problem: Problem, clients: Sequence[Tensor], names: Sequence[
         if use is Use.NUMBERED and not labels.ordered:
             numbers = listed(f"{label!r} = {number}" for number, label in enumerate(labels))
             warn_user(
-                f"the model depends on how the labels of argument '{name}' are numbered, and nobody has said that: it "
-                f"takes them in sorted order, {numbers}. Say the order, pandas.Categorical({name}, categories=[...], "
+                f"the model depends on how the labels of argument '{name}' are numbered, and their order was not "
+                f"given: it takes them in sorted order, {numbers}. Give the order, pandas.Categorical({name}, "
+                "categories=[...], "
                 f"ordered=True), or take the labels themselves, ({name} == {labels[-1]!r}) or {name}.map({{...}})"
             )
     for name, labels in arguments.labels.items():
@@ -245,7 +247,7 @@ def _other_codings(
         return
     seen = {who: {as_it_looks(str(label)).casefold() for label in mine} for who, mine in held}
     apart = [(who, mine) for who, mine in held if not any(seen[who] & seen[other] for other in seen if other != who)]
-    # Hospitals' own names are looked up, and no client has another's: these are no codings of one another.
+    # Names of hospitals are looked up, and no client has another's: these are not codings of one another.
     if apart and (use is Use.COMPARED or len(apart) < len(held)):
         who, mine = apart[-1]
         other, theirs = next((who, mine) for who, mine in held if (who, mine) != apart[-1])

@@ -190,7 +190,7 @@ def _group_labels(each: Sequence[Arguments], names: Sequence[str], owners: set[s
                 if label in whose:
                     raise DataError(
                         f"argument '{owner}' says to which group each row belongs, and clients {whose[label]} and "
-                        f"{name} both have the group {label!r}: a group is one client's, with all of its rows"
+                        f"{name} both have the group {label!r}: a group belongs to one client, with all of its rows"
                     )
                 whose[label] = name
         found[owner] = Labels(whose)
@@ -253,7 +253,7 @@ def _with_several_plates(
     if told is None:
         raise DataError(
             f"no client has rows in each of the plates {list(parts)}, and another number in each, by which arguments "
-            "could be told: name them, as in shard={'observed': ('x', 'y'), 'censored': ('z',)}"
+            "could be distinguished: name them, as in shard={'observed': ('x', 'y'), 'censored': ('z',)}"
         )
     return [
         several_arguments(arguments, parts, _lengths(arguments, listed), listed, f" at client {name}")
@@ -341,7 +341,7 @@ def _check_like_first(arguments: Arguments, name: str, first: Arguments, first_n
         if mine.shape[skip:] != theirs.shape[skip:]:
             raise DataError(
                 f"argument '{arguments.names[i]}' has shape {tuple(theirs.shape)} at client {first_name} and "
-                f"{tuple(mine.shape)} at client {name}: they may differ in the number of rows alone"
+                f"{tuple(mine.shape)} at client {name}: they may differ only in the number of rows"
             )
 
 

@@ -69,12 +69,12 @@ def column_sums(rows: Any) -> ColumnSums:
         if leaf.dim() == 0:
             raise DataError(f"column_sums: rows must be an array of rows, received a single value ({leaf.dtype})")
     if len({tuple(leaf.shape) for leaf in arguments.leaves}) != 1:
-        raise DataError("column_sums: rows must be one array of rows, or columns that are as long as each other")
+        raise DataError("column_sums: rows must be one array of rows, or columns of equal length")
     x = arguments.leaves[0] if len(arguments.leaves) == 1 else torch.stack([c.double() for c in arguments.leaves], -1)
     x = x.double()
     bad = (~x.isfinite()).sum(0).flatten().tolist()
     if any(bad):
-        each = listed(f"{_called(i, names)} ({count} of {len(x)})" for i, count in enumerate(bad) if count)
+        each = listed(f"{_column_text(i, names)} ({count} of {len(x)})" for i, count in enumerate(bad) if count)
         raise DataError(
             f"column_sums: values are missing or infinite in {each}: drop these rows or impute them first, as "
             "the model will get them"
@@ -87,7 +87,7 @@ def _take(rows: Any) -> None:
     """Stands for a model, so that the rows are read as a model's argument is."""
 
 
-def _called(column: int, names: Sequence[str]) -> str:
+def _column_text(column: int, names: Sequence[str]) -> str:
     return f"column '{names[column]}'" if names else f"column {column}"
 
 
@@ -111,17 +111,17 @@ def pooled_moments(parts: Sequence[ColumnSums]) -> tuple[Tensor, Tensor]:
             columns = [f"[{listed(one.columns)}]" if one.columns else tuple(one.mean.shape) for one in (first, part)]
             raise DataError(
                 f"pooled_moments: the columns are {columns[0]} in the first client's sums and {columns[1]} in those "
-                f"number {k}: all clients pass the same columns in the same order"
+                f"number {k}: all clients must pass the same columns in the same order"
             )
         bad = (~(part.mean.isfinite() & part.squares.isfinite())).flatten().nonzero().flatten().tolist()
         if bad and part.number > 0:
-            each = listed(_called(i, part.columns) for i in bad)
+            each = listed(_column_text(i, part.columns) for i in bad)
             raise DataError(
-                f"pooled_moments: the sums number {k} are not finite in {each}: that client has to mend them"
+                f"pooled_moments: the sums number {k} are not finite in {each}: that client must correct them"
             )
     total = reduce(_both, parts) if len(parts) else None
     if total is None or total.number == 0:
-        raise DataError("no client has any row: there is nothing to standardise by")
+        raise DataError("no client has any row, so there is nothing to standardise by")
     sd = (total.squares / total.number).sqrt()
     return total.mean, torch.where(sd > 0, sd, 1.0)
 

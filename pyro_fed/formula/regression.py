@@ -238,7 +238,7 @@ def _check_response(design: Design, kind: Family, family: str) -> None:
     outside = ~kind.allowed(y)
     if outside.any():
         raise DataError(
-            f"glm: family={family!r} takes {kind.support}; {int(outside.sum())} of {len(y)} rows have others"
+            f"glm: family={family!r} takes {kind.support}; {int(outside.sum())} of {len(y)} rows have other values"
         )
 
 
@@ -318,7 +318,9 @@ def _coefficients(
 ) -> tuple[list[float], list[float], float]:
     """Locations and scales of the coefficients' priors, and the linear predictor's unit."""
     if unknown := [name for name in priors if name not in design.columns]:
-        raise SettingError(f"glm: priors has {unknown[0]!r}, which is no column; {closest(unknown[0], design.columns)}")
+        raise SettingError(
+            f"glm: priors has {unknown[0]!r}, which is not a column; {closest(unknown[0], design.columns)}"
+        )
     y = design.known_response
     unit = float(y.std()) or 1.0 if kind.scaled else 1.0
     mean, sd = design.x.mean(0), design.x.std(0)

@@ -28,7 +28,7 @@ from pyro_fed.graph.mixing import components
 
 #: Agents up to which eigenvalues are computed densely.
 DENSE_AGENTS = 400
-#: Eigenvalues asked of ARPACK above: of two alone it sometimes misses the second.
+#: Eigenvalues that ARPACK computes for larger graphs: of only two it sometimes misses the second.
 ARPACK_VALUES = 6
 
 

@@ -203,7 +203,7 @@ class FixedGraph(Graph):
         return along_circuit(self.matrix, self.centrality(), over_all, tolerance) or over_all
 
     def sums(self, tolerance: float) -> Consensus:
-        """Up a tree and down again, see `graph.consensus`; nothing is left of the disagreement."""
+        """Up a tree and down again, see `graph.consensus`; no disagreement remains."""
         return tree_steps(self.matrix, self.centrality()) or self.consensus(tolerance)
 
     def __repr__(self) -> str:
@@ -223,6 +223,6 @@ def require_centrality(graph: Graph, name: str, sleepers: bool) -> None:
     """Require a graph whose centrality stays as it is where agents sleep or links fail, so that data count once."""
     if (sleepers or graph.random) and not graph.keeps_centrality:
         raise GraphError(
-            f"{name}: agents that are asleep change the centrality of a graph whose W is not reversible, and data "
+            f"{name}: agents that are asleep change the centrality of a graph whose W is not reversible, so data "
             "would no longer count once; build it with mixing='metropolis'"
         )

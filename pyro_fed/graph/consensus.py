@@ -51,11 +51,11 @@ from pyro_fed.graph.analysis import both_ways
 
 #: Eigenvalues that are nearer to each other than this count as one; what is left of the pair is as small.
 EIGENVALUE_TOLERANCE = 1e-12
-#: Largest tolerance, as a share of the disagreement before: a consensus that leaves more of it is none.
+#: Largest tolerance, as a share of the initial disagreement: a larger remainder is not a consensus.
 MAX_TOLERANCE = 0.99
 #: Share of the tolerance that rounding may take.
 ROUNDING_SHARE = 0.1
-#: Points of [λ_min, 1] for each degree at which a polynomial is looked at.
+#: Points of [λ_min, 1], for each degree, at which a polynomial is evaluated.
 POINTS_A_DEGREE = 64
 #: Turns of the path's end for each pair of agents, before the search is given up.
 TURNS_A_PAIR = 4

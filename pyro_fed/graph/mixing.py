@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
-#: Agents and links, together, that a graph is built of at most: about 2 GB while it is made.
+#: Largest number of agents and links together: building such a graph takes about 2 GB.
 MAX_AGENTS_AND_LINKS = 5_000_000
 
 
@@ -46,7 +46,7 @@ def check_size(num_agents: int, num_links: float) -> int:
     if num_agents + num_links > MAX_AGENTS_AND_LINKS:
         raise GraphError(
             f"a graph of {num_agents:.3g} agents and about {num_links:.3g} links is too large: "
-            f"{MAX_AGENTS_AND_LINKS:,} agents and links can be held at most; take fewer agents, or a sparser graph"
+            f"at most {MAX_AGENTS_AND_LINKS:,} agents and links fit; take fewer agents, or a sparser graph"
         )
     return num_agents
 
@@ -61,7 +61,7 @@ def as_matrix(weights: Any) -> sparse.csr_array:
     except (TypeError, ValueError, RuntimeError) as error:
         raise GraphError(f"W must be a matrix of numbers, received {shown(weights)}: {error}") from error
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
-        raise GraphError(f"W must be square, one row and one column an agent; received shape {matrix.shape}")
+        raise GraphError(f"W must be square, with one row and one column for each agent; received shape {matrix.shape}")
     _check_entries(matrix)
     sums = np.asarray(matrix.sum(axis=1)).ravel()
     worst = int(np.abs(sums - 1).argmax())
@@ -125,7 +125,7 @@ def check_aperiodic(matrix: sparse.csr_array, where: str = "W") -> None:
     length = period(matrix)
     if length != 1:
         raise GraphError(
-            f"{where} has period {length}: beliefs would swap between agents for ever instead of meeting. "
+            f"{where} has period {length}: beliefs would swap between agents for ever instead of converging. "
             "Give agents a self-weight, as in pf.graph.lazy(W)"
         )
 

@@ -216,7 +216,7 @@ def _table(owner: type, key: str, family: type[Settings], table: Mapping[str, An
     elif isinstance(present, family):
         base = present
     elif issubclass(family, Variant):
-        raise SettingError(f"{inner}: it lacks a name, e.g. name = {next(iter(family.kinds()))!r}")
+        raise SettingError(f"{inner}: the name is missing, e.g. name = {next(iter(family.kinds()))!r}")
     checked = check_settings(family if base is None else type(base), values, inner)
     try:
         return family(**checked) if base is None else dataclasses.replace(base, **checked)
@@ -308,7 +308,7 @@ def _algorithm_of(reference: str, path: Path) -> type:
         near = closest(class_name, [name for name in vars(module) if not name.startswith("_")])
         raise SettingError(f"{path}: module {module_name!r} has no {class_name!r}; {near}")
     if not (isinstance(algorithm, type) and dataclasses.is_dataclass(algorithm)):
-        raise SettingError(f"{path}: {reference!r} is not a dataclass of settings, so it is no algorithm.")
+        raise SettingError(f"{path}: {reference!r} is not a dataclass of settings, so it is not an algorithm.")
     if inspect.isabstract(algorithm):
-        raise SettingError(f"{path}: {reference!r} is what algorithms are derived from, and none itself.")
+        raise SettingError(f"{path}: {reference!r} is a base class of algorithms, and not an algorithm itself.")
     return algorithm

@@ -116,7 +116,7 @@ def to_toml(value: Any) -> str:
 def import_or_explain(module_name: str, where: str) -> ModuleType:
     """A module that a recipe names; ``where`` begins the message of the SettingError."""
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise SettingError(f"{where}: {module_name!r} is no module's name, such as 'pyro_fed.infer'")
+        raise SettingError(f"{where}: {module_name!r} is not the name of a module, such as 'pyro_fed.infer'")
     try:
         return importlib.import_module(module_name)
     except Exception as error:  # the module's own code may raise anything

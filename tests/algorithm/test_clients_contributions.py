@@ -83,7 +83,7 @@ def test_a_run_asks_the_contributions_that_an_algorithm_names():
     told = pf.run(Halved(), ten_clients(), num_rounds=1, **QUIET)
     assert torch.tensor(told["federation"]["moved"].values[0]).tolist() == list(range(10))
     assert told["posterior"].equals(whole["posterior"])
-    with pytest.warns(UserWarning, match="were cut back to what the other clients' messages do"):
+    with pytest.warns(UserWarning, match="were cut back to the limits that the other clients' messages set"):
         half = pf.run(Halved(), ten_clients(), num_rounds=1, combination=BOUNDED, **QUIET)
     shorter = pf.run(Plain(damping=0.5), ten_clients(), num_rounds=1, **QUIET)
     w, expected = (one["posterior"]["w"].values.squeeze() for one in (half, shorter))
@@ -125,7 +125,7 @@ def test_forms_that_a_combination_asks_for():
     peers = pf.P2PVI()
     assert peers.contributions().form_for(BOUNDED).update.memory == 1
     assert peers.contributions().form_for(None) is peers
-    with pytest.raises(pf.errors.SettingError, match="BayesADMM: what noise leaves in its average is not known"):
+    with pytest.raises(pf.errors.SettingError, match="BayesADMM: the privacy noise left in its average is unknown"):
         pf.infer.BayesADMM(client=pf.infer.tilted.Newton(steps=3)).contributions().form_for(PRIVATE)
 
 

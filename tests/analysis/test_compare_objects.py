@@ -248,7 +248,7 @@ def test_loo_says_when_it_cannot_be_relied_on():
     assert [one.code for one in said] == ["loo_not_reliable"] and not said[0].is_doubt
     assert "says nothing against the posterior" in said[0].text
     assert of(np.full(50, np.nan))[0] == {}
-    assert "(LOO) cannot be had" in of(np.full(50, np.nan))[1][0].text
+    assert "(LOO) cannot be computed" in of(np.full(50, np.nan))[1][0].text
     assert of(np.full(50, 0.1), draws=10) == ({}, [])
     values, said = of(np.array([3.0]), rows=1)  # of one row, whose estimate has no standard error
     assert values["elpd_loo_se"] == 0 and [one.code for one in said] == ["loo_not_reliable"]

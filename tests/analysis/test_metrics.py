@@ -200,7 +200,7 @@ def test_draws_at_which_test_rows_have_no_density_are_the_results_own_fault():
     draws = np.linspace(-1.0, 1.0, 200)
     spoiled = draws.copy()
     spoiled[:3] = 800.0
-    words = "the density of the test data is no number at 3 of 200 draws"
+    words = "the density of the test data is not finite at 3 of 200 draws"
     with pytest.raises(DataError, match=words):
         metrics.test_metrics(result(spoiled), federation, (y,))
     table = pf.compare({"good": result(draws), "bad": result(spoiled)}, federation=federation, test=(y,))

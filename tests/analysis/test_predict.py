@@ -174,7 +174,7 @@ def test_it_agrees_with_pyros_predictive():
 
 
 @pytest.mark.usefixtures("close_figures")
-@pytest.mark.filterwarnings("ignore:the particles are not at rest")  # after a few steps
+@pytest.mark.filterwarnings("ignore:the particles have not converged")  # after a few steps
 @pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping")  # ArviZ's calls of matplotlib
 @pytest.mark.filterwarnings("ignore:num_samples is larger than the number of predictive")  # ArviZ 1.x wants 50
 def test_training_rows_serve_plot_ppc():

@@ -85,7 +85,7 @@ def test_labels_have_the_codes_of_the_fit(fitted, whole, tmp_path):
 def test_a_result_that_does_not_say_its_codes_wants_the_federation(fitted):
     _, idata = fitted
     bare = to_arviz.make_inference_data({"posterior": idata["posterior"]}, {})
-    with pytest.raises(pf.errors.DataError, match=r"does not say which codes .* predict\(idata, fed, \.\.\.\)"):
+    with pytest.raises(pf.errors.DataError, match=r"does not record its codes .* predict\(idata, fed, \.\.\.\)"):
         pf.predict(bare, model, (NEW,))
 
 

@@ -101,7 +101,7 @@ def by_itself(y):
     [
         (improper, "sites a have improper priors"),
         (with_factor, "sites target are pyro.factor"),
-        (of_logarithms, "observations of 'y' are no argument of the model as they are"),
+        (of_logarithms, "observations of 'y' are not an unchanged argument of the model"),
         (by_itself, "uses the observations of 'y' for more than its likelihood"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -102,7 +102,7 @@ def test_right_draws_of_both_parts_are_no_doubt_but_noted():
     idata, said = run(angle(uniform(-math.pi)), rows(3.1), pf.DSVGD())
     assert idata.attrs["doubts"] == ""
     (note,) = said
-    assert "the mean and SD of its values say nothing" in note
+    assert "the mean and SD of its values have no meaning" in note
 
 
 def probability(y):

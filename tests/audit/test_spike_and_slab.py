@@ -83,7 +83,7 @@ def test_exact_draws_are_not_doubted(narrow, mean):
     assert moments_verdict(evidence.by_weights) is not True
 
 
-@pytest.mark.filterwarnings("ignore:a few draws far out make the SD")  # a kurtosis of 30: rightly said
+@pytest.mark.filterwarnings("ignore:a few extreme draws dominate the mean and SD")  # a kurtosis of 30: rightly said
 @pytest.mark.filterwarnings("ignore:means and SDs are within the limits")  # which are the test's
 @pytest.mark.parametrize(("narrow", "mean"), [(0.05, 0.0), (0.01, 0.6)])
 def test_particles_begin_in_the_slab_too(narrow, mean):

@@ -125,7 +125,7 @@ def test_show_prints_the_recipe_and_the_other_defaults(name):
         (["run", "logistic_regression", "fedep", "--set", "client=mcm"], ["--set", "'mcm'", "did you mean 'mcmc'?"]),
         (
             ["run", "logistic_regression", "dsvgd", "--partition", "dirichle:1"],
-            ["partition 'dirichle:1' is not understood"],
+            ["partition 'dirichle:1' cannot be parsed"],
         ),
         (["run", "logistic_regression", "dsvgd", "--clients", "100000"], ["100000"]),
         (["run", "logistic_regression", "dsvgd", "--clients", "0"], ["--clients"]),

@@ -65,4 +65,4 @@ def test_an_authority_that_cannot_be_read_is_said(folder):
 def test_certificates_are_not_written_twice(folder):
     result = call("certificates", folder, "north")
     assert result.exit_code == 2
-    assert "north.key is there already" in result.stderr
+    assert "north.key exists already" in result.stderr

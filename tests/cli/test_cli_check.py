@@ -44,7 +44,7 @@ def test_a_site_sees_lines_and_its_summary_has_none(folder):
         "age: the values are outside the codebook's range because they are 12 times too large (months for years)"
         in said
     )
-    assert "60 lines: 2, 3, 4" in said and "no figure of fewer than 5 rows" in said
+    assert "60 lines: 2, 3, 4" in said and "No figure in it is about fewer than 5 rows" in said
     summary = json.loads((folder / "mine.json").read_text())
     assert summary["findings"] == [
         {"code": "in_another_unit", "figures": {"column": "age", "factor": "12 times too large (months for years)"}}
@@ -99,7 +99,7 @@ def test_figures_as_json(folder):
         (["codebook.toml"], "expected a codebook and a table"),
         (["codebook.toml", "no.csv"], "no.csv cannot be read"),
         (["no.toml", "albany.csv"], "no.toml cannot be read"),
-        (["--compare", "albany.csv", "boston.csv"], "is not such a file as pyro-fed check writes"),
+        (["--compare", "albany.csv", "boston.csv"], "is not a file that pyro-fed check has written"),
         (["codebook.toml", "albany.csv", "--table", "x.md"], "need --compare"),
         (["--compare", "albany.json", "--site", "x"], "without --compare"),
         (["codebook.toml", "albany.csv", "--fewest", "3"], "fewest must be at least the codebook's, 5"),

@@ -61,7 +61,7 @@ def shell(*arguments):
         (["run", "model.py", "recipe.toml", "--seed", "-5"], "-5 is not in the range"),
         (["run", "model.py", "deep.toml"], "nested too deeply"),
         (["run", "model.py", "outside.toml"], "a recipe imports nothing but pyro_fed.infer"),
-        (["run", "model.py", "abstract.toml"], "is what algorithms are derived from"),
+        (["run", "model.py", "abstract.toml"], "is a base class of algorithms"),
         (["run", "model.py", "no_algorithm.toml"], "of Record"),
         (["run", "model.py", "range.toml"], "chain_steps must be a whole number of at least 1"),
         (["run", "model.py", "empty.toml"], "'algorithm' is missing"),

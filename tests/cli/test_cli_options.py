@@ -67,7 +67,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
         (("--executor", "ray:0"), "expected vectorised, vectorized, sequential or ray:N"),
         (("--executor", "ray:²"), "expected vectorised, vectorized, sequential or ray:N"),
         (("--graph", "rnig"), "has no 'rnig'"),
-        (("--graph", "erdos_renyi:often"), "behind the colon stand numbers"),
+        (("--graph", "erdos_renyi:often"), "expected numbers after the colon"),
         (("--resume",), "--resume needs --checkpoint DIR"),
     ],
 )

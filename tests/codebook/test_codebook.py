@@ -142,7 +142,7 @@ def test_decimals_at_one_site_tell_the_unit(tmp_path):
         ('[columns.a]\ntype = "number"\nrange = [2019-01-01, 2020-01-01]', "range must be two numbers"),
         ('[columns.a]\ntype = "date"\nrange = [0, 1]', "range must be two dates, without quotes"),
         ('[columns.a]\ntype = "category"', "at least two levels"),
-        ('[columns.a]\ntype = "category"\nlevels = { m = ["M"], f = ["M"] }', "levels: 'M' is there twice"),
+        ('[columns.a]\ntype = "category"\nlevels = { m = ["M"], f = ["M"] }', "levels: 'M' occurs twice"),
         ('[columns.a]\ntype = "number"\nlevels = ["a", "b"]', "levels is for categories only, and the type is number"),
         ('[columns.a]\ntype = "date"\nafter = "b"', "after = 'b' is not another date column"),
         ('fewest = 1\n[columns.a]\ntype = "number"', "fewest must be at least 2, received 1"),

@@ -114,8 +114,8 @@ CALLS = {
         "9 of 12 rows belong to no",
     ),
     "a dtype of numpy": (lambda: made(dtype=np.float64), "pass torch.float64"),
-    "without a list": (lambda: made().without(["0"]), "names of clients one by one"),
-    "without a number": (lambda: made().without(0), "as texts, such as without"),
+    "without a list": (lambda: made().without(["0"]), "names of clients as separate texts"),
+    "without a number": (lambda: made().without(0), "as separate texts, such as without"),
     "an empty folder": (
         lambda: pf.run(pf.FedEP(), made(), checkpoint="", **QUIET),
         "checkpoint must be a folder's path",
@@ -206,7 +206,7 @@ def test_an_error_of_a_users_progress_is_told():
 
     with pytest.raises(ZeroDivisionError, match="no rounds") as caught:
         pf.run(pf.FedAvg(chain_steps=1), made(), **{**QUIET, "progress": tell})
-    assert "given as progress= raised this when told: FedAvg: " in caught.value.__notes__[0]
+    assert "given as progress= raised this error at: FedAvg: " in caught.value.__notes__[0]
 
 
 def test_clients_that_no_round_has_reached_are_named():

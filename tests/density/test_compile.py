@@ -31,7 +31,7 @@ def run(algorithm, federation, rounds=4, **options):
         for short in (
             "the KDE of bandwidth",
             "PaperDSVGD as published",
-            "the particles are not at rest",
+            "the particles have not converged",
             "2 of 3 clients",
         ):
             warnings.filterwarnings("ignore", message=short)

@@ -170,8 +170,8 @@ def test_no_rule_is_advised_where_none_is_accurate():
 
     problem = pf.Federation(model, (hierarchies.Y,), plate="group", num_clients=2).problem
     (note,) = integral_findings(problem, torch.linspace(-1, 1, 16).double().unsqueeze(-1))
-    assert "miss modes: given the rest 9 of 9 rows" in note.text
-    assert "and so they do from other places. Integrate these latents out by hand" in note.text
+    assert "miss modes: given the other latents, 9 of 9 rows" in note.text
+    assert "and other starting points do not find it. Integrate these latents out by hand" in note.text
 
 
 def test_places_are_advised_for_a_spike_on_top_of_a_slab_and_they_suffice():

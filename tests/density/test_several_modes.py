@@ -128,7 +128,7 @@ def test_modes_that_are_missed_are_told_with_places_that_find_them():
     theta = torch.linspace(-1, 1.4, 16).double().unsqueeze(-1)
     (note,) = integral_findings(federation("square", starts=()).problem, theta)
     assert note.code == "integrals_miss_modes"
-    assert "miss modes: given the rest 6 of 6 rows" in note.text
+    assert "miss modes: given the other latents, 6 of 6 rows" in note.text
     assert "more than 2.5% of their mass" in note.text
     setting = note.text.partition("quadrature=pf.")[2]
     rule = eval(setting, {"Quadrature": pf.Quadrature})

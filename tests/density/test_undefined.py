@@ -206,7 +206,7 @@ def test_the_model_s_own_error_is_left_as_it_is():
     fed = federated(model, x, y)
     with pytest.raises(pf.errors.ModelError, match="x is negative in a table") as caught:
         fed.with_args((-x, y))
-    assert "It is so in" not in str(caught.value)
+    assert "This is so in" not in str(caught.value)
 
 
 def test_rows_without_a_density_are_told_both_cures():

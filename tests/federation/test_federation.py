@@ -78,7 +78,7 @@ def test_a_row_count_given_as_a_number_is_summed_over_the_clients():
     assert_same(pooled, apart)
 
 
-@pytest.mark.filterwarnings("ignore:the particles are not at rest:UserWarning")  # one round
+@pytest.mark.filterwarnings("ignore:the particles have not converged:UserWarning")  # one round
 def test_names_of_clients_reach_tables_and_messages():
     clients = {"north": (X[:6], Y[:6]), "south": (X[6:], Y[6:])}
     fed = pf.Federation.from_clients(linear, clients, plate="data")

@@ -106,7 +106,7 @@ def test_the_federation_of_the_others():
             assert torch.equal(mine, theirs)
     with pytest.raises(DataError, match=r"no clients \['z'\]"):
         fed.without("z")
-    with pytest.raises(DataError, match="nobody would be left"):
+    with pytest.raises(DataError, match="no client would be left"):
         fed.without("b", "c")
     assert unequal_lines().without("1").client_names == ["0", "2"]
     assert unequal_lines().problem.model is line

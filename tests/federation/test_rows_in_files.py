@@ -195,7 +195,7 @@ def test_repeated_rows_and_far_values_among_many_are_found(rows):
     x = np.random.default_rng(1).standard_normal((4000, DIM)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.float32)
     x[100:800], y[100:800] = x[1000:1700], y[1000:1700]
-    with pytest.warns(UserWarning, match="are there more than once"):
+    with pytest.warns(UserWarning, match="occur more than once"):
         pf.Federation.from_clients(model, [(x[:2000], y[:2000]), (x[2000:], y[2000:])], plate="data")
     x = np.random.default_rng(1).standard_normal((4000, DIM)).astype(np.float32)
     x[[7, 3999], 1] = -999
@@ -228,10 +228,10 @@ def test_a_dataset_and_a_parquet_file_are_the_rows_that_they_hold(tmp_path, rows
 def test_items_of_another_kind_and_names_that_are_no_file_s_are_refused(tmp_path):
     with pytest.raises(pf.errors.DataError, match="int64 numbers, and a later one float64"):
         pf.partition.rows_on_disk([1, 0.5, 2], tmp_path)
-    with pytest.raises(pf.errors.DataError, match=r"no file can be called '\.\./x'"):
+    with pytest.raises(pf.errors.DataError, match=r"no file can have the name '\.\./x'"):
         pf.partition.rows_on_disk([{"../x": 1.0}], tmp_path)
     parquet.write_table(table({"mg/dl": [1.0], "x": [2.0], "kind": ["a"]}), tmp_path / "t.parquet")
-    with pytest.raises(pf.errors.DataError, match="no file can be called 'mg/dl'"):
+    with pytest.raises(pf.errors.DataError, match="no file can have the name 'mg/dl'"):
         pf.partition.rows_on_disk(tmp_path / "t.parquet", tmp_path)
     assert pf.partition.rows_on_disk(tmp_path / "t.parquet", tmp_path, {"a": "mg/dl"})["a"].tolist() == [1.0]
 

@@ -92,9 +92,9 @@ def test_the_same_rows_in_another_order_or_dtype_are_the_same(result, fed):
 def test_compare_says_that_a_result_is_of_other_data(result, fed):
     other = pf.run(pf.FedEP(), pf.Federation(model, (FRAME, -Y), plate="data", num_clients=3), **QUIET)
     table = pf.compare({"a": result, "b": other}, "a", federation=fed)
-    assert "of other data" not in table["warnings"]["a"]
+    assert "from other data" not in table["warnings"]["a"]
     for what in ("the reference", "the federation"):
-        assert f"it is of other data than {what}: 'y' has other values" in table["warnings"]["b"]
+        assert f"it was computed from other data than {what}: 'y' has other values" in table["warnings"]["b"]
 
 
 def test_the_same_index_in_another_order_is_refused():

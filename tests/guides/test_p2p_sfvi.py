@@ -36,6 +36,7 @@ def federation(sizes):
     return pf.Federation(lines, (X, Y), plate="data", partition=parts, dtype=F64)
 
 
+@pytest.mark.filterwarnings("ignore:not converged after")  # six steps are few
 @pytest.mark.parametrize(
     ("guide", "bound", "graph"),
     [

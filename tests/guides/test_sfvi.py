@@ -1,6 +1,7 @@
 """SFVI: its gradients and its runs are those of Pyro's SVI on the pooled data, for guides of every kind."""
 
 import dataclasses
+import json
 import math
 
 import hierarchies
@@ -27,6 +28,8 @@ from pyro_fed.infer.variational import guide_ascent, sfvi
 F64 = torch.float64
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "compile": "off"}
 positive = dist.constraints.positive
+#: Runs of a few steps, which have not converged and say so.
+of_few_steps = pytest.mark.filterwarnings("ignore:not converged after")
 
 
 def number(value):
@@ -130,6 +133,7 @@ class Seeded(OneByOne):
         return {**shared, "seed": torch.tensor(11)}, local
 
 
+@of_few_steps
 @pytest.mark.parametrize("guide", [AutoMultivariateNormal, AutoIAFNormal, dependent])
 def test_at_the_same_random_numbers_a_run_ends_where_pyros_svi_on_the_pooled_data_ends(guide, federation):
     """With Adam and rates by torch's own, and the mean of the parameters over the second half of the steps."""
@@ -183,7 +187,44 @@ def test_steps_towards_exact_surrogates_are_those_of_rounds(guide):
         expected = by_rounds.refine(problem, by_rounds.combine(expected, messages, weights))
     found, _ = ahead.init(problem, 3, torch.Generator().manual_seed(1), None)
     for name in set(found) - {"points", "delta"}:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+def test_the_drift_is_the_distance_of_the_guides_at_the_halves_of_the_average():
+    """Of parameters that rise by the same in each step: the mean by 0.01, the logarithm of the SD by 0.002."""
+
+    def normals(x, y):
+        loc = pyro.param("loc", torch.zeros(2, dtype=F64))
+        sd = pyro.param("sd", torch.ones(2, dtype=F64), constraint=positive)
+        pyro.sample("w", dist.Normal(loc, sd).to_event(1))
+
+    fed = pf.Federation(lines, (X, Y), plate="data", num_clients=3, dtype=F64)
+    algorithm = sfvi.SFVI(guide=normals, num_steps=100, surrogates=None)
+    fit, _ = algorithm.first_states(fed.problem, 3, torch.Generator().manual_seed(1))
+    steps = torch.tensor([0.01, 0.01, 0.002, 0.002], dtype=F64)
+    average, drifts = guide_ascent.Average.at(fit.params), []
+    for step in range(1, 121):
+        now = fit._replace(params=step * steps, step=torch.tensor(step))
+        average = algorithm.averaged(fed.problem, average, now)
+        drifts.append(average.drift)
+    assert not torch.stack(drifts[:99]).isfinite().any()
+    torch.testing.assert_close(average.average, (51 + 120) / 2 * steps)
+    for end, middles in ((100, (63, 88)), (120, (63, 98))):
+        sds = [math.exp(0.002 * middle) for middle in middles]
+        expected = 0.01 * (middles[1] - middles[0]) / math.sqrt((sds[0] ** 2 + sds[1] ** 2) / 2)
+        noise = float(drifts[end - 1][0]) / expected - 1
+        assert abs(noise) < 0.1  # of 400 draws' own means, whose SDs differ, and of their SDs
+        torch.testing.assert_close(float(drifts[end - 1][1]), 0.002 * (middles[1] - middles[0]))
+
+
+def test_a_guide_that_still_moves_is_named():
+    fed = pf.Federation(lines, (X, Y), plate="data", num_clients=3, dtype=F64)
+    algorithm = pf.infer.SFVI(num_steps=40, step_size=0.02, surrogates=None)
+    with pytest.warns(UserWarning, match=r"not converged after 40 steps: .* by \d.* SDs in a mean"):
+        idata = pf.run(algorithm, fed, **QUIET)
+    (found,) = json.loads(idata.attrs["findings"])
+    assert (found["code"], found["topic"]) == ("guide_still_moves", "convergence")
+    assert found["figures"]["sds"] == float(idata["federation"]["mean_drift"][-1]) > 0.25
 
 
 @pytest.mark.parametrize("guide", [AutoMultivariateNormal, AutoIAFNormal])
@@ -273,6 +314,7 @@ def test_the_users_guide_and_param_store_are_as_before(federation):
         assert torch.equal(value, before[name]), name
 
 
+@of_few_steps
 def test_clients_with_equal_rows_find_the_same_by_several_local_steps():
     """A tenth of the rounds. The steps' random numbers leave 0.04 SD of either."""
     parts = pf.partition.Explicit([list(range(23)), list(range(23, 46))])
@@ -297,6 +339,7 @@ def test_a_map_guide_gives_a_point(federation):
         assert float(slope.abs().max()) < 0.3
 
 
+@of_few_steps
 def test_one_faulty_client_is_held_within_the_cohort():
     """Its rows are 30 further up, which moves s from 0.7 to 6 where all count."""
     generator = torch.Generator().manual_seed(3)

@@ -176,7 +176,7 @@ def test_given_are_the_settings_that_were_written():
 
 
 def test_importance_weights_are_refused_with_the_reason(fed):
-    with pytest.raises(pf.errors.SettingError, match="FedAIS cannot weigh draws of 1,060 parameters"):
+    with pytest.raises(pf.errors.SettingError, match="FedAIS cannot weight draws of 1,060 parameters"):
         as_run(pf.FedAIS(), fed.problem)
 
 
@@ -591,7 +591,7 @@ def with_noise(x, y):
 @pytest.mark.parametrize(("growth", "said"), [(0.02, 1), (-0.02, 1), (0.005, 0)])
 def test_sds_that_still_change_are_said_to(fed, growth, said):
     notes = pf.infer.tilted.IVON().findings(SimpleNamespace(figures=[{"sd_growth": growth}] * 3), fed.problem)
-    assert sum("not settled" in note.text for note in notes) == said
+    assert sum("has not converged" in note.text for note in notes) == said
 
 
 @pytest.mark.parametrize(("growth", "rounds", "said"), [(1.03, 100, 1), (1.0, 100, 0), (0.95, 100, 0), (1.03, 30, 0)])

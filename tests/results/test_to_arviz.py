@@ -26,7 +26,7 @@ az, xr = late("arviz"), late("xarray")
 
 #: Runs of a round or two: what they say of it is not what these tests are about.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:the particles are not at rest", "ignore:PaperDSVGD as published", "ignore:.* clients never had a turn"
+    "ignore:the particles have not converged", "ignore:PaperDSVGD as published", "ignore:.* clients never had a turn"
 )
 
 SVGD = pf.papers.PaperSVGD(num_particles=30, local_steps=3)

@@ -128,7 +128,7 @@ def test_steps_of_a_private_run_do_not_follow_the_noise():
     """Acceleration would take a part of each round's noise that depends on the noise."""
     idata = private(pf.FedEP(start="prior"), num_rounds=3)
     assert "'memory': 0" in idata.attrs["settings"]
-    with pytest.raises(pf.errors.SettingError, match="an optimiser takes a part of each round's noise"):
+    with pytest.raises(pf.errors.SettingError, match="with an optimiser, the share of each round's noise"):
         private(pf.FedEP(start="prior", damping=0.1, optimisers=pf.infer.Optimisers(server="adam")))
 
 
@@ -183,7 +183,7 @@ def test_a_point_says_how_large_its_noise_is():
     idata = private(pf.FedAvg(step_size=0.05), norm=1.0, noise_multiplier=0.1)
     assert idata.posterior.sizes["draw"] == 1
     assert idata.attrs["noise"] == pytest.approx(6**0.5 * 0.1 / CLIENTS, rel=0.5)
-    assert "the result no spread that could hold it" in idata.attrs["doubts"]
+    assert "the result has no spread that could include it" in idata.attrs["doubts"]
 
 
 def test_a_model_that_indexes_its_own_data_reports_no_deterministic_site():

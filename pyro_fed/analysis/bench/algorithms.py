@@ -129,7 +129,7 @@ def load_adapter(path: Path) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise AdapterError(f"adapter {path}: expected a Python file, but there is none that can be imported")
+        raise AdapterError(f"adapter {path}: expected a Python file that can be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

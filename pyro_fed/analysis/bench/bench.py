@@ -108,7 +108,7 @@ def run_benchmark(
     splits = {name: [Split.parse(text) for text in partitions or _splits(name, quick)] for name in chosen}
     limit = limit or (QUICK_CPU_LIMIT_SECONDS if quick else CPU_LIMIT_SECONDS)
     store, code = Store(folder, any_version), code_version()
-    left_out = [f"{name}: its data are not here" for name in missing_cases(posteriordb)] if not quick else []
+    left_out = [f"{name}: its data are not available" for name in missing_cases(posteriordb)] if not quick else []
     left_out += [f"{name}: does not split by rows, {why}" for name, why in NO_ROWS.items()] if not quick else []
     cells: list[tuple[Cell, Algorithm]] = []
     for name in chosen:

@@ -230,7 +230,7 @@ class Store:
         return self.read(cell, limit) or (usable[-1] if usable else None)
 
     def take(self, table: Path) -> None:
-        """Add the cells that a JSON file lists, if it exists. Cells that have a file here are left as they are."""
+        """Add the cells that a JSON file lists, if it exists. Cells that have a file here do not change."""
         if not table.is_file():
             return
         try:

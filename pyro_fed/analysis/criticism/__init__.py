@@ -1,4 +1,4 @@
-"""Where a model does not fit, and which client made the answer what it is: computed where the data lie."""
+"""Checks of the model, and of the influence of each client, computed where the data are."""
 
 from pyro_fed.conventions.doors import door
 

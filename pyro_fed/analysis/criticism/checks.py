@@ -79,8 +79,8 @@ def check_clients(
         )
     if not federation.holds_data:
         raise SettingError(
-            "check_clients draws replications of the rows at the clients, but this federation's rows are elsewhere: "
-            "call it with a federation that was made with data"
+            "check_clients draws replications of the rows at the clients, but this federation does not hold the "
+            "rows: pass a federation that was made with data"
         )
     count = idata["posterior"].sizes["chain"] * idata["posterior"].sizes["draw"]
     shape = (federation.num_clients, len(named))

@@ -104,10 +104,10 @@ def federation_to_ask(what: str, idata: InferenceData, federation: Federation | 
     """The federation whose clients `what` asks about a result without sites; SettingError if there is none."""
     if federation is not None and federation.holds_data:
         return federation
-    received = "no federation" if federation is None else "a federation whose rows are elsewhere"
+    received = "no federation" if federation is None else "a federation that does not hold the rows"
     raise SettingError(
         f"{what}: this result, of {idata.attrs.get('algorithm', 'something else')}, has no Gaussian sites of its "
-        f"clients, so that the clients must be asked, but {what} received {received}; pass the federation that holds "
+        f"clients, so the clients must be asked, but {what} received {received}; pass the federation that holds "
         f"the rows, {what}(idata, fed)"
     )
 

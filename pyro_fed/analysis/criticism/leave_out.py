@@ -105,8 +105,8 @@ def leave_one_client_out(
     require_result("leave_one_client_out", idata, federation)
     if not federation.holds_data:
         raise SettingError(
-            "leave_one_client_out asks the clients for their log-likelihoods, but this federation's rows are "
-            "elsewhere: call it with a federation that was made with data"
+            "leave_one_client_out asks the clients for their log-likelihoods, but this federation does not hold the "
+            "rows: pass a federation that was made with data"
         )
     if num_draws < MIN_WEIGHTED_DRAWS:
         raise SettingError(
@@ -114,7 +114,8 @@ def leave_one_client_out(
         )
     if federation.num_clients < 2:
         raise DataError(
-            "leave_one_client_out needs at least two clients, received 1: without it nobody is left to predict its rows"
+            "leave_one_client_out needs at least two clients, received 1: without it no client is left to predict "
+            "its rows"
         )
     with threads(1), torch.no_grad():
         study = _Study.of(idata, federation, num_draws, seed)
@@ -155,7 +156,7 @@ class _Study:
         return (
             (self.full_evidence.value, self.full_evidence.error)
             if self.full_evidence.pareto_k <= LARGEST_PARETO_K
-            else self._annealed(None)[:2]
+            else self._annealed_evidence(None)[:2]
         )
 
     def evidence(self, without: int | None) -> Evidence:
@@ -179,7 +180,7 @@ class _Study:
             "by": "weights",
         }
         if float(str(found["pareto_k"])) > LARGEST_PARETO_K:
-            found |= self._refitted(k) if refit else {"by": "unreliable"}
+            found |= self._refit(k) if refit else {"by": "unreliable"}
         return found
 
     def _difference_error(self, k: int, whole: Evidence, others: Evidence) -> float:
@@ -198,16 +199,16 @@ class _Study:
         pointwise = torch.cat([problem.pointwise_log_lik(piece, rows) for piece in pieces]).double()
         return float(torch.logsumexp(pointwise + weights.log().unsqueeze(1), 0).sum())
 
-    def _refitted(self, k: int) -> dict[str, float | int | str]:
+    def _refit(self, k: int) -> dict[str, float | int | str]:
         """A client's figures by a refit without it; log Z of all clients is by a refit too if its weights need it."""
-        total, (value, error, points) = self.whole_refitted, self._annealed(k)
+        total, (value, error, points) = self.whole_refitted, self._annealed_evidence(k)
         if not math.isfinite(value + total[0] + math.hypot(total[1], error)):
             return {"by": "unreliable"}
         even = torch.full((len(points),), 1 / len(points), dtype=torch.float64)
         by_rows = self._by_rows(k, points, even)
         return {"elpd": total[0] - value, "se": math.hypot(total[1], error), "elpd_rows": by_rows, "by": "refit"}
 
-    def _annealed(self, without: int | None) -> tuple[float, float, Tensor]:
+    def _annealed_evidence(self, without: int | None) -> tuple[float, float, Tensor]:
         """FedAIS's log Z and error (NaN if the run stopped) and draws (S, D), of all clients or all but one."""
         fed = self.federation if without is None else others_of(self.federation, without)
         options: dict[str, Any] = dict.fromkeys(("progress", "audit", "log_likelihood", "collect_local"), False)

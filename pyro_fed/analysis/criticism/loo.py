@@ -91,8 +91,8 @@ class Pointwise(OneRound):
         if not np.isfinite(log_lik).all():
             raise DataError(
                 f"the log-likelihood is not finite for {int((~np.isfinite(log_lik)).any(0).sum())} of "
-                f"{log_lik.shape[1]} rows of a client, at some of the draws; the weights of a left-out row need finite "
-                "values: check the rows against the model, and that the result is of a run on this model"
+                f"{log_lik.shape[1]} rows of a client, at some of the draws; the weights of a left-out row need "
+                "finite values: check that the rows fit the model, and that the result is of a run on this model"
             )
         smoothed, k = leave_out_weights(log_lik, float(shared["efficiency"][client]))
         loo = _log_sum(smoothed + log_lik)
@@ -286,8 +286,8 @@ class _Answers:
         """Ask the clients by one round of messages; errors as for `loo`."""
         if pointwise and not federation.holds_data:
             raise SettingError(
-                "pointwise=True puts the rows' numbers into the original row order, which only a federation that "
-                "holds the rows knows, and this one does not: leave pointwise out"
+                "pointwise=True gives one number for each row in the original order, which only a federation that "
+                "holds the rows knows; this one does not: leave pointwise out"
             )
         local = set(federation.problem.layout.local)
         if local and local <= set(idata["posterior"].data_vars):

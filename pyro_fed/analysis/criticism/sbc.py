@@ -166,13 +166,13 @@ def _from_prior(federation: Federation) -> Simulated:
     problem = federation.problem
     if problem.layout.improper:
         raise DataError(
-            f"sbc: the sites {listed(sorted(problem.layout.improper))} have improper priors, which nothing can be "
-            "drawn from: give proper ones"
+            f"sbc: the sites {listed(sorted(problem.layout.improper))} have improper priors, from which nothing can "
+            "be drawn: give proper ones"
         )
     if problem.layout.factors:
         raise DataError(
-            f"sbc: the sites {listed(sorted(problem.layout.factors))} are pyro.factor, numbers that no data can be "
-            "drawn from: write them as distributions, or pass simulate="
+            f"sbc: the sites {listed(sorted(problem.layout.factors))} are pyro.factor, numbers from which no data "
+            "can be drawn: write them as distributions, or pass simulate="
         )
 
     def data(seed: int) -> tuple[dict[str, np.ndarray], Federation]:
@@ -192,7 +192,7 @@ def _from_prior(federation: Federation) -> Simulated:
         if not np.array_equal(taken[name], value) or not group_of(again, "prior_predictive")[name].equals(new[name]):
             raise DataError(
                 f"sbc: the model uses the observations of '{name}' for more than its likelihood, such as a covariate, "
-                "a count or a mask, so that simulated ones cannot take their place: pass simulate="
+                "a count or a mask, so simulated ones cannot replace them: pass simulate="
             )
     return data
 
@@ -209,8 +209,8 @@ def _places(arguments: Arguments, observed: Mapping[Any, xr.DataArray]) -> dict[
         ]
         if not found[str(name)]:
             raise DataError(
-                f"sbc: the observations of '{name}' are no argument of the model as they are, so that simulated ones "
-                "cannot take their place: pass the values that it observes, complete, or pass simulate="
+                f"sbc: the observations of '{name}' are not an unchanged argument of the model, so simulated ones "
+                "cannot replace them: pass the observed values as an argument, complete, or pass simulate="
             )
     return found
 

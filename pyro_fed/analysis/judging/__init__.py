@@ -1,4 +1,4 @@
-"""How good a result is: distances, scores, calibration, predictions, and reasons to doubt it."""
+"""Measures of a result: distances, scores, calibration, predictions, and reasons for doubt."""
 
 from pyro_fed.conventions.doors import door
 

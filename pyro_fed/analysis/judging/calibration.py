@@ -100,7 +100,9 @@ def calibration_table(result: InferenceData, name: str | None = None) -> pd.Data
         )
     clients = found["client"].values.tolist()
     if OVERALL in clients:
-        raise DataError(f"calibration_table: a client is called {OVERALL!r}, as all clients together are: rename it")
+        raise DataError(
+            f"calibration_table: a client is called {OVERALL!r}, which is the name of all clients together: rename it"
+        )
     rows = found["rows"].values
     sums = {
         "predicted": np.nan_to_num(found["estimand"].mean(("chain", "draw")).values) * rows,
@@ -110,8 +112,8 @@ def calibration_table(result: InferenceData, name: str | None = None) -> pd.Data
     impossible = [clients[k] for k in ((ones < 0) | (ones > rows)).any(1).nonzero()[0]]
     if impossible:
         raise DataError(
-            "calibration_table: expected a share of ones between 0 and 1 in each bin, received another from clients "
-            f"{impossible}: leave these out, or ask them anew"
+            "calibration_table: expected a share of ones between 0 and 1 in each bin, received other values from "
+            f"clients {impossible}: leave these out, or ask them again"
         )
     counts = np.vstack([rows, rows.sum(0)])
     totals = {key: np.vstack([value, value.sum(0)]) for key, value in sums.items()}

@@ -342,8 +342,8 @@ def check_inputs(
         raise SettingError(f"compare: expected federation to be a pf.Federation, received {_kind(federation)}")
     if federation is not None and not federation.holds_data:
         raise SettingError(
-            "compare computes densities on all rows, but this federation's rows are elsewhere, at the clients: leave "
-            "federation out, or pass one that was made with data"
+            "compare computes densities on all rows, but this federation does not hold them: leave federation out, "
+            "or pass one that was made with data"
         )
     if test is not None and federation is None:
         raise SettingError("test data need the federation, which holds the model: compare(..., federation=fed)")
@@ -357,7 +357,7 @@ def check_inputs(
 def _shapes(name: str, idata: Any) -> dict[str, tuple[int, ...]]:
     """Shapes of a result's variables, without chains and draws."""
     if isinstance(idata, StoppedError):
-        none = "" if idata.result is not None else ". Here it is None, as the run had no state yet: leave it out"
+        none = "" if idata.result is not None else ". Here it is None, since the run had no state yet: leave it out"
         raise SettingError(
             f"result {name!r} is a {_kind(idata)}: pass its `.result`, which holds the last good state{none}"
         )
@@ -365,13 +365,13 @@ def _shapes(name: str, idata: Any) -> dict[str, tuple[int, ...]]:
         raise SettingError(f"result {name!r} is no InferenceData, as pf.run returns it, but {_kind(idata)}")
     if "posterior" not in idata:
         raise DataError(
-            f"result {name!r} has no group 'posterior', so that there is nothing to compare: pass a result of pf.run, "
+            f"result {name!r} has no group 'posterior', so there is nothing to compare: pass a result of pf.run, "
             "or of another library with its draws"
         )
     posterior = idata["posterior"]
     if not len(posterior.data_vars):
         raise DataError(
-            f"the posterior of result {name!r} has no variables, so that there is nothing to compare: leave it out"
+            f"the posterior of result {name!r} has no variables, so there is nothing to compare: leave it out"
         )
     shapes = {}
     for variable, values in posterior.data_vars.items():

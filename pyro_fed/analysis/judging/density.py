@@ -98,7 +98,7 @@ def _outside_support_sentence(draws: Draws, dtype: torch.dtype) -> str:
     where = draws.labels[int(lost.any(0).argmax())]
     return (
         f"{lost.any(1).sum()} of {len(lost)} draws lie outside the support of '{where}', or on its edge in "
-        f"{str(dtype).removeprefix('torch.')}, so that KSD and the prior's count cannot be told"
+        f"{str(dtype).removeprefix('torch.')}, so KSD and the prior's count cannot be computed"
     )
 
 

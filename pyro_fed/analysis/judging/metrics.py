@@ -297,7 +297,7 @@ def loo(idata: InferenceData) -> tuple[dict[str, float], list[Finding]]:
             )
         ]
     if np.ptp(total, axis=0).max() == 0:
-        return {}, []  # a single point, repeated: nothing can be left out
+        return {}, []  # a single point, repeated: no row can be left out
     smoothed, k = leave_out_weights(total)
     bad = k > LARGEST_PARETO_K
     without = np.logaddexp.reduce(total + smoothed, 0)

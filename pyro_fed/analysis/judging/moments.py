@@ -166,7 +166,7 @@ def reference_doubts(idata: InferenceData, draws: Draws) -> list[Finding]:
     if effective[least] < needed:
         found.append(
             f"its draws are worth only {effective[least]:.0f} independent ones in '{draws.labels[least]}', so that "
-            f"its own mean is known to {effective[least] ** -0.5:.2g} SDs (at least {needed:.0f} tell a mean that is "
+            f"its own mean is known to {effective[least] ** -0.5:.2g} SDs (at least {needed:.0f} detect a mean that is "
             f"{MATTERS} SDs off)"
         )
     diverged = int(idata["sample_stats"]["diverging"].sum()) if _has(idata, "sample_stats", "diverging") else 0

@@ -206,7 +206,7 @@ def plot_consensus(
     group = idata["federation"]
     if "belief_mean" not in group:
         raise SettingError(
-            "plot_consensus needs each agent's beliefs after each round, which this run has not kept: run a "
+            "plot_consensus needs each agent's beliefs after each round, which this run did not record: run a "
             "peer-to-peer algorithm with trace=True, as in pf.P2PVI(trace=True)"
         )
     if not 0 <= parameter < group.sizes["parameter"]:

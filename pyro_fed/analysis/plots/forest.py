@@ -185,7 +185,7 @@ def plot_client_forest(
 
 
 def most_disputed(found: xr.Dataset, most: int) -> list[str]:
-    """The parameters on which clients alone are farthest from all together, in their own SDs, in the model's order."""
+    """The parameters on which single clients differ most from all together, in their own SDs, in the model's order."""
     far = np.abs(found["mean"].values - found["all_mean"].values) / found["sd"].values
     order = np.argsort(-np.where(np.isfinite(far), far, 0.0).max(0), kind="stable")
     return [str(found["parameter"].values[i]) for i in sorted(order[:most])]

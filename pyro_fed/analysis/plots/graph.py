@@ -53,7 +53,7 @@ def plot_graph(
     """
     if graph.num_agents > MAX_AGENTS:
         raise SettingError(
-            f"plot_graph draws at most {MAX_AGENTS} agents, which can still be told apart, received a graph of "
+            f"plot_graph draws at most {MAX_AGENTS} agents, which can still be distinguished, received a graph of "
             f"{graph.num_agents}"
         )
     labels = dict(zip(names or {}, short_names((names or {}).values()), strict=True))

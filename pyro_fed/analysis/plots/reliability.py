@@ -115,7 +115,7 @@ def plot_calibration(table: pd.DataFrame, *, ax: Axes | None = None, figsize: tu
     needed = ["client", "predicted", "observed", "lower", "upper"]
     if missing := [name for name in needed if name not in table]:
         raise SettingError(
-            f"plot_calibration takes a table of pf.metrics.calibration_table, and this one lacks {missing}"
+            f"plot_calibration takes a table of pf.metrics.calibration_table, but this one lacks {missing}"
         )
     panel = new_axes(ax, figsize)
     panel.plot([0, 1], [0, 1], color=REFERENCE_LINE, linewidth=1, linestyle="--", zorder=1)

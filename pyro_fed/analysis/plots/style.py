@@ -33,9 +33,10 @@ DARK = {
     REFERENCE: "#343b46", REFERENCE_LINE: "#9aa4b2", INK: "#e6e9ee", SOFT: "#a5aebb", GRID: "#2b3038",
 }  # fmt: skip
 
-#: An axis reaches to the largest of its values that is at most so many times the middle one; others stand at its edge.
+#: An axis reaches to the largest value that is at most this many times the median; larger ones are drawn at its edge.
 AXIS_REACH = 6.0
-#: So many marks can be told apart: dots of rounds on a line, numbers in a graph's nodes, bars of clients.
+#: Largest number of marks that can be distinguished: dots of rounds on a line, numbers in a graph's nodes, bars of
+#: clients.
 MAX_MARKS = 40
 #: Draws of a path or of a scatter, evenly spaced: more would hide each other, and make a large file.
 PLOTTED_DRAWS = 300

@@ -1,4 +1,4 @@
-"""What a model predicts for rows that it has not seen: predictive draws, of known groups and of new ones."""
+"""Predictions for new rows: predictive draws, for known groups and for new ones."""
 
 from pyro_fed.conventions.doors import door
 

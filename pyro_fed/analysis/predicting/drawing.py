@@ -90,8 +90,8 @@ class ModelRun:
             raise DataError(
                 "the model has no observed site on these arguments: there is nothing to predict"
                 + (
-                    f". Its likelihood is pyro.factor('{factors[0]}', ...), a number that nothing can be drawn from: "
-                    "write it as a distribution, pyro.sample(..., obs=y)"
+                    f". Its likelihood is pyro.factor('{factors[0]}', ...), a number from which nothing can be "
+                    "drawn: write it as a distribution, pyro.sample(..., obs=y)"
                     if factors
                     else ""
                 )

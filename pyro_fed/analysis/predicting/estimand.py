@@ -189,7 +189,7 @@ def combined(
     else:
         keys = [key for key in question.groups if key in keys]
     if not keys:
-        raise DataError("estimand: no client has a group that is large enough to leave it")
+        raise DataError("estimand: no client has a group that is large enough to leave the client")
     if question.by == PREDICTED:
         data = _by_client(found, posterior, list(question.groups or ()))
         return make_inference_data({"posterior": data.assign_attrs(attrs)}, attrs)

@@ -125,7 +125,8 @@ def _groups_by_size(plate: Plate, labels: list[Any]) -> Groups:
         return _all_fitted_groups(plate, labels)
     warn_user(
         f"plate '{plate.name}' has {plate.size} elements in the new data and had {len(labels)} when the model was "
-        f"fitted: they are taken for new ones, whose effects are drawn from the population. If some were fitted, pass "
+        "fitted: they are taken for new elements, whose effects are drawn from the population. If some were fitted, "
+        "pass "
         f"a label for each, groups=[{labels[0]!r}, None, ...] (None: a new one); otherwise say groups={NEW!r}"
     )
     return _new_groups(plate)

@@ -99,7 +99,7 @@ def encode_arguments(
     unknown = sorted(set(arguments.labels) - set(known))
     if fitted is None and unknown:
         raise DataError(
-            f"argument '{unknown[0]}' is text or a category, and this result does not say which codes it had when the "
+            f"argument '{unknown[0]}' is text or a category, and this result does not record its codes from when the "
             "model was fitted: pass the federation in place of the model, predict(idata, fed, ...), or the codes"
         )
     return arguments, groups

@@ -75,6 +75,6 @@ def answers(
     if len(found.get(counted, ())) < federation.num_clients:
         raise QuorumError(
             f"{len(found.get(counted, ()))} of {federation.num_clients} clients answered, but sums over all rows need "
-            "every client: call it again when all can be reached"
+            "every client: ask again when all can be reached"
         )
     return found

@@ -158,7 +158,7 @@ def _predicted(
     if not new_rows and (missing := sorted(hidden - set(posterior.data_vars))):
         raise DataError(
             f"the latents inside the plate, sites {missing}, were not collected, and the training rows, from which "
-            "they could be drawn, are not here: run with collect_local=True, or pass args for new rows"
+            "they could be drawn, are not available: run with collect_local=True, or pass args for new rows"
         )
     args, kwargs = given_arguments(model, args, kwargs)
     function = model.problem.model if isinstance(model, Federation) else model
@@ -183,7 +183,7 @@ def _predicted(
         if labels is None:
             raise
     if labels is not None and (made is None or _plate_size(made[2], hidden, plate) != len(labels)):
-        # The new data may have those groups alone that have rows there: the size of the model's plate says so.
+        # The new data may have only the groups with rows there: the size of the model's plate shows that.
         arguments, labels = encode_arguments(model, function, args, kwargs, idata, present_alone=True)
         made = run_on(arguments)
     run, values, first = cast(tuple[ModelRun, dict[str, Tensor], dict[str, Any]], made)
@@ -255,16 +255,16 @@ def _fitted_groups(
     if not frames:
         if asked:
             raise SettingError(
-                f"predict: received groups={groups!r}, but no latent of this model is inside the partitioned plate, so "
-                "that there are no groups: leave groups out"
+                f"predict: received groups={groups!r}, but no latent of this model is inside the partitioned plate, "
+                "so there are no groups: leave groups out"
             )
         return None
     lacking = sorted(name for name in frames if name not in posterior or plate not in posterior[name].dims)
     if lacking:
         if asked:
             raise DataError(
-                f"the posterior has no values of {lacking}, latents inside plate '{plate}', so that known groups "
-                "cannot be predicted: run with collect_local=True, or pass the federation in place of the model (at a "
+                f"the posterior has no values of {lacking}, latents inside plate '{plate}', so known groups cannot "
+                "be predicted: run with collect_local=True, or pass the federation in place of the model (at a "
                 "client, a federation of its own rows)"
             )
         return None
@@ -341,7 +341,7 @@ def prior_predict(federation: Federation, *, num_draws: int = 1000, seed: int = 
     factors = [name for name, site in trace.nodes.items() if isinstance(site.get("fn"), Unit)]
     if factors:
         raise DataError(
-            f"prior_predict: the sites {listed(factors)} are pyro.factor, numbers that nothing can be drawn from: "
+            f"prior_predict: the sites {listed(factors)} are pyro.factor, numbers from which nothing can be drawn: "
             "write them as distributions, pyro.sample(...)"
         )
     drawn = draw(run, {"": torch.arange(num_draws)}, seeding.torch_generator(seed, seeding.DRAWS))

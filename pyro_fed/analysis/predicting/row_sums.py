@@ -328,7 +328,7 @@ def _observed(problem: Problem, site: str | None) -> str:
     if site is None and len(known) == 1:
         return known[0]
     if site is None:
-        raise SettingError(f"estimand: the model observes {listed(known) or 'no distribution'}: say which by site=")
+        raise SettingError(f"estimand: the model observes {listed(known) or 'no distribution'}: name one by site=")
     if site not in known:
         raise SettingError(f"estimand: the model does not observe {site!r}; {closest(site, known)}")
     return site
@@ -340,10 +340,10 @@ def _with_values(arguments: Arguments, setting: Mapping[str, Any]) -> Arguments:
     for name, value in setting.items():
         at, labels = arguments.names.index(name), arguments.labels.get(name)
         if labels is None and isinstance(value, str):
-            raise SettingError(f"estimand: do sets {name!r}, which is no column of text, to {value!r}")
+            raise SettingError(f"estimand: do sets {name!r}, which is not a column of text, to {value!r}")
         if labels is not None:
             if value not in labels:
-                raise SettingError(f"estimand: do sets {name!r} to {value!r}, which is none of {listed(labels)}")
+                raise SettingError(f"estimand: do sets {name!r} to {value!r}, which is not one of {listed(labels)}")
             value = labels.index(value)
         leaves[at] = torch.full_like(leaves[at], value)
     return replace(arguments, leaves=tuple(leaves))
@@ -414,14 +414,15 @@ def _row_values(question: Question, arguments: Arguments, found: ClientRun, kept
     if values.dim() != 2:
         what = f"the mean of '{question.site}'" if question.of_rows is None else "f"
         raise DataError(
-            f"estimand: {what} must be one number a row, (n,), received {tuple(values.shape[1:])}: return one number, "
+            f"estimand: {what} must be one number for each row, (n,), received {tuple(values.shape[1:])}: return one "
+            "number, "
             "such as the probability of one category"
         )
     if kept is not None:
         if len(kept) != values.shape[1]:
             raise DataError(
                 f"estimand: f returns {values.shape[1]} numbers, and '{question.site}' has {len(kept)} rows: return "
-                "one a row"
+                "one for each row"
             )
         values = values[:, kept]
     if not bool(values.isfinite().all()):
@@ -459,8 +460,8 @@ def _observed_ones(question: Question, found: ClientRun) -> tuple[Tensor, Tensor
     given = given if kept is None else given[kept]
     if given.dim() != 1 or not bool(((given == 0) | (given == 1)).all()):
         raise DataError(
-            f"estimand: by={PREDICTED!r} compares means with what is observed of '{question.site}', which must be 0 or "
-            "1, one a row"
+            f"estimand: by={PREDICTED!r} compares means with what is observed of '{question.site}', which must be 0 "
+            "or 1, one for each row"
         )
     return given == 1, torch.ones(len(given), dtype=torch.bool) if kept is None else kept
 
@@ -468,7 +469,7 @@ def _observed_ones(question: Question, found: ClientRun) -> tuple[Tensor, Tensor
 def _groups_of_rows(
     question: Question, problem: Problem, name: str, found: ClientRun, values: Tensor, kept: Tensor | None
 ) -> list[Any]:
-    """The group of each of a client's rows that are kept, with f (S, n), by their own values, or by the mean of f."""
+    """The group of each of a client's rows in use, with f (S, n): by their values, or by the mean of f."""
     size, ends = values.shape[1], question.groups
     if question.by == PREDICTED and ends is not None:
         places = torch.searchsorted(torch.tensor(ends, dtype=torch.float64), values.double().mean(0))
@@ -480,7 +481,7 @@ def _groups_of_rows(
     if kept is not None and len(codes) == len(kept):
         codes = codes[kept]
     if codes.dim() != 1 or (codes.is_floating_point() and bool((codes != codes.round()).any())):
-        raise SettingError(f"estimand: by={question.by!r} must be labels or whole numbers, one a row")
+        raise SettingError(f"estimand: by={question.by!r} must be labels or whole numbers, one for each row")
     if len(codes) != size:
         raise DataError(
             f"estimand: {question.by!r} has {len(codes)} rows at a client, and there are {size} numbers to average: "

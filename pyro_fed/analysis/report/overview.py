@@ -13,10 +13,11 @@ import click
 import numpy as np
 
 from pyro_fed.analysis.judging.draws import Draws
-from pyro_fed.analysis.numbers import MAX_PARAMETERS, percent, readable_bytes, readable_seconds
+from pyro_fed.analysis.numbers import percent, readable_bytes, readable_seconds
 from pyro_fed.codes.finding import texts
 from pyro_fed.conventions import html
 from pyro_fed.conventions.calls import Checked
+from pyro_fed.conventions.html import MAX_SHOWN_ROWS
 from pyro_fed.ops.arviz_versions import summary
 from pyro_fed.results.inference_data import InferenceData, flag, recorded_findings
 
@@ -90,7 +91,7 @@ def doubts_block(idata: InferenceData) -> str:
     return "\n".join([heading("Doubts"), *(f"  {line}" for line in doubt_sentences(idata) or [none])])
 
 
-def posterior_table(idata: InferenceData, max_rows: int = MAX_PARAMETERS) -> str:
+def posterior_table(idata: InferenceData, max_rows: int = MAX_SHOWN_ROWS) -> str:
     """The first rows of `posterior_frame` as a block."""
     table = posterior_frame(idata)
     text = table.head(max_rows).to_string(float_format=lambda number: f"{number:.3g}")

@@ -1,4 +1,4 @@
-"""Agents without a server: processes with rows of their own that talk to their neighbours alone, over TLS.
+"""Agents without a server: processes with their own rows that talk only to their neighbours, over TLS.
 
     peers              the file that all agents share: who they are, where they are, and the graph; waiting times
     certificates       an authority and the agents' certificates, for a rehearsal

@@ -190,7 +190,7 @@ def run_agent(agent: Agent) -> InferenceData:
             _agree(links)
             federation = _agent_federation(own, links)
             found = _run_rounds(agent, algorithm, federation, links, rounds)
-            _take_leave(links, Farewell(links.wire.run, "its rounds are over", done=True))
+            _take_leave(links, Farewell(links.wire.run, "it has finished its rounds", done=True))
             return found
         except Exception as error:  # not KeyboardInterrupt: neighbours wait for an agent that is interrupted
             _take_leave(links, _farewell(links, error))
@@ -382,7 +382,7 @@ def _run_rounds(
         fewest = 1 if agent.gate is None else agent.gate.policy.min_cell
         for number, name in enumerate(agent.permitted_questions):
             found = with_answer(found, federation, AskedAgents(links, number), agent.module, name, fewest)
-        with suppress(ProtocolError, Unwelcome):  # whatever a neighbour says now, the result stands
+        with suppress(ProtocolError, Unwelcome):  # a neighbour's message can no longer change the result
             _leave(links)
         return found
     except StoppedError as error:

@@ -37,7 +37,7 @@ class AgentFederation(ClaimedFederation):
         if bool((counts < 1).any()) or bool((counts > MAX_ROWS).any()):
             worst = int(((counts < 1) | (counts > MAX_ROWS)).nonzero()[0])
             raise ProtocolError(
-                f"agent {names[worst]} says it has {int(counts[worst])} rows, expected 1 to {MAX_ROWS}: look at the "
+                f"agent {names[worst]} says it has {int(counts[worst])} rows, expected 1 to {MAX_ROWS}: check the "
                 "rows that it was given"
             )
         vars(self).update(vars(own.with_problem(own.problem)))

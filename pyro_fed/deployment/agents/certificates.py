@@ -95,10 +95,11 @@ class Identity:
             certified = verified_key(parts[1], name, parts[2])
         except ValueError as error:
             raise SettingError(
-                f"{where}: {name}.crt does not hold against {AUTHORITY}.crt: {error}. Ask its issuer for one that does"
+                f"{where}: {name}.crt cannot be verified against {AUTHORITY}.crt: {error}. Ask its issuer for one "
+                "that can"
             ) from error
         if certified != public:
-            raise SettingError(f"{where}: {name}.crt is of another key than {name}.key")
+            raise SettingError(f"{where}: {name}.crt belongs to another key than {name}.key")
         return cls(name, *parts)
 
 
@@ -123,7 +124,7 @@ def verified_key(pem: bytes, name: str, authority: bytes) -> PublicKey:
     try:
         PolicyBuilder().store(Store(roots)).build_server_verifier(x509.DNSName(name)).verify(chain[0], chain[1:])
     except VerificationError as error:
-        raise ValueError(f"the certificate is not the authority's: {error}") from error
+        raise ValueError(f"the certificate was not issued by the authority: {error}") from error
     key = chain[0].public_key()
     if not isinstance(key, PublicKey):
         raise ValueError(f"the certificate's key is a {type(key).__name__}, expected one on an elliptic curve, or RSA")
@@ -144,7 +145,7 @@ def _check_dates(certificates: Sequence[x509.Certificate], where: str) -> None:
     now, first = datetime.datetime.now(datetime.UTC), certificates[0]
     if not any(one.not_valid_before_utc <= now <= one.not_valid_after_utc for one in certificates):
         raise SettingError(
-            f"{where} is valid from {first.not_valid_before_utc} until {first.not_valid_after_utc}, and now it is "
+            f"{where} is valid from {first.not_valid_before_utc} until {first.not_valid_after_utc}, and the time is "
             f"{now}: ask its issuer for a new one. A new authority has to sign new certificates for all agents"
         )
 
@@ -176,7 +177,7 @@ def write_certificates(folder: Path, names: Sequence[str], days: int = 30) -> li
     files = [folder / f"{name}.{kind}" for name in names for kind in ("key", "crt")]
     taken = [path for path in files if os.path.lexists(path)]
     if taken:
-        raise SettingError(f"{taken[0]} is there already: take another folder, or remove it")
+        raise SettingError(f"{taken[0]} exists already: choose another folder, or remove it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
@@ -184,7 +185,7 @@ def write_certificates(folder: Path, names: Sequence[str], days: int = 30) -> li
         if authority.not_valid_after_utc < end.replace(microsecond=0):
             raise SettingError(
                 f"{folder / AUTHORITY}.crt is valid until {authority.not_valid_after_utc}, and certificates of {days} "
-                "days would outlive it: ask for fewer days, or take another folder and give all agents new ones"
+                "days would outlive it: ask for fewer days, or choose another folder and give all agents new ones"
             )
         for name in names:
             own = ec.generate_private_key(ec.SECP256R1())

@@ -29,13 +29,14 @@ from pyro_fed.deployment.agents.outbox import At, DifferError, NoMessage, Outbox
 from pyro_fed.deployment.agents.peers import LinkSettings, Peers
 from pyro_fed.deployment.agents.statements import PROOFS
 from pyro_fed.deployment.agents.wire import Wire, with_step
+from pyro_fed.deployment.limits import MAX_CLIENTS
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
 from pyro_fed.errors import ProtocolError, PyroFedError, QuorumError, listed
 from pyro_fed.runtime.messages import Spec, spec_of
 from pyro_fed.runtime.network import PhaseEnded
 
 #: Beyond the number of any phase and of any consensus step: the phase after the last, and that of the audit before it.
-END_PHASE = 10**6
+END_PHASE = MAX_CLIENTS
 AUDIT_PHASE = END_PHASE - 1
 #: Number of the first step that spreads figures.
 SPREAD = END_PHASE
@@ -216,7 +217,7 @@ class Links:
         if whole and not bool(known.all()):
             missing = listed(self.names[i] for i in (~known).nonzero().flatten().tolist())
             raise QuorumError(
-                f"nothing was heard of agents {missing}, and every agent is needed here. Start them, then this one "
+                f"agents {missing} were not heard, and every agent is needed here. Start them, then this one "
                 "again with resume, or raise patience_all"
             )
         del table["signature"]
@@ -227,7 +228,8 @@ class Links:
         if not answer["known"][neighbour]:
             name = self.names[neighbour]
             raise ProtocolError(
-                f"agent {name}, round {at.round}: it passes on what others say, without its own. Look at what it runs"
+                f"agent {name}, round {at.round}: it passes on the others' statements, without its own. Check what "
+                "it runs"
             )
         entries = within(answer, "of")
         for i in answer["known"].nonzero().flatten().tolist():

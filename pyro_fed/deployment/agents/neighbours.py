@@ -95,7 +95,7 @@ class Neighbours(Network):
         odd = (known & (found["digest"] != digest)).nonzero().flatten().tolist()
         if odd:
             raise ProtocolError(
-                f"agents {listed(self.peers.names[i] for i in odd)} begin at another point than "
+                f"agents {listed(self.peers.names[i] for i in odd)} start from another point than "
                 f"{self.peers.names[self.me]}, though models, settings and seeds agree: a draw from the prior may be "
                 "impossible at somebody's rows. Widen the likelihood's support, or narrow the prior"
             )
@@ -199,7 +199,7 @@ class Neighbours(Network):
         theirs = within(answer, "sum")
         if not all(bool(value.isfinite().all()) for value in theirs.values()):
             raise ProtocolError(
-                f"agent {self.peers.names[neighbour]}, round {self._round}: its sum of the link is not finite. Look at "
+                f"agent {self.peers.names[neighbour]}, round {self._round}: its sum of the link is not finite. See "
                 "its log, and start it again with resume"
             )
         ratio = float(self.centrality[neighbour] / self.centrality[self.me])
@@ -261,7 +261,7 @@ class Neighbours(Network):
                 self.links.failed(j, at, answer, self.needs_all)
             elif not all(bool(value.isfinite().all()) for value in answer.values() if value.is_floating_point()):
                 raise ProtocolError(
-                    f"agent {self.peers.names[j]}, round {at.round}: its message is not finite. Look at its log: its "
+                    f"agent {self.peers.names[j]}, round {at.round}: its message is not finite. See its log: its "
                     "updates may diverge"
                 )
             else:
@@ -324,6 +324,6 @@ class Neighbours(Network):
 
 
 def neighbours_of(links: Links, algorithm: OnGraph, everyone: bool = False) -> Neighbours:
-    """The network of one phase; `everyone` says that a round means nothing if an agent is missing."""
+    """The network of one phase; with `everyone`, a round needs every agent."""
     consensus = algorithm.consensus(links.peers.graph, sleepers=not everyone)
     return Neighbours(links, consensus, algorithm.symmetric, algorithm.coarse)

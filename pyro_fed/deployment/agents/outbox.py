@@ -215,7 +215,7 @@ class Farewell:
 
 
 class DifferError(ProtocolError):
-    """Agents do not run the same; `told`, the text that other agents get, says what differs, without values."""
+    """Agents do not run the same; `told` is the text for other agents: what differs, without values."""
 
     def __init__(self, text: str, told: str) -> None:
         super().__init__(text)

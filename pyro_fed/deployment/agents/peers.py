@@ -80,7 +80,7 @@ def check_names(names: Iterable[str], where: str) -> None:
                 f"{where}: an agent's name has letters, digits and '-' within, 1 to 63 of ASCII, received {name!r:.80}"
             )
         if name.lower() == AUTHORITY:
-            raise SettingError(f"{where}: {name!r} is the name of the authority's files; call the agent otherwise")
+            raise SettingError(f"{where}: {name!r} is the name of the authority's files; give the agent another name")
     if len({name.lower() for name in names}) < len(names):
         raise SettingError(f"{where}: agents' names must differ by more than case, received {listed(names)}")
 
@@ -156,7 +156,9 @@ def load_peers(path: Path) -> Peers:
     content = read_toml(path)
     odd = sorted(set(content) - {"graph", "links", "agents"})
     if odd:
-        raise SettingError(f"{path}: unknown keys {odd}; expected graph or links, and a table [agents.NAME] each")
+        raise SettingError(
+            f"{path}: unknown keys {odd}; expected graph or links, and a table [agents.NAME] for each agent"
+        )
     names, addresses = _agents(content.get("agents"), path)
     return Peers(names, addresses, _graph(content, names, path))
 
@@ -196,7 +198,7 @@ def _graph(content: dict[str, Any], names: tuple[str, ...], path: Path) -> Fixed
         raise SettingError(f'{path}: agents talk over a fixed graph, such as "ring" or links; received {graph!r:.200}')
     if not graph.keeps_centrality:
         raise SettingError(
-            f"{path}: the graph's W is not reversible: if an agent failed, data would not count once any more. Take an "
+            f"{path}: the graph's W is not reversible: if an agent failed, data would no longer count once. Take an "
             "undirected graph with Metropolis weights, which links = [...] has"
         )
     graph.check()

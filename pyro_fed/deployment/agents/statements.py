@@ -58,7 +58,8 @@ class Statements:
         for what, (size, most) in long.items():
             if size > most:
                 raise SettingError(
-                    f"agent {identity.name}'s {what}: {size} bytes, at most {most} travel. Use a certificate of a key "
+                    f"agent {identity.name}'s {what}: {size} bytes, at most {most} can be sent. Use a certificate of "
+                    "a key "
                     "on an elliptic curve, or of an RSA key of at most 4096 bits"
                 )
 
@@ -106,7 +107,7 @@ class Statements:
     def _verify(self, agent: int, at: At, own: State, padded: bytes) -> None:
         key = self._keys.get(agent)
         if key is None:
-            raise ValueError("its certificate is not known")
+            raise ValueError("its certificate is unknown")
         (length,) = _LENGTH.unpack_from(padded)
         signature, data = padded[_LENGTH.size :][:length], _payload(self._run, at, self._names[agent], own)
         if isinstance(key, ec.EllipticCurvePublicKey):

@@ -191,7 +191,7 @@ class Wire:
             if not self._places[caller].acquire(blocking=False):  # one neighbour must not take all threads
                 context.abort(
                     grpc.StatusCode.RESOURCE_EXHAUSTED,
-                    f"{MAX_WAITING_REQUESTS} requests of {self.peers.names[caller]} wait already",
+                    f"{MAX_WAITING_REQUESTS} requests of {self.peers.names[caller]} are waiting already",
                 )
             try:
                 asked = decode(data, REQUESTS[method])
@@ -344,7 +344,7 @@ class Wire:
             return NoMessage(why, int(ended) if ended.isdecimal() and len(ended) < 11 else 0)
         message = decode(data, one.expected, finite=False)
         if message.header != answer(header):
-            raise Unwelcome(f"agent {self.peers.names[neighbour]} answered another question than it was asked")
+            raise Unwelcome(f"agent {self.peers.names[neighbour]} answered another question than the one it was asked")
         return message.tensors
 
     def _judge(self, error: Any, neighbour: int) -> Why | None:

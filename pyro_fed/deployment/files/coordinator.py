@@ -189,7 +189,9 @@ def init_study(
     options |= {"seed": seed, "audit": audit, "compile": compile}
     check_numbers(num_rounds or 1, num_draws or 1, seed, min_clients, len(sites), 1)
     if isinstance(algorithm, Algorithm) and algorithm.pooled:
-        raise SettingError(f"{type(algorithm).__name__} needs all rows in one place, and here they stay at the sites")
+        raise SettingError(
+            f"{type(algorithm).__name__} needs all rows in one place, but in a study they stay at the sites"
+        )
     own = chosen.run_options(len(sites))
     rounds = own.get("num_rounds") if num_rounds is None else num_rounds
     needs = needs_words(algorithm, rounds, len(sites), audit)
@@ -228,7 +230,7 @@ def combine(folder: Path, answers: Sequence[Path] = (), *, go_on: bool = False) 
         if silent:
             if go_on:
                 raise SettingError(
-                    f"without the description of {', '.join(silent)} nobody knows its rows: begin a study without it"
+                    f"without the description of {', '.join(silent)} its rows are unknown: begin a study without it"
                 )
             return Combined(answers_taken, refused, 0, silent, study.ask(0, study.first_letters()))
         study.close(0, study.sites)
@@ -349,7 +351,7 @@ class _Run:
     def result(self, go_on: bool) -> tuple[InferenceData, list[str]]:
         """The result and the warnings about it. What a run had found that ends without one is written to the folder."""
         first = 1  # exchange 0 has the descriptions
-        executor = Files(self.study, first, self._copied(), go_on, self.study.id)
+        executor = Files(self.study, first, self._source_algorithms(), go_on, self.study.id)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
@@ -360,7 +362,7 @@ class _Run:
                 raise
         return found, [str(one.message) for one in caught]
 
-    def _copied(self) -> frozenset[str] | None:
+    def _source_algorithms(self) -> frozenset[str] | None:
         """The algorithms from whose sites' states another starts, as `settings_line`; None is all."""
         if isinstance(self.algorithm, Plan):
             return None

@@ -83,7 +83,7 @@ class Received:
         except InvalidSignature:
             raise ProtocolError(
                 f"{self.name}: the signature is not that of {signer} over this content: the file was changed on its "
-                "way, or another has made it. Ask for it again"
+                "way, or made by someone else. Ask for it again"
             ) from None
 
 
@@ -104,7 +104,9 @@ def read_letter(path: Path, kind: str) -> Received:
 def parse_letter(data: bytes, name: str, kind: str) -> Received:
     """The letter in a file's bytes; `name` is the file's, for errors."""
     if not data.startswith(FIRST):
-        raise ProtocolError(f"{name}: not a file of a study, or of another version: expected {FIRST.decode()!r} first")
+        raise ProtocolError(
+            f"{name}: it is not a file of a study, or it is of another version: expected {FIRST.decode()!r} first"
+        )
     lengths = LENGTHS.match(data, len(FIRST))
     if lengths is None:
         raise ProtocolError(f"{name}: its second line does not say how long header and body are")
@@ -112,7 +114,7 @@ def parse_letter(data: bytes, name: str, kind: str) -> Received:
     start = lengths.end()
     end = start + header_size + 1 + body_size
     if len(data) == end or (len(data) > end and not SIGNATURE.fullmatch(data[end:])):
-        raise ProtocolError(f"{name}: it has no signature: whoever makes a file signs it; it was cut off or changed")
+        raise ProtocolError(f"{name}: it has no signature, which every file of a study has: it was cut off or changed")
     if len(data) < end or header_size > MAX_JSON_BYTES:
         raise ProtocolError(f"{name}: {len(data)} bytes, expected {end + SIGNATURE_BYTES}: it was cut off or changed")
     try:
@@ -172,7 +174,7 @@ def write_whole(path: Path, data: bytes) -> None:
         with replaced_file(path) as file:
             file.write(data)
     except OSError as error:
-        raise CheckpointError(f"{path} could not be written: {error}; make room, and give the command again") from error
+        raise CheckpointError(f"{path} could not be written: {error}; make room, and run the command again") from error
 
 
 def write_json(path: Path, content: object) -> None:

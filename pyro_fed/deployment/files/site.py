@@ -128,7 +128,7 @@ def answer_request(
     place = folder or _default_folder(found)
     mine = SiteFolder.of(place)
     if mine is None:
-        mine = _joined(found, place, data, coordinator, policy, confirm)
+        mine = _new_site_folder(found, place, data, coordinator, policy, confirm)
     _check_study(mine, found)
     lock = Lock(mine.folder)
     try:
@@ -137,10 +137,10 @@ def answer_request(
             before = read_letter(made, ANSWER)
             if before.letter.more.get("request") != found.digest:
                 raise ProtocolError(
-                    f"{found.name}: another request of exchange {letter.exchange} was answered before: two requests "
-                    "of one exchange are no study's. Ask the coordinator"
+                    f"{found.name}: another request of exchange {letter.exchange} was answered before: a study has "
+                    "one request for each exchange. Ask the coordinator"
                 )
-            return _copied(made, out or request.parent)
+            return _copy_answer(made, out or request.parent)
         if letter.exchange <= mine.answered:
             raise ProtocolError(
                 f"{found.name}: exchange {letter.exchange} is over: this site has answered exchange {mine.answered}. "
@@ -149,7 +149,7 @@ def answer_request(
         if (answer := _answer(mine, found, data, confirm)) is None:
             raise SettingError(f"{found.name}: not answered; nothing has left")
         write_whole(made, answer)
-        return _copied(made, out or request.parent)
+        return _copy_answer(made, out or request.parent)
     finally:
         lock.release()
 
@@ -162,13 +162,13 @@ def _default_folder(found: Received) -> Path:
     here = [path for path in begun if (one := SiteFolder.of(path)) and one.content.get("study") == found.letter.study]
     if len(here) != 1:
         raise SettingError(
-            f"{found.name}: this site's folder of study {found.letter.study} is not in the present folder: pass "
+            f"{found.name}: this site's folder of study {found.letter.study} is not in the current folder: pass "
             "--folder, the folder of its first answer"
         )
     return here[0]
 
 
-def _joined(
+def _new_site_folder(
     found: Received,
     folder: Path,
     data: Path | None,
@@ -180,7 +180,7 @@ def _joined(
     letter = found.letter
     if letter.exchange:
         raise SettingError(
-            f"{folder}: this site's folder of the study is not there, and exchange {letter.exchange} needs it: pass "
+            f"{folder}: this site's folder of the study does not exist, and exchange {letter.exchange} needs it: pass "
             "--folder, the folder of its first answer"
         )
     if data is None:
@@ -190,12 +190,12 @@ def _joined(
     told = fingerprint_of(key)
     if coordinator is not None and coordinator != told:
         raise ProtocolError(
-            f"{found.name}: signed by the key {told}, and the coordinator's is {coordinator}: do not answer it"
+            f"{found.name}: signed by the key {told}, but the coordinator's is {coordinator}: do not answer it"
         )
     if coordinator is None and confirm is None:
         raise SettingError(
-            f"{found.name}: signed by the key {told}. Compare it with what the coordinator reads out, and pass "
-            "--coordinator with it: the file has code that this command runs"
+            f"{found.name}: signed by the key {told}. Compare it with what the coordinator reads out, and pass it as "
+            "--coordinator: the file has code that this command runs"
         )
     for part in (folder, folder / STATES, folder / ANSWERS):
         part.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -219,11 +219,13 @@ def _check_study(mine: SiteFolder, found: Received) -> None:
     letter, own = found.letter, mine.content
     if letter.study != own["study"]:
         raise ProtocolError(
-            f"{found.name}: it is of study {letter.study}, and {mine.folder} is of study {own['study']}: pass another "
+            f"{found.name}: it is of study {letter.study}, but {mine.folder} is of study {own['study']}: pass another "
             "--folder"
         )
     if letter.site != own["site"]:
-        raise ProtocolError(f"{found.name}: it is for site {letter.site}, and here is {own['site']}: tell the sender")
+        raise ProtocolError(
+            f"{found.name}: it is for site {letter.site}, but this site is {own['site']}: tell the sender"
+        )
     found.verify(own["coordinator"], "the coordinator")
 
 
@@ -277,7 +279,7 @@ def _done(mine: SiteFolder, site: Site, found: Received, before: KeptState | Non
     return done
 
 
-def _copied(made: Path, folder: Path) -> Path:
+def _copy_answer(made: Path, folder: Path) -> Path:
     """A copy of an answer where the person looks for it."""
     path = folder / made.name
     write_whole(path, made.read_bytes())

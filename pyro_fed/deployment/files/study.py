@@ -86,7 +86,7 @@ class Study:
     def opened(cls, folder: Path) -> Iterator[Study]:
         """A study's folder, of the present versions, which no other command may change meanwhile."""
         if not (folder / STUDY).exists():
-            raise SettingError(f"{folder / STUDY}: there is no study here; pyro-fed study init makes one")
+            raise SettingError(f"{folder / STUDY}: there is no study here; pyro-fed study init begins one")
         study = cls(folder, read_json(folder / STUDY))
         if study.content["versions"] != versions():
             begun, here = (
@@ -94,8 +94,8 @@ class Study:
                 for found in (study.content["versions"], versions())
             )
             raise SettingError(
-                f"{folder} was begun with {begun}, and here is {here}: the run is repeated to the last bit. Install "
-                "the versions of the study"
+                f"{folder} was begun with {begun}, but {here} is installed, and the run must be repeated to the last "
+                "bit. Install the versions of the study"
             )
         lock = Lock(folder)
         try:
@@ -229,8 +229,8 @@ class Study:
         if again != before:
             odd = sorted(site for site in {**again, **before} if again.get(site) != before.get(site))
             raise CheckpointError(
-                f"{self.folder}: the run, repeated, asks {', '.join(odd)} something else in exchange {number} than it "
-                "has asked before: a file of the study was changed, or another machine computes other last bits. "
+                f"{self.folder}: the run, repeated, asks {', '.join(odd)} another question in exchange {number} than "
+                "before: a file of the study was changed, or another machine computes other last bits. "
                 "Combine on the machine on which the study was begun, with the files as they were"
             )
 
@@ -242,13 +242,15 @@ class Study:
         if letter.study != self.id:
             raise ProtocolError(f"{where}: it is of study {letter.study}, this is {self.content['name']}, {self.id}")
         if letter.site not in self.sites:
-            raise ProtocolError(f"{where}: {letter.site} is no site of this study, which are {', '.join(self.sites)}")
+            raise ProtocolError(
+                f"{where}: {letter.site} is not a site of this study; its sites are {', '.join(self.sites)}"
+            )
         key = self._key_for(found)
         found.verify(key, letter.site)
         present, number = self.present, letter.exchange
         asked = self.request_hashes(number)
         if number > present or not asked:
-            raise ProtocolError(f"{where}: {letter.site} answers exchange {number}, which was not asked yet")
+            raise ProtocolError(f"{where}: {letter.site} answers exchange {number}, which has not been asked yet")
         if text_in(letter.more, "request", where) != asked.get(letter.site):
             raise ProtocolError(
                 f"{where}: {letter.site} answers another request than that of exchange {number}: send it "
@@ -336,13 +338,15 @@ def make_study(
 ) -> Study:
     """Make a study's folder with a new key, all at once."""
     if folder.exists():
-        raise SettingError(f"{folder} is there already: choose another folder, or remove it")
+        raise SettingError(f"{folder} exists already: choose another folder, or remove it")
     if len(sites) < 1 or len(set(sites)) < len(sites):
         raise SettingError(f"--sites must be different names, such as north,south, received {', '.join(sites)!r}")
     for site in sites:
         check_client_id(site)
         if "/" in site or " " in site:
-            raise SettingError(f"--sites: a site's name becomes that of files: no blanks, received {site!r}")
+            raise SettingError(
+                f"--sites: a site's name is part of file names and must have no blanks, received {site!r}"
+            )
     making = folder.with_name(f"{folder.name}.writing")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True, mode=0o700)

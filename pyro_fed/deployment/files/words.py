@@ -92,9 +92,9 @@ def _tensor_words(name: str, value: Tensor) -> str:
 def needs_words(algorithm: Algorithm | Plan, num_rounds: int | None, num_sites: int, audit: bool) -> str:
     """How many exchanges a recipe needs, as far as it says so itself, before anything is known of the rows."""
     if isinstance(algorithm, Plan):
-        return _sentence("those of its stages, which the first `combine` says", audit)
+        return _sentence("those of its stages, which the first `combine` prints", audit)
     rounds = algorithm.default_rounds(num_sites) if num_rounds is None else num_rounds
-    start = "those of another algorithm from which it starts, if the model asks for one"
+    start = "those of another algorithm from which it starts, if the model needs one"
     return _sentence(f"{_of(algorithm, rounds)}, besides {start}", audit)
 
 

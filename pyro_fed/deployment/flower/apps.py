@@ -66,8 +66,8 @@ def simulated_rows(model: ModuleType, node_config: Mapping[str, Any], partition:
     """
     if not hasattr(model, "load_data"):
         raise ModelError(
-            "the model's file has no load_data() whose rows could be dealt out: read this client's own in load_rows, "
-            "in client_app.py"
+            "the model's file has no load_data() whose rows could be split: read this client's own rows in "
+            "load_rows, in client_app.py"
         )
     missing = [name for name in ("partition-id", "num-partitions") if name not in node_config]
     if missing:
@@ -173,8 +173,8 @@ def write_app(folder: Path, model: str, chosen: str, clients: int) -> Path:
     checked = recipe.load(chosen)
     if issubclass(checked.algorithm, Algorithm) and checked.algorithm.pooled:
         raise SettingError(
-            f"recipe '{checked.name}': {checked.algorithm.__name__} needs all rows in one place, which Flower does not "
-            "bring: take another one, such as fedep"
+            f"recipe '{checked.name}': {checked.algorithm.__name__} needs all rows in one place, but with Flower "
+            "they stay at the clients: use another one, such as fedep"
         )
     package = _package(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -202,14 +202,17 @@ def _package(folder: Path) -> str:
     """The name of the app's package, which is the folder's."""
     package = folder.resolve().name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", package):
-        raise SettingError(f"the app is named like its folder: small letters, digits, '-'; received {folder.name!r}")
+        raise SettingError(
+            "the app gets the name of its folder: expected lower-case letters, digits and '-', received "
+            f"{folder.name!r}"
+        )
     if keyword.iskeyword(package) or keyword.issoftkeyword(package):
         raise SettingError(
-            f"the app is named like its folder, and {package!r} is a word of Python: choose another name"
+            f"the app gets the name of its folder, and {package!r} is a keyword of Python: choose another name"
         )
     if package in OWN or package in sys.stdlib_module_names or _is_installed(package, folder):
         raise SettingError(
-            f"the app is named like its folder, and there is a package {package!r} already, which it would hide: "
+            f"the app gets the name of its folder, and there is a package {package!r} already, which it would hide: "
             f"choose another name, such as {package.replace('_', '-')}-app"
         )
     return package

@@ -103,13 +103,15 @@ class Leaving:
             return reply
         except (Exception, SystemExit) as error:
             reason = reason_of(error, client_name(context), gate is not None and gate.policy.error_text)
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, _noted(gate, reason)), reply_to=message)
+            return Message(
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, _record_failure(gate, reason)), reply_to=message
+            )
 
     def _tell(self, gate: Gate | None, context: Context) -> None:
         """Log once in each process which rules are in force."""
         if not self._told:
             self._told = True
-            none = f"Client {client_name(context)} has no policy: all that the run asks for may leave"
+            none = f"Client {client_name(context)} has no policy: everything that the run asks for may leave"
             LOG.info(none if gate is None else gate.in_words())
 
     def _outgoing(self, message: Message, context: Context, reply: Message, asked: bytes, before: str) -> Outgoing:
@@ -136,7 +138,7 @@ def state_hash(context: Context) -> str:
     return "" if kept is None else hashlib.sha256(kept["data"]).hexdigest()
 
 
-def _noted(gate: Gate | None, reason: str) -> str:
+def _record_failure(gate: Gate | None, reason: str) -> str:
     """The reason of an error, after the ledger has a line on it; the error leaves even if the ledger is not whole."""
     if gate is None:
         return reason

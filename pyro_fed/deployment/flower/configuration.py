@@ -69,7 +69,7 @@ SECURE = "secure-aggregation"
 LOO = "loo"
 #: Arguments of `run` that a deployment sets itself, or that need rows at the server; with the reason.
 NOT_TAKEN: Mapping[str, str] = {
-    "algorithm": "the recipe says it",
+    "algorithm": "the recipe sets it",
     "federation": "the clients that have joined make it",
     "executor": "the clients' nodes do the work",
     "log_likelihood": "it needs the rows, which stay at the clients",
@@ -207,7 +207,7 @@ def _spec(key: str, value: Any) -> str | dict[str, Any]:
         try:
             value = tomllib.loads(f"value = {value}")["value"]
         except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise SettingError(f"{WHERE}: {key} = {value!r:.200} is no table of TOML: {error}") from error
+            raise SettingError(f"{WHERE}: {key} = {value!r:.200} is not a table of TOML: {error}") from error
     if not isinstance(value, str | dict):
         raise _wrong_type(key, "a name or a table", value)
     return value

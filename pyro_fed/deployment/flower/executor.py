@@ -24,7 +24,7 @@ from pyro_fed.runtime.messages import Header, Mailbox
 
 #: Why a client whose state is lost takes no part.
 NOWHERE = (
-    "has lost its state, since its node was started anew, and the server has no copy: it takes part again in the next "
+    "has lost its state because its node was restarted, and the server has no copy: it takes part again in the next "
     "phase, if there is one. A run with checkpoint= keeps copies"
 )
 
@@ -146,7 +146,7 @@ class Flower(RemoteClients):
             few = f"is one of {len(nodes)}: a sum of fewer than {MIN_SUMMED_CLIENTS} hides nobody"
             return answers | dict.fromkeys(nodes, few)
         if any(one.work is None or one.indicator not in (None, LOG_LIK) for one in requests.values()):
-            single = "says nothing but what is in a sum, as the run has secure aggregation"
+            single = "can only be heard in a sum, since the run uses secure aggregation"
             return answers | dict.fromkeys(nodes, single)
         contents = {client: self._content(client, requests[client]) for client in nodes}
         first = requests[next(iter(nodes))]
@@ -157,9 +157,7 @@ class Flower(RemoteClients):
         self.mailbox.close()
         if self.algorithm.needs_all and first.indicator is None and len(found.clients) < len(requests):
             missing = [self.roll.names[client] for client in requests if client not in found.clients]
-            lacking = (
-                f"is in a sum that lacks {', '.join(missing)}, without which {type(self.algorithm).__name__} cannot do"
-            )
+            lacking = f"is in a sum without {', '.join(missing)}, which {type(self.algorithm).__name__} needs"
             return answers | dict.fromkeys(found.clients, lacking) | found.failures
         return answers | found.failures | self._stand_ins(first, found)
 

@@ -92,7 +92,7 @@ class Post:
 
 #: Why there is no reply.
 GONE = "is not connected: its node is down, or cannot reach the server"
-ANEW = "was started anew while it worked"
+ANEW = "was restarted while it worked"
 
 
 LOG = logging.getLogger("flwr")
@@ -161,23 +161,23 @@ class Roll:
         objection = found if isinstance(found, str) else self._objection(found, online)
         if isinstance(found, str) or objection:
             self.strangers.add(node)
-            LOG.warning("Node %d is not taken in: %s", node, objection)
+            LOG.warning("Node %d is not accepted: %s", node, objection)
             return None
         client = self.names.index(found.name)
-        LOG.info("Client %s is here, at node %d", found.name, node)
+        LOG.info("Client %s has joined, at node %d", found.name, node)
         self.nodes[client] = node
         return client
 
     def _objection(self, found: Description, online: Collection[int]) -> str:
         if found.name not in self.names:
-            return f"client {found.name} is none of this run's, which are {', '.join(self.names)}"
+            return f"client {found.name} is not a client of this run; its clients are {', '.join(self.names)}"
         number = self.names.index(found.name)
         if self.nodes[number] in online:
-            return f"client {found.name} is here already, at node {self.nodes[number]}: two nodes have one name"
+            return f"client {found.name} has already joined, at node {self.nodes[number]}: two nodes have the same name"
         mine = self.clients[number]
         for what, value in asdict(mine).items():
             if getattr(found, what) != value:
-                return f"client {found.name} has come back with another {what}: {getattr(found, what)}, it was {value}"
+                return f"client {found.name} has rejoined with another {what}: {getattr(found, what)}, it was {value}"
         return ""
 
 
@@ -193,7 +193,7 @@ def wait_for_clients(
         nodes = _nodes(post, num_clients, wait)
         answers = node_descriptions(post, nodes, timeout)
         if silent := [(node, answer) for node, answer in answers.items() if isinstance(answer, str)]:
-            raise QuorumError(f"node {silent[0][0]} {silent[0][1]}; stop it, or give it more time (timeout)")
+            raise QuorumError(f"node {silent[0][0]} {silent[0][1]}; stop it, or raise timeout")
         pairs = [(node, answer) for node, answer in answers.items() if isinstance(answer, Description)]
         pairs.sort(key=lambda pair: (len(pair[1].name), pair[1].name))
         return Roll([client for _, client in pairs], [node for node, _ in pairs])
@@ -215,7 +215,7 @@ def wait_for_clients(
                 return known
             raise QuorumError(
                 f"{here} of the {len(known.nodes)} clients of the run that is resumed have joined within {wait:g} s: "
-                "start the others, or let it go on without them, by min-clients"
+                "start the others, or set min-clients to continue without them"
             )
         time.sleep(MAX_POLL_SECONDS)
 

@@ -103,7 +103,7 @@ def _other_flower(function: Any, name: str) -> SettingError:
 
     return SettingError(
         f"secure aggregation: {function.__module__}.{function.__qualname__} of Flower {__version__} does not use "
-        f"{name}, in whose place stronger masks are put, and its own may have a seed of 32 bits: install Flower 1.41"
+        f"{name}, which pyro_fed replaces by stronger masks; its own may have a seed of 32 bits. Install Flower 1.41"
     )
 
 

@@ -268,8 +268,8 @@ def maskable_numbers(numbers: Tensor, context: Context) -> RecordDict:
     asked, threshold = int(state["sample_num"]), int(state["threshold"])
     if asked < MIN_SUMMED_CLIENTS or 2 * threshold <= asked:
         raise ProtocolError(
-            f"the server asks for a sum of {asked} clients of whom {threshold} must stay: it would hide too little; "
-            f"expected at least {MIN_SUMMED_CLIENTS}, of whom more than half must stay"
+            f"the server asks for a sum of {asked} clients of whom {threshold} must stay: the sum would hide too "
+            f"little; expected at least {MIN_SUMMED_CLIENTS}, of whom more than half must stay"
         )
     largest = float(numbers.abs().max()) if len(numbers) else 0.0
     if not largest < limit:
@@ -287,13 +287,13 @@ def check_secure(chain: Sequence[Algorithm]) -> None:
     for part in chain:
         if not part.additive:
             raise SettingError(
-                f"{type(part).__name__}: its server looks at messages one by one, and secure aggregation brings sums "
-                "alone: use FedSEP, FedLaplace, FedAIS(surrogates='laplace'), FedHMC(surrogates='laplace'), "
+                f"{type(part).__name__}: its server needs single messages, and secure aggregation gives it only "
+                "sums: use FedSEP, FedLaplace, FedAIS(surrogates='laplace'), FedHMC(surrogates='laplace'), "
                 "SFVI(surrogates='laplace'), SummedLangevin or FedAvg"
             )
     for part in chain[:-1]:
         if isinstance(part, SiteKeeping):
             raise SettingError(
                 f"{type(chain[-1]).__name__} starts from what {type(part).__name__}'s clients keep, and secure "
-                "aggregation brings sums alone: start from FedLaplace or the prior"
+                "aggregation gives only sums: start from FedLaplace or the prior"
             )

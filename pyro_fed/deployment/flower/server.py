@@ -77,7 +77,7 @@ def server_app(
                 kept = out.with_name(out.stem + STOPPED)
                 with kept_elsewhere(kept) as place:
                     error.result.to_netcdf(str(place))
-                LOG.error("The run was stopped; what it had found until then is in %s", kept)
+                LOG.error("The run was stopped; its result so far is in %s", kept)
             raise
         with kept_elsewhere(out) as place:
             result.to_netcdf(str(place))

@@ -67,8 +67,8 @@ class Site(RemoteSite):
         """The answer to an order of the server; a `summed` one is masked, so that the server only learns the sum."""
         if self.secure and not summed:
             raise Refusal(
-                "this client takes part in secure aggregation alone (client_app(secure=True)), and the server asks for "
-                "its own message: give the server secure-aggregation"
+                "this client takes part only in secure aggregation (client_app(secure=True)), but the server asks "
+                "for its own message: set secure-aggregation at the server"
             )
         with as_refusals():
             record, encoded = record_of(content, SETTINGS), bytes_of(content)
@@ -78,9 +78,9 @@ class Site(RemoteSite):
         if done is None:
             return RecordDict({SETTINGS: ConfigRecord({LOST: True})})
         context.state[KEPT] = ConfigRecord(asdict(done.kept))
-        return self._masked(done, context) if summed else pack(ConfigRecord({}), done.header, done.tensors)
+        return self._reply_to_mask(done, context) if summed else pack(ConfigRecord({}), done.header, done.tensors)
 
-    def _masked(self, done: Done, context: Context) -> RecordDict:
+    def _reply_to_mask(self, done: Done, context: Context) -> RecordDict:
         """A reply as numbers that Flower's secure aggregation masks."""
         share = min(1.0, done.num_rows / done.order.width)
         self.unmasked = flat(done.found.messages, share) if isinstance(done.found, Reply) else flat(done.found)

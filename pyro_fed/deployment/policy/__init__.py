@@ -1,4 +1,4 @@
-"""The site's policy: what may leave a site, in the hospital's hands, enforced by the site's own process.
+"""The site's policy: rules on what may leave a site, set by the hospital and enforced by the site's own process.
 
     rules      the policy of the file `policy.toml`, the kinds of messages, and the largest share of one row
     gate       the place that every message passes before it is sent, and the ledger with a line for each

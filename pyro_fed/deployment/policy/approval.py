@@ -135,18 +135,18 @@ def check_approved(folder: Path, model: str | Path, policy: Policy, asked: Calla
         if approved.digest != digest:
             raise ValueError("its hash is not that of its facts")
         if hashlib.sha256(copied_model(folder).read_bytes()).hexdigest() != approved.model:
-            raise ValueError("its copy of the model is another one")
+            raise ValueError("its copy of the model differs")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise _changed(error) from error
+        raise _changed_error(error) from error
     request = Request.of(model, (), policy)
     _refuse(request.differences(approved))
     _refuse(replace(request, recipes=tuple(asked())).differences(approved))
     try:
         copies = tuple(map(recipe_facts, copied_recipes(folder)))
     except SettingError as error:
-        raise _changed(error) from error
+        raise _changed_error(error) from error
     if replace(approved, recipes=copies).digest != digest:
-        raise _changed("its copies of the recipes are others")
+        raise _changed_error("its copies of the recipes differ")
     return digest
 
 
@@ -164,13 +164,15 @@ def approved_gate(policy_file: str | Path, site: str, model: str | Path, asked: 
     return Gate(site, policy, folder=folder, approval=digest)
 
 
-def _changed(reason: object) -> PolicyError:
+def _changed_error(reason: object) -> PolicyError:
     return PolicyError(f"the site's approval is not as it was written ({reason!s:.200}): approve again", "approval")
 
 
 def _refuse(different: Sequence[tuple[str, str, str]]) -> None:
     if different:
-        texts = [f"{name} (approved {_shown(was)}, asked {_shown(now)})" for name, was, now in different]
+        texts = [
+            f"{name} (approved {_shortened_value(was)}, asked {_shortened_value(now)})" for name, was, now in different
+        ]
         raise PolicyError(
             f"the site has not approved this run, which differs in {listed(texts)}: run what it has approved, or ask "
             "it to approve this by pyro-fed node approve",
@@ -178,7 +180,7 @@ def _refuse(different: Sequence[tuple[str, str, str]]) -> None:
         )
 
 
-def _shown(value: str) -> str:
+def _shortened_value(value: str) -> str:
     return value if len(value) <= MAX_SHOWN_CHARACTERS else f"{value[:10]}..."
 
 

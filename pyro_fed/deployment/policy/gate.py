@@ -81,14 +81,14 @@ def _last_line(file: int, path: Path) -> dict[str, Any]:
         data, width = os.pread(file, size - at, at), 2 * width
     if not data.endswith(b"\n"):
         raise ProtocolError(f"{path}: its last line was cut off: {CURE}")
-    return _parsed(data.splitlines()[-1], path, "its last line")
+    return _parse_line(data.splitlines()[-1], path, "its last line")
 
 
 #: What to do with a ledger that is not whole.
-CURE = "keep the file, tell who is responsible for data protection, and begin a new one in its place"
+CURE = "keep the file, tell the data-protection officer, and begin a new one in its place"
 
 
-def _parsed(text: bytes, path: Path, which: str) -> dict[str, Any]:
+def _parse_line(text: bytes, path: Path, which: str) -> dict[str, Any]:
     try:
         line = json.loads(text)
         if not isinstance(line, dict) or line.get("hash") != line_hash(line):
@@ -114,7 +114,7 @@ def verify(path: Path, head: str | None = None) -> list[dict[str, Any]]:
         raise ProtocolError(f"{path}: line {len(texts) + 1} was cut off: {CURE}")
     for number, text in enumerate(texts):
         which = f"line {number + 1}"
-        line = _parsed(text, path, which)
+        line = _parse_line(text, path, which)
         if line.get("number") != number or line.get("previous") != previous:
             raise ProtocolError(
                 f"{path}: {which} is number {line.get('number')!r:.20} and follows {line.get('previous')!r:.12}..., "
@@ -125,7 +125,7 @@ def verify(path: Path, head: str | None = None) -> list[dict[str, Any]]:
     if head is not None and head not in {FIRST, *(line["hash"] for line in lines)}:
         raise ProtocolError(
             f"{path}: none of its {len(lines)} lines has the hash {head!s:.20}... that was kept: lines were removed "
-            f"from the end, or all were written anew: {CURE}"
+            f"from the end, or all were rewritten: {CURE}"
         )
     return lines
 
@@ -188,7 +188,7 @@ class Gate:
             broken = self.objection(message, 0)
         else:
             with self._lock, Ledger(self.folder / LEDGER).appending() as (last, line):
-                before, answered = self._answered(last)
+                before, answered = self._answered_orders(last)
                 rounds = before + (message.kind in COMPUTED and (not asked or asked != answered))
                 broken = self.objection(message, rounds)
                 if broken is None and message.kind in COMPUTED:
@@ -204,7 +204,7 @@ class Gate:
             raise PolicyError(f"site {self.site}: {what} does not leave: {text} ({rule} of {POLICY})", rule)
         return message.data
 
-    def _answered(self, last: Mapping[str, Any]) -> tuple[int, str]:
+    def _answered_orders(self, last: Mapping[str, Any]) -> tuple[int, str]:
         """How many orders were answered under these rules and this approval, and the hash of the last of them."""
         if (last.get("policy"), last.get("approval")) != (self.policy.digest, self.approval):
             return 0, ""
@@ -216,7 +216,10 @@ class Gate:
         if message.kind == "notice":
             return None
         if policy.approval and not self.approval:
-            return "approval", "the site has approved nothing, and its rules ask for it (pyro-fed node approve)"
+            return (
+                "approval",
+                "the site has approved nothing, and its rules require an approval (pyro-fed node approve)",
+            )
         if not policy.permits(message.kind):
             return "kinds", f"messages of the kind {message.kind!r} may not leave"
         if message.kind == "keys":
@@ -233,11 +236,11 @@ class Gate:
         if most is not None and numbers > most * self.rows:
             return "max_numbers_per_row", f"its {numbers} numbers are more than {most:g} for each of the site's rows"
         if policy.max_rounds is not None and rounds > policy.max_rounds:
-            return "max_rounds", f"the site answers {policy.max_rounds} orders, and has answered them"
+            return "max_rounds", f"the site answers at most {policy.max_rounds} orders, and has answered them"
         if policy.max_share < 1:
             share = message.share() if message.share is not None else None
             if share is None:
-                return "max_share", "the share of each row in it is not known"
+                return "max_share", "the share of each row in it is unknown"
             if not share <= policy.max_share:  # of NaN too
                 return "max_share", f"a row has a share of more than {policy.max_share:g} in one of its numbers"
         return None

@@ -169,7 +169,7 @@ def write_report(path: Path, ledger: Path, head: str | None = None) -> None:
         checked=head is not None,
         chain=_chain(lines, head),
         facts=_facts(lines, left, refused),
-        tables=[_by_kind(left), _refused(refused), _rules(lines)],
+        tables=[_by_kind(left), _refusal_table(refused), _rules(lines)],
         messages=_list(lines),
         colophon=f"Made by pyro-fed node report, pyro_fed {VERSION}, from a ledger with the SHA-256 "
         f"{hashlib.sha256(ledger.read_bytes()).hexdigest()}.",
@@ -218,7 +218,7 @@ def _by_kind(left: list[Line]) -> dict[str, Any]:
     return _table("What left, and how often", "Times are UTC.", columns, rows, "Nothing has left.")
 
 
-def _refused(refused: list[Line]) -> dict[str, Any]:
+def _refusal_table(refused: list[Line]) -> dict[str, Any]:
     counts = Counter((str(one["refused_by"]), str(one["kind"])) for one in refused)
     rows = [[rule, kind, f"{count:,}"] for (rule, kind), count in counts.most_common()]
     note = "These messages were computed, judged and not sent."

@@ -115,7 +115,9 @@ class Policy(SettingsRepr):
     def in_words(self) -> str:
         """The rules that differ from their defaults, in a line."""
         changed = ", ".join(f"{name} = {value}" for name, value in changed_settings(self).items())
-        return f"rules on what may leave: {changed}" if changed else "no rules: all that the run asks for may leave"
+        return (
+            f"rules on what may leave: {changed}" if changed else "no rules: everything that the run asks for may leave"
+        )
 
     def rules(self) -> dict[str, object]:
         """All rules by name, as JSON has them."""

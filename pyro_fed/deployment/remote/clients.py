@@ -70,7 +70,7 @@ class RemoteClients(Remote):
         if self.algorithm.pooled:
             name = type(self.algorithm).__name__
             raise SettingError(
-                f"{name} needs all rows in one place, and in a deployment they stay at the clients: take FedEP, or run "
+                f"{name} needs all rows in one place, but in a deployment they stay at the clients: use FedEP, or run "
                 f"{name} on pooled data by pf.run"
             )
         super().prepare()
@@ -120,7 +120,7 @@ class RemoteClients(Remote):
             round=-1 if work is None else work.round,
             seed=0 if work is None else work.seed,
             level=self.problem.compiler.level,
-            copies=self._copied(request),
+            copies=self._brings_state(request),
         )
 
     def tensors(self, request: Request) -> State:
@@ -129,12 +129,12 @@ class RemoteClients(Remote):
         if request.phase is not None:
             tensors |= prefixed("local", request.phase.local)
         if request.verdict is not None:
-            tensors |= {"taken": request.verdict.taken} | prefixed("told", request.verdict.told)
+            tensors |= {"taken": request.verdict.taken} | prefixed("told", request.verdict.feedback)
         if request.work is not None:
             tensors |= prefixed("shared", request.work.shared)
         return tensors
 
-    def _copied(self, request: Request) -> bool:
+    def _brings_state(self, request: Request) -> bool:
         """Whether the reply brings the client's new state."""
         return self.copies and bool(self.local) and request.work is not None and request.indicator is None
 
@@ -147,7 +147,7 @@ class RemoteClients(Remote):
             return within(message.tensors, "local")
         if request.indicator is not None:
             return within(message.tensors, "report")
-        if self._copied(request):
+        if self._brings_state(request):
             slots = torch.tensor(request.work.slots)
             at = self.at([client]).expand(len(slots))
             self._made.setdefault(client, []).append(NewStates(slots, at, within(message.tensors, "new")))
@@ -170,7 +170,7 @@ class RemoteClients(Remote):
         if request.indicator is not None:
             return spec_of(prefixed("report", self.report(request)))
         visits = len(request.work.clients)
-        kinds = ("messages", "info", "new") if self._copied(request) else ("messages", "info")
+        kinds = ("messages", "info", "new") if self._brings_state(request) else ("messages", "info")
         return {
             f"{kind}.{name}": Entry((visits, *entry.shape), entry.dtype)
             for kind, spec in zip(kinds, self.expected(request.work), strict=False)

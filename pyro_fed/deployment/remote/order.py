@@ -1,4 +1,4 @@
-"""An order of the server to a client: what it may say, checked by the client before it allocates or computes anything.
+"""Orders of the server to a client, which checks them before it allocates memory or computes.
 
 An order's settings have ranges, `RANGES`; they fit one another, the client's own rows and the message's header; and its
 tensors are those of its parts: `local.*` where it begins a phase, `taken` and `told.*` with a verdict, `shared.*` with
@@ -122,11 +122,11 @@ class Order:
         below = f"a number below {self.num_clients}, num_clients"
         require(self.client < self.num_clients, "client", below, self.client)
         works = self.job != STATES
-        require(works == bool(self.slots), "slots", "positions, where there is work, and else none", self.slots)
-        require(works == (self.round >= 0), "round", "a round, where there is work, and else -1", self.round)
+        require(works == bool(self.slots), "slots", "positions if there is work, and none otherwise", self.slots)
+        require(works == (self.round >= 0), "round", "a round if there is work, and -1 otherwise", self.round)
         least = self.width + self.num_clients - 1  # every client has a row
         most = self.width * self.num_clients
-        require(least <= self.num_rows <= most, "num_rows", f"{least} to {most}, as width says", self.num_rows)
+        require(least <= self.num_rows <= most, "num_rows", f"{least} to {most}, as width requires", self.num_rows)
 
     def check_rows(self, own: int) -> None:
         """Refuse numbers of rows that leave no place for this client's own number of rows."""
@@ -174,7 +174,7 @@ class Order:
             require(good, "tensor 'shared.draws'", f"shape (1, draws, {dim})", _entry_text(tensors["shared.draws"]))
             if shape[1] > MAX_ASKED_DRAWS:
                 raise Refusal(
-                    f"a client tells its log-likelihood at no more than {MAX_ASKED_DRAWS} draws in a message, received "
+                    f"a client gives its log-likelihood at no more than {MAX_ASKED_DRAWS} draws in a message, received "
                     f"{shape[1]}"
                 )
 
@@ -186,7 +186,7 @@ def most_bytes(dim: int, parts: int) -> int:
 
 
 def require(holds: object, what: str, expected: str, received: object) -> None:
-    """Refuse an order unless a condition holds; the text says what it is about, expected, received, and the cure."""
+    """Refuse an order unless a condition holds; the message has the field, expected, received, and the cure."""
     if not holds:
         raise Refusal(f"the server's order has {what}: expected {expected}, received {received!s:.200}: {CURE}")
 

@@ -187,9 +187,9 @@ def _check_like(first: Description, other: Description) -> None:
         mine, theirs = first.columns.get(name, []), other.columns.get(name, [])
         if mine != theirs:
             raise DataError(
-                f"clients {first.name} and {other.name} have data frames '{name}' of other columns, or of the same in "
+                f"clients {first.name} and {other.name} have data frames '{name}' with different columns, or in "
                 f"another order: [{listed(mine)}] and [{listed(theirs)}]. {COLUMNS_CURE}"
             )
     if first.labels != other.labels:
         odd = [name for name in {**first.labels, **other.labels} if first.labels.get(name) != other.labels.get(name)]
-        raise DataError(f"clients {first.name} and {other.name} have other labels of {listed(odd)}: {LABELS_CURE}")
+        raise DataError(f"clients {first.name} and {other.name} have different labels of {listed(odd)}: {LABELS_CURE}")

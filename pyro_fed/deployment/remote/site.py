@@ -102,7 +102,7 @@ class Site:
         )
         return self.gates[name]
 
-    def _approved(self, name: str) -> Path | None:
+    def _approved_folder(self, name: str) -> Path | None:
         """The folder of a client whose own approved copies are run in place of the given files; None without any."""
         return self.gates[name].approved_folder if name in self.gates else None
 
@@ -201,8 +201,8 @@ class Site:
     def _check_questions(self, what: str) -> None:
         if not self.questions:
             raise Refusal(
-                "this client answers nothing besides its recipe (client_app(questions=False)), and the server asks for "
-                f"{what}: run with audit=false, without loo and influence"
+                f"this client answers only its recipe (client_app(questions=False)), but the server asks for {what}: "
+                "run with audit=false, without loo and influence"
             )
 
     def _question(self, order: Order, problem: Problem, name: str) -> OneRound | None:
@@ -217,7 +217,7 @@ class Site:
 
     def _client(self, name: str, config: Mapping[str, Any]) -> _Client:
         if name not in self.clients:
-            own = self._approved(name)
+            own = self._approved_folder(name)
             module = load_model(self.model if own is None else approval.copied_model(own), with_data=False)
             rows = self.load_rows(module, config)
             nested = getattr(module, "ROWS", None)
@@ -244,7 +244,7 @@ class Site:
             self._check_questions(f"{order.algorithm:.100}")
             return asked
         known: list[str] = []
-        own = self._approved(name)
+        own = self._approved_folder(name)
         for chosen in map(recipes.load, self.given) if own is None else approval.copied_recipes(own):
             graph = chosen.run_options(order.num_clients).get("graph")
             stages = stages_of(chosen.build(), problem, graph)

@@ -191,7 +191,7 @@ class ByValue(Partition):
         if len(values) != num_rows:
             source = "labels" if self.by is None else "by"
             raise self.error(
-                f"{source} has {len(values)} values for {num_rows} rows; give one value a row, in row order"
+                f"{source} has {len(values)} values for {num_rows} rows; give one value for each row, in row order"
             )
         return values
 
@@ -215,7 +215,7 @@ class ByValue(Partition):
         if self.by is not None:
             return self.by
         if labels is None:
-            raise self.error("there are no labels; pass by= with one value a row")
+            raise self.error("there are no labels; pass by= with one value for each row")
         return as_values(labels, f"{type(self).__name__}: labels")
 
     def __post_init__(self) -> None:
@@ -248,9 +248,9 @@ def as_values(values: Any, name: str) -> np.ndarray:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
-        raise SettingError(f"{name} has shape {array.shape}, expected one value a row: (rows,)")
+        raise SettingError(f"{name} has shape {array.shape}, expected one value for each row: (rows,)")
     if array.dtype == object:
-        raise SettingError(f"{name} mixes types that do not sort together; give numbers or strings alone")
+        raise SettingError(f"{name} mixes types that do not sort together; give only numbers or only strings")
     missing = np.flatnonzero(array != array)  # NaN and NaT differ from themselves
     if missing.size:
         raise SettingError(f"{name}[{missing[0]}] is {array[missing[0]]} ({missing.size} missing in all)")
@@ -289,7 +289,7 @@ def dirichlet(partition: Partition, alpha: float, num_clients: int, rng: np.rand
     """Shares of the clients, (num_clients,), summing to 1, ~ Dirichlet(alpha, ..., alpha)."""
     shares = rng.dirichlet(np.full(num_clients, float(alpha)))
     if not np.isclose(shares.sum(), 1.0):  # the gamma variates behind it left the floats
-        raise partition.error(f"alpha={alpha} is out of the range of floating point; take 1e-3 to 1e6")
+        raise partition.error(f"alpha={alpha} is outside the range of floating point; take 1e-3 to 1e6")
     return shares
 
 

@@ -122,7 +122,7 @@ class ByGroup(ByValue):
         if num_clients > len(groups):
             raise self.error(
                 f"{num_clients} clients for {len(groups)} groups; take at most {len(groups)} clients, "
-                "or leave num_clients out for one a group"
+                "or leave num_clients out for one client a group"
             )
         owner = np.arange(num_clients) if num_clients == len(groups) else pack(sizes, num_clients)
         return [np.flatnonzero(owner[codes] == client) for client in range(num_clients)]
@@ -340,7 +340,7 @@ class FeatureSkew(ByValue):
         super().__post_init__()
         values = self._freeze("feature")
         if values.dtype.kind not in "biuf" or not np.isfinite(values.astype(float)).all():
-            raise self.error(f"feature must be one finite number a row, received {values.dtype} values")
+            raise self.error(f"feature must be one finite number for each row, received {values.dtype} values")
 
     def dealt_by(self, num_rows: int, labels: Any = None) -> np.ndarray | None:
         """The feature, since every client has the pooled mix of labels."""
@@ -393,7 +393,7 @@ def parse(text: str, columns: Any = None, named: Mapping[str, Any] | None = None
         return kind(_number(text, value, read))
     if name in BY_COLUMN and bool(colon) == bool(value):
         return BY_COLUMN[name](_column(text, value, columns, named or {}) if value else None)
-    raise SettingError(f"partition {text!r} is not understood; {USAGE}")
+    raise SettingError(f"partition {text!r} cannot be parsed; {USAGE}")
 
 
 def _number(text: str, value: str, read: type) -> Any:

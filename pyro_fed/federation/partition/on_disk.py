@@ -58,7 +58,9 @@ def rows_on_disk(
 def _check_name(name: str) -> None:
     """Refuse a name of which no file can be named."""
     if not name or name in (".", "..") or {"/", os.sep, chr(0)} & set(name):
-        raise DataError(f"no file can be called {name!r}: name the columns by columns=, or the dataset's entries anew")
+        raise DataError(
+            f"no file can have the name {name!r}: name the columns by columns=, or the dataset's entries anew"
+        )
 
 
 class _Writer:
@@ -92,7 +94,7 @@ def _from_dataset(source: Any, folder: Path) -> Any:
     first_item = _parts(form)
     if others := [name for name, part in first_item.items() if part.dtype.kind not in "biuf"]:
         raise DataError(
-            f"items of the dataset hold other values than numbers in {listed(others)}: write them as numbers"
+            f"items of the dataset hold values other than numbers in {listed(others)}: write them as numbers"
         )
     for name in first_item:
         _check_name(name)
@@ -178,7 +180,7 @@ def _values(column: Any, name: str, path: Path) -> np.ndarray:
     """A batch's column (m,); missing numbers as NaN."""
     if column.null_count and not np.dtype(column.type.to_pandas_dtype()).kind == "f":
         raise DataError(
-            f"{path}: column {name!r} holds whole numbers or truth values, of which some are missing: write it as "
+            f"{path}: column {name!r} holds whole numbers or truth values, and some are missing: write it as "
             "floating-point numbers, with NaN where they are missing, or leave these rows out"
         )
     values: np.ndarray = column.to_numpy(zero_copy_only=False)

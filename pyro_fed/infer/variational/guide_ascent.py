@@ -18,6 +18,11 @@ half. Without such a Gaussian there are twice as many, from the guide's own star
 One φ carries the noise of the few draws behind Adam's last steps. φ̄ averages over S draws of half of all steps (Dhaka
 et al., 2020), and errs half as much as the φ at the end of a rate that falls a hundredfold.
 
+An average of steps that still lead somewhere is on the way there. As R̂ compares the halves of a chain, the guides at
+the mean of the earlier and of the later half of what is averaged are compared, at the same ε: by the means and SDs of
+their draws, since parameters of a flow may move while its distribution does not. φ̄ errs by half of the difference, or
+by more.
+
 Latents inside the plate are integrated out of log p_k, which is what the best of all local guides would give. Where the
 guide has these sites, and takes any rows, its local part is used in place: see `guides.program`.
 """
@@ -25,10 +30,11 @@ guide has these sites, and takes any rows, its local part is used in place: see 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal
@@ -36,7 +42,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.contract import Noise, Tempered
+from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed, within
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import MATTERS, MIN_EFFECTIVE_DRAWS, SAME_SHARE, SD_MATTERS
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.derivatives import clients_likelihood_scores, clients_likelihood_scores_and_values, prior_scores
 from pyro_fed.density.problem import Problem
@@ -63,6 +73,19 @@ class Fit(NamedTuple):
     def noise_seed(self) -> int:
         """The seed of this step's ε."""
         return int(self.seed) + int(self.step)
+
+
+class Average(NamedTuple):
+    """The mean of a guide's parameters over the second half of its steps, and whether it still moves."""
+
+    average: Tensor  # φ̄
+    early: Annotated[Tensor, "early_average"]  # of the first half of these steps
+    drift: Tensor  # from the first to the second half: of the means in SDs, and of log SDs, (2,); NaN until the end
+
+    @classmethod
+    def at(cls, params: Tensor) -> Self:
+        """Before the first step."""
+        return cls(params, params, torch.full((2,), torch.nan, dtype=torch.float64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,10 +207,39 @@ class GuideAscent(KeptDraws, Tempered):
             fit = self.ascended(problem, fit, target.score(points) - prior_scores(problem, points))
         return fit
 
-    def averaged(self, average: Tensor, fit: Fit, steps_a_round: int = 1) -> Tensor:
-        """φ̄ with another round's φ: the mean over those of the second half of the steps."""
-        rounds = (int(fit.step) - self.num_steps // 2) / steps_a_round
-        return average.lerp(fit.params, 1 / max(rounds, 1.0))
+    def averaged(self, problem: Problem, before: Average, fit: Fit, steps_a_round: int = 1) -> Average:
+        """φ̄ with another round's φ: the mean over those of the second half of the steps; and its drift at the end."""
+        steps, half = int(fit.step) - self.num_steps // 2, self.num_steps - self.num_steps // 2
+        average = before.average.lerp(fit.params, 1 / max(steps / steps_a_round, 1.0))
+        early = average if 2 * steps <= half else before.early
+        if steps < half:
+            return Average(average, early, before.drift)
+        late = average + (average - early) * half / (2 * steps - half)
+        return Average(average, early, self._drift(problem, early, late, fit.seed))
+
+    def _drift(self, problem: Problem, early: Tensor, late: Tensor, seed: Tensor) -> Tensor:
+        """The largest difference of two guides' means, in SDs, and of their log SDs, (2,); NaN if both are points."""
+        program = self.program(problem)
+        both = [program.points(params, MIN_EFFECTIVE_DRAWS, int(seed) - 1).double() for params in (early, late)]
+        means, sds = torch.stack([one.mean(0) for one in both]), torch.stack([one.std(0) for one in both])
+        spread = (sds > SAME_SHARE * means.abs()).all(0)
+        if not bool(spread.any()):
+            return torch.full((2,), torch.nan, dtype=torch.float64)
+        means, sds = means[:, spread], sds[:, spread]
+        moved = means.diff(dim=0) / sds.square().mean(0).sqrt()
+        return torch.stack([moved.abs().amax(), sds.log().diff(dim=0).abs().amax()])
+
+    def drift_figures(self, after: State) -> dict[str, float]:
+        """How far the guide moved from the earlier to the later half of the steps that are averaged, at their end."""
+        mean, log_sd = after["drift"].reshape(-1, 2).amax(0).tolist()
+        return {"mean_drift": mean, "log_sd_drift": log_sd} if math.isfinite(mean + log_sd) else {}
+
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
+        """A warning if the guide still moved at the end."""
+        mean, log_sd = (record.latest.get(name, 0.0) for name in ("mean_drift", "log_sd_drift"))
+        if mean <= MATTERS and log_sd <= math.log(SD_MATTERS):
+            return []
+        return [sentences.guide_still_moves(steps=self.num_steps, sds=mean, factor=math.exp(log_sd))]
 
     def final_draws(self, problem: Problem, average: Tensor, seed: Tensor) -> Tensor:
         """Draws (S, D) of the guide at φ̄, which are kept, at an ε that no step had."""

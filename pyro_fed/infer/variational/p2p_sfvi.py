@@ -23,13 +23,12 @@ Letters: m `delta`, r `scores`, φ `params`, W `graph`, v `centrality`, z `point
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from pyro.infer.autoguide import AutoDelta
-from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
@@ -49,7 +48,9 @@ from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.infer.sites.records import as_entries, entries_as
-from pyro_fed.infer.variational.guide_ascent import Fit, GuideAscent, is_kind
+from pyro_fed.infer.variational.guide_ascent import Average, Fit, GuideAscent, is_kind
+
+Kept = TypeVar("Kept", Fit, Average)
 
 
 @explains_unknown
@@ -163,12 +164,12 @@ class P2PSFVI(GuideAscent, OnGraph):
         points, sent = self.no_points(problem)
         one = {"points": points, "delta": sent.double()}
         shared = {name: value.expand(num_clients, *value.shape).clone() for name, value in one.items()}
-        shared |= _stacked(fits)
-        return {**shared, "average": shared["params"].clone()}, {**local, "scores": shared["delta"]}
+        shared |= _stacked(fits) | _stacked([Average.at(fit.params) for fit in fits])
+        return shared, {**local, "scores": shared["delta"]}
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Draw the round's points at every agent."""
-        return {**shared, "points": torch.stack([self.points(problem, fit) for fit in _fits(shared)])}
+        return {**shared, "points": torch.stack([self.points(problem, fit) for fit in _each(Fit, shared)])}
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -187,18 +188,15 @@ class P2PSFVI(GuideAscent, OnGraph):
     def refine(self, problem: Problem, shared: State) -> State:
         """Make one step of Adam at every agent, and average."""
         sums = shared["delta"].reshape(*shared["points"].shape[:2], -1)
-        fits = [self.ascended(problem, fit, own) for fit, own in zip(_fits(shared), sums, strict=True)]
-        averages = [self.averaged(average, fit) for average, fit in zip(shared["average"], fits, strict=True)]
-        return {**shared, **_stacked(fits), "average": torch.stack(averages)}
+        fits = [self.ascended(problem, fit, own) for fit, own in zip(_each(Fit, shared), sums, strict=True)]
+        before = _each(Average, shared)
+        averages = [self.averaged(problem, average, fit) for average, fit in zip(before, fits, strict=True)]
+        return {**shared, **_stacked(fits), **_stacked(averages)}
 
     def conclude(self, problem: Problem, shared: State) -> State:
         """Draw from every agent's guide, at the same ε."""
         each = zip(shared["average"], shared["seed"], strict=True)
         return {**shared, "draws": torch.stack([self.final_draws(problem, *agent) for agent in each])}
-
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Each agent's draws, each once: (A, S, D), or the first `num_draws` of them."""
-        return shared["draws"][:, :num_draws]
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest step of an agent, and the largest distance of an agent from the mean."""
@@ -206,6 +204,7 @@ class P2PSFVI(GuideAscent, OnGraph):
         return {
             "change": float((params - before["params"]).norm(dim=-1).amax()),
             "distance": float((params - params.mean(0)).norm(dim=-1).amax()),
+            **self.drift_figures(after),
         }
 
     def witness(self, before: State, after: State) -> State:
@@ -213,13 +212,13 @@ class P2PSFVI(GuideAscent, OnGraph):
         return super().witness({"params": before["params"]}, {"params": after["params"]})
 
 
-def _fits(shared: State) -> list[Fit]:
-    """The fit of every agent."""
+def _each(kind: type[Kept], shared: State) -> list[Kept]:
+    """The record of a kind of every agent."""
     agents = range(len(shared["params"]))
-    return [entries_as(Fit, {name: value[agent] for name, value in shared.items()}) for agent in agents]
+    return [entries_as(kind, {name: value[agent] for name, value in shared.items()}) for agent in agents]
 
 
-def _stacked(fits: list[Fit]) -> State:
-    """The entries of every agent's fit, (A, ...)."""
-    entries = [as_entries(fit) for fit in fits]
+def _stacked(records: Sequence[Fit] | Sequence[Average]) -> State:
+    """The entries of every agent's record, (A, ...)."""
+    entries = [as_entries(one) for one in records]
     return {name: torch.stack([one[name] for one in entries]) for name in entries[0]}

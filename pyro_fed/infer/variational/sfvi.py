@@ -47,7 +47,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging.local_sgd import StepContributions
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, fitted_surrogates, surrogate_phase
-from pyro_fed.infer.variational.guide_ascent import Fit, GuideAscent, is_kind
+from pyro_fed.infer.variational.guide_ascent import Average, Fit, GuideAscent, is_kind
 
 
 @explains_unknown
@@ -133,8 +133,8 @@ class SFVI(GuideAscent):
         points, sent = self.no_points(problem)
         shared = {
             **as_entries(fit),
+            **as_entries(Average.at(fit.params)),
             "num_rows": torch.tensor(float(problem.num_rows), dtype=torch.float64),
-            "average": fit.params,
             "points": points,
             "delta": fit.params if self.local_steps > 1 else sent,
         }
@@ -185,15 +185,15 @@ class SFVI(GuideAscent):
             fit = fit._replace(params=fit.params + delta, step=fit.step + self.local_steps)
         else:
             fit = self.ascended(problem, fit, shared["num_rows"] * delta.reshape(self.num_particles, -1))
-        average = self.averaged(shared["average"], fit, self.local_steps)
-        return {**shared, **as_entries(fit), "average": average}
+        average = self.averaged(problem, entries_as(Average, shared), fit, self.local_steps)
+        return {**shared, **as_entries(fit), **as_entries(average)}
 
     def conclude(self, problem: Problem, shared: State) -> State:
         """Draw from the guide."""
         return {**shared, "draws": self.final_draws(problem, shared["average"], shared["seed"])}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        return {"change": float((after["params"] - before["params"]).norm())}
+        return {"change": float((after["params"] - before["params"]).norm()), **self.drift_figures(after)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -264,7 +264,8 @@ def test_an_agent_that_speaks_for_another_is_named_and_nobody_else_is_blamed(spe
     assert isinstance(errors["north"], ProtocolError)
     said = str(errors["north"])
     if lie is conceal:
-        assert said == f"agent {liar}, round 1: it passes on what others say, without its own. Look at what it runs"
+        words = "it passes on the others' statements, without its own. Check what it runs"
+        assert said == f"agent {liar}, round 1: {words}"
     else:
         assert said.startswith(
             f"agent {liar}, round 1: it has sent a statement of agent {about} that the key of {about}'s"
@@ -303,7 +304,7 @@ def test_a_statement_of_another_run_or_of_a_foreign_certificate_is_refused(speak
         with pytest.raises(ProtocolError, match=r"agent east, round 3: it has sent a statement of agent south"):
             north.check(2, at, odd, 1)
     _, first = statements(settings, [*identities[:2], foreign, identities[3]])
-    with pytest.raises(ProtocolError, match=r"round -1: .*\(the certificate is not the authority's"):
+    with pytest.raises(ProtocolError, match=r"round -1: .*\(the certificate was not issued by the authority"):
         statements(settings)[0][0].check(2, At(-1, -1, 0), first[2], 1)
 
 
@@ -666,7 +667,7 @@ def test_certificates_are_for_one_name_and_keys_for_one_owner(tmp_path):
     write_certificates(tmp_path, ["a"])
     assert (tmp_path / "a.key").stat().st_mode & 0o777 == 0o600
     assert write_certificates(tmp_path, ["b"])[0].name == "b.key"  # the authority that is there signs again
-    with pytest.raises(SettingError, match="is there already"):
+    with pytest.raises(SettingError, match="exists already"):
         write_certificates(tmp_path, ["a"])
     (tmp_path / "a.crt").write_bytes((tmp_path / "b.crt").read_bytes())
     with pytest.raises(SettingError, match="is for \\['b'\\], expected 'a'"):
@@ -719,7 +720,7 @@ def test_a_key_that_others_can_use_is_refused(tmp_path, mode):
 def test_a_key_and_a_certificate_that_do_not_belong_together(tmp_path):
     write_certificates(tmp_path, ["a"])
     write_certificates(tmp_path / "other", ["a"])
-    for file, said in (("a.key", "is of another key than a.key"), ("ca.crt", "does not hold against ca.crt")):
+    for file, said in (("a.key", "belongs to another key than a.key"), ("ca.crt", "cannot be verified against ca.crt")):
         kept = (tmp_path / file).read_bytes()
         (tmp_path / file).write_bytes((tmp_path / "other" / file).read_bytes())
         with pytest.raises(SettingError, match=said):
@@ -759,7 +760,7 @@ def test_certificates_do_not_outlive_their_authority(tmp_path, monkeypatch):
     monkeypatch.setattr(certificates, "MAX_CLOCK_SKEW_MINUTES", 10 * 24 * 60)
     write_certificates(tmp_path / "old", ["a"], days=-1)  # of an authority whose time is over
     for make in (lambda: Identity.load(tmp_path / "old", "a"), lambda: write_certificates(tmp_path / "old", ["b"])):
-        with pytest.raises(SettingError, match=r"\.crt is valid from .* until .*, and now it is"):
+        with pytest.raises(SettingError, match=r"\.crt is valid from .* until .*, and the time is"):
             make()
     good = write_certificates(tmp_path / "new", ["a"], days=30)
     (tmp_path / "new" / "ca.crt").write_bytes((tmp_path / "old" / "ca.crt").read_bytes())

@@ -193,7 +193,7 @@ def test_a_site_answers_only_the_coordinator_that_it_knows(case):
     request = case.combine().requests[0]
     with pytest.raises(ProtocolError, match=r"signed by the key SHA256:.*do not answer it"):
         case.answer(request, coordinator="SHA256:other")
-    with pytest.raises(SettingError, match="Compare it with what the coordinator reads out, and pass --coordinator"):
+    with pytest.raises(SettingError, match="with what the coordinator reads out, and pass it as --coordinator"):
         case.answer(request, coordinator=None)
     assert not (case.folder / "north" / "study").exists()
 
@@ -361,7 +361,7 @@ def test_a_study_whose_files_were_changed_says_so(case):
     path = case.study / "recipe.toml"
     kept = path.read_text()
     path.write_text(kept + "\nseed = 1\n" if False else kept.replace('start = "prior"', 'start = "laplace"'))
-    with pytest.raises(CheckpointError, match="asks north, south, west something else in exchange 1"):
+    with pytest.raises(CheckpointError, match="asks north, south, west another question in exchange 1"):
         case.combine()
     path.write_text(kept)
     answer = case.study / "answers" / "answer-north-001.study"

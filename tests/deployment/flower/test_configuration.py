@@ -38,7 +38,7 @@ def read():
         ({"num-clients": 3, "wait": float("nan")}, "wait must be positive"),
         ({"num-clients": 3, "resume": "yes"}, "'resume' expects bool, received 'yes'"),
         ({"num-clients": 3, "schedule": 3}, "'schedule' expects a name or a table, received 3"),
-        ({"num-clients": 3, "schedule": "{name ="}, "is no table of TOML"),
+        ({"num-clients": 3, "schedule": "{name ="}, "is not a table of TOML"),
         ({"num-clients": 3, "schedule": "all", "schedule.name": "all"}, "is a value and a table"),
         ({"num-clients": 3, "out": "/dev/null/x.nc"}, "cannot be written"),
     ],
@@ -129,9 +129,9 @@ def test_what_run_would_refuse_is_refused_before_anybody_is_waited_for(read, con
         ("models", "there is a package 'models' already"),
         ("json", "there is a package 'json' already"),
         ("pyro-fed", "there is a package 'pyro_fed' already"),
-        ("class", "'class' is a word of Python"),
-        ("match", "'match' is a word of Python"),
-        ("1st", "the app is named like its folder"),
+        ("class", "'class' is a keyword of Python"),
+        ("match", "'match' is a keyword of Python"),
+        ("1st", "the app gets the name of its folder"),
     ],
 )
 def test_names_that_would_hide_or_break_something(name, message, tmp_path):

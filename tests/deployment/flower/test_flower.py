@@ -298,7 +298,7 @@ def test_an_order_with_other_settings_is_refused(flower):
 
 @pytest.mark.parametrize(
     ("folder", "message"),
-    [("taken", "exists already"), ("No App!", "the app is named like its folder")],
+    [("taken", "exists already"), ("No App!", "the app gets the name of its folder")],
 )
 def test_new_refuses_what_is_there_and_names_that_are_none(folder, message, tmp_path):
     (tmp_path / "taken").mkdir()

@@ -163,7 +163,7 @@ def test_a_client_takes_part_in_sums_alone(flower, tmp_path):
     grid = flower.LocalGrid(flower.make_client(model, recipes.values(), secure=True))
     found = served(flower, grid, model, recipes["FedSEP"])
     assert found.posterior.sizes["draw"] > 1
-    with pytest.raises(pf.errors.PyroFedError, match="takes part in secure aggregation alone"):
+    with pytest.raises(pf.errors.PyroFedError, match="takes part only in secure aggregation"):
         served(flower, grid, model, recipes["FedSEP"], secure=False, min_clients=1)
 
 
@@ -176,7 +176,7 @@ def test_numbers_beyond_the_range_fail_the_client(flower, tmp_path):
 
 def test_what_needs_more_than_sums_is_refused_before_any_round(flower, tmp_path):
     model, recipes = flower.write_case(tmp_path, RECIPES)
-    for name, words in (("FedEP", "brings sums alone"), ("FedAIS-auto", "FedAIS.surrogates='laplace'")):
+    for name, words in (("FedEP", "gives it only sums"), ("FedAIS-auto", "FedAIS.surrogates='laplace'")):
         with pytest.raises(SettingError, match=words):
             served(flower, flower.grid(model, recipes), model, recipes[name])
     with pytest.raises(SettingError, match="choose one of the two"):

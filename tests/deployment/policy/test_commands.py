@@ -55,7 +55,7 @@ def test_an_approval_says_what_will_leave_and_is_written_once_it_is_given(place)
     assert "precision 2 x 2" in text and "60 rows" in text
     assert re.search(r"log_likelihood, the audit, and influence, once: .* 4,000 numbers .* REFUSED by max_", text)
     assert re.search(r"update, FedEP[^;]*; \d numbers \([^)]*\), 0.1\d* for each row; may leave", text)
-    assert "of updates and answers to questions 9 leave in all" in text
+    assert "at most 9 updates and answers to questions leave in all" in text
     said = asked(place, "--rows", str(place / "rows.npz"))
     assert said.exit_code == 0, said.output
     written = json.loads((place / "site" / "approved" / "approval.json").read_text())
@@ -68,7 +68,8 @@ def test_an_approval_says_what_will_leave_and_is_written_once_it_is_given(place)
 
 def test_without_rows_the_numbers_are_not_known(place):
     said = asked(place, "--yes")
-    assert said.exit_code == 0 and "not known without rows: give --rows" in " ".join(said.output.split())
+    text = " ".join(said.output.split())
+    assert said.exit_code == 0 and "the numbers in a message are not known: pass --rows" in text
     nowhere = CliRunner().invoke(main, ["node", "approve", str(place / "line.py"), "fedep", "--policy", "no.toml"])
     assert nowhere.exit_code == 2 and "expected the path of a file policy.toml" in nowhere.output
 
@@ -102,8 +103,8 @@ def test_a_ledger_is_verified_and_reported(place):
     ledger, page = place / "site" / "what_left.jsonl", place / "page.html"
     said = CliRunner().invoke(main, ["node", "verify", str(ledger)])
     head = verify(ledger)[-1]["hash"]
-    assert said.exit_code == 0 and "4 lines are whole. Messages that left: 3; refused: 1." in said.output
-    assert head in said.output and "not noticed without --head" in said.output
+    assert said.exit_code == 0 and "4 lines are intact. Messages that left: 3; refused: 1." in said.output
+    assert head in said.output and "not detected without --head" in said.output
     said = CliRunner().invoke(main, ["node", "report", str(ledger), "--out", str(page), "--head", head])
     assert said.exit_code == 0, said.output
     text = page.read_text()

@@ -95,7 +95,7 @@ def test_a_site_without_rules_lets_everything_out_and_says_so(tmp_path):
     for kind in KINDS:
         gate.release(good(kind=kind, share=None, tensors={"a": torch.zeros(10**4)}))
     assert len(verify(tmp_path / "what_left.jsonl")) == len(KINDS)
-    assert "no rules: all that the run asks for may leave" in gate.in_words()
+    assert "no rules: everything that the run asks for may leave" in gate.in_words()
     assert Gate.open(None, "north").release(good(share=None)) == b"1234"
     assert "min_rows = 20, min_cell = 5" in gate_in(tmp_path / "other").in_words()
 

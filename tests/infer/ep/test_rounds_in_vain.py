@@ -45,18 +45,18 @@ def run_with(bounds, fed, monkeypatch):
     return pf.run(pf.FedEP(start="prior", tolerance=1e-12), fed, **QUIET), seen
 
 
-@pytest.mark.filterwarnings("ignore:not converged", "ignore:the last rounds were in vain")
+@pytest.mark.filterwarnings("ignore:not converged", "ignore:the last rounds made no progress")
 def test_a_cycle_is_ended_at_the_best(fed, monkeypatch):
     idata, seen = run_with([0.0, *[-2.0, -0.5] * 30], fed, monkeypatch)
     assert len(seen) == 8 and not idata.attrs["converged"]  # after three falls of one radius and a longer one before
     figures = idata["federation"]
     assert figures["in_vain"].values[-1] == 1 and figures["fraction"].values[-1] == 0
-    assert "in vain" in idata.attrs["warnings"] and "not converged after 8 rounds" in idata.attrs["doubts"]
+    assert "made no progress" in idata.attrs["warnings"] and "not converged after 8 rounds" in idata.attrs["doubts"]
     w = idata.posterior["w"].values[0]  # of the prior, where the bound was highest
     assert abs(w.mean(0)).max() < 0.05 and abs(w.std(0) - 1).max() < 0.05
 
 
-@pytest.mark.filterwarnings("ignore:not converged", "ignore:the last rounds were in vain")
+@pytest.mark.filterwarnings("ignore:not converged", "ignore:the last rounds made no progress")
 def test_a_best_that_goes_on_rising_is_none(fed, monkeypatch):
     bounds = [0.0]
     for best in range(1, 20):
@@ -66,18 +66,19 @@ def test_a_best_that_goes_on_rising_is_none(fed, monkeypatch):
 
 
 @pytest.mark.parametrize("rise, ended", [(0.05, True), (0.2, False)])
-@pytest.mark.filterwarnings("ignore:not converged", "ignore:a network's weights have not come to rest")
+@pytest.mark.filterwarnings("ignore:not converged", "ignore:the network's weights have not converged")
 def test_a_network_ends_at_the_best_where_ten_rounds_hardly_raise_it(fed, monkeypatch, rise, ended):
     nothing = ascent.first_climb
     enough = torch.tensor(1.0, dtype=torch.float64)  # of `rise` a round ten rounds make 0.5 or 2
     monkeypatch.setattr(ascent, "first_climb", lambda q: replace(nothing(q), enough=enough))
     idata, seen = run_with([0.0, 5.0, 5.0 + rise, *(5.0 + rise * (1 + i) for i in range(1, 48))], fed, monkeypatch)
     assert (len(seen) == 12 and not idata.attrs["converged"]) if ended else len(seen) > 12  # the first rises by five
-    assert ("slow" in idata["federation"]) == ended == ("have not come to rest" in str(idata.attrs.get("warnings")))
+    warned = "the network's weights have not converged" in str(idata.attrs.get("warnings"))
+    assert ("slow" in idata["federation"]) == ended == warned
 
 
 def test_what_a_network_has_to_rise_goes_with_its_rows_and_begins_anew_with_another_start():
-    enough = torch.tensor(ascent.of_network(-5.0, 1000)["enough"])
+    enough = torch.tensor(ascent.network_start_entries(-5.0, 1000)["enough"])
     climb, ends = replace(ascent.first_climb(q_at(0.0)), enough=enough), []
     for value in [0.0] + [torch.nan] * 5 + [0.05] * 10:
         climb = climb.with_bound(torch.tensor(value, dtype=torch.float64))
@@ -99,9 +100,9 @@ def returned(distances):
     climb, ends = ascent.first_climb(q_at(0.0)), []
     climb = replace(climb, best=q_at(0.0), onward=onward, best_value=torch.tensor(0.0))
     for distance in distances:
-        _, climb = climb.way_back(q_at(distance), torch.tensor(-2.0), 1.0)
-        ends.append("in_vain" in ascent.reached_end({**as_entries(climb), "reset": torch.ones(())}))
-    assert not ascent.reached_end({**as_entries(climb), "reset": torch.zeros(())})  # a run that goes on from there
+        _, climb = climb.after_rejection(q_at(distance), torch.tensor(-2.0), 1.0)
+        ends.append("in_vain" in ascent.reasons_to_end({**as_entries(climb), "reset": torch.ones(())}))
+    assert not ascent.reasons_to_end({**as_entries(climb), "reset": torch.zeros(())})  # a run that goes on from there
     return ends
 
 

@@ -53,7 +53,7 @@ def pooled_log_joint(x, y, z):
     return normal.log_prob(z).sum(-1) + normal.log_prob(y - z @ x.T).sum(-1)
 
 
-@pytest.mark.filterwarnings("ignore:the sites do not fit", "ignore:the weights are worth", "ignore:.*Pareto k")
+@pytest.mark.filterwarnings("ignore:the sites do not fit", "ignore:the weighted draws are worth", "ignore:.*Pareto k")
 @pytest.mark.parametrize("freedom", [None, 4.0])
 @pytest.mark.parametrize("clients_in_turn", [False, True])
 def test_without_annealing_weights_are_the_posterior_over_q_whatever_the_sites(freedom, clients_in_turn):
@@ -304,7 +304,7 @@ def test_draws_where_a_density_is_no_number_have_no_weight(whose):
 @pytest.mark.filterwarnings("ignore:0 % of the clients have answered")
 def test_a_prior_that_is_mostly_no_number_has_failed():
     algorithm, fed = unknown_above(0.0, "prior")
-    with pytest.raises(pf.errors.DivergenceError, match=r"the prior's density is no number at \d+ of 80"):
+    with pytest.raises(pf.errors.DivergenceError, match=r"the prior's density is NaN at \d+ of 80"):
         pf.run(algorithm, fed, audit=False, **QUIET)
 
 

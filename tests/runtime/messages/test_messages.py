@@ -188,7 +188,7 @@ def test_client_ids_that_are_no_plain_names_are_refused(name):
 
 
 def test_a_name_that_would_do_is_said():
-    with pytest.raises(pf.errors.ProtocolError, match="received 'Köln'; 'Koln' would do"):
+    with pytest.raises(pf.errors.ProtocolError, match="received 'Köln'; 'Koln' would be accepted"):
         check_client_id("Köln")
 
 

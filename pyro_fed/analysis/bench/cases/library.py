@@ -46,8 +46,8 @@ def stored_reference(name: str, args: tuple[Any, ...]) -> Reference:
         of = str(stored["data"])
     if of != fingerprint(args):
         raise DataError(
-            f"the reference of '{name}' was made for other data (fingerprint {of}, expected {fingerprint(args)}): make "
-            f"it anew by python -m benchmarks.accuracy.bench_references {name}"
+            f"the reference of '{name}' was made for other data (fingerprint {of}, expected {fingerprint(args)}): "
+            f"make it again by python -m benchmarks.accuracy.bench_references {name}"
         )
     return Reference(values, False, "NUTS, 4 chains of 2,000 on the pooled data")
 
