@@ -87,7 +87,7 @@ print(pf.Overview(idata))
 # where a scale is latent its steps have to be small (`target_accept_prob`).
 
 # %%
-samples, warmup = (250, 200) if FAST else (1000, 1000)
+samples, warmup = (500, 300) if FAST else (1000, 1000)
 long = pf.NUTS(num_samples=samples, warmup_steps=warmup, num_chains=2, target_accept_prob=0.95)
 nuts = pf.run(long, fed, seed=0, progress=False, audit=not FAST)
 results = {"NUTS": nuts, "federated": idata}

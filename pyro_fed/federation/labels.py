@@ -243,7 +243,7 @@ def _other_codings(
 ) -> Iterator[str]:
     """Sentences on clients that seem to use labels of their own for categories that the others have too."""
     held = [(client, mine) for client, mine in zip(names, each, strict=False) if mine]
-    if labels.ordered or len(held) < 2:
+    if labels.ordered or len(held) < 2 or use is Use.NONE:
         return
     seen = {who: {as_it_looks(str(label)).casefold() for label in mine} for who, mine in held}
     apart = [(who, mine) for who, mine in held if not any(seen[who] & seen[other] for other in seen if other != who)]
@@ -262,7 +262,7 @@ def _other_codings(
         for long in labels
         if _abbreviates(short, long) and not any({short, long} <= mine for _, mine in held)
     ]
-    if pairs and use is not Use.NONE:
+    if pairs:
         texts = listed(f"{short!r} and {long!r}" for short, long in pairs)
         yield f"argument '{name}' has the labels {texts}, never both at one client"
 

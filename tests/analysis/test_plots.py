@@ -206,6 +206,9 @@ def test_cost_is_error_over_all_bytes():
     ax = pf.plots.plot_cost(table)
     np.testing.assert_allclose(ax.lines[0].get_data(), [[4.0], [0.1]])  # MB
     assert [text.get_text() for text in ax.figure.legends[0].get_texts()] == ["b"]
+    given = pf.plots.plot_cost(table, ax=plt.subplots()[1])
+    given.figure.canvas.draw()  # the legend's marks would be further results among the points
+    assert given.get_legend().get_window_extent().y0 >= given.get_window_extent().y1
     with pytest.raises(SettingError, match=r"one without \['ksd'\]"):
         pf.plots.plot_cost(table, "ksd")
 

@@ -49,6 +49,19 @@ def test_the_page_says_beside_each_result_what_speaks_against_it(tmp_path):
 
 
 @pytest.mark.usefixtures("close_figures")
+def test_a_page_gives_no_distance_to_a_doubtful_reference(tmp_path):
+    draws = draws_of(*exact())
+    short = draws[:40]  # too few to tell a mean that is 0.25 SDs off
+    for name, values in (("sound", draws), ("short", short)):
+        results = {name: result(values), "other": result(draws[::-1].copy())}
+        table = pf.compare(results, name)
+        write_report(tmp_path / "page.html", table, results, reference=name)
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert ("other: mean off by" in page) is (name == "sound")
+        assert ("The reference is doubtful" in page) is (name == "short")
+
+
+@pytest.mark.usefixtures("close_figures")
 @pytest.mark.filterwarnings("ignore:not converged after 1 rounds")
 def test_of_a_plan_the_page_says_what_it_chose_and_of_groups_the_rows_in_them(tmp_path):
     from pyro_fed.recipes import library

@@ -135,6 +135,8 @@ def test_a_model_cannot_write_a_column():
 
     with pytest.raises(pf.errors.ModelError, match="a data frame is read only: compute the column before the model"):
         pf.Federation(writes, (FRAME, Y), plate="data", num_clients=3)
+    with pytest.raises(pf.errors.ModelError, match=r"no 'assign' of pandas: .* in the frame before the federation"):
+        pf.Federation(lambda df, y: model(df.assign(c=0.0), y), (FRAME, Y), plate="data", num_clients=3)
 
 
 def test_a_function_whose_call_runs_nothing_is_refused():

@@ -342,6 +342,8 @@ def test_looked_up_letters_beside_words_are_named_and_hospitals_are_not():
         names = (["site 1"] * 20, ["site 12", "site 2"] * 10, ["Chur"] * 20)
         pf.Federation.from_clients(levels, clients_of(*names), plate="rows")
         pf.Federation.from_clients(regression(lambda df: df["sex"] == "male"), clients_of(WORDS, MEN), plate="rows")
+        regions = (["north"] * 20, ["north"] * 20, ["south"] * 20)  # a column that the model does not use
+        pf.Federation.from_clients(regression(lambda df: df["y"] > 9), clients_of(*regions), plate="rows")
 
 
 def test_a_client_of_one_row_and_a_label_that_it_lacks():

@@ -205,7 +205,7 @@ def plot_pair(
         values = None if name == reference else thin(draws[name][:, columns], PLOTTED_DRAWS)
         _scatter(panel, thin(truth, PLOTTED_DRAWS), values, palette[name])
         panel.set(xlabel=shortened(chosen[0]), ylabel=shortened(chosen[1]))
-        panel.set_title(name, fontsize=10)
+        panel.set_title(name, fontsize=10, pad=18 if panel.texts else None)  # above what is said of draws outside
     return axes
 
 
@@ -219,7 +219,7 @@ def _scatter(ax: Axes, truth: np.ndarray, values: np.ndarray | None, color: str)
     ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
     if values is not None and np.mean(((values > low) & (values < high)).all(1)) < MIN_INSIDE_SHARE:
         where = "its draws lie outside: means " + ", ".join(f"{one:.3g}" for one in values.mean(0))
-        ax.text(0.5, 0.96, where, transform=ax.transAxes, color=color, fontsize=8, ha="center", va="top")
+        ax.text(0.5, 1.02, where, transform=ax.transAxes, color=color, fontsize=8, ha="center", va="bottom")
     tidy(ax, grid="both")
 
 

@@ -23,6 +23,7 @@ from pyro_fed.analysis.plots.style import (
     by_name,
     check_labels,
     colors,
+    legend_above,
     line_colors,
     new_axes,
     panels,
@@ -170,7 +171,7 @@ def plot_cost(
     if ax is None:
         panel.figure.legend(loc="outside right upper", frameon=False)
     else:
-        panel.legend(frameon=False, fontsize=8)
+        legend_above(panel)  # within, its marks look like further results
     return panel
 
 

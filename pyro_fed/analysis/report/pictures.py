@@ -21,7 +21,7 @@ from pyro_fed.analysis.criticism.checks import check_clients
 from pyro_fed.analysis.criticism.influence import contributions, influence
 from pyro_fed.analysis.judging.density import thin_posterior
 from pyro_fed.analysis.judging.draws import MIN_CHAIN_DRAWS, Draws
-from pyro_fed.analysis.judging.moments import Gaps, gaps
+from pyro_fed.analysis.judging.moments import Gaps, gaps, reference_doubts
 from pyro_fed.analysis.numbers import digits
 from pyro_fed.analysis.plots.comparison import most_different
 from pyro_fed.analysis.plots.criticism import draw_influence
@@ -148,6 +148,18 @@ class ReportData:
         missing = [name for name in self.results if name not in self.draws]
         return f" Left out, as their draws are no numbers: {', '.join(missing)}." if missing else ""
 
+    @property
+    def caveats(self) -> str:
+        """Sentences on what is left out, and on a reference that is doubtful; "" without either."""
+        said = " The reference is doubtful: a result that differs from it may be right." if self.doubtful else ""
+        return said + self.left_out
+
+    @cached_property
+    def doubtful(self) -> bool:
+        """Whether the results are drawn over a reference to which no distances are given."""
+        here = self.centre is not None and self.centre == self.reference
+        return here and bool(reference_doubts(self.results[str(self.centre)], self.draws[str(self.centre)]))
+
     @cached_property
     def legend(self) -> dict[str, str]:
         """The colour of each result; the centre has the grey of its areas."""
@@ -156,8 +168,8 @@ class ReportData:
 
     @cached_property
     def gaps(self) -> dict[str, Gaps]:
-        """Distances of each result's moments from the centre's; results that are a single point are left out."""
-        if self.centre is None:
+        """Distances of each result's moments from the centre's, unless it is doubtful; without single points."""
+        if self.centre is None or self.doubtful:
             return {}
         truth = self.draws[self.centre]
         others = {name: one for name, one in self.draws.items() if name != self.centre and not one.spreadless}
@@ -176,7 +188,7 @@ class ReportData:
     def note_for(self, note: str, of_one: str) -> str:
         """The note of a figure of draws: `of_one` for one result, else `note` with the centre's name for `{centre}`."""
         centre = "the reference" if self.centre == self.reference else str(self.centre)
-        return (note.format(centre=centre) if len(self.drawable) > 1 else of_one) + self.left_out
+        return (note.format(centre=centre) if len(self.drawable) > 1 else of_one) + self.caveats
 
     def different(self, centre: str, most: int) -> list[str]:
         """The parameters on which results differ most from the centre."""
@@ -237,7 +249,7 @@ def _forest(about: ReportData) -> Picture | None:
         _without_legend(ax)
 
     rest = f" The {len(shown)} of {total} parameters on which results differ most." if len(shown) < total else ""
-    note = (FOREST if len(about.drawable) > 1 else FOREST_OF_ONE) + rest + about.left_out
+    note = (FOREST if len(about.drawable) > 1 else FOREST_OF_ONE) + rest + about.caveats
     alt = f"Intervals of {len(shown)} parameters for {', '.join(about.drawable)}; {farthest_mean_text(about)}"
     return Picture([Panel(draw, size, alt)], note, about.legend if len(about.drawable) > 1 else {})
 
@@ -246,7 +258,7 @@ def farthest_mean_text(about: ReportData) -> str:
     """A text on the mean that is farthest from the reference: its result, its parameter, and the distance."""
     far = about.gaps
     if not far:
-        return "there is no reference to measure them by"
+        return "there is no sound reference to measure them by"
     name = max(far, key=lambda one: float(np.abs(np.nan_to_num(far[one].mean)).max()))
     at = int(np.abs(np.nan_to_num(far[name].mean)).argmax())
     return (

@@ -58,7 +58,7 @@ def _summary(about: ReportData, centre: str) -> dict[str, Any]:
     }
     total = len(truth.labels)
     rest = f" The {len(shown)} of {total} on which results differ most." if len(shown) < total else ""
-    note = (SUMMARY if len(columns) > 4 else OF_ONE) + rest + about.left_out
+    note = (SUMMARY if len(columns) > 4 else OF_ONE) + rest + about.caveats
     return {"title": "Posterior", "note": note, "first": "parameter", "columns": list(columns), "rows": rows}
 
 

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -102,9 +103,15 @@ class Table:
         return self._column(key) if self._has(key) else self.values[key]
 
     def _absent(self, name: str) -> str:
+        held = f"while the model runs it holds the columns {self._columns} as tensors"
+        if hasattr(pd.DataFrame, name):
+            return (
+                f"the data frame has no '{name}' of pandas: {held}. Make the columns that the model needs in the frame "
+                "before the federation is made"
+            )
         return (
-            f"the data frame has no column '{name}': while the model runs it holds the columns {self._columns} as "
-            f"tensors. What is to be predicted may be a column of None, frame.assign({name}=None)"
+            f"the data frame has no column '{name}': {held}. "
+            f"What is to be predicted may be a column of None, frame.assign({name}=None)"
         )
 
     def _has(self, name: Any) -> bool:
