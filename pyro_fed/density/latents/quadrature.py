@@ -68,6 +68,8 @@ PROBES = 16
 #: Nodes a dimension that integrate a Gaussian with its first two derivatives; and the distance from the mode, in SDs,
 #: at which a log density is compared with a parabola.
 GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
+#: Nodes a dimension that integrate a Gaussian with its first derivatives alone.
+SCORE_ORDER = 2
 #: Rules that are tried if it is no parabola, in nodes a dimension; for several latents in models of at most so many
 #: parameters.
 ORDERS, MAX_PROBED_DIM = (5, 7, 9, 11, 13), 32
@@ -510,6 +512,11 @@ class Quadrature(metaclass=Checked):
         return without_failed_ascents(
             Centre(*(torch.cat([a.unsqueeze(0), b]) for a, b in zip(first, others, strict=True)))
         )
+
+    @property
+    def of_scores(self) -> Quadrature:
+        """The rule for values and scores alone: fewer nodes where modes are those of parabolas."""
+        return replace(self, order=min(SCORE_ORDER, self.order)) if self.by_parabola and self.order else self
 
     def from_places(self, starts: tuple[tuple[float, ...], ...]) -> Quadrature:
         """These settings with other `starts`."""
