@@ -7,8 +7,8 @@ processor's, on one thread, without audit and log-likelihoods: of `Federation`, 
 included) and of the same run again, which ends with draws of the effects and the check of their integrals; and of the
 fixed point by hand, `--points` points and `--nodes` adaptive nodes a hospital, without either. Means and SDs are those
 of log tau. `--models` are models with rows' or groups' latents of `models/`, ten clients, run as by default: with audit
-and log-likelihoods; then the rounds and the most memory that the process had are shown, too. To compare two versions run
-it under each: ratios of one run to the other hold on a busy machine, seconds do not.
+and log-likelihoods; then the rounds and the most memory that the process had are shown, too. To compare two versions
+run it under each: ratios of one run to the other hold on a busy machine, seconds do not.
 """
 
 import argparse

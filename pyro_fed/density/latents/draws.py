@@ -10,10 +10,10 @@ A draw is the end of a short Markov chain in the units of `quadrature`, x = m + 
    function of this proposal alone. Elsewhere it is accepted more often the nearer x is to Gaussian.
 
 T follows from the weights of a few draws' proposals: if no weight is more than M times their mean, T steps leave
-(1 - 1/M)^T of the start (Mengersen & Tweedie 1996). Where the last step alone leaves so little of it, T is zero, as where
-x | θ_s, y_i is Gaussian. Where nodes are placed by `tails`, proposals come from the density
-that is linear between them, by uniform numbers in step 1 and Φ of the normal ones in step 2. Of rows with several modes
-a proposal is a mode, chosen by its mass, and a place around it, accepted by the part of the density that is the mode's.
+(1 - 1/M)^T of the start (Mengersen & Tweedie 1996). Where the last step alone leaves so little of it, T is zero, as
+where x | θ_s, y_i is Gaussian. Where nodes are placed by `tails`, proposals come from the density that is linear
+between them, by uniform numbers in step 1 and Φ of the normal ones in step 2. Of rows with several modes a proposal is
+a mode, chosen by its mass, and a place around it, accepted by the part of the density that is the mode's.
 
 The normal proposals of the S draws are `balanced_normal`: each has its exact distribution, and those of different rows
 are independent, but their sum over the draws hardly varies. So the moments of x err by little more than those of θ,

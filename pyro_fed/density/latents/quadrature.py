@@ -15,8 +15,9 @@ given θ, such as the two signs of x in y = x², have nodes around each (`modes`
 
 What a model needs is found when it is read, at random θ. Modes take a fixed number of Newton steps, so that they can be
 compiled: as many as they needed, and one more; a node that is a little off costs accuracy, not correctness. Where f_i
-is a parabola its mode is one step away from anywhere, and three nodes a dimension are enough. Elsewhere one latent gets as many as a row's log
-marginal likelihood needs, and several latents as many as leave its score and curvature unchanged.
+is a parabola its mode is one step away from anywhere, and three nodes a dimension are enough, two for scores alone.
+Elsewhere one latent gets as many as a row's log marginal likelihood needs, and several latents as many as leave its
+score and curvature unchanged.
 
 **Derivatives** in θ hold the nodes fixed: where the rule integrates well, it does so for nodes anywhere near. The
 gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's. Where x | θ, y_i is Gaussian, three nodes a
