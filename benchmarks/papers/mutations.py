@@ -90,6 +90,7 @@ KERNELS, KDE, STEPS, EP = "ops/kernel_base.py:", "ops/stein.py:", "ops/step_size
 TILTED, GRADIENTS = "infer/ep/tilted/", "infer/langevin/gradients.py:"
 AVERAGED, VR_FALD = "infer/langevin/averaged.py:", "infer/langevin/vr_fald.py:"
 HAMILTONIAN, TRAJECTORIES = "infer/langevin/test_fedhmc.py", "infer/langevin/trajectories.py:"
+KERNEL = "ops/hamiltonian.py:"
 
 EQUATIONS = (
     # -- Kassab and Simeone -------------------------------------------------------------------------------------
@@ -453,11 +454,39 @@ EQUATIONS = (
         "Neal, Eq. (5.18) to (5.20): the leapfrog step",
         (HAMILTONIAN, "-k", "recursion or inverse"),
         (
-            (f"{TRAJECTORIES}Trajectory.launched", "momentum + step / 2", "momentum + step"),
-            (f"{TRAJECTORIES}Trajectory.launched", "self.start + step", "self.start - step"),
-            (f"{TRAJECTORIES}Trajectory.stepped", "self.momentum + self.step", "self.momentum - self.step"),
-            (f"{TRAJECTORIES}Trajectory.stepped", "self.step * times(", "self.step / 2 * times("),
+            (f"{TRAJECTORIES}Trajectory.launched", "step / 2)", "step)"),
+            (f"{TRAJECTORIES}Trajectory.launched", "half), step)", "half), -step)"),
+            (f"{TRAJECTORIES}Trajectory.stepped", "score), self.step)", "score), -self.step)"),
+            (f"{TRAJECTORIES}Trajectory.stepped", "momentum), self.step)", "momentum), self.step / 2)"),
             (f"{TRAJECTORIES}Trajectory.stepped", "times_transposed(", "times("),
+        ),
+    ),
+    Equation(
+        "Neal, Section 5.2.3, and Blanes et al.: steps of an integrator",
+        ("ops/test_hamiltonian.py",),
+        (
+            (f"{KERNEL}kicked", "momentum + time", "momentum - time"),
+            (f"{KERNEL}drifted", "position + time", "position - time"),
+            (f"{KERNEL}trajectory", "splitting.kicks[0] * step", "step"),
+            (f"{KERNEL}trajectory", "drift * step", "step"),
+            (f"{KERNEL}trajectory", "kick * step", "-kick * step"),
+            (f"{KERNEL}Splitting.stages", "self.kicks[-1] + self.kicks[0]", "self.kicks[0]"),
+            (f"{KERNEL}Splitting.stages", "self.drifts * num_steps", "self.drifts[::-1] * (num_steps + 1)"),
+            (f"{KERNEL}_three_stage", "1 - 2 * drift", "1 - drift"),
+            (f"{KERNEL}_three_stage", "kick, 0.5 - kick, 0.5 - kick, kick", "kick, 0.5 - kick, 0.5 + kick, -kick"),
+        ),
+    ),
+    Equation(
+        "Neal, Eq. (5.13) to (5.15): the energy, and the acceptance",
+        ("ops/test_hamiltonian.py",),
+        (
+            (f"{KERNEL}kinetic_energy", "sum(-1) / 2", "sum(-1)"),
+            (f"{KERNEL}energy_fall", "value_rise - kinetic_rise", "value_rise + kinetic_rise"),
+            (f"{KERNEL}energy_fall", "nan=-torch.inf", "nan=torch.inf"),
+            (f"{KERNEL}acceptance", "fall.exp()", "(-fall).exp()"),
+            (f"{KERNEL}transition", "end.value.double() - start", "start.value.double() - end"),
+            (f"{KERNEL}transition", "uniform < chance", "uniform > chance"),
+            (f"{KERNEL}fresh_momenta", "2 * uniform - 1", "uniform"),
         ),
     ),
     Equation(
@@ -465,10 +494,10 @@ EQUATIONS = (
         (HAMILTONIAN, "-k", "recursion or inverse"),
         (
             (f"{TRAJECTORIES}Trajectory.energy_gain", "self.step / 2", "self.step"),
-            (f"{TRAJECTORIES}Trajectory.energy_gain", "- (momentum", "+ (momentum"),
+            (f"{TRAJECTORIES}Trajectory.energy_gain", "value - self.value", "self.value - value"),
             (f"{TRAJECTORIES}Trajectory.energy_gain", "- self.kinetic", "+ self.kinetic"),
-            (f"{TRAJECTORIES}Trajectory.launched", "momentum.square().sum(-1) / 2", "half.square().sum(-1) / 2"),
-            ("infer/langevin/fedhmc.py:FedHMC._ended", "uniform < gain", "uniform > gain"),
+            (f"{TRAJECTORIES}Trajectory.launched", "kinetic_energy(momentum)", "kinetic_energy(half)"),
+            ("infer/langevin/fedhmc.py:FedHMC._ended", "uniform < acceptance", "uniform > acceptance"),
             ("infer/langevin/fedhmc.py:FedHMC.combine", "state.prior_value +", "-state.prior_value +"),
             ("infer/langevin/fedhmc.py:FedHMC.combine", "state.prior_score +", "-state.prior_score +"),
             (f"{TRAJECTORIES}Trajectory.accepted", "torch.where(accept, value, self.value)", "value"),

@@ -1,4 +1,4 @@
-"""What an algorithm is: settings and pure functions of tensors; who works in a round; how messages are combined."""
+"""The interface of algorithms: settings and pure functions of tensors, schedules, and combinations of messages."""
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State

@@ -1,44 +1,44 @@
-"""What one client can do to a product of Gaussian sites, bounded by what the others do.
+"""Limits on the effect of one client on a product of Gaussian sites, relative to the other clients.
 
     q ∝ t_0 Π_k t_k,    t_k(θ) = exp(-θ'Λ_kθ/2 + η_k'θ)
 
 In coordinates that whiten q, of covariance Σ and mean m, client k's precision and its pull at parameter i are
 
-    P_k = Σ^(1/2) Λ_k Σ^(1/2)                   eigenvalues λ, about 1 / K each of K like clients
-    u_ki = [Σ (η_k - Λ_k m)]_i / Σ_ii^(1/2)     the SDs by which it moves the mean of θ_i
+    P_k = Σ^(1/2) Λ_k Σ^(1/2)                   eigenvalues λ, each about 1 / K for K equal clients
+    u_ki = [Σ (η_k - Λ_k m)]_i / Σ_ii^(1/2)     the shift of the mean of θ_i in SDs
 
-Where the model is right, a pull is noise, and its variance follows from the client's own precision (Fisher's
-information equality): v_ki² = [Σ Λ_k Σ]_ii / Σ_ii about the truth, and v² (1 - v²) about the mean m, of which the
-client is a part. Further, r_k is the client's number of rows over the median client's, at most `MAX_ROW_RATIO`. Medians
-are over clients with the weights min(r, 1). ũ_i is the median of the pulls, and s_i that of |u_ki - ũ_i| / (0.6745
-r_k^(1/2)). Then a site is cut back to
+If the model is correct, a pull is noise, and its variance follows from the client's own precision (Fisher's information
+equality): v_ki² = [Σ Λ_k Σ]_ii / Σ_ii about the true value, and v² (1 - v²) about the mean m, which includes the
+client. Let r_k be the client's number of rows over the median client's, at most `MAX_ROW_RATIO`. Medians are over
+clients with the weights min(r, 1). ũ_i is the median of the pulls, and s_i that of |u_ki - ũ_i| / (0.6745 r_k^(1/2)).
+Sites are limited to
 
     λ ≤ c_k med_j λ_max,j / r_j      Σ λ ≤ c_k med_j Σ λ_j / r_j      λ ≥ -c_k med_j (-λ_min,j)_+ / r_j
     |u_ki - min(r_k, 1) ũ_i| ≤ b (1 - v_ki²)^(1/2) max(v_ki, min(r_k, 1)^(1/2) s_i)         c_k = c max(1, r_k / 2)
 
-with b `pull` and c `precision`. Of a pull beyond twice its limit less and less is left, and nothing beyond four times
-(Hampel's three-part function): a client that is so far away says nothing of θ. A direction whose precision is cut
-keeps its mean, as if the client had fewer rows. What lies within the limits is returned as it came: honest clients
-that differ no more lose nothing, but one with more than 2 `MAX_ROW_RATIO` times the median client's rows counts as one
-with so many.
+with b `pull` and c `precision`. Pulls beyond twice the limit are reduced further, and pulls beyond four times the limit
+to zero (Hampel's three-part function). A direction whose precision is limited keeps its mean, as if the client had
+fewer rows. Sites within the limits are unchanged, so that honest clients that differ no more lose nothing; a client
+with more than 2 `MAX_ROW_RATIO` times the median client's rows counts as one with that many.
 
-How far one liar can get. The honest sites enter whole, whatever m. A pull u moves the mean by u / (1 - v²)^(1/2) SDs
-of the others' posterior, so that one liar moves no mean by much more than b v. A client with c times what the median
-client knows has v = (c / (c + K))^(1/2), and moves it by 1.1 SDs where there are ten clients; always by less than b
-SDs, however many rows it claims. It is more where the clients' pulls happen to be wide (1.6 SDs in the worst of some
-hundred draws of three parameters); where all pull apart by s SDs the bound is b s. What few clients know of nobody can
-check: with more parameters than a client has rows, a liar may claim the directions that no other client sees.
+Effect of one faulty client. The honest sites are unchanged for every m. A pull u moves the mean by u / (1 - v²)^(1/2)
+SDs of the others' posterior, so that one faulty client moves no mean by much more than b v. A client with c times the
+information of the median client has v = (c / (c + K))^(1/2). It moves the mean by 1.1 SDs among ten clients, and always
+by less than b SDs, however many rows it claims. The effect is larger if the clients' pulls happen to be spread widely
+(1.6 SDs in the worst of about a hundred draws of three parameters); if the pulls of all clients have the spread s SDs,
+the bound is b s. Information that only few clients have cannot be checked: with more parameters than rows at a client,
+a faulty client may claim the directions about which no other client has information.
 
-What it costs. An honest client that chance has set z > b of its own SDs from the others moves a mean by
-(z - b) v / (1 - v²)^(1/2) SDs of the posterior less than its rows would: for z = 3 a third of an SD for one of ten like
-clients, one SD for a client with half of all that is known, without bound for one that nearly alone knows of a
-direction. A rule that sees nothing but these sites, and heeds such a client up to z SDs, is moved by z v SDs of the
-others' posterior by a liar that claims as much: an argument for limits of this kind, and no proof that no other rule
-does better. A client that knows more than its limit allows has its precision cut, and SDs become wider, at most by the
-square root of what it knows over what is left of it (`widened`).
+Cost. If an honest client is z > b of its own SDs away from the others by chance, it moves a mean by
+(z - b) v / (1 - v²)^(1/2) posterior SDs less than its rows would. For z = 3 this is a third of an SD for one of ten
+equal clients, one SD for a client with half of the information, and unbounded for a client with nearly all information
+on a direction. Conversely, a rule that uses only these sites and follows such a client up to z SDs lets a faulty client
+with the same site move a mean by z v SDs of the others' posterior. This motivates limits of this kind, but does not
+show that they are optimal. If a client has more information than its limit, its precision is reduced, and SDs increase
+by at most the square root of its information over the remaining information (`widened`).
 
-q itself is found from the bounded sites, in a few passes. It begins with sites whose size and pull, in units of the
-median curvature, are shortened to c times the median (Huber's weights).
+q is computed from the limited sites in a few passes. The first q is the product of sites whose size and pull, in units
+of the median curvature, are shortened to c times the median (Huber's weights).
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ from pyro_fed.ops.entries import SAMPLED_ENTRIES, evenly
 from pyro_fed.ops.gaussian import FullGaussian, Gaussian
 from pyro_fed.ops.matrices import with_absolute_eigenvalues
 
-#: A pass that turns back upon the one before goes this part of its way, and one that goes on so many times it.
+#: Factors on the step of a pass that reverses the previous one, and of a pass that continues in its direction.
 REVERSED_PASS_FACTOR, REPEATED_PASS_FACTOR = 0.5, 1.5
-#: A normal number is beyond this in half of the cases: from medians of sizes to SDs.
+#: Median of the absolute value of a standard normal number, which converts median deviations to SDs.
 NORMAL_MEDIAN_DEVIATION = NormalDist().inv_cdf(0.75)
 #: Effect of one client on a mean, in SDs, that is always accepted, however well the others' surrogates fit.
 ACCEPTED_SHIFT_SDS = 2 * MATTERS
-#: The others know at least this share of each direction: in passes that have not ended q may be of one site alone.
+#: Smallest share of the other clients' information in each direction; in early passes q may consist of one site.
 MIN_OTHERS_SHARE = 0.01
-#: A departure that is this multiple of its limit counts for less, and one of twice that for nothing.
+#: Multiple of the limit from which a departure is reduced; at twice this multiple it is zero.
 REDESCENDING_FACTOR = 2.0
-#: A client counts as one of at most this multiple of the median client's rows, whatever it claims.
+#: Largest ratio of the rows that a client claims to the median client's.
 MAX_ROW_RATIO = 10.0
 
 
@@ -74,26 +74,26 @@ class BoundedSites(NamedTuple):
     """Sites within the limits."""
 
     sites: Gaussian  # (K,)
-    pull: Tensor  # SDs of q by which each client's pull was beyond its limit, the worst parameter, (K,)
-    precision: Tensor  # how many times the limit its precision was, one if it was within, (K,)
-    widened: Tensor  # how many times as wide an SD is as with that client's site uncut, the worst parameter, (K,)
+    pull: Tensor  # excess of each client's pull over its limit, in SDs of q, of the worst parameter, (K,)
+    precision: Tensor  # ratio of each precision to its limit, 1 if it is within, (K,)
+    widened: Tensor  # ratio of an SD to the SD with the client's own site, of the worst parameter, (K,)
 
     @property
     def limit_excess(self) -> Tensor:
-        """The distance of each client beyond its limits: SDs, and the logarithm of a factor, (K,); 0 for not at all."""
+        """The excess of each client over its limits, (K,), in SDs or as the log of a factor; 0 within the limits."""
         return self.pull + self.precision.log()
 
 
 def bounded_sites(
     base: Gaussian, sites: Gaussian, centre: Tensor, *, pull: float, precision: float, rows: Tensor | None = None
 ) -> BoundedSites:
-    """Sites none of which has much more effect than the others, row for row.
+    """Sites limited so that none has much more effect per row than the others.
 
     Args:
-        base: t_0, or all that is not bounded; it only sets the units, and counts as flat where it is not finite, as a
-            prior is at a trial point that a line search will take back.
+        base: t_0, or all factors that are not limited. It only sets the units, and counts as flat if it is not finite,
+            as a prior may be at a trial point that a line search will reject.
         sites: (K,), at least three.
-        centre: a point from which pulls are first measured, such as an earlier mean of q, (D,).
+        centre: the point from which pulls are first measured, such as an earlier mean of q, (D,).
         pull: b.
         precision: c.
         rows: number of rows of each client, (K,); None if all have the same.
@@ -102,33 +102,32 @@ def bounded_sites(
         base = type(base)(torch.zeros_like(base.precision), torch.zeros_like(base.eta))
     row_ratio = relative_rows(sites.eta.new_ones(len(sites.eta)) if rows is None else rows.to(sites.eta))
     q = _positive(base.product(sites.power(_weights(sites, centre, precision, row_ratio)).product_over(0)))
-    found = _sites_within_limits(q, sites, pull, precision, row_ratio)
+    bounded = _sites_within_limits(q, sites, pull, precision, row_ratio)
     step, last = 1.0, torch.zeros_like(centre)
     for _ in range(MAX_ITERATIONS):
-        new = _positive(base.product(found.sites.product_over(0)))
+        new = _positive(base.product(bounded.sites.product_over(0)))
         move = (new.mean() - q.mean()) * _inverse_sds(new)
         if float(move.abs().amax()) < NEGLIGIBLE_STEP:
             break
-        # A liar that claims to be certain pulls with all its might as soon as the mean has passed its own: whole steps
-        # would go to and fro for ever. Steps that only grew shorter would end far from where the others are.
+        # A faulty client with a huge precision reverses its pull when the mean passes its own, so that full steps would
+        # oscillate. Steps that only shrink would end too early.
         step = step * REVERSED_PASS_FACTOR if bool(move @ last < 0) else min(1.0, step * REPEATED_PASS_FACTOR)
         q, last = q.power(1 - step).product(new.power(step)), move
-        found = _sites_within_limits(q, sites, pull, precision, row_ratio)
-    return found._replace(widened=_sd_widening(base, sites, found))
+        bounded = _sites_within_limits(q, sites, pull, precision, row_ratio)
+    return bounded._replace(widened=_sd_widening(base, sites, bounded))
 
 
 def relative_rows(rows: Tensor) -> Tensor:
-    """r (K,), the rows over the median of those that have any, within the range that counts."""
+    """r (K,), the rows over the median of those that are positive, clamped to the allowed range."""
     some = rows[rows > 0]
     usual = some.quantile(0.5) if len(some) else rows.new_ones(())
     return (rows / usual).clamp(torch.finfo(rows.dtype).eps, MAX_ROW_RATIO)
 
 
 def median_of(values: Tensor, row_ratio: Tensor) -> Tensor:
-    """The clients' median of values (K, ...), each with the weight of its rows, up to those of the median client.
+    """The weighted median over clients of values (K, ...), with the weights min(r, 1); `row_ratio` is r, (K,).
 
-    Clients of a row or two say little of what is usual; one that claims many says no more than any other. `row_ratio`
-    is r, (K,).
+    Clients with one or two rows are less informative; a client that claims many rows has no more weight than others.
     """
     ordered, order = values.sort(0)
     weight = row_ratio.clamp_max(1.0)[order].cumsum(0)
@@ -140,20 +139,20 @@ def median_of(values: Tensor, row_ratio: Tensor) -> Tensor:
 
 
 def redescending(away: Tensor, reach: Tensor) -> Tensor:
-    """Departures: whole up to `reach`, of that length up to `REDESCENDING_FACTOR` times as far, zero at twice that."""
+    """Departures, unchanged up to `reach`, constant up to `REDESCENDING_FACTOR` times it, and zero from twice that."""
     falling = (2 - away.abs() / (REDESCENDING_FACTOR * reach)).nan_to_num(0.0).clamp(0, 1)
     return torch.minimum(torch.maximum(away, -reach), reach) * falling
 
 
 def within_cohort(values: Tensor, pull: float, row_ratio: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Numbers of clients (K, ...), each no further from their median than the median client is, `pull` times in SDs.
+    """Values of clients (K, ...), limited to `pull` SDs from their median; SDs are those of the median client.
 
-    An estimate from r times as many rows departs by r^(-1/2) of what others do, except for the error of the
-    median, (π / 2K)^(1/2): a client that counts for more by its rows, or says so, has less room. Without r, `row_ratio`
-    (K,), all have the same room.
+    An estimate from r times as many rows departs from the median by r^(-1/2) times as much, apart from the error of the
+    median, (π / 2K)^(1/2): a client that claims more rows has a narrower limit. Without `row_ratio`, r (K,), all limits
+    are equal.
 
     Returns:
-        The numbers, and how far beyond in these SDs each client's worst one was, (K,).
+        The values, and the excess of each client's worst value over its limit in these SDs, (K,).
     """
     middle = values.quantile(0.5, 0)
     away = (values - middle).abs()
@@ -171,7 +170,7 @@ def within_cohort(values: Tensor, pull: float, row_ratio: Tensor | None = None) 
 
 
 def distances_from_cohort(values: Tensor) -> Tensor:
-    """Distances (K,) of the median number of each client from the cohort's medians, in its SDs: 0.7 of like clients."""
+    """Median distances (K,) of each client's values from the cohort's medians, in the cohort's SDs: 0.7 if alike."""
     flat = values.reshape(len(values), -1)
     flat = flat[:, evenly(flat.shape[1], SAMPLED_ENTRIES)].double()
     away = (flat - flat.quantile(0.5, 0)).abs()
@@ -180,12 +179,12 @@ def distances_from_cohort(values: Tensor) -> Tensor:
 
 
 def _weights(sites: Gaussian, centre: Tensor, limit: float, row_ratio: Tensor) -> Tensor:
-    """The powers (K,) that shorten sites to `limit` times the median in size and pull, row for row."""
+    """The powers (K,) that shorten sites to `limit` times the median size and pull per row."""
     full = sites.dense
     diagonal = sites.precision.diagonal(dim1=-2, dim2=-1) if full else sites.precision
     usual = diagonal.abs().quantile(0.5, 0)
-    spoken = diagonal.abs().sort(0).values[:-1].mean(0)  # of a parameter that few clients know
-    root = torch.where(usual > 0, usual, torch.where(spoken > 0, spoken, 1.0)).sqrt()
+    typical_diagonal = diagonal.abs().sort(0).values[:-1].mean(0)  # without the largest, for parameters of few clients
+    root = torch.where(usual > 0, usual, torch.where(typical_diagonal > 0, typical_diagonal, 1.0)).sqrt()
     matrix = sites.precision / (root.unsqueeze(-1) * root if full else root.square())
     size = matrix.flatten(1).norm(dim=1)
     pulls = sites.score(centre.expand_as(sites.eta)) / root
@@ -201,7 +200,7 @@ def _weights(sites: Gaussian, centre: Tensor, limit: float, row_ratio: Tensor) -
 def _sites_within_limits(
     q: Gaussian, sites: Gaussian, pull: float, precision: float, row_ratio: Tensor
 ) -> BoundedSites:
-    """The sites within the limits that follow from a q."""
+    """The sites within the limits at a given q."""
     root, mean, per_sd = q.root(), q.mean(), _inverse_sds(q)
     values, vectors = _spectra(root, sites)
     inside, beyond = _limited_precision(values, precision, row_ratio)
@@ -237,10 +236,10 @@ def _spectra(root: Tensor, sites: Gaussian) -> tuple[Tensor, Tensor | None]:
 
 
 def _limited_precision(values: Tensor, precision: float, row_ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (K, D) within the limits, and how many times its limit each site's precision was, at least one, (K,).
+    """Eigenvalues (K, D) within the limits, and the ratio of each site's precision to its limit, at least 1, (K,).
 
-    Limited are the largest eigenvalue, the distance of the smallest below zero, and the sum of the positive ones.
-    `values` are the eigenvalues where q is white, `precision` is c, and `row_ratio` is r.
+    The limits are on the largest eigenvalue, on the smallest if it is negative, and on the sum of the positive ones.
+    `values` are the eigenvalues in coordinates that whiten q, `precision` is c, and `row_ratio` is r.
     """
     allowed = precision * (row_ratio / 2).clamp_min(1.0)
     high = (allowed * median_of(values.amax(-1) / row_ratio, row_ratio).clamp_min(0)).unsqueeze(-1)
@@ -258,10 +257,10 @@ def _limited_precision(values: Tensor, precision: float, row_ratio: Tensor) -> t
 def _by_parameter(
     root: Tensor, vectors: Tensor | None, inside: Tensor, kept: Tensor, score: Tensor, per_sd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The precisions of these eigenvalues, each site's pull of each mean, in SDs, and its information on it.
+    """Precisions with these eigenvalues, and the pull of each site on each mean, in SDs, with its variance.
 
-    `inside` are eigenvalues (K, D) along `vectors` (None: the axes), `kept` the parts of each site and of its `score`
-    (K, D) that are kept along them, and `per_sd` one over q's SDs.
+    `inside` are eigenvalues (K, D) along `vectors` (None: the axes), `kept` the shares of each site and of its `score`
+    (K, D) along them, and `per_sd` is 1 / SD of q.
     """
     if vectors is None:
         return inside / root.square(), kept * score * root.square() * per_sd, inside * root.square()
@@ -273,7 +272,7 @@ def _by_parameter(
 
 
 def _room(part: Tensor, spread: Tensor, pull: float, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The middle of pulls (K, D), limits of distances from it, and honest ones' distances by chance; r is (K, 1)."""
+    """The centre of pulls (K, D), limits of distances from it, and the SDs of honest distances; `rows` is r (K, 1)."""
     row_ratio = rows.squeeze(-1)
     middle = rows.clamp_max(1.0) * median_of(part / rows, row_ratio)
     usual = median_of((part - middle).abs() / rows.sqrt(), row_ratio) / NORMAL_MEDIAN_DEVIATION
@@ -285,14 +284,12 @@ def _room(part: Tensor, spread: Tensor, pull: float, rows: Tensor) -> tuple[Tens
 def _in_others_units(
     root: Tensor, vectors: Tensor, values: Tensor, away: Tensor, pull: float, chance: Tensor
 ) -> Tensor:
-    """The part (K,) of each client's departure that moves no mean by more than a limit in SDs of the others' posterior.
+    """The share (K,) of each client's departure that moves the mean by at most a limit in SDs of the others' posterior.
 
-    That is `pull` times the SD of an honest site's effect on it, one at most, or `chance`.
-
-    For one parameter that is the limit in SDs of q. For several, a site that knows much of one direction alone
-    knows little of each parameter, and moves q along it by far more than by its pull on any of them.
-    The sites' precisions where q is white are `values` (K, D) along `vectors` (K, D, D), `away` are departures of q's
-    mean.
+    The limit is `pull` times the SD of an honest site's effect, at most one, or `chance`. For one parameter it equals
+    the limit in SDs of q. With several parameters, a site with much information on a single direction may have little
+    on each parameter, and moves q along this direction by far more than its pull on any of them. In coordinates that
+    whiten q, the sites' precisions are `values` (K, D) along `vectors` (K, D, D); `away` are departures of q's mean.
     """
     loose = vectors / (1 - values).clamp_min(MIN_OTHERS_SHARE).unsqueeze(-2) @ vectors.mT
     white = torch.linalg.solve(root, away.unsqueeze(-1))
@@ -306,7 +303,7 @@ def _in_others_units(
 
 
 def _sd_widening(base: Gaussian, sites: Gaussian, found: BoundedSites) -> Tensor:
-    """The factor (K,) by which an SD is wider than with the one client's own site in place of what is left of it."""
+    """The ratio (K,) of an SD to the SD with the client's own site in place of the limited one."""
     widened = torch.ones_like(found.precision)
     cut = (found.precision > 1).nonzero().flatten()
     if not len(cut):
@@ -328,7 +325,7 @@ def _inverse_sds(q: Gaussian) -> Tensor:
 
 
 def _positive(q: Gaussian) -> Gaussian:
-    """|H| in place of a precision H that is not positive definite: it only sets the units."""
+    """|H| in place of a precision H that is not positive definite, since it only sets the units."""
     if bool(q.is_proper()):
         return q
     fixed = with_absolute_eigenvalues(q.precision if q.dense else torch.diag(q.precision))

@@ -1,14 +1,14 @@
-"""Parts of a run that few algorithms have: small classes, each a second base class of the algorithms that need it.
+"""Optional capabilities of algorithms: each is a second base class of the algorithms that need it.
 
     class P2PVI(Algorithm, OnGraph): ...
 
-The round loop asks by `isinstance`. What else an algorithm may do is a method of `Algorithm` with a default, or of its
-`contributions`.
+The round loop tests for them by `isinstance`. All other optional behaviour is a method of `Algorithm` with a default,
+or of its `contributions`.
 
-    OnGraph      works without a server: one state an agent, mixed over a graph
-    Indicators   answers a schedule that asks how important each client is
-    Chains       several chains, each at a client of its own in a round; rounds that may be done at once
-    SiteKeeping  its clients keep what the server made of their messages
+    OnGraph      the algorithm has no server: each agent has a state, and states are mixed over a graph
+    Indicators   clients compute indicators from which a schedule chooses clients
+    Chains       several chains, each at one client in a round; an executor may run several rounds at once
+    SiteKeeping  clients keep states that depend on the server's use of their messages, such as sites
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 class OnGraph(ABC):
-    """Works without a server: `shared` has one state an agent, and `combine` mixes those of neighbours.
+    """Works without a server: `shared` has the state of each agent, and `combine` mixes those of neighbours.
 
     Class attributes:
-        symmetric: entries of messages that are symmetric matrices, of which a triangle travels; `combine` is given them
-            as it travels.
-        coarse: entries of which single precision is enough: after a round's first step their changes are told in it.
-        begins_apart: after an earlier phase agents begin at states of their own, so that these are not compared.
+        symmetric: entries of messages that are symmetric matrices, of which only a triangle is sent; `combine` receives
+            the triangle.
+        coarse: entries whose changes are sent in single precision after a round's first step.
+        begins_apart: whether agents start from different states after an earlier phase, so that these are not compared.
     """
 
     begins_apart: ClassVar[bool] = False
@@ -48,49 +48,49 @@ class OnGraph(ABC):
     coarse: ClassVar[frozenset[str]] = frozenset()
 
     def on_graph(self, graph: Graph) -> Self:
-        """This algorithm with the settings that the graph asks for."""
+        """This algorithm with the settings for a graph."""
         return self
 
     @abstractmethod
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """Consensus steps a round on a connected graph, maybe with `sleepers`; GraphError if it is not exact there."""
+        """Consensus steps per round on a connected graph; `sleepers`: agents may be absent. GraphError if not exact."""
 
     def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
-        """What these steps are: of W itself, unless the algorithm says otherwise."""
+        """The kind of these steps: steps of W itself by default."""
         from pyro_fed.graph.consensus import unshifted_steps  # here, so that algorithms load without SciPy
 
         return unshifted_steps(self.consensus_steps(graph, sleepers))
 
     def witness(self, before: State, after: State) -> State:
-        """What each agent tells all others about its round, so that all judge it in the same way, (A, ...).
+        """What each agent sends to all others about its round, (A, ...), so that all compute the same figures.
 
-        By default its whole states before and after; an algorithm whose `monitor` needs less tells less.
+        By default these are its states before and after the round; an algorithm may send less if `monitor` needs less.
         """
         return prefixed("before", before) | prefixed("after", after)
 
-    def figures_of_witness(self, told: State) -> dict[str, float]:
+    def figures_of_witness(self, witness: State) -> dict[str, float]:
         """`Algorithm.monitor`, from the agents' `witness`, (A, ...)."""
-        before, after = within(told, "before"), within(told, "after")
+        before, after = within(witness, "before"), within(witness, "after")
         figures: dict[str, float] = self.monitor(before, after)  # type: ignore[attr-defined]  # an algorithm has it
         return figures
 
 
 class Indicators(ABC):
-    """Answers a schedule that asks how important each client is.
+    """Computes indicators from which a schedule chooses clients.
 
     Class attributes:
-        indicators: names of the indicators that it can give, such as ("ksd", "hip").
+        indicators: names of the available indicators, such as ("ksd", "hip").
     """
 
     indicators: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def indicate(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
-        """What C clients answer, (C, ...), of a kind of `indicators`; arguments as for `Algorithm.local_step`."""
+        """Indicators of one kind of C clients, (C, ...); arguments as for `Algorithm.local_step`."""
 
     @abstractmethod
     def importance(self, kind: str, shared: State, answers: State) -> Tensor:
-        """The clients' importance (K,), not negative, from their answers (K, ...)."""
+        """The clients' nonnegative importance (K,), from their indicators (K, ...)."""
 
 
 class LocalRounds(NamedTuple):
@@ -102,34 +102,34 @@ class LocalRounds(NamedTuple):
 
 
 class Chains(ABC):
-    """Several chains, each at a client of its own in a round.
+    """Several chains, each at one client in a round.
 
-    The schedule is asked once a chain, and the clients of a round are the answers, one after the other: a client may
-    stand there several times, messages come in that order, and `combine` knows which chain each belongs to.
+    The schedule chooses a client for each chain. A round's clients are in the order of the chains, so that a client may
+    occur several times; messages have the same order.
 
-    Where the server decides nothing between some rounds (`rounds_ahead`), an executor may do several before it answers.
-    A client's reply is judged by itself (`Algorithm.objections`), and what is left of the server's part of a round,
-    `combine` and `monitor`, is made up for afterwards.
+    If the server makes no decision between some rounds (`rounds_ahead`), an executor may run several at once. Each
+    client's reply is checked by itself (`Algorithm.objections`), and the server's part of these rounds, `combine` and
+    `monitor`, follows afterwards.
     """
 
     @property
     @abstractmethod
     def num_slots(self) -> int:
-        """How many times a round the schedule is asked: the number of chains."""
+        """The number of chains, for each of which the schedule chooses a client."""
 
     @abstractmethod
     def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
-        """What `combine` gets where visits failed, (C, ...), by messages that came, (A, ...), to places `slots`."""
+        """Messages (C, ...) for `combine` if visits failed, from the received ones (A, ...) of the places `slots`."""
 
     def rounds_ahead(self, shared: State) -> int:
-        """Rounds until the server looks at what it has, that with the look included; 1, the default, is one at a time.
+        """Number of rounds up to and including the server's next decision; the default 1 is one round at a time.
 
-        Where it is more, `onward` and `combine_rounds` are needed.
+        Values above 1 need `onward` and `combine_rounds`.
         """
         return 1
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
-        """What the next round's clients (C,) receive, as `download` would say after `combine`, (C, ...)."""
+        """What the next round's clients (C,) receive, (C, ...), equal to `download` after `combine`."""
         raise NotImplementedError
 
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
@@ -137,7 +137,7 @@ class Chains(ABC):
         raise NotImplementedError
 
     def draw_noises(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
-        """What `draw_noise` draws for each of V clients, stacked, (steps, V, ...); None to draw them one by one."""
+        """The draws of `draw_noise` for V clients, stacked, (steps, V, ...); None to draw them one by one."""
         return None
 
     def local_rounds(
@@ -150,20 +150,20 @@ class Chains(ABC):
         at: Tensor,
         noise: Noise,
     ) -> LocalRounds | None:
-        """The local steps of R rounds one after the other, where clients keep nothing new of them.
+        """The local steps of R successive rounds, if clients keep no new state.
 
-        It equals `local_step` of each, with `onward` in between; None does them that way. `received` (C, ...) is what
-        the first round's clients received, `clients` (R, C) are each round's, `at` (R, C) their places in `local`
-        (K, ...) and `data`, and `noise` is that of all rounds, (steps, R C, ...).
+        The result equals that of `local_step` in each round with `onward` in between; None means to compute it so.
+        `received` (C, ...) is what the first round's clients received, `clients` (R, C) are each round's clients, `at`
+        (R, C) their indices in `local` (K, ...) and `data`, and `noise` is that of all rounds, (steps, R C, ...).
         """
         return None
 
 
 class SiteKeeping(ABC):
-    """Its clients keep what the server made of their messages, such as their sites.
+    """Clients keep states that depend on the server's use of their messages, such as sites.
 
     Class attributes:
-        corrected: `settle` takes up `correction_precision` and `correction_eta` of what it is told, so that a server
+        corrected: whether `settle` uses `correction_precision` and `correction_eta` of the feedback, so that a server
             may shorten messages.
     """
 
@@ -171,35 +171,35 @@ class SiteKeeping(ABC):
 
     @abstractmethod
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
-        """What the server tells clients (C,) after a round, (C, ...), and more figures for the record, (C,)."""
+        """What the server sends to clients (C,) after a round, (C, ...), and further figures for the record, (C,)."""
 
     def clippable_part(self, messages: State) -> State:
-        """Messages without what a server that shortens them must not look at."""
+        """Messages without the entries that a server must not use if it shortens messages."""
         return messages
 
     @abstractmethod
-    def settle(self, told: State, local: State) -> State:
-        """What the C clients of a round keep, by the server's `feedback` and the states that `local_step` returned."""
+    def settle(self, feedback: State, local: State) -> State:
+        """The new states of a round's C clients, from the server's `feedback` and the states from `local_step`."""
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
         """The states of an earlier run with other clients.
 
-        `origin` (K',) says where each present client was among the earlier ones, -1 where it is new. SettingError if a
-        client's contribution cannot be taken out.
+        `origin` (K',) is each current client's index among the earlier ones, -1 for a new client. SettingError if a
+        client's contribution cannot be removed.
         """
         raise no_sites(self)
 
 
 def no_distribution_left(algorithm: object) -> SettingError:
-    """The error of an algorithm whose prior and sites of the clients that are left cannot be multiplied."""
+    """The error for remaining clients whose sites and the prior have an improper product."""
     return SettingError(
-        f"{type(algorithm).__name__}: the prior and the sites of the clients that are left are no distribution: run "
+        f"{type(algorithm).__name__}: the product of the prior and the remaining clients' sites is improper: run "
         "it afresh on them"
     )
 
 
 def no_sites(algorithm: object) -> SettingError:
-    """The error of an algorithm whose clients' contributions cannot be put in or taken out."""
+    """The error for an algorithm without sites, to which contributions cannot be added or removed."""
     return SettingError(
         f"{type(algorithm).__name__} has no sites that could be put in or taken out: run it afresh on the clients that "
         "are left, or use FedEP"
@@ -211,22 +211,22 @@ CAPABILITIES = (OnGraph, Indicators, Chains, SiteKeeping)
 
 
 def check_taken_up(algorithm: Algorithm) -> None:
-    """Refuse, by a SettingError, methods of a capability that an algorithm does not have, or of its contributions."""
+    """Refuse methods of a capability that an algorithm does not declare, or of its contributions (SettingError)."""
     kind = type(algorithm)
     for capability in CAPABILITIES:
         required: frozenset[str] = getattr(capability, "__abstractmethods__", frozenset())
-        found = sorted(name for name in _methods(capability) | required if hasattr(kind, name))
-        if isinstance(algorithm, capability) or not found or not required <= set(found):
+        methods = sorted(name for name in _methods(capability) | required if hasattr(kind, name))
+        if isinstance(algorithm, capability) or not methods or not required <= set(methods):
             continue
         raise SettingError(
-            f"{kind.__name__} has {', '.join(found)}, which belongs to the capability {capability.__name__} and is not "
-            f"called without it: write `class {kind.__name__}(Algorithm, {capability.__name__})`, with "
+            f"{kind.__name__} has {', '.join(methods)}, which belongs to the capability {capability.__name__} and is "
+            f"not called without it: write `class {kind.__name__}(Algorithm, {capability.__name__})`, with "
             f"`from pyro_fed.algorithm.capabilities import {capability.__name__}`"
         )
-    if found := sorted(name for name in _methods(Contributions) if callable(getattr(kind, name, None))):
+    if methods := sorted(name for name in _methods(Contributions) if callable(getattr(kind, name, None))):
         raise SettingError(
-            f"{kind.__name__} has {', '.join(found)}, which belongs to the clients' contributions and is not called on "
-            f"the algorithm: write `class {kind.__name__}Contributions(Contributions)` with it, with `from "
+            f"{kind.__name__} has {', '.join(methods)}, which belongs to the clients' contributions and is not called "
+            f"on the algorithm: write `class {kind.__name__}Contributions(Contributions)` with it, with `from "
             "pyro_fed.algorithm.contributions import Contributions`, and have the algorithm's method `contributions` "
             f"return `{kind.__name__}Contributions(self)`"
         )

@@ -1,24 +1,24 @@
-"""How a server adds up messages that it does not trust one by one, or must not see one by one.
+"""Combinations of messages that a server does not trust, or must not see, one by one.
 
-`Bounded` is for algorithms whose messages say what each client knows (Gaussian sites, draws, visits of a chain or of
-particles): each takes it up by its `contributions`, and holds what one client can do to what the cohort does.
+`Bounded` is for algorithms whose messages are contributions of single clients (Gaussian sites, draws, visits of a chain
+or of particles). Their `contributions` limit the effect of one client relative to the cohort.
 
-All others put one vector m̄ in the place of all C messages, so that what an algorithm makes of their sum is
-C m̄ and of their mean, whatever the weights, m̄:
+All other combinations replace every message by one vector m̄, so that the sum of C messages is C m̄, and their mean m̄
+for all weights:
 
     Clipped       m̄ = mean_k m_k min(1, r / ‖m_k‖)
     TrimmedMean   m̄_d = mean of m_kd without the largest and smallest share of them      (Yin et al. 2018)
     Median        m̄_d = median_k m_kd                                                     (Yin et al. 2018)
     Private       m̄ = (Σ_k m_k min(1, r / ‖m_k‖) + noise of SD z r) / C, on a grid      (McMahan et al. 2018)
 
-Bias: all four leave the mean where clients differ. The median and the trimmed mean of skew messages are not their
-mean, clipping shortens the long ones, and the clients' shares of the rows are not used. With clients of equal size
-and like data the bias is small; with one label a client it is not, and the result is not the posterior.
+Bias: all four differ from the mean if clients differ. The median and the trimmed mean of skewed messages are not their
+mean, clipping shortens long messages, and the clients' shares of the rows are not used. The bias is small for clients
+of equal size with similar data. If each client has only one label, it is large, and the result is not the posterior.
 
-They serve algorithms that ask for sums alone and whose clients keep no site (`additive`, `keeps_sites`): a client
-that moved its own site by a message that the server trimmed away would never send it again. `Bounded`, `Clipped` and
-`Private` tell each client what was cut of its own message, so that its site is what the server has taken: with
-`Private` that is differentially private partitioned variational inference (Heikkilä et al. 2023).
+They are for algorithms that use only sums of messages and whose clients keep no site (`additive`, `keeps_sites`): if a
+client changed its site by a message that the server trims, the change would be lost. `Bounded`, `Clipped` and `Private`
+send each client the part that was cut from its message, so that its site equals the one in q; with `Private` this is
+differentially private partitioned variational inference (Heikkilä et al. 2023).
 """
 
 from __future__ import annotations
@@ -44,43 +44,44 @@ from pyro_fed.ops.gaussian import Gaussian
 __all__ = ["Bounded", "Clipped", "Combination", "Median", "Middle", "Shortened", "TrimmedMean"]
 __dir__ = public_dir(__all__)
 
-#: Fewer clients than this cannot outvote one of them.
+#: Smallest number of clients that can outvote one of them.
 MIN_COHORT = 3
-#: Of fewer clients than this one is a third to a fifth of the cohort, whose median and spread it sets with one other.
+#: Smallest cohort without a warning: in a smaller one, a client and one other determine the median and the spread.
 MIN_BOUNDED_COHORT = 2 * MIN_COHORT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Combination(ABC, metaclass=Checked):
-    """What the server puts in the place of a round's messages."""
+    """A rule by which the server replaces a round's messages."""
 
-    #: Whether what else the clients say of themselves, figures and flags, must not be looked at.
+    #: Whether the clients' other figures and flags must not be used.
     private = False
-    #: Whether it does no more to a client's message than to shorten it: a client that is told may keep a site.
+    #: Whether it only shortens messages, so that a client that receives the correction may keep a site.
     shortens = False
 
     def check_clients(self, num_clients: int) -> None:
-        """Refuse settings that make no sense for so many clients; none by default."""
+        """Refuse settings that are invalid for this number of clients; none by default."""
         return
 
     def figures(self, releases: int) -> dict[str, float]:
-        """Figures after so many rounds whose messages were used."""
+        """Figures after this number of rounds with used messages."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounded(Combination):
-    """Each client's message, cut back to what the cohort's messages do.
+    """Each client's message, limited relative to the cohort's messages.
 
-    A client moves no mean by more than `pull` SDs of what chance, or the median client, does, and knows at most
-    `precision` times as much as the median client, or half as many times what its rows would (`algorithm.bounding` has
-    the derivation). One of ten like clients moves no mean by more than about 1.5 SDs, whatever it sends; two by twice
-    that. Honest clients within the limits lose nothing; one with more than twenty times the median client's rows counts
-    as if it had so many, which widens the result. The run names the clients whose messages were cut, and how often.
+    A client's pull on a mean is limited to `pull` SDs of its variation by chance or among clients. Its information is
+    limited to `precision` times that of the median client, or half as many times that expected from its rows
+    (`algorithm.bounding` has the derivation). One of ten equal clients moves no mean by more than about 1.5 SDs,
+    whatever it sends; two move it by at most twice as much. Honest clients within the limits lose nothing. A client
+    with more than twenty times the median client's rows counts as if it had that many, which widens the result. The run
+    names the clients whose messages were limited, and how often.
 
     Args:
-        pull: SDs of what chance or the median client does.
-        precision: of the median client.
+        pull: limit on a client's pull, in SDs of its variation by chance or among clients.
+        precision: limit on a client's information, in units of the median client's.
 
     Raises:
         SettingError: a setting out of its range; fewer than three clients.
@@ -105,19 +106,19 @@ class Bounded(Combination):
             )
 
     def small_cohort(self, num_clients: int) -> list[Finding]:
-        """A finding that so few clients are no cohort, with its effect on the result; empty if they are one."""
+        """A finding that the cohort is small, with its effect on the result; empty if it is not."""
         enough = num_clients >= MIN_BOUNDED_COHORT
         return [] if enough else [sentences.cohort_is_small(clients_held=num_clients, enough=MIN_BOUNDED_COHORT)]
 
     def sites(self, base: Gaussian, sites: Gaussian, centre: Tensor, rows: Tensor | None = None) -> BoundedSites:
-        """Sites (K,) within the limits, see `bounded_sites`; refused where there are fewer than three."""
+        """Sites (K,) within the limits (see `bounded_sites`); fewer than three are refused."""
         self.check_clients(len(sites.eta))
         return bounded_sites(base, sites, centre, pull=self.pull, precision=self.precision, rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Middle(Combination):
-    """One vector in the place of all messages of a round."""
+    """One vector that replaces all messages of a round."""
 
     @abstractmethod
     def middle(self, messages: Tensor) -> Tensor:
@@ -152,11 +153,11 @@ class Shortened(Middle):
     norm: float
 
     def reach(self, combined: State) -> float:
-        """The length of a round's middle, in each place of `combined` (C, ...), as a part of the largest possible."""
+        """The norm of m̄, in each place of `combined` (C, ...), as a share of the largest possible."""
         return float(as_numbers(combined)[0].norm()) / self.norm
 
     def corrections(self, messages: State) -> State:
-        """For each client that keeps a site, and for it alone: what its shortened message is over the one it sent."""
+        """For each client that keeps a site, the difference of its shortened message from the one it sent."""
         flat, sizes = _flat(messages)
         short = (clip(flat, self.norm) - flat).split(list(sizes.values()), 1)
         return {
@@ -192,7 +193,7 @@ class TrimmedMean(Middle):
     """The mean of each number without its largest and smallest values.
 
     Args:
-        share: of the messages that is left out at each end; it bears as large a share of attackers.
+        share: share of the messages that is omitted at each end; it tolerates the same share of faulty clients.
 
     Raises:
         SettingError: `share` out of its range.
@@ -227,7 +228,7 @@ class Median(Middle):
     """
 
     def middle(self, messages: Tensor) -> Tensor:
-        """The median, of an even number the mean of the middle two."""
+        """The median; of an even number of messages the mean of the middle two."""
         return messages.quantile(0.5, 0)
 
 
@@ -243,6 +244,6 @@ def as_numbers(messages: State) -> Tensor:
 
 
 def clip(messages: Tensor, norm: float) -> Tensor:
-    """Messages (C, P), none longer than `norm`."""
+    """Messages (C, P), shortened to at most `norm`."""
     lengths: Tensor = messages.norm(dim=1, keepdim=True)
     return messages * (norm / lengths).clamp_max(1.0)

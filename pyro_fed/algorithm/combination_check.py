@@ -1,4 +1,4 @@
-"""Whether a run is possible with a combination: refused before anything runs."""
+"""Checks, before a run, that its phases allow the combination of messages."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pyro_fed.conventions.limits import SAME_SHARE
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
 
-#: Why draws of a kind cannot be had privately by visits of one client after the other.
+#: Why algorithms that visit one client after the other cannot be private, by kind of draws.
 UNHIDDEN = {
     "chains": (
-        "a visit moves a chain by one client's rows, weighted as if they were everybody's, so that hiding one client "
-        "takes K times the noise that a sum over K clients does (benchmarks/privacy/chains)"
+        "a visit moves a chain by one client's rows, weighted to all rows, so that hiding one client takes K times the "
+        "noise of a sum over K clients (benchmarks/privacy/chains)"
     ),
     "particles": (
-        "its server takes one client's turn after the other, and to hide each takes √K times the noise that their sum "
-        "does, in N particles √N times that: at epsilon = 10 none stays finite (benchmarks/privacy/chains)"
+        "clients take turns, and hiding each turn takes √K times the noise of their sum, or √(K N) times with N "
+        "particles: at epsilon = 10 no run stays finite (benchmarks/privacy/chains)"
     ),
 }
 
@@ -30,35 +30,35 @@ def check_combination(
     graph: Graph | None = None,
     num_rows: int = 0,
 ) -> None:
-    """Refuse, by a SettingError, a combination that a phase of the run, or the number of clients, does not allow."""
+    """Refuse a combination that a phase of the run, or the number of clients, does not allow (SettingError)."""
     if combination is None:
         return
     combination.check_clients(num_clients)
     if isinstance(combination, Private):
         _check_private(combination, chain[-1], num_rows)
-    for algorithm in reversed(chain):  # the run's own first: it is the one that the user named
+    for algorithm in reversed(chain):  # the run's own algorithm first, since the user named it
         name = type(algorithm).__name__
         if isinstance(combination, Bounded):
             _check_bounding(combination, algorithm, chain[-1], graph)
             continue
         if not algorithm.additive and not isinstance(algorithm, SiteKeeping):
-            raise SettingError(f"{name} looks at its messages one by one: {combination} cannot stand in for them")
-        told = isinstance(algorithm, SiteKeeping) and algorithm.corrected
-        keeps_account = told and combination.shortens
+            raise SettingError(f"{name} uses its messages one by one, which {combination} does not allow")
+        gets_correction = isinstance(algorithm, SiteKeeping) and algorithm.corrected
+        keeps_account = gets_correction and combination.shortens
         if not algorithm.additive and not keeps_account:
             raise SettingError(
-                f"{name}: its clients keep sites that follow their own messages, {combination} would part the two; "
-                "use Bounded or Clipped, which tell them, or FedSEP, whose clients keep none"
+                f"{name}: its clients keep sites that depend on their own messages, from which {combination} deviates; "
+                "use Bounded or Clipped, which send corrections, or FedSEP, whose clients keep no sites"
             )
         if algorithm.needs_all:
             raise SettingError(
-                f"{name}, with which {type(chain[-1]).__name__} starts, needs every client's honest answer, which "
-                f"{combination} does not: use start='prior'"
+                f"{name}, with which {type(chain[-1]).__name__} starts, needs the exact messages of all clients, which "
+                f"{combination} changes: use start='prior'"
             )
 
 
 def _check_private(private: Private, algorithm: Algorithm, num_rows: int) -> None:
-    """Refuse private runs for which no sound mechanism gives a useful answer, with the measurement that shows it."""
+    """Refuse private runs for which no sound mechanism gives a useful result, with the measurement that shows it."""
     name = type(algorithm).__name__
     if private.unit == "row":
         private.check_units(num_rows, "row")
@@ -96,5 +96,5 @@ def stands_still(graph: Graph) -> bool:
 
 
 def all_hear_all(graph: Graph) -> bool:
-    """Whether one consensus step makes all agents agree, in every round."""
+    """Whether the graph is complete, so that one consensus step makes all agents agree, in every round."""
     return graph.active(0) is None and stands_still(graph) and graph.gap > 1 - SAME_SHARE

@@ -1,28 +1,28 @@
-"""What an inference algorithm is: settings, and pure functions between tensors.
+"""The interface of an inference algorithm: settings, and pure functions of tensors.
 
-An algorithm is a frozen, keyword-only dataclass. `run` calls its methods in this order, round after round; those
-with a name in brackets belong to a capability that some algorithms take up (see `algorithm.capabilities`):
+An algorithm is a frozen, keyword-only dataclass. `run` calls its methods in this order, round after round. A name in
+parentheses is the optional capability that a method belongs to (see `algorithm.capabilities`):
 
     init        the server's state and the clients' states
-    prepare     the server's own work with the model before a round
-    indicate    where the schedule asks: every client's indicator, and `importance` what it means (Indicators)
+    prepare     the server's computations with the model before a round
+    indicate    every client's indicator, if the schedule asks, and `importance` its meaning (Indicators)
     download    what a scheduled client receives
     draw_noise  all randomness of one client's round, from a generator of (seed, round, client)
     local_step  the client's work: a message, its new state, and figures for the record
-    objections  which messages cannot be honest and are not used
+    objections  messages that are not used, with the reasons
     combine     the server's (or each agent's) new state from the messages
-    refine      the server's own work with the model on that state
-    feedback    what the server tells the clients about their messages (SiteKeeping)
-    settle      what the clients keep, now that they know (SiteKeeping)
-    monitor     figures of the round, `converged` whether to stop
-    conclude    the server's own work with the model after the last round
+    refine      the server's computations with the model on that state
+    feedback    what the server sends to the clients after the round (SiteKeeping)
+    settle      the clients' new states, given the feedback (SiteKeeping)
+    monitor     figures of the round, and `converged` whether to stop
+    conclude    the server's computations with the model after the last round
     sample      draws from the result
 
-States and messages are flat dictionaries of tensors. At a client everything has a leading axis C over the
-clients that work in this round, so that one call serves many clients at once; what is written per client
-goes through `problem.scan` or `problem.mapped`, which map it over that axis and compile it.
+States and messages are flat dictionaries of tensors. At the clients every tensor has a leading axis C over the clients
+that work in this round, so that one call serves many clients. Functions of one client are mapped over this axis, and
+compiled, by `problem.scan` or `problem.mapped`.
 
-`Tempered` algorithms are those of generalised Bayes. A `Plan` runs several algorithms in turn until one has no doubts.
+`Tempered` algorithms are those of generalised Bayes. A `Plan` tries several algorithms until a result has no doubts.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ LocalResult = tuple[State, State, State]
 
 
 class Start(NamedTuple):
-    """Where a warm-started algorithm begins: the final states of `Algorithm.warm_start`.
+    """The start of a warm-started algorithm: the final states of `Algorithm.warm_start`.
 
     Attributes:
-        shared: the server's.
-        local: the clients', each (K, ...), such as their Gaussian sites.
+        shared: the server's state.
+        local: the clients' states, each (K, ...), such as their Gaussian sites.
     """
 
     shared: State
@@ -82,9 +82,7 @@ def required_start(start: Start | None, algorithm: Any) -> Start:
     """The warm start of an algorithm that needs one; SettingError if there is none."""
     if start is None:
         name = type(algorithm).__name__
-        raise SettingError(
-            f"{name} begins where its `warm_start` ends: run it with pyro_fed.run, which does that first"
-        )
+        raise SettingError(f"{name} needs the final states of its `warm_start`: use pyro_fed.run, which runs it first")
     return start
 
 
@@ -92,27 +90,25 @@ def required_start(start: Start | None, algorithm: Any) -> Start:
 class Algorithm(SettingsRepr, ABC):
     """Base class of inference algorithms.
 
-    Abstract methods have to be written; every other one has a default, which is right for an algorithm that has no use
-    for it. Parts of a run that few algorithms have, such as a graph in place of the server, are in
-    `algorithm.capabilities`.
+    Subclasses must define the abstract methods; all others have defaults for algorithms that do not need them. Optional
+    capabilities, such as a graph in place of the server, are in `algorithm.capabilities`.
 
     Class attributes:
         draws_are: what `sample` returns: "particles", "independent" draws of a density, Markov "chains",
-            "agents" (one chain an agent), or a "point".
-        remedy: what to do where the audit finds its draws wrong; "" takes what fits the kind of draws.
-        needs_all: a round without one of its clients means nothing, so that a client that failed is asked again.
-        additive: `combine` asks for no more of the messages than their sums, each weighted by the client's share of
-            the rows, and the clients keep nothing that follows from their own: the messages could be added up by
-            secure aggregation, or be replaced by a robust mean.
-        may_be_infinite: entries of the server's state in which an infinity or a NaN means "not known yet"; in any other
-            that was finite it ends the run.
-        pooled: it works on the pooled data, as those of a single client.
-        joint: of an algorithm on pooled data: it works on the joint density of all latents, while others see the rows'
-            own latents integrated out.
-        on_cpu: its steps are computed on the CPU whatever the federation's device. Pyro's own samplers and guides draw
-            random numbers within the step, from torch's global generator: on a device they would be others, and would
-            change the state of that device's generator.
-        provisional: the codes of those of its `warnings` that count only until exact chains find its moments right.
+            "agents" (one chain for each agent), or a "point".
+        remedy: the cure if the audit finds its draws wrong; "" is the default for the kind of draws.
+        needs_all: whether a round needs all its clients, so that a client that failed is asked again.
+        additive: whether `combine` uses only sums of the messages, weighted by the clients' shares of the rows, and the
+            clients keep no state that depends on their own messages. Secure aggregation may then add the messages up,
+            or a robust mean replace them.
+        may_be_infinite: entries of the server's state in which an infinity or a NaN means "unknown". In other entries
+            that were finite it ends the run.
+        pooled: whether it works on the pooled data, as those of a single client.
+        joint: whether an algorithm on pooled data uses the joint density of all latents; for other algorithms the rows'
+            own latents are integrated out.
+        on_cpu: whether its steps are computed on the CPU on every device of the federation. Pyro's samplers and guides
+            draw random numbers within the step from torch's global generator, which differ on another device.
+        provisional: codes of its `warnings` that are withdrawn if exact chains confirm its moments.
     """
 
     draws_are: ClassVar[str] = "independent"
@@ -127,7 +123,7 @@ class Algorithm(SettingsRepr, ABC):
 
     # -- before a run ---------------------------------------------------------------------------------------
     def delegate(self) -> Algorithm:
-        """The algorithm that is run where a user names this one: another one by its settings, or this.
+        """The algorithm that `run` uses in place of this one: another one if the settings require it, else this.
 
         Example:
             >>> pf.FedEP(guide=my_guide).delegate()
@@ -136,10 +132,10 @@ class Algorithm(SettingsRepr, ABC):
         return self
 
     def for_draws(self, num_draws: int) -> Self:
-        """This algorithm for a result of so many draws, if it makes these during its rounds.
+        """This algorithm for a result with this number of draws, if it computes them during its rounds.
 
         Args:
-            num_draws: as many as the run's result is to have.
+            num_draws: number of draws of the result.
         """
         return self
 
@@ -148,10 +144,10 @@ class Algorithm(SettingsRepr, ABC):
         """Number of rounds if the user gives none."""
 
     def expected_rounds(self, dim: int) -> int | None:
-        """Number of rounds that are enough where the posterior is about Gaussian; None if that is not known before.
+        """Number of rounds that suffice for an approximately Gaussian posterior; None if unknown.
 
         Args:
-            dim: D, parameters of the model.
+            dim: D, the number of parameters of the model.
         """
         return None
 
@@ -164,9 +160,9 @@ class Algorithm(SettingsRepr, ABC):
         return None
 
     def row_temperature(self) -> float:
-        """α: the rows that clients get count with their likelihood to the power 1/α; 1 is Bayes.
+        """α: the likelihood of the clients' rows is raised to the power 1/α; 1 is Bayes.
 
-        What works on rows otherwise than as `ClientData` gives them takes a temperature of its own.
+        Code that uses rows other than by `ClientData` must apply the temperature itself.
         """
         return 1.0
 
@@ -179,18 +175,18 @@ class Algorithm(SettingsRepr, ABC):
 
         Args:
             problem: the model's densities.
-            num_clients: how many there are, K.
+            num_clients: K, the number of clients.
             generator: source of randomness.
-            start: final states of `warm_start`: `start.shared`, and `start.local` with one entry a client;
-                None if it names no algorithm.
+            start: final states of `warm_start`: `start.shared`, and `start.local` with one entry for each client; None
+                without a warm start.
         """
 
     def prepare(self, problem: Problem, shared: State) -> State:
-        """The server's own work with the model at the beginning of a round, such as on the prior: its state."""
+        """The server's state after its computations with the model before a round, such as those on the prior."""
         return shared
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """What clients (C,) receive, with a leading axis C; by default all of the server's state."""
+        """What clients (C,) receive, with a leading axis C; by default the server's whole state."""
         return {name: value.expand(len(clients), *value.shape) for name, value in shared.items()}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
@@ -198,8 +194,8 @@ class Algorithm(SettingsRepr, ABC):
 
         Args:
             problem: the model's densities.
-            num_rows: rows of the client.
-            generator: of (seed, round, client).
+            num_rows: number of rows of the client.
+            generator: seeded by (seed, round, client).
 
         Returns:
             Tensors (steps, ...), or a dictionary of them; `local_step` gets those of C clients, (steps, C, ...).
@@ -216,18 +212,18 @@ class Algorithm(SettingsRepr, ABC):
 
         Args:
             problem: the model's densities.
-            shared: what they received, (C, ...).
-            local: their states, (C, ...).
-            data: their rows.
-            noise: their randomness, (steps, C, ...).
+            shared: what the clients received, (C, ...).
+            local: the clients' states, (C, ...).
+            data: the clients' rows.
+            noise: the clients' randomness, (steps, C, ...).
 
         Returns:
             messages (C, ...), new local states (C, ...), figures for the record (C,). A client keeps its new state if
-            the server uses its message; otherwise it continues from the state before.
+            the server uses its message; otherwise it keeps the old one.
         """
 
     def reply_like(self, shared: State) -> State | None:
-        """A client's message as zeros, for its shapes; None where a step on a made-up row has to tell them.
+        """Zeros in the shapes of a client's message; None if the shapes must be found by a step on an artificial row.
 
         Args:
             shared: what clients receive, (C, ...).
@@ -235,11 +231,11 @@ class Algorithm(SettingsRepr, ABC):
         return None
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Why messages are not to be used: reason → the clients (C,) that it holds for.
+        """Reasons to reject messages, with the clients (C,) that each applies to.
 
         Args:
-            received: what the clients got, (C, ...).
-            messages: what they sent, (C, ...), all finite.
+            received: what the clients received, (C, ...).
+            messages: what the clients sent, (C, ...), all finite.
         """
         return message_limits.grown(received, messages)
 
@@ -248,41 +244,41 @@ class Algorithm(SettingsRepr, ABC):
         """The new state of the server from C messages.
 
         Args:
-            shared: the state before; of a serverless algorithm the states of the C agents that are awake.
-            messages: (C, ...). Where a graph takes several steps a round, the agents' new states are the next
-                step's messages.
-            weights: (C,) the clients' shares of the rows; of a serverless algorithm the mixing weights W of the
-                awake agents, (C, C), SciPy sparse rows; or the row of one agent, (1, C), whose state alone is wanted.
+            shared: the old state; without a server, the states of the C agents that are awake.
+            messages: (C, ...). If a round has several consensus steps, the agents' new states are the messages of the
+                next step.
+            weights: the clients' shares of the rows, (C,). Without a server, the mixing weights W of the awake agents,
+                (C, C), as SciPy sparse rows, or the row of one agent, (1, C), to compute only its state.
         """
 
     def refine(self, problem: Problem, shared: State) -> State:
-        """The server's own work with the model after `combine`: its state."""
+        """The server's state after its computations with the model that follow `combine`."""
         return shared
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Figures of the round; `change` is shown as the convergence figure."""
+        """Figures of the round; progress bars show `change` as the measure of convergence."""
         return {}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether to stop, from the figures of all rounds so far; None if there is no criterion.
 
-        A run that ends at a False says that it has not converged.
+        A run whose last value is False reports that it has not converged.
         """
         return None
 
-    # -- the clients' parts in the answer -------------------------------------------------------------------
+    # -- the clients' contributions -------------------------------------------------------------------------
     def contributions(self) -> Contributions:
-        """What each client has put into the answer, as far as the server can tell; by default nothing is known.
+        """Each client's contribution to the result, as far as the server knows it; by default it is unknown.
 
         Example:
             def contributions(self):
-                return MyContributions(self)  # a kind of `Contributions`, with the methods that it can answer
+                return MyContributions(self)  # a subclass of `Contributions` with the methods that it supports
         """
         return Contributions(self)
 
-    # -- the answer -----------------------------------------------------------------------------------------
+    # -- the result -----------------------------------------------------------------------------------------
     def conclude(self, problem: Problem, shared: State) -> State:
-        """The server's own work with the model before draws are made, such as running a guide: its state."""
+        """The server's state after its last computations with the model, such as running a guide for draws."""
         return shared
 
     @abstractmethod
@@ -290,11 +286,11 @@ class Algorithm(SettingsRepr, ABC):
         """Draws from the result, (chain, draw, D), unconstrained."""
 
     def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
-        """More columns of the result's `sample_stats` for draws (chain, draw, D), each (chain, draw)."""
+        """Further variables of the result's `sample_stats` for draws (chain, draw, D), each (chain, draw)."""
         return {}
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
-        """The log density that the draws come from, so that importance ratios can judge them; None if unknown.
+        """The log density of the distribution of the draws, for importance ratios; None if unknown.
 
         Args:
             shared: the server's last state.
@@ -306,27 +302,27 @@ class Algorithm(SettingsRepr, ABC):
         return None
 
     def own_errors(self, figures: Mapping[str, float]) -> tuple[float, float]:
-        """The largest error of a mean, in SDs, and of the logarithm of an SD, as far as it can tell; else 0.
+        """The algorithm's own estimates of the largest error of a mean, in SDs, and of a log SD; 0 by default.
 
         Args:
-            figures: of its last round.
+            figures: figures of the last round.
         """
         return 0.0, 0.0
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure for an update that left the finite numbers, as the end of a sentence.
+        """The cure for an update that is not finite, as the end of a sentence.
 
         Args:
             problem: the model's densities.
-            before: the server's state before that update.
+            before: the server's state before the update.
         """
         return "reduce the step size"
 
     def warnings(self, record: Record, problem: Problem) -> Sequence[Finding | str]:
-        """Why the result should not be trusted, a finding or a sentence each; empty if it can be trusted.
+        """Reasons not to trust the result, each a finding or a sentence; empty if there are none.
 
         Args:
-            record: what happened in the run.
+            record: the run's record.
             problem: the model's densities.
         """
         return []
@@ -339,7 +335,7 @@ def overrides(algorithm: Algorithm, *methods: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Tempered(Algorithm):
-    """Base of algorithms whose clients' rows come with their likelihood to the power 1/α.
+    """Base of algorithms in which the likelihood of the clients' rows is raised to the power 1/α.
 
     Args:
         temperature: α; 1 is Bayes.
@@ -354,33 +350,35 @@ class Tempered(Algorithm):
 
 @dataclass(frozen=True)
 class Stage:
-    """One algorithm of a plan, and on what."""
+    """One algorithm of a plan, and the form of the model that it runs on."""
 
     algorithm: Algorithm
-    noncentred: bool = False  # on the form of the model in which effects are in units of their own scale, if it has one
-    title: str = ""  # its name once its open settings have been chosen; "" names it by its settings
+    noncentred: bool = False  # whether to use the model's non-centred form, if it has one
+    title: str = ""  # its name after open settings have been chosen; "" derives it from the settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(SettingsRepr, ABC):
-    """Algorithms that a run tries in turn, each judged as if it were run alone: the first without doubts answers.
+    """Algorithms that a run tries in turn, each judged as if run alone, until a result has no doubts.
 
-    What one of them starts from and another has been already, such as the sites of `FedEP` for `FedAIS`, is not run
-    again. Where an answer was doubted, a later one without doubts must be confirmed by another, see `confirm`.
+    A stage that starts from the result of another one, as `FedAIS` from the sites of `FedEP`, does not run it again. A
+    result without doubts that follows a doubted one must be confirmed by another stage (see `confirm`).
 
     Args:
-        max_rounds: rounds of all stages together; None: no limit.
-        max_bytes: bytes that the clients receive and send in all stages together; None: no limit. What they will send
-            in the first round of a phase is not known before it, and may come on top.
-        max_seconds: seconds on the clock of all stages together; None: no limit. See `max_seconds` of `pyro_fed.run`.
-        confirm: an answer without doubts that comes after a doubted one has to be confirmed by a second one that agrees
-            with it, as found or as the audit's chains correct it. So many more stages are tried for that; 0: none.
-        mean_error: the most that any mean of two answers that agree may differ, in SDs.
-        sd_factor: the largest ratio of any SD of two answers that agree.
-        aim_mean_error: the error of a mean that is aimed at, in SDs, as the audit's chains estimate it. An answer that
-            misses an aim, but has no doubts, is followed by stages that may be better, see `refine`.
-        aim_sd_factor: the factor by which an SD may be off, as an aim.
-        refine: the most stages that are tried for a missed aim; 0: none.
+        max_rounds: limit on the rounds of all stages together; None is no limit.
+        max_bytes: limit on the bytes that the clients receive and send in all stages together; None is no limit. The
+            first round of a phase may exceed it, because the size of its messages is unknown before.
+        max_seconds: limit on the time of all stages together, in seconds; None is no limit. See `max_seconds` of
+            `pyro_fed.run`.
+        confirm: largest number of further stages that are tried to confirm a result without doubts that follows a
+            doubted one. A second result, as computed or as corrected by the audit's chains, must agree with it. 0 does
+            not confirm.
+        mean_error: largest difference of a mean between two results that agree, in SDs.
+        sd_factor: largest ratio of an SD between two results that agree.
+        aim_mean_error: target for the error of a mean, in SDs, as estimated by the audit's chains. A result that misses
+            a target, but has no doubts, is followed by stages that may be more accurate (see `refine`).
+        aim_sd_factor: target for the factor by which an SD is wrong.
+        refine: largest number of stages that are tried for a missed target; 0 tries none.
     """
 
     max_rounds: int | None = None
@@ -404,14 +402,14 @@ class Plan(SettingsRepr, ABC):
 
     @property
     def aim(self) -> Limits:
-        """The limits that an answer should keep to, finer than those that make one wrong."""
+        """The target limits of errors, which are tighter than those of a wrong result."""
         return Limits(self.aim_mean_error, self.aim_sd_factor)
 
     @abstractmethod
     def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm | Stage]:
-        """The stages to try, in order; at least one, and the first of them is on the unchanged model.
+        """The stages to try, in order: at least one, the first of them on the unchanged model.
 
         Args:
-            problem: the model's densities, which say what can be run on them.
-            graph: who talks to whom; None with a server.
+            problem: the model's densities.
+            graph: the graph of agents; None with a server.
         """

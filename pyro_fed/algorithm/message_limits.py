@@ -1,7 +1,7 @@
 """Checks of messages against their honest range: magnitudes and signs.
 
-A gate is generous: an honest client never meets it, a reply scaled by 1e30 or of the wrong sign does not pass.
-What lies between is the business of `pyro_fed.combination`.
+The limits are wide: honest messages never exceed them, whereas a reply scaled by 1e30 or with the wrong sign is
+rejected. `pyro_fed.combination` handles everything in between.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from torch import Tensor
 
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Log-likelihood of what a client's rows exclude: it is finite, so that it can be sent, summed and mixed.
+#: Log-likelihood of impossible parameters: finite, so that it can be sent, summed and mixed.
 IMPOSSIBLE = -1e30
-#: A message may be so many times as large as what the client received, or as the other clients' median,
+#: Largest ratio of a message to what the client received, or to the other clients' median,
 LARGEST_RATIO = 1e12
-#: or so large where there are no others.
+#: and the largest message if there are no others.
 LARGEST_ALONE = 1e18
-#: A change may take away so many times the precision that there is, and as many times again as the client's expected
-#: log-likelihood is nats below zero (see `natural`).
+#: Largest fall of the precision by a change, as a multiple of the precision, plus this multiple per nat of the client's
+#: expected log-likelihood below zero (see `natural`).
 LARGEST_FALL = 100.0
 
-#: Why messages are refused: reason → the clients (C,) that it holds for.
+#: Reasons to reject messages, with the clients (C,) that each applies to.
 Objections = dict[str, Tensor]
 
 
 def grown(received: dict[str, Tensor], messages: dict[str, Tensor]) -> Objections:
-    """Clients whose message contains what they received, grown beyond `LARGEST_RATIO`."""
+    """Clients whose message has an entry that is more than `LARGEST_RATIO` times what they received."""
     return {
         f"its '{name}' is more than {LARGEST_RATIO:g} times what it received": _grown(received[name], messages[name])
         for name in messages
@@ -35,7 +35,7 @@ def grown(received: dict[str, Tensor], messages: dict[str, Tensor]) -> Objection
 
 
 def _grown(received: Tensor, message: Tensor) -> Tensor:
-    """Whether each client's entry has grown beyond `LARGEST_RATIO`, (C,); small numbers are not compared singly."""
+    """Whether each client's entry has grown by more than `LARGEST_RATIO`, (C,), by its largest magnitude."""
     if message.numel() and float(message.abs().max()) <= LARGEST_RATIO:
         return torch.zeros(len(message), dtype=torch.bool, device=message.device)
     return sizes(message) > LARGEST_RATIO * (1 + sizes(received))
@@ -50,7 +50,7 @@ def outlying_clients(size: Tensor, what: str) -> Objections:
 
 
 def outlying_sites(messages: dict[str, Tensor]) -> Objections:
-    """Precisions and etas far above the others', measured by the fall of `values` (C, L) on a searched line."""
+    """Clients whose precisions or etas are far above the others', relative to the fall of `values` (C, L) on a line."""
     swing: Tensor | float = 1.0
     if "values" in messages:
         values = messages["values"].double()
@@ -62,21 +62,21 @@ def outlying_sites(messages: dict[str, Tensor]) -> Objections:
 
 
 def natural(q: Gaussian, deltas: Gaussian, values: Tensor | None = None) -> Objections:
-    """Changes (C,) of the natural parameters of q, (1,), that no honest client sends.
+    """Clients whose changes (C,) of the natural parameters of q, (1,), cannot be honest.
 
-    In units of the precision that q has, and of what the other clients add: |Δ_ij|, -Δ_ii, and the step in SDs.
+    The checked sizes are |Δ_ij|, -Δ_ii and the step in SDs, in units of q's precision plus the other clients' changes.
 
     A log-likelihood l of at most M has an expected curvature Λ with -Λ_ii ≤ P_ii (M - E_q[l]), by Stein's identity: in
-    the direction u of units of q, -u'Λu = E_q[(1 - (u'ε)²) (M - l)] and M - l ≥ 0; and at finitely many points Λ_ii
-    and the score are within that times their largest (u'ε)². So a client whose log-likelihood has fallen to -10⁵ nats
-    under q, as that of rows with scales of their own where a step, or a start, goes too far, may take away 10⁵ times
-    the precision and be honest: all three are measured by the fall. It is the step that is wrong, and whoever knows
-    the values takes it back.
+    the direction u, in units of q, -u'Λu = E_q[(1 - (u'ε)²) (M - l)] and M - l ≥ 0. At finitely many points Λ_ii and
+    the score are within this bound times the largest (u'ε)². A client whose log-likelihood has fallen to -10⁵ nats
+    under q may therefore honestly remove 10⁵ times the precision, as happens for rows with scales of their own after a
+    step or a start that is too far away. All three sizes are therefore relative to the fall. The step is wrong then,
+    not the message, and algorithms that know the values reject the step.
 
     Args:
         q: the Gaussian that the clients received.
-        deltas: the changes that they sent.
-        values: their expected log-likelihoods under q, (C,), if they send them.
+        deltas: the changes that the clients sent.
+        values: the clients' expected log-likelihoods under q, (C,), if they send them.
     """
     fall = torch.zeros_like(deltas.eta[:, 0]) if values is None else (-values).clamp_min(0.0)
     full = deltas.dense
@@ -93,7 +93,7 @@ def natural(q: Gaussian, deltas: Gaussian, values: Tensor | None = None) -> Obje
 
 
 def sizes(value: Tensor) -> Tensor:
-    """Largest magnitude a client, (C,), float64; values that all clients share are inspected once."""
+    """The largest magnitude of each client, (C,), float64; values that all clients share are inspected once."""
     count = len(value)
     value = value if value.stride(0) else value[:1]
     flat = value.reshape(len(value), -1)

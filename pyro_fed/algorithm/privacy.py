@@ -3,41 +3,41 @@
     m̄ = γ (Σ_k ⌊m_k min(1, r / ‖m_k‖) / γ⌋ + ξ) / C,    ξ_d discrete Gaussian, P(ξ_d) ∝ exp(-ξ_d² / 2 s²)           (1)
     s = z (r/γ + √D) rounded up
 
-⌊·⌋ rounds each number towards zero, D is how many numbers a message has, and C is how many clients sent one.
+⌊·⌋ rounds each number towards zero, D is the number of entries of a message, and C the number of clients that sent one.
 
 **Adjacency** is *zero-out* (Kairouz et al. 2021; Ponomareva et al. 2023, *How to DP-fy ML*): two federations are
-neighbours if one client's message is replaced by zero in every round, or with `unit="row"` one row's part of it. How
-many clients and rows there are, and who sent a message in which round, is public.
+neighbours if one client's message is replaced by zero in every round, or with `unit="row"` one row's part of it. The
+numbers of clients and rows, and the clients of each round, are public.
 
-**Sensitivity** of the sum in (1), of whole numbers and so without rounding errors, to one client: its message is at
-most r/γ long, as rounding towards zero makes none longer. To one row: its part of its client's message is at most r
-long, and the client's sum, rounded, moves by at most r/γ + √D, a step in each number. The noise has the larger of the
-two for both, which also covers the errors of float64 in the clip, D 2⁻⁵³ r. So a round is a Gaussian mechanism of noise
-multiplier z, for who sees m̄ and what follows from it: the server adds the noise, and is trusted (see SECURITY.md). No
-reduction is claimed for clients that a schedule leaves out.
+**Sensitivity.** The sum in (1) is of integers, and has no rounding errors. One client's message has a norm of at most
+r/γ, since rounding towards zero lengthens none. One row's part of a message has a norm of at most r, and the client's
+rounded sum changes by at most r/γ + √D. The noise is scaled to the larger of the two, which also covers the errors of
+float64 in the clipping, D 2⁻⁵³ r. A round is therefore a Gaussian mechanism with noise multiplier z for everybody who
+sees m̄ and its consequences. The server adds the noise and is trusted (see SECURITY.md). No reduction is claimed for
+clients that a schedule leaves out.
 
-**The grid.** γ is a power of two, 2⁻³⁶ to 2⁻³⁵ of max(1, z) r. All released numbers are whole multiples of γ over C,
-whatever the messages: neither noise nor messages show through the low bits of a floating-point number (Mironov 2012).
-Sums are exact in 64 bits: a number beyond 2⁶²/C steps, which no message shortened to r has, and a client's sum of rows
-only from 2²⁶/C rows on that all pull one way, is cut to that. Cutting brings no two sums further apart.
+**The grid.** γ is a power of two, 2⁻³⁶ to 2⁻³⁵ of max(1, z) r. All released numbers are multiples of γ/C, whatever the
+messages, so that the low bits of floating-point numbers reveal neither noise nor messages (Mironov 2012). Sums are
+exact in 64 bits. Numbers beyond 2⁶²/C steps are clipped, which does not occur for a message shortened to r, and for a
+client's sum of rows only from 2²⁶/C rows in the same direction. Clipping does not increase the distance of two sums.
 
-**The noise** does not follow from the run's seed, which the result names: `opendp` samples it exactly, from rational
-numbers and bits of OpenSSL's generator, which the operating system seeds with 256 bits or more. (Torch's generator
-keeps 32 bits of its seed, and all 2³² can be tried in a minute.) A private run cannot be repeated. A number costs
-about 9 µs of one core.
+**The noise** does not depend on the run's seed, which the result contains. `opendp` samples it exactly, from rational
+numbers and bits of OpenSSL's generator, which the operating system seeds with 256 bits or more. (Torch's generator uses
+32 bits of its seed, and all 2³² can be tried in a minute.) A private run cannot be repeated. A number takes about 9 µs
+on one core.
 
-**The accountant.** R releases are as private as one with σ = z / √R, and that one is (ε, δ)-private if and only if
+**The accountant.** R releases are as private as one with σ = z / √R, which is (ε, δ)-private if and only if
 
     δ ≥ Φ(1/2σ - εσ) - e^ε Φ(-1/2σ - εσ)                                                                         (2)
 
-With a = 1/2σ - εσ and Mills' ratio M(x) = Φ(-x)/φ(x) the right-hand side is Φ(a) - φ(a) M(1/σ - a), which increases
-with a and subtracts no large numbers from each other: it is solved for a, between Φ⁻¹(δ), where it is below δ, and
-1/2σ, where ε is 0. A continuous Gaussian, rounded to whole numbers, is a Gaussian mechanism with something computed
-from its release, so that (2) holds for it. A discrete one's probabilities differ from its by a factor of exp(±β), β =
-200 D R / s², for D numbers in all R releases, except where one of these is 40 SDs from its mean (probability below D R
-1e-348): φ(k + u)/φ(k) is exp(-ku/s² - u²/2s²), and its mean over |u| ≤ 1/2 lies between exp(-1/8s²) and exp(k²/8s⁴). So
-ε is 2β more than (2) says, less than 1e-9 for D R up to 1e9 where s is at least 2³⁵, as it is from z = 1 on. Without
-any of this, such noise is zero-concentrated private with ρ = R / 2z² (Canonne et al.), so that ε ≤ ρ + 2 √(ρ ln 1/δ).
+With a = 1/2σ - εσ and the Mills ratio M(x) = Φ(-x)/φ(x) the right-hand side is Φ(a) - φ(a) M(1/σ - a), which increases
+with a and has no cancellation. It is solved for a between Φ⁻¹(δ), where it is below δ, and 1/2σ, where ε is 0. Rounding
+a continuous Gaussian mechanism's release to integers is post-processing, so that (2) holds for it. The probabilities of
+discrete noise differ from these by a factor of exp(±β), β = 200 D R / s², for D numbers in all R releases, except where
+one of these is 40 SDs from its mean (probability below D R 1e-348): φ(k + u)/φ(k) is exp(-ku/s² - u²/2s²), and its mean
+over |u| ≤ 1/2 lies between exp(-1/8s²) and exp(k²/8s⁴). ε therefore exceeds the solution of (2) by at most 2β, which is
+less than 1e-9 for D R up to 1e9 if s is at least 2³⁵, that is for z ≥ 1. Independently, such noise is zero-concentrated
+private with ρ = R / 2z² (Canonne et al.), so that ε ≤ ρ + 2 √(ρ ln 1/δ).
 
 Source: McMahan, Ramage, Talwar & Zhang (2018), *Learning differentially private recurrent language models*; Canonne,
 Kamath & Steinke (2020), *The discrete Gaussian for differential privacy*; Kairouz et al. (2021), *Practical and private
@@ -67,11 +67,11 @@ from pyro_fed.conventions.limits import STANDARD_ERRORS
 from pyro_fed.conventions.setting_checks import check_between, check_choice, check_positive
 from pyro_fed.errors import SettingError
 
-#: Steps of the grid in `norm`, or in the noise where that is longer, as a power of two.
+#: Number of grid steps in `norm`, or in the noise if it is larger, as a power of two.
 GRID_BITS = 36
-#: No sum of a round's messages is larger, so that it fits in 64 bits with its noise.
+#: Largest sum of a round's messages, which fits in 64 bits with its noise.
 LARGEST_SUM = 2.0**62
-#: Norms and noise multipliers of which no product leaves float64.
+#: Range of norms and noise multipliers whose products are finite in float64.
 REPRESENTABLE = (1e-100, 1e100)
 #: Steps of the grid in one SD of `standard_normal`.
 STEPS_PER_SD = 2.0**40
@@ -96,7 +96,7 @@ def _mechanism(sd: float) -> Callable[[list[int]], list[int]]:
     from opendp.metrics import l2_distance
     from opendp.mod import enable_features
 
-    enable_features("contrib")  # OpenDP's mark of what its own committee has not yet reviewed in full
+    enable_features("contrib")  # OpenDP's flag for code that its committee has not yet reviewed in full
     found: Callable[[list[int]], list[int]] = make_gaussian(
         vector_domain(atom_domain(T="i64")), l2_distance(T="i64"), scale=sd
     )
@@ -127,25 +127,24 @@ def gaussian_epsilon(noise_multiplier: float, releases: int, delta: float) -> fl
 class Private(Shortened):
     """The mean of clipped messages with Gaussian noise.
 
-    The result holds what was released and what follows from it: no rows, log-likelihoods or densities, and nothing that
-    clients say of themselves. The group `federation` gets `epsilon` after each round, the result's attributes
-    `epsilon`, `delta` and `noise`: the noise's largest SD in a mean, in posterior SDs. The draws have that noise in
-    their spread; what clipping takes away is not in it. If the last release, noise aside, is at least half as long as
-    `norm` allows, the result says that messages were still being shortened; how many is not released. Shortened
-    messages that cancel each other out cannot be noticed: choose a norm that honest messages seldom reach. A checkpoint
-    of the run holds the server's state, and is the server's alone.
+    The result contains only what was released and what follows from it: no rows, log-likelihoods or densities, and no
+    other figures of the clients. The group `federation` has `epsilon` after each round. The result's attributes are
+    `epsilon`, `delta` and `noise`, the largest SD of the noise in a mean, in posterior SDs. The spread of the draws
+    includes the noise, but not the bias of clipping. If the norm of the last release, without noise, is at least half
+    of `norm`, the result warns that messages were still being shortened; their number is not released. Shortened
+    messages that cancel each other cannot be detected: choose a norm that honest messages seldom reach. A checkpoint of
+    the run contains the server's state, and must not leave the server.
 
     Args:
-        norm: r, the longest that a message may be, or with `unit="row"` that a row's part of it may be.
-        noise_multiplier: z, the noise's SD in units of `norm`.
+        norm: r, the largest norm of a message, or with `unit="row"` of a row's part of it.
+        noise_multiplier: z, the SD of the noise in units of `norm`.
         delta: δ; well below one over the number of clients, or of rows.
-        unit: what is protected, in the sense of *zero-out* adjacency: "client", whether a client's messages, of all its
-            rows, are replaced by zero; the server shortens them. "row", whether one row's part of its client's messages
-            is; the client shortens it, which is asked of an algorithm (`SummedLangevin(row_norm=...)`). The number of
-            clients and of rows is public.
+        unit: the protected unit, in the sense of *zero-out* adjacency. "client": all messages of a client, which the
+            server shortens. "row": one row's part of its client's messages, which the client shortens; the algorithm
+            must support it (`SummedLangevin(row_norm=...)`). The numbers of clients and of rows are public.
 
-    The noise comes from the operating system's secrets: the run's `seed` does not touch it, and no private run can be
-    repeated exactly.
+    The noise comes from the operating system's random numbers and does not depend on the run's `seed`, so that no
+    private run can be repeated exactly.
 
     Raises:
         SettingError: a setting out of its range, or opendp, which draws the noise, is not installed.
@@ -176,14 +175,14 @@ class Private(Shortened):
             import opendp.measurements  # noqa: F401
         except ImportError as error:
             raise SettingError(
-                "Private needs opendp, which draws noise that nobody can search for: pip install 'pyro_fed[privacy]'"
+                "Private needs opendp, which samples the noise securely: pip install 'pyro_fed[privacy]'"
             ) from error
 
     def check_clients(self, num_clients: int) -> None:
-        """Refuse δ unless it is below one over the clients: else a mechanism that publishes one of them all would do.
+        """Refuse δ unless it is below one over the clients; a larger δ would allow to publish the data of one client.
 
         Raises:
-            SettingError: it is not.
+            SettingError: δ is too large.
         """
         self.check_units(num_clients, "client")
 
@@ -191,7 +190,7 @@ class Private(Shortened):
         """Refuse δ unless it is below one over the number of units, "client" or "row".
 
         Raises:
-            SettingError: δ is too large for so many.
+            SettingError: δ is too large.
         """
         if self.delta * number >= 1:
             whose = "one client's rows" if unit == "client" else "one row"
@@ -215,9 +214,9 @@ class Private(Shortened):
         return self.grid * released / len(messages)
 
     def reach(self, combined: State) -> float:
-        """The length of a round's middle, as a part of `norm`, less what its noise may be; 0 for rows' parts.
+        """The norm of m̄ as a share of `norm`, less a bound on its noise; 0 with `unit="row"`.
 
-        It follows from what is released, and costs no privacy.
+        It is computed from the release, and costs no privacy.
         """
         if self.unit == "row":
             return 0.0
@@ -231,5 +230,5 @@ class Private(Shortened):
         return {"epsilon": self.epsilon(releases), "delta": self.delta}
 
     def epsilon(self, releases: int) -> float:
-        """ε after so many rounds, at least 1."""
+        """ε after this number of rounds, at least 1."""
         return gaussian_epsilon(self.noise_multiplier, releases, self.delta)

@@ -1,4 +1,4 @@
-"""What happened in a run: who took part, what was sent, how long it took, and the algorithm's own figures."""
+"""The record of a run: its clients, the sizes of messages, times, and the algorithm's figures."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from pyro_fed.codes.finding import Finding, texts
 from pyro_fed.conventions.limits import MATTERS, NEGLIGIBLE
 from pyro_fed.density.symmetry import Symmetry
 
-#: Among what a plan tries: the model's non-centred form.
+#: Name of the model's non-centred form among the algorithms of a plan.
 NONCENTRED = "non-centred"
-#: Rounds over which it is judged how a run goes on.
+#: Number of recent rounds from which the progress of a run is judged.
 RECENT_ROUNDS = 10
-#: A client moves the answer more than others do where it moves it by more than `ACCEPTED_SHIFT_SDS` in its median
-#: round, and by so many times what the median client does in its own.
+#: A client moves the result more than others do if its median shift exceeds `ACCEPTED_SHIFT_SDS` and this multiple of
+#: the median client's.
 LARGE_SHIFT_TIMES_MEDIAN = 5.0
-#: Clients differ too much for limits relative to the cohort where more than this share of their messages were cut back
-#: in the last rounds. Two faulty clients of ten are no such share.
+#: Largest share of messages beyond the limits in the recent rounds for which clients count as a cohort; two faulty
+#: clients of ten are below it.
 DISSIMILAR_SHARE = 0.3
-#: Messages whose numbers are mostly so many of the cohort's SDs from its medians stand apart: like clients are at 0.7.
+#: Median distance of outlying messages from the cohort's medians, in the cohort's SDs; it is 0.7 for equal clients.
 OUTLYING_MESSAGE_SDS = 6.0
 
-#: Bytes that every client received and sent before a schedule chose.
+#: Bytes that every client received and sent before the schedule chose clients.
 Asked = tuple[int, int]
-#: A client that failed, and why.
+#: A client that failed, and the reason.
 Failure = tuple[int, str]
 
 
 @dataclass
 class Round:
-    """One round: the clients that worked, what each received and sent, and what they say of it."""
+    """One round: its clients, their bytes received and sent, and their figures."""
 
     phase: str
     clients: list[int]
@@ -50,9 +50,9 @@ class Round:
     info: dict[str, np.ndarray]  # figures (C,), or (C, D) if there is one a parameter
     #: Bytes that all K clients received and sent if the schedule asked them first; they need not receive these again.
     asked: Asked | None = None
-    failures: list[Failure] = field(default_factory=list)  # of clients that were asked, once an attempt
-    gone: int = 0  # how many of these did not reply, where others replied what could not be used
-    reach: float = 0.0  # the length of what was released, of the longest possible, if messages are shortened
+    failures: list[Failure] = field(default_factory=list)  # of the clients that were asked, one for each attempt
+    gone: int = 0  # number of these that did not reply; the others sent replies that could not be used
+    reach: float = 0.0  # the norm of the release as a share of the largest possible, if messages are shortened
 
     @property
     def bytes(self) -> int:
@@ -90,17 +90,17 @@ class Released:
 
 @dataclass(frozen=True)
 class BySums:
-    """Figures from the clients' log-likelihoods at a result's draws, one number a client and draw."""
+    """Figures from the clients' log-likelihoods at a result's draws, one number per client and draw."""
 
     log_density: State = field(default_factory=dict)  # the draws' `lp` (chain, draw); empty without all clients
-    unchecked: str = ""  # what such sums cannot tell, as a clause; "" if the result was not judged by them
+    unchecked: str = ""  # what these sums cannot check, as a clause; "" if the result was not judged by them
     pareto_k: float | None = None  # of the draws' importance weights; None if there are none
-    effective: float | None = None  # how many draws the weights are worth
+    effective: float | None = None  # effective number of draws under the weights
 
     def attributes(self) -> dict[str, Any]:
         """The attributes of a result; unknown ones are left out."""
-        found = {"unchecked": self.unchecked, "pareto_k": self.pareto_k, "effective_draws": self.effective}
-        return {name: value for name, value in found.items() if value not in ("", None)}
+        attributes = {"unchecked": self.unchecked, "pareto_k": self.pareto_k, "effective_draws": self.effective}
+        return {name: value for name, value in attributes.items() if value not in ("", None)}
 
 
 @dataclass
@@ -109,38 +109,38 @@ class Record:
 
     client_names: list[str]
     rounds: list[Round] = field(default_factory=list)
-    figures: list[dict[str, float]] = field(default_factory=list)  # of the last phase's rounds, empty if nobody worked
-    until: int | None = None  # the round after the last one of these, if others came after it
-    planned: frozenset[str] = frozenset()  # algorithms that a plan tries, and `NONCENTRED`: advice names none of them
-    findings: list[Finding] = field(default_factory=list)  # against the result, in the order of the checks
-    converged: bool | None = None  # whether it stopped by the algorithm's own criterion; None if that has none
-    blocked: bool = False  # whether it stood still only since no change of a client could be applied
-    interrupted: bool = False  # by the user
+    figures: list[dict[str, float]] = field(default_factory=list)  # of the last phase's rounds, empty if none worked
+    until: int | None = None  # the round after the last of these figures, if later rounds follow
+    planned: frozenset[str] = frozenset()  # algorithms that a plan tries, and `NONCENTRED`, which advice must not name
+    findings: list[Finding] = field(default_factory=list)  # about the result, in the order of the checks
+    converged: bool | None = None  # whether it stopped by the algorithm's criterion; None if there is none
+    blocked: bool = False  # whether nothing moved because no client's change could be applied
+    interrupted: bool = False  # whether the user interrupted the run
     stopped: str = ""  # such as "stopped at the limit of 60 s, after 3 of 100 rounds"
     audited: bool = False  # whether the result was judged at its draws
     by_sums: BySums = field(default_factory=BySums)  # from the clients' sums over rows, if the rows are elsewhere
-    measured: dict[str, np.ndarray] = field(default_factory=dict)  # by the audit, each by `parameter`, which is there
-    #: Places (D,) of the posterior's maxima that the audit knows, in the coordinates of the form that was run; those of
-    #: one stage of a plan are used by the next ones. And maps that leave the posterior as it is.
+    measured: dict[str, np.ndarray] = field(default_factory=dict)  # measurements of the audit, by `parameter`
+    #: Maxima of the posterior (D,) that the audit knows, in the coordinates of the form that was run, which later
+    #: stages of a plan reuse; and maps that leave the posterior unchanged.
     modes: list[Tensor] = field(default_factory=list)
     symmetries: list[Symmetry] = field(default_factory=list)
     spread: bool = False  # whether the draws were spread over the images under these maps
     #: The clients' Gaussian sites, `precision` and `eta` (K, ...), with those of q as `q_precision` and `q_eta`.
     sites: State = field(default_factory=dict)
-    sites_of: str = ""  # the algorithm that left them: the run's own, or one that it started from
-    stands_apart: str = ""  # a sentence on clients that move the answer more than others do
+    sites_of: str = ""  # the algorithm that computed them: the run's own, or one that it started from
+    stands_apart: str = ""  # a sentence on clients that move the result more than others do
     private: Released | None = None  # what a private run spent
 
     @property
     def latest(self) -> dict[str, float]:
-        """Figures of the last round in which anybody worked; empty if there is none."""
+        """Figures of the last round with clients; empty if there is none."""
         return next((figures for figures in reversed(self.figures) if figures), {})
 
     @property
     def rounds_help(self) -> bool:
-        """Whether more rounds may lead further: not if changes cannot be applied, or if none has become smaller lately.
+        """Whether more rounds may help: not if changes cannot be applied, or if changes no longer decrease.
 
-        After eight rounds at least, the smallest change of the last half is compared with that of the first.
+        After at least eight rounds, the smallest change of the second half is compared with that of the first half.
         """
         changes = [figures.get("change", math.nan) for figures in self.figures]
         half = len(changes) // 2
@@ -149,12 +149,12 @@ class Record:
 
     @property
     def doubts(self) -> list[str]:
-        """Why the result should not be trusted, one sentence each."""
+        """Reasons not to trust the result, one sentence each."""
         return texts(one for one in self.findings if one.is_doubt)
 
     @property
     def notes(self) -> list[str]:
-        """Events of the run that its user should know, one sentence each."""
+        """Events of the run that the user should know, one sentence each."""
         return texts(one for one in self.findings if not one.is_doubt)
 
     @property
@@ -163,11 +163,11 @@ class Record:
         return "epsilon" in self.latest
 
     def warning_texts(self) -> list[str]:
-        """All warnings of a run, each once: what happened, and then why its result should not be trusted."""
+        """All warnings of a run, each once: notes on events, and then reasons not to trust the result."""
         return [*self.notes, *self.doubts]
 
     def untried(self, *names: str) -> str:
-        """The algorithms that no plan tries anyway, as "FSGLD, DSVGD or NUTS"; the last of `names` if it tries all."""
+        """Algorithms that the plan does not try, as "FSGLD, DSVGD or NUTS"; the last of `names` if it tries all."""
         *others, last = [name for name in names if name not in self.planned] or names[-1:]
         return f"{', '.join(others)} or {last}" if others else last
 
@@ -201,46 +201,48 @@ class Record:
 
     def by_client(self, name: str) -> dict[int, list[float]]:
         """Figures `name` of each client in the rounds in which it worked."""
-        found: dict[int, list[float]] = {}
+        figures: dict[int, list[float]] = {}
         for one in self.rounds:
             for client, value in zip(one.clients, one.info.get(name, ()), strict=False):
-                found.setdefault(client, []).append(float(value))
-        return found
+                figures.setdefault(client, []).append(float(value))
+        return figures
 
     def messages_cut_back(self) -> list[Finding]:
-        """A finding on the clients whose messages were cut back to what the cohort does, if any."""
-        # What cut a message back by less, in SDs of a mean or as the logarithm of a factor, is not told of.
-        told = {k: [v for v in values if v > MATTERS] for k, values in self.by_client("beyond").items()}
-        cut = sorted((k for k in told if told[k]), key=lambda k: -len(told[k]))
-        if not cut:
+        """A finding on the clients whose messages were limited relative to the cohort, if any."""
+        # Smaller excesses, in SDs of a mean or as the log of a factor, are not reported.
+        excesses = {k: [v for v in values if v > MATTERS] for k, values in self.by_client("beyond").items()}
+        limited_clients = sorted((k for k in excesses if excesses[k]), key=lambda k: -len(excesses[k]))
+        if not limited_clients:
             return []
-        asked = {k: len(values) for k, values in self.by_client("beyond").items()}
-        wider = {k: values[-1] for k, values in self.by_client("widened").items() if values[-1] > 1 + NEGLIGIBLE}
-        named = cut[: sentences.MAX_DESCRIBED]
+        num_rounds = {k: len(values) for k, values in self.by_client("beyond").items()}
+        widened_sds = {k: values[-1] for k, values in self.by_client("widened").items() if values[-1] > 1 + NEGLIGIBLE}
+        named = limited_clients[: sentences.MAX_DESCRIBED]
         return [
             sentences.messages_cut_back(
                 clients=self.names_of(named),
-                times=[len(told[k]) for k in named],
-                of_rounds=[asked[k] for k in named],
-                largest=[max(told[k]) for k in named],
-                more=len(cut) - len(named),
-                widened=[(self.client_names[k], wider[k]) for k in sorted(wider, key=lambda k: -wider[k])],
+                times=[len(excesses[k]) for k in named],
+                of_rounds=[num_rounds[k] for k in named],
+                largest=[max(excesses[k]) for k in named],
+                more=len(limited_clients) - len(named),
+                widened=[
+                    (self.client_names[k], widened_sds[k]) for k in sorted(widened_sds, key=lambda k: -widened_sds[k])
+                ],
             )
         ]
 
     def share_cut_back(self) -> float:
-        """The share of the clients' messages that were cut back in the last inspected rounds."""
+        """The share of messages beyond the limits in the recent rounds with limits."""
         last = [one for one in self.rounds if "beyond" in one.info][-RECENT_ROUNDS:]
         cut = np.concatenate([one.info["beyond"] for one in last]) if last else np.zeros(0)
         return float((cut > MATTERS).mean()) if len(cut) else 0.0
 
     def unlike(self) -> str:
-        """A sentence that the clients are no cohort, by the last inspected rounds with cuts; "" if they are one."""
+        """A sentence that the clients differ too much for a cohort; "" if they do not."""
         share = self.share_cut_back()
         return sentences.no_cohort(share) if share > DISSIMILAR_SHARE else ""
 
     def clients_are_no_cohort(self) -> list[Finding]:
-        """The same as a finding; none if they are one."""
+        """A finding that the clients differ too much for a cohort, if they do."""
         share = self.share_cut_back()
         return [sentences.clients_are_no_cohort(share=share)] if share > DISSIMILAR_SHARE else []
 
@@ -249,27 +251,29 @@ class Record:
         return [self.client_names[client] for client in clients]
 
     def restless(self) -> bool:
-        """Whether the run has not settled in the inspected rounds: sites of a settled one tell more."""
+        """Whether the run has not converged after `RECENT_ROUNDS` rounds, so that its sites are less informative."""
         return self.converged is False and len(self.figures) >= RECENT_ROUNDS
 
     def clients_move_the_answer(self) -> list[Finding]:
-        """A finding on the clients that move the answer more than others do in most of their rounds, if any."""
-        usual = {k: float(np.median(values)) for k, values in self.by_client("moved").items()}
-        if len(usual) <= MIN_COHORT:  # there is no cohort besides the client
+        """A finding on the clients that move the result more than others do in most of their rounds, if any."""
+        median_shifts = {k: float(np.median(values)) for k, values in self.by_client("moved").items()}
+        if len(median_shifts) <= MIN_COHORT:  # there is no cohort besides the client
             return []
-        least = max(ACCEPTED_SHIFT_SDS, LARGE_SHIFT_TIMES_MEDIAN * float(np.median(list(usual.values()))))
-        far = sorted((k for k in usual if usual[k] > least), key=lambda k: -usual[k])
-        if not far:
+        threshold = max(ACCEPTED_SHIFT_SDS, LARGE_SHIFT_TIMES_MEDIAN * float(np.median(list(median_shifts.values()))))
+        outlying = sorted((k for k in median_shifts if median_shifts[k] > threshold), key=lambda k: -median_shifts[k])
+        if not outlying:
             return []
-        sds = [usual[k] for k in far]
-        return [sentences.clients_move_the_answer(clients=self.names_of(far), sds=sds, times=LARGE_SHIFT_TIMES_MEDIAN)]
+        sds = [median_shifts[k] for k in outlying]
+        return [
+            sentences.clients_move_the_answer(clients=self.names_of(outlying), sds=sds, times=LARGE_SHIFT_TIMES_MEDIAN)
+        ]
 
     def moved_first(self) -> str:
-        """Who moved the answer far more than others before it was lost, as the end of a sentence; "" if nobody did.
+        """The client that first moved the result far more than others before it diverged, as the end of a sentence.
 
-        It is the first of those that moved it about as far as anybody, and much further than all before: the next
-        client corrects that, and moves it as far. If all go further and further, steps are too long, and nobody is
-        named.
+        The client's shift must be about as large as the largest one, and much larger than all earlier shifts: the next
+        client reverses it by a shift of the same size. "" if there is none, as when all shifts grow because steps are
+        too long.
         """
         moves = [
             (float(value), number, client)
@@ -287,15 +291,15 @@ class Record:
             if value > max(ACCEPTED_SHIFT_SDS, least) and value * LARGE_SHIFT_TIMES_MEDIAN >= furthest:
                 name = self.client_names[client]
                 return (
-                    f"before that, client {name} had moved the answer by {value:.2g} SDs in round {number}, the median "
-                    f"message of the others moves it by {usual:.2g}: look at that client first (rows of another kind, "
-                    f"wrong units or labels, a liar?), leave it out (fed.without('{name}')), or hold all to the cohort "
-                    "(combination=pf.combination.Bounded())"
+                    f"before that, client {name} moved the result by {value:.2g} SDs in round {number}, whereas the "
+                    f"median message of the others moves it by {usual:.2g}: check that client first (other kinds of "
+                    f"rows, wrong units or labels, a faulty client?), leave it out (fed.without('{name}')), or limit "
+                    "all clients relative to the cohort (combination=pf.combination.Bounded())"
                 )
         return ""
 
     def messages_stand_apart(self) -> list[Finding]:
-        """A finding on the clients most of whose messages were far from the others', if any."""
+        """A finding on clients with mostly outlying messages, if any."""
         far = {
             k: sorted(values)[len(values) // 2]
             for k, values in self.by_client("apart").items()
@@ -307,7 +311,7 @@ class Record:
         return [sentences.messages_stand_apart(clients=self.names_of(farthest), sds=[far[k] for k in farthest])]
 
     def refused(self) -> str:
-        """The last reason why a reply could not be used; empty if none failed for that, or some did not reply."""
+        """The last reason why a reply could not be used; "" if there is none, or if some clients did not reply."""
         reasons = [reason for one in self.rounds for _, reason in one.failures]
         return reasons[-1] if reasons and not any(one.gone for one in self.rounds) else ""
 
@@ -335,10 +339,10 @@ def _number_or_array(value: int | list[float]) -> int | np.ndarray:
 
 
 def as_figures(info: State) -> dict[str, np.ndarray]:
-    """Figures of the clients as NumPy arrays, (C,)."""
+    """The clients' figures as NumPy arrays, (C,)."""
     return {name: figure_array(value) for name, value in info.items()}
 
 
 def figure_array(value: Tensor) -> np.ndarray:
-    """One figure a client, (C,), or one a client and parameter, (C, D), as float64."""
+    """A figure of each client, (C,), or of each client and parameter, (C, D), as float64."""
     return value.detach().double().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Who works in a round."""
+"""Schedules, which choose the clients of each round."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Schedule(ABC, metaclass=Checked):
     """Chooses the clients of each round.
 
     Class attributes:
-        asks: the indicator that it asks all clients for before it chooses (see `Informed`); "" for none.
+        asks: the indicator that all clients compute before the choice (see `Informed`); "" for none.
 
     Example:
         >>> class EveryOther(pf.schedule.Schedule):
@@ -49,11 +49,11 @@ class Schedule(ABC, metaclass=Checked):
     asks: ClassVar[str] = ""
 
     def period(self, num_clients: int) -> int:
-        """How many rounds in a row get the same randomness."""
+        """Number of successive rounds with the same randomness."""
         return 1
 
     def chosen(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
-        """What `select` answers, as a list; a SettingError where it is not one of different clients' numbers."""
+        """The result of `select` as a list; SettingError if it is not a list of different client numbers."""
         answer: Any
         try:
             answer = self.select(round, num_clients, rng)
@@ -65,21 +65,21 @@ class Schedule(ABC, metaclass=Checked):
         expected = f"expected a list of different client numbers from 0 to {num_clients - 1}, empty where nobody works"
         if not isinstance(answer, list | tuple | range | np.ndarray | Tensor):
             raise SettingError(f"{name} returned {str(answer)[:SHOWN]} ({type(answer).__name__}); {expected}")
-        found = answer.tolist() if isinstance(answer, np.ndarray | Tensor) else list(answer)
-        if not isinstance(found, list):
-            found = [found]
+        numbers = answer.tolist() if isinstance(answer, np.ndarray | Tensor) else list(answer)
+        if not isinstance(numbers, list):
+            numbers = [numbers]
         wrong = [
-            k for k in found if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 0 <= k < num_clients
+            k for k in numbers if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 0 <= k < num_clients
         ]
-        twice = sorted(k for k, times in Counter(found).items() if times > 1) if not wrong else []
+        twice = sorted(k for k, times in Counter(numbers).items() if times > 1) if not wrong else []
         if wrong or twice:
             what = f"{wrong[0]!r}" if wrong else f"client {twice[0]} twice"
             cure = "; np.flatnonzero(mask) turns a mask into numbers" if wrong and isinstance(wrong[0], bool) else ""
-            raise SettingError(f"{name} returned {what} in {str(found)[:SHOWN]}; {expected}{cure}")
-        return [int(k) for k in found]
+            raise SettingError(f"{name} returned {what} in {str(numbers)[:SHOWN]}; {expected}{cure}")
+        return [int(k) for k in numbers]
 
     def of_period(self, num_clients: int, rng: np.random.Generator) -> Callable[[int], list[int]]:
-        """What `chosen` answers in each round of one period, which all begin with the randomness of `rng`."""
+        """The results of `chosen` in each round of one period, each with the same randomness `rng`."""
         beginning = rng.bit_generator.state
 
         def answer(round: int) -> list[int]:
@@ -91,7 +91,7 @@ class Schedule(ABC, metaclass=Checked):
     def of_slots(
         self, num_clients: int, slots: int, generator: Callable[[int], np.random.Generator]
     ) -> Callable[[int], list[int]]:
-        """What `chosen` answers for several slots, one a chain, each with randomness of its own, slot after slot."""
+        """The results of `chosen` for several slots, one for each chain, with independent randomness."""
         answers = [self.of_period(num_clients, generator(slot)) for slot in range(slots)]
         return lambda round: [client for answer in answers for client in answer(round)]
 
@@ -105,7 +105,7 @@ class Schedule(ABC, metaclass=Checked):
         Args:
             round: the round, from 0.
             num_clients: K.
-            rng: randomness of this round, or of the `period` that it belongs to: a function of the seed alone.
+            rng: randomness of this round, or of the `period` that it belongs to; it depends only on the seed.
         """
 
     def _check(self, count: int, num_clients: int) -> None:
@@ -128,7 +128,7 @@ class All(Schedule):
 
 @dataclass(frozen=True)
 class SomeClients(Schedule):
-    """Base of schedules of `clients_per_round` clients."""
+    """Base of schedules with `clients_per_round` clients in each round."""
 
     clients_per_round: int = 1
 
@@ -179,10 +179,10 @@ class UniformRandom(SomeClients):
 
 @dataclass(frozen=True)
 class Explicit(Schedule):
-    """Given clients, round by round; the list is repeated when it ends.
+    """An explicit list of the clients of each round; it is repeated when it ends.
 
     Args:
-        rounds: the numbers of each round's clients, from 0; at least one client a round.
+        rounds: the numbers of each round's clients, from 0; at least one client per round.
 
     Raises:
         SettingError: no rounds; a round without clients, with one twice, or with one that does not exist.
@@ -215,10 +215,10 @@ class Explicit(Schedule):
 
 @dataclass(frozen=True)
 class Categorical(Schedule):
-    """One client, drawn with given probabilities, such as FSGLD's f_s; uniform by default.
+    """One random client per round, with given probabilities, such as FSGLD's f_s; uniform by default.
 
     Args:
-        probabilities: of each client, not negative, with the sum one.
+        probabilities: the probability of each client; they sum to one.
 
     Raises:
         SettingError: probabilities that do not sum to one, or not one for each client.
@@ -244,20 +244,20 @@ class Categorical(Schedule):
 
 @dataclass(frozen=True)
 class Shuffled(Schedule):
-    """Every client once in a sweep of K rounds, one a round, in an order drawn anew for each sweep.
+    """One client per round, every client once in a sweep of K rounds, in a new random order for each sweep.
 
-    What the clients' messages have in common adds up as under `Categorical()`, but the clients' own errors, whose
-    sum over a sweep is zero, cancel (random reshuffling).
+    The common part of the clients' messages adds up as with `Categorical()`, but the clients' own errors, whose sum
+    over a sweep is zero, cancel (random reshuffling).
 
-    Up to K chains go through one order, each a place ahead of the one before: to each it is a random one, and no client
-    has two of them in a round while others have none.
+    Up to K chains use one order, each starting one place after the previous chain. For each chain the order is random,
+    and no client has two chains in a round while another client has none.
 
     Example:
         >>> pf.run(pf.FSGLD(), fed, schedule=pf.schedule.Shuffled())
     """
 
     def period(self, num_clients: int) -> int:
-        """A sweep: as many rounds as take each client once."""
+        """A sweep, the number of rounds in which each client works once."""
         return num_clients
 
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
@@ -265,7 +265,7 @@ class Shuffled(Schedule):
         return [int(rng.permutation(num_clients)[round % num_clients])]
 
     def of_period(self, num_clients: int, rng: np.random.Generator) -> Callable[[int], list[int]]:
-        """A sweep's clients, whose order is drawn once."""
+        """The clients of a sweep in their random order."""
         if type(self).select is not Shuffled.select:
             return super().of_period(num_clients, rng)
         return self.of_slots(num_clients, 1, lambda _: rng)
@@ -273,7 +273,7 @@ class Shuffled(Schedule):
     def of_slots(
         self, num_clients: int, slots: int, generator: Callable[[int], np.random.Generator]
     ) -> Callable[[int], list[int]]:
-        """One order for each K slots, which begin at one place of it after the other."""
+        """One order for every K slots, which start at successive places in it."""
         if type(self).select is not Shuffled.select:
             return super().of_slots(num_clients, slots, generator)
         orders = [generator(first).permutation(num_clients).tolist() * 2 for first in range(0, slots, num_clients)]
@@ -288,14 +288,14 @@ class Shuffled(Schedule):
 
 @dataclass(frozen=True)
 class Availability(Schedule):
-    """Clients that happen to be reachable: each with its own probability, then some of these at random.
+    """A random sample of the reachable clients; each client is reachable with its own probability.
 
-    There are no empty rounds: who is reachable is drawn given that somebody is. If fewer than `clients_per_round` are,
-    all of them work.
+    Rounds are not empty: reachable clients are drawn given that at least one is reachable. If fewer than
+    `clients_per_round` are reachable, all of them work.
 
     Args:
-        probabilities: of each client, in (0, 1].
-        clients_per_round: at most.
+        probabilities: the probability that each client is reachable, in (0, 1].
+        clients_per_round: largest number of clients in a round.
 
     Raises:
         SettingError: a setting out of its range, or not one probability for each client.
@@ -320,7 +320,8 @@ class Availability(Schedule):
         chances = np.asarray(self.probabilities, dtype=float)
         if len(chances) != num_clients:
             raise SettingError(f"Availability: {len(chances)} probabilities were given for {num_clients} clients")
-        # the first that is there, given that one is: all before it are not; those behind it are independent of that
+        # the first reachable client, given that there is one: those before it are not reachable, those after it are
+        # independent of it
         odds = chances * np.cumprod(np.concatenate(([1.0], 1 - chances[:-1])))
         first = int(rng.choice(num_clients, p=odds / odds.sum()))
         behind = np.flatnonzero(rng.random(num_clients) < chances)
@@ -331,32 +332,31 @@ class Availability(Schedule):
 
 @dataclass(frozen=True)
 class Informed(SomeClients):
-    """Clients at random in proportion to their importance, which all clients are asked for in every round.
+    """Random clients with probabilities proportional to their importance, computed by all clients in every round.
 
-    The server sends what a round needs to all clients, each answers with an indicator, and the server turns
-    the answers into probabilities (Yang, Liu & Kassab, *Client selection for federated Bayesian learning*,
-    Section III-A). The algorithm must be able to give the indicator (`Algorithm.indicators`). All traffic is
-    in the record's bytes.
+    The server sends the round's download to all clients, each replies with an indicator, and the server computes
+    probabilities from these (Yang, Liu & Kassab, *Client selection for federated Bayesian learning*, Section III-A).
+    The algorithm must provide the indicator (`Indicators.indicators`). The record's bytes include all of this traffic.
 
     Args:
-        clients_per_round: how many, without replacement.
+        clients_per_round: number of clients, drawn without replacement.
 
     Raises:
         SettingError: `clients_per_round` is not between 1 and the number of clients.
     """
 
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
-        """Not without the clients' answers.
+        """Refuse to select without the clients' indicators.
 
         Raises:
-            SettingError: always; `choose` is the method.
+            SettingError: always; use `choose`.
         """
-        raise SettingError(f"{type(self).__name__} chooses by the clients' answers: use it with pyro_fed.run")
+        raise SettingError(f"{type(self).__name__} chooses by the clients' indicators: use it with pyro_fed.run")
 
     def choose(self, importance: np.ndarray, rng: np.random.Generator) -> list[int]:
-        """Clients with probabilities proportional to `importance` (K,), which is not negative.
+        """Clients with probabilities proportional to `importance` (K,), which is nonnegative.
 
-        Where fewer clients than wanted have any importance, the rest are drawn uniformly.
+        If fewer clients than `clients_per_round` have a positive importance, the rest are drawn uniformly.
         """
         self._check(self.clients_per_round, len(importance))
         weights = np.asarray(importance, dtype=float)
@@ -376,8 +376,8 @@ class KSD(Informed):
 
         P_k = S_k(q, p̃_k) / Σ_m S_m(q, p̃_m)                                                          (17)
 
-    with S the squared kernelised Stein discrepancy, by the algorithm's own kernel: the paper's bandwidth of 0.55 "for
-    the KSD estimator" is read as that of its source's KDE. A client answers with one number.
+    with S the squared kernelised Stein discrepancy with the algorithm's kernel. The paper's bandwidth of 0.55 "for the
+    KSD estimator" is taken to be that of the KDE. A client replies with one number.
 
     Args:
         clients_per_round: how many, without replacement.
@@ -391,13 +391,12 @@ class KSD(Informed):
 
 @dataclass(frozen=True)
 class HIP(Informed):
-    """Clients whose likelihood pulls the particles where all together would (the paper's Algorithm 2).
+    """Clients whose likelihood moves the particles as all clients together would (the paper's Algorithm 2).
 
         P_k = <φ_k, φ'> / Σ_m <φ_m, φ'>                                                             (24)
 
-    in the kernel's Hilbert space, φ' for the geometric mean of the clients' likelihoods. A client answers
-    with its scores at all particles. Deviation: the paper does not say what a negative product means; here it
-    counts as zero.
+    in the kernel's Hilbert space, with φ' that of the geometric mean of the clients' likelihoods. A client replies with
+    its scores at all particles. Deviation: the paper does not define negative products; here they count as zero.
 
     Args:
         clients_per_round: how many, without replacement.

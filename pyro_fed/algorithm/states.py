@@ -1,4 +1,4 @@
-"""Operations on states and messages, the flat dictionaries of tensors that algorithms work with."""
+"""Operations on states and messages, which are flat dictionaries of tensors."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Sequence, Set
 import torch
 from torch import Tensor
 
-#: Named tensors: what a server or a client keeps, or a message.
+#: Named tensors: a state of the server or a client, or a message.
 State = dict[str, Tensor]
 
 
 def select(state: State, index: Tensor | slice) -> State:
     """Rows `index` of the leading axis."""
-    if isinstance(index, Tensor) and index.dtype == torch.int64:  # half the time, of which chains have much
+    if isinstance(index, Tensor) and index.dtype == torch.int64:  # halves the time, which matters for chains
         return {name: value.index_select(0, index) for name, value in state.items()}
     return {name: value[index] for name, value in state.items()}
 
 
 def contiguous(state: State) -> State:
-    """A state in one memory layout, as a sum over another layout may round differently."""
+    """A state with contiguous tensors, since sums over other memory layouts may round differently."""
     return {name: value.contiguous() for name, value in state.items()}
 
 
 def concatenate(parts: Sequence[State]) -> State:
-    """States one after the other on the leading axis."""
+    """States concatenated along the leading axis."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def write(local: State, at: Tensor, new: State) -> None:
-    """Store clients' new states; a state that has grown makes room for all clients."""
+    """Store clients' new states; an entry that has grown is enlarged for all clients."""
     for name, value in new.items():
         kept = local[name]
         if value.shape[1:] != kept.shape[1:]:
@@ -52,17 +52,17 @@ def within(tensors: State, prefix: str) -> State:
 
 def packed(state: State, symmetric: Set[str]) -> State:
     """A state with its `symmetric` matrices (A, D, D) as lower triangles (A, D (D + 1) / 2); the rest is unchanged."""
-    found = dict(state)
+    packed_state = dict(state)
     for name in symmetric & state.keys():
         if state[name].dim() == 3:
             row, column = torch.tril_indices(*state[name].shape[-2:])
-            found[name] = state[name][:, row, column]
-    return found
+            packed_state[name] = state[name][:, row, column]
+    return packed_state
 
 
 def unpacked(state: State, like: State) -> State:
-    """The state that `packed` was given, in the shapes of another state's entries."""
-    found = dict(state)
+    """The inverse of `packed`, with the shapes of another state's entries."""
+    unpacked_state = dict(state)
     for name, value in state.items():
         if name in like and like[name].dim() == value.dim() + 1:
             dim = like[name].shape[-1]
@@ -70,5 +70,5 @@ def unpacked(state: State, like: State) -> State:
             whole = value.new_empty(len(value), dim, dim)
             whole[:, row, column] = value
             whole[:, column, row] = value
-            found[name] = whole
-    return found
+            unpacked_state[name] = whole
+    return unpacked_state

@@ -65,7 +65,7 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
     def of_some(clients: ClientData) -> State:
         mean = q.mean().expand(len(clients.num_rows), -1)
         root = q.root().expand(len(mean), -1, -1) if q.dense else None
-        moments = None if root is None else derivatives.under(problem, mean, root, len(points), clients)
+        moments = None if root is None else derivatives.under(problem, mean, root, clients)
         if moments is None:
             everywhere = points.expand(-1, len(mean), -1).contiguous()
             moments = derivatives.of_likelihood(problem, everywhere, clients.full_batch())

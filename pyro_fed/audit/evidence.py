@@ -31,9 +31,9 @@ from pyro_fed.density.checks.source import Line
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import spread
 from pyro_fed.federation.federation import Federation
-from pyro_fed.ops.entries import CANDIDATES, evenly
+from pyro_fed.ops.entries import CANDIDATES, SAMPLED_ENTRIES, evenly
 from pyro_fed.ops.memory import count_in_memory
-from pyro_fed.policy.audit import CLIMBS, MOST_DRAWS, may_round
+from pyro_fed.policy.audit import CLIMBS, may_round
 
 #: The most groups; and how many times as long as the SD of the values on either side a gap has to be.
 MAX_GROUPS, GROUP_GAP_SDS = 16, 4.0
@@ -113,8 +113,8 @@ class Evidence:
 
     @cached_property
     def points(self) -> Tensor:
-        """The draws at which densities are computed, evenly spaced among `flat`, at most `MOST_DRAWS` (S, D)."""
-        return self.flat[evenly(len(self.flat), MOST_DRAWS)]
+        """The draws at which densities are computed, evenly spaced among `flat`, at most `SAMPLED_ENTRIES` (S, D)."""
+        return self.flat[evenly(len(self.flat), SAMPLED_ENTRIES)]
 
     @property
     def temperature(self) -> float:
@@ -164,7 +164,7 @@ class Evidence:
         """The weighted points by a target's densities, around the draws and the places that chains have reached."""
         around = self.points.double()
         if chains.places is not None:
-            around = torch.cat([around, chains.places[evenly(len(chains.places), MOST_DRAWS)]])
+            around = torch.cat([around, chains.places[evenly(len(chains.places), SAMPLED_ENTRIES)]])
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 3)
         detour = Detour.of(near, self.flat, generator)
         if detour is None:

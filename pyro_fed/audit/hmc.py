@@ -1,16 +1,7 @@
 """Many short Hamiltonian trajectories at once, in coordinates that whiten the draws from which they begin.
 
-A trajectory has fresh momenta r ~ N(0, I), n steps of length ε, and an accept step, which makes the target the exact
-stationary distribution whatever ε and n are:
-
-    r ← r + b ε s(w),           w ← w + a ε r,        r ← r + (1/2 - b) ε s(w),    w ← w + (1 - 2 a) ε r,
-    r ← r + (1/2 - b) ε s(w),   w ← w + a ε r,        r ← r + b ε s(w);     accept with probability min(1, exp(H - H'))
-
-For the target N(0, I) a trajectory of length n ε = π/2 swaps place and momentum: its end is independent of where it
-began. Lengths differ between trajectories at random, by ± `TRAJECTORY_JITTER`, so that none is resonant. a and b are
-those of Blanes, Casas and Sanz-Serna, *Numerical integrators for the hybrid Monte Carlo method*, SIAM J. Sci. Comput.
-36 (2014). With them a single step of length π/2, which takes three scores, has an error in H of 5e-5 for each dimension
-of N(0, I); five leapfrog steps have 3e-4.
+They are those of `ops.hamiltonian`, by steps of three scores (`THREE_STAGE`), of length π/2: at N(0, I) their ends are
+independent of where they began, and one step is accurate.
 
 Through a funnel chains alternate between these coordinates and the non-centred ones, effects in units of their own
 scale (`Detour`); a transition there has the same stationary distribution.
@@ -20,22 +11,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import Target, near_draws
 from pyro_fed.density.forms import NonCentred, noncentred_form
-from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import MOST_DRAWS, maps_points
+from pyro_fed.ops.entries import SAMPLED_ENTRIES, evenly
+from pyro_fed.ops.hamiltonian import THREE_STAGE, Phase, fresh_momenta, transition
+from pyro_fed.policy.audit import maps_points
 
-#: A step's coefficients a and b.
-DRIFT, KICK = 0.29619504261126, 0.11888010966548
-#: Each of a step's kicks but the first, and the drift before it.
-STAGES = ((DRIFT, 0.5 - KICK), (1 - 2 * DRIFT, 0.5 - KICK), (DRIFT, KICK))
 #: Scores of a step.
-SCORES = len(STAGES)
+SCORES = len(THREE_STAGE.drifts)
 #: Length of a trajectory; at first, one step has it.
 LENGTH = math.pi / 2
 #: How much the lengths of trajectories differ.
@@ -83,27 +70,13 @@ class Chains:
 
     def move(self) -> None:
         """One trajectory of every chain."""
-        count, dim = self.place.shape
-        options: Any = {"generator": self.generator, "dtype": torch.float64}
-        start = torch.randn(count, dim, **options)
-        jitter = 1 + TRAJECTORY_JITTER * (2 * torch.rand(count, 1, **options) - 1)
-        step = LENGTH * self.shorter * jitter
-        w, value, score, r = self.place, self.value, self.score, start
-        for _ in range(min(round(1 / self.shorter), MAX_STEPS)):
-            r = r + KICK * step * score
-            for drift, kick in STAGES:
-                w = w + drift * step * r
-                value, score = self.target(w)
-                r = r + kick * step * score
-        change = value - self.value - (r.square() - start.square()).sum(-1) / 2
-        chance = change.nan_to_num(nan=-torch.inf).exp().clamp(max=1.0)
-        self.accepted = float(chance.mean())
-        yes = torch.rand(count, **options) < chance
-        self.place, self.score = (
-            torch.where(yes[:, None], new, old) for new, old in ((w, self.place), (score, self.score))
-        )
-        self.value = torch.where(yes, value, self.value)
-        self.momentum = start
+        momentum, length = fresh_momenta(self.place, self.generator, TRAJECTORY_JITTER)
+        uniform = torch.rand(len(momentum), generator=self.generator, dtype=torch.float64)
+        start = Phase(self.place, momentum, self.value, self.score)
+        steps = min(round(1 / self.shorter), MAX_STEPS)
+        state, _, chance = transition(start, self.target, uniform, LENGTH * self.shorter * length, steps, THREE_STAGE)
+        self.place, self.value, self.score = state.position, state.value, state.score
+        self.accepted, self.momentum = float(chance.mean()), momentum
 
 
 @dataclass
@@ -122,7 +95,7 @@ class Detour:
         form = noncentred_form(problem) if maps_points(problem.traits) and not isinstance(problem, NonCentred) else None
         if form is None:
             return None
-        apart = form.to_noncentred(draws[evenly(len(draws), MOST_DRAWS)].to(form.dtype)).double()
+        apart = form.to_noncentred(draws[evenly(len(draws), SAMPLED_ENTRIES)].to(form.dtype)).double()
         if not bool(apart.var(0).isfinite().all()):
             return None
         there = Target.of(form, apart, target.temperature)

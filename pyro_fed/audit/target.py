@@ -342,14 +342,14 @@ def on_few_rows(target: Target, white: Tensor) -> Target:
     if not counts or not problem.traits.few_parameters:
         return target
     at = OUTWARD_FACTOR * white[evenly(len(white), NUM_DRAWS)]
-    value, whole = target.values(at), _parabola(target, _all_rows(target), len(white))
+    value, whole = target.values(at), _parabola(target, _all_rows(target))
     if not bool(value.isfinite().all()):
         return target
     rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * float(value.abs().max())
     allowed = NEGLIGIBLE * OUTWARD_FACTOR**3 + rounding
     for count in counts:
         rows = _picked(target, count)
-        some, share = _parabola(target, rows, len(white)), target.temperature * count / problem.num_rows
+        some, share = _parabola(target, rows), target.temperature * count / problem.num_rows
         missed = Quadratic(*(a / target.temperature - b / share for a, b in zip(whole, some, strict=True)))
         found = _by_rows(target, rows, missed).with_near_modes(at)
         if bool(((found.values(at) - value).abs() <= allowed).all()):
@@ -380,11 +380,11 @@ def _picked(target: Target, count: int) -> ClientData:
     return pick_rows(target.problem, _all_rows(target), count)[0]
 
 
-def _parabola(target: Target, rows: ClientData, uses: int) -> Quadratic:
+def _parabola(target: Target, rows: ClientData) -> Quadratic:
     """The rows' log-likelihood around the draws in whitened coordinates, to second order."""
     problem, dim = target.problem, target.problem.dim
     if not problem.traits.non_smooth_rows:
-        value, score, curvature = (part[0] for part in likelihoods_at(problem, target.centre.unsqueeze(0), rows, uses))
+        value, score, curvature = (part[0] for part in likelihoods_at(problem, target.centre.unsqueeze(0), rows))
         return Quadratic(value, target.pulled(score), target.pulled(target.pulled(curvature).mT))
     axes = dim**0.5 * torch.eye(dim, dtype=target.centre.dtype)
     points = target.model(torch.cat([axes, -axes])).unsqueeze(1)

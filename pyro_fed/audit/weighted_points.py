@@ -40,10 +40,10 @@ from pyro_fed.ops.adaptive_importance import (
     AdaptiveImportanceSampler,
     AdaptiveSettings,
 )
-from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.entries import SAMPLED_ENTRIES, evenly
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 from pyro_fed.ops.student import Mixture, fitted
-from pyro_fed.policy.audit import CHAINS, MOST_DRAWS, takes_weighted_points, weighted_points
+from pyro_fed.policy.audit import CHAINS, takes_weighted_points, weighted_points
 
 #: The most rounds. A round has as many points as are computed together, or fewer where they cost much.
 MAX_ROUNDS = 6
@@ -53,7 +53,7 @@ POINTS_A_ROUND = 512
 #: prior's SD, and at most `MAX_WIDTH`.
 NEAR_WIDTHS, MAX_WIDTH = (1.0, 1.5, 3.0), 1000.0
 #: No points are added once their effective number is this large, and the weights' tail can be trusted.
-SETTINGS = AdaptiveSettings(enough=MOST_DRAWS, longest_tail=0.5, second_moments=True)
+SETTINGS = AdaptiveSettings(enough=SAMPLED_ENTRIES, longest_tail=0.5, second_moments=True)
 #: Effective number of points for a fit.
 FIT_ON = 5 * COMPONENTS
 #: The smallest effective number of points for the terms of a number's variance: n of them leave its SD an error of

@@ -111,7 +111,7 @@ DEFAULT_KEPT_DRAWS = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class KeptDraws:
-    """An algorithm whose state has the guide's draws, `draws` (S, D), made while it is there.
+    """An algorithm whose state has the guide's draws, `draws` (S, D), or (A, S, D) of agents, made while it is there.
 
     Args:
         num_guide_draws: S; None keeps as many as the run is asked for, and `DEFAULT_KEPT_DRAWS` at least.
@@ -134,5 +134,6 @@ class KeptDraws:
         return DEFAULT_KEPT_DRAWS if self.num_guide_draws is None else self.num_guide_draws
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The guide's draws, each once: (1, S, D), or the first `num_draws` of them."""
-        return shared["draws"][None, :num_draws]
+        """The guides' draws, each once: (1, S, D), or (A, S, D) of agents; or the first `num_draws` of them."""
+        draws = shared["draws"]
+        return draws.reshape(-1, *draws.shape[-2:])[:, :num_draws]

@@ -8,6 +8,7 @@ runs it over clients and ``make_fx`` traces it.
     kernel_base, kernels, stein                     SVGD and its discrepancies
     gaussian, backtrack, anderson                   natural parameters
     points, langevin, step_sizes                    expectations, chains
+    hamiltonian                                     trajectories
     annealing, importance                           weights
     student, adaptive_importance                    proposals with long tails
     matrices, entries                               linear algebra

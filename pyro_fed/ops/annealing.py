@@ -7,8 +7,7 @@ Source: Neal (2001), *Annealed importance sampling*; Duane et al. (1987), *Hybri
 
 for j = 1 .. J.
 
-The weights make up for transitions that have not mixed: E w f(z_J) = ∫ π_1 f for any J, step and length. Steps are
-varied at random, so that no trajectory is a whole period.
+The weights make up for transitions that have not mixed: E w f(z_J) = ∫ π_1 f for any J, step and length.
 
 Where transitions mix, the J terms of log w are independent, of variance Var d / J² each: log w has Var d / J in all.
 Var d is under π_0 at first and under π_1 at last, of which weights exp d tell; where d has a long tail there, they say
@@ -23,15 +22,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_fed.ops.entries import choose
-
-#: How much the lengths of Hamiltonian trajectories differ, so that none is resonant.
-LENGTH_JITTER = 0.2
+from pyro_fed.ops.hamiltonian import LENGTH_JITTER, Phase, fresh_momenta, transition
 
 #: The share of the levels that is tried first, and the share of their number that draws are to be worth after it: all
 #: levels would take five times as long for a third more draws at most.
@@ -61,17 +58,17 @@ class Annealed(NamedTuple):
     accepted: Tensor
 
 
-class _State(NamedTuple):
-    white: Tensor
-    value: Tensor
-    slope: Tensor
-    base: Tensor
-    base_slope: Tensor
-
-
-def _at(ends: Ends, white: Tensor) -> _State:
+def _parts(ends: Ends, white: Tensor) -> tuple[Tensor, ...]:
+    """d, ∇d, b and ∇b."""
     difference, base = ends(white)
-    return _State(white, *difference, *base)
+    return *difference, *base
+
+
+def _on_path(white: Tensor, parts: tuple[Tensor, ...], beta: float) -> tuple[Tensor, ...]:
+    """log π_β (S,), float64, its gradient (S, D), and the parts of which they are made."""
+    value, slope, base, base_slope = parts
+    log_density = beta * value.double() + (1 - beta) * base.double() - white.double().square().sum(-1) / 2
+    return log_density, beta * slope + (1 - beta) * base_slope - white, *parts
 
 
 def anneal(
@@ -85,16 +82,24 @@ def anneal(
     axes: Tensor | None = None,
 ) -> Annealed:
     """Weighted draws of exp(-|z|²/2 + d(z)) from draws of π_0 (S, D), in J levels; momenta along `axes`."""
-    state = _at(ends, white)
+    parts = _parts(ends, white)
     log_weights = torch.zeros(len(white), dtype=torch.float64, device=white.device)
-    accepted = log_weights.new_zeros(())
+    share = log_weights.new_zeros(())
     for level in range(1, levels + 1):
-        log_weights = log_weights + (state.value - state.base).double() / levels
-        proposed, gain = _trajectory(ends, state, level / levels, generator, leapfrog_steps, step_size, axes)
-        taken = torch.rand(len(white), generator=generator).to(white.device).log() < gain  # NaN is refused
-        state = _State(*(choose(taken, new, old) for new, old in zip(proposed, state, strict=True)))
-        accepted = accepted + taken.double().mean() / levels
-    return Annealed(state.white, log_weights, accepted)
+        beta = level / levels
+        log_weights = log_weights + (parts[0] - parts[2]).double() / levels
+        momentum, length = fresh_momenta(white, generator, LENGTH_JITTER)
+        start = Phase.at(white, momentum if axes is None else momentum @ axes, _on_path(white, parts, beta))
+        uniform = torch.rand(len(white), generator=generator).to(white.device)
+        density = partial(_density_on_path, ends, beta)
+        state, accepted, _ = transition(start, density, uniform, step_size * length, leapfrog_steps)
+        white, parts = state.position, state.beside
+        share = share + accepted.double().mean() / levels
+    return Annealed(white, log_weights, share)
+
+
+def _density_on_path(ends: Ends, beta: float, white: Tensor) -> tuple[Tensor, ...]:
+    return _on_path(white, _parts(ends, white), beta)
 
 
 def anneal_sparingly(ends: Ends, white: Tensor, generator: torch.Generator, *, levels: int, **how: Any) -> Annealed:
@@ -113,36 +118,3 @@ def levels_for(value: Tensor, spread: float) -> int:
     means = (shares * value).sum(-1, keepdim=True)
     variance = float((shares * (value - means).square()).sum(-1).amax())
     return max(1, math.ceil(variance / spread)) if math.isfinite(variance) else sys.maxsize
-
-
-def _trajectory(
-    ends: Ends,
-    start: _State,
-    beta: float,
-    generator: torch.Generator,
-    length: int,
-    step_size: float,
-    axes: Tensor | None,
-) -> tuple[_State, Tensor]:
-    """The end of a Hamiltonian trajectory, and the fall (S,) of its energy."""
-    shape, like = start.white.shape, start.white
-    momentum = torch.randn(shape, generator=generator, dtype=torch.float64).to(like)
-    momentum = momentum if axes is None else momentum @ axes
-    spread = 2 * torch.rand(len(like), 1, generator=generator, dtype=torch.float64).to(like) - 1
-    step = step_size * (1 + LENGTH_JITTER * spread)
-    before = _energy(start, momentum, beta)
-    state = start
-    momentum = momentum + step / 2 * _force(state, beta)
-    for i in range(length):
-        state = _at(ends, state.white + step * momentum)
-        momentum = momentum + (step if i + 1 < length else step / 2) * _force(state, beta)
-    return state, before - _energy(state, momentum, beta)
-
-
-def _force(state: _State, beta: float) -> Tensor:
-    return beta * state.slope + (1 - beta) * state.base_slope - state.white
-
-
-def _energy(state: _State, momentum: Tensor, beta: float) -> Tensor:
-    quadratic = state.white.double().square().sum(-1) + momentum.double().square().sum(-1)
-    return quadratic / 2 - beta * state.value.double() - (1 - beta) * state.base.double()

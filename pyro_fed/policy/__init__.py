@@ -1,7 +1,7 @@
-"""Which settings an algorithm is run with on a model, and why: one table of rules for each kind of algorithm.
+"""The choice of an algorithm's open settings for a model, with reasons: a table of rules for each kind of algorithm.
 
-This is the only place that reads sizes, shapes and costs of a model to choose settings. Each rule is a function of the
-model's traits (`Problem.traits`), and gives a value with its reason; a user's own settings stay.
+No other package uses the sizes, shapes and costs of a model to choose settings. A rule is a function of the model's
+traits (`Problem.traits`) and returns a value with its reason. Settings of the user are not changed.
 
     resolving    resolve: an algorithm without open settings; the phases and stages of a run; its threads and draws
     choice       the inputs and outputs of a rule; tables of rules; models that an algorithm cannot be run on

@@ -1,8 +1,8 @@
-"""What the audit computes on a model: how many chains, climbs, points and draws; none where they cost too much.
+"""The audit's work on a model: numbers of chains, mode searches, points and draws, or none if they cost too much.
 
-Costs are counted in densities of rows; `evaluations` is how many of them one log density takes, of all rows or of few
-that stand for all. Chains, or all climbs, may cost `DENSITIES`. A round of weighted points, draws that are compared,
-and a step of all climbs may cost `FIRST_DENSITIES`, and are fewer where they would cost more.
+Costs are counted in densities of rows. `evaluations` is the cost of one log density, of all rows or of a sample that
+represents them. Chains, or all mode searches, may cost `DENSITIES`. A round of weighted points, compared draws, or a
+step of all searches may cost `FIRST_DENSITIES`; their numbers are reduced if they would cost more.
 """
 
 from __future__ import annotations
@@ -15,41 +15,39 @@ import torch
 from pyro_fed.density.checks.points import FEW_DRAWS, NUM_DRAWS
 from pyro_fed.density.traits import LARGE_DIM, Traits
 
-#: Densities of rows that a round of points, or a comparison, may compute in any model: a tenth of a second.
+#: Largest cost of a round of points, or of a comparison, in densities of rows: a tenth of a second.
 FIRST_DENSITIES = 4_000_000
-#: Densities of rows that chains or climbs may compute: about ten seconds.
+#: Largest cost of chains or of mode searches, in densities of rows: about ten seconds.
 DENSITIES = 1_000_000_000
-#: How many densities a score costs.
+#: Cost of a score, in densities.
 SCORE_COST = 3
-#: The audit is not made if the shortest one would take more operations than this, some seconds.
+#: Largest number of operations of the shortest audit, a few seconds; there is no audit beyond it.
 MOST_OPERATIONS = 5_000_000_000
-#: Chains: the fewest, where a score costs much or is a run of the model; of a first walk; and of a second one, for
-#: results whose error may matter but may also be chance. Few chains hardly determine the SD of a long tail.
+#: Numbers of chains: the smallest, for costly scores or looped models; of a first walk; and of a second walk, for
+#: results whose error may matter or be chance. Few chains do not determine the SD of a long tail.
 FEWEST_CHAINS, CHAINS, MANY_CHAINS = 32, 128, 2048
-#: Numbers of climbs: from draws of the prior, from points around the result, and from its draws; and where these are
-#: costly, or each density takes a run of the model.
+#: Numbers of mode searches: from draws of the prior, from points around the result, and from its draws; and the same
+#: for costly or looped models.
 CLIMBS, COSTLY_CLIMBS = (16, 8, 4), (5, 3, 2)
-#: With at most this many rows for each parameter, improper priors may leave no posterior, or one without moments: under
-#: flat priors, the mean and scale of a Gaussian have a posterior from three rows on, and the scale has a variance from
-#: five on.
+#: Number of rows per parameter up to which improper priors may lead to no posterior, or to one without moments: under
+#: flat priors, the mean and scale of a Gaussian have a proper posterior with at least three rows, and the scale has a
+#: variance with at least five.
 FEW_ROWS_A_PARAMETER = 2.5
-#: The most draws that stand for all.
-MOST_DRAWS = 1000
-#: More parameters than this are not searched for modes, whose curvature costs as many scores.
+#: Largest number of parameters for mode searches, since a curvature costs as many scores.
 LARGEST_DIM_OF_CLIMBS = 50
-#: With more parameters than this, importance weights are worth too little.
+#: Largest number of parameters for importance weights.
 LARGEST_DIM_OF_WEIGHTS = 8
 
 
 class Walk(NamedTuple):
-    """The number of chains, and the most transitions of each."""
+    """The number of chains, and the largest number of transitions of each."""
 
     chains: int
     transitions: int
 
 
 def walks(traits: Traits, evaluations: int, scores: int, looks: Sequence[int]) -> list[Walk]:
-    """Chains and transitions of one walk after the other, each for what the one before has not decided."""
+    """Chains and transitions of successive walks; each is run if the previous one was not conclusive."""
     _, shortest, *_, longest = looks
     afford = DENSITIES // max(1, evaluations * scores)
     chains = FEWEST_CHAINS if traits.looped else min(max(afford // shortest, FEWEST_CHAINS), CHAINS)
@@ -59,7 +57,7 @@ def walks(traits: Traits, evaluations: int, scores: int, looks: Sequence[int]) -
 
 
 def climbs(traits: Traits, evaluations: int, steps: int) -> tuple[int, int, int] | None:
-    """Numbers of climbs from the prior, around the result and from its draws; None where modes are not searched for."""
+    """Numbers of searches from the prior, around the result and from its draws; None if modes are not searched for."""
     costly = traits.looped or evaluations * sum(CLIMBS) > FIRST_DENSITIES
     chosen = COSTLY_CLIMBS if costly else CLIMBS
     affordable = traits.dim <= LARGEST_DIM_OF_CLIMBS and evaluations * steps * sum(chosen) <= DENSITIES
@@ -67,23 +65,23 @@ def climbs(traits: Traits, evaluations: int, steps: int) -> tuple[int, int, int]
 
 
 def affords(traits: Traits, points: int = 0) -> bool:
-    """Whether modes can be looked at by log densities at so many points; a looped model takes a run for each."""
+    """Whether log densities at this number of points can be afforded; a looped model takes a run for each."""
     cheap = points * traits.evaluations <= DENSITIES
     return cheap and not traits.looped and traits.dim <= LARGEST_DIM_OF_CLIMBS
 
 
 def affords_a_climb(traits: Traits, steps: int) -> bool:
-    """Whether one climb of so many steps, and the curvature at its end, can be afforded."""
+    """Whether one search of this number of steps, and the curvature at its end, can be afforded."""
     return affords(traits, steps + traits.dim)
 
 
 def flat_priors_with_few_rows(traits: Traits) -> bool:
-    """Whether rows are so few that improper priors may leave no posterior."""
+    """Whether there are too few rows for a proper posterior under improper priors."""
     return bool(traits.improper) and traits.num_rows <= FEW_ROWS_A_PARAMETER * traits.dim
 
 
 def takes_weighted_points(traits: Traits) -> bool:
-    """Whether points are weighted: not in many dimensions, nor where each density takes a run of the model."""
+    """Whether weighted points are used: not in many dimensions, nor for looped models."""
     return not traits.looped and traits.dim <= LARGEST_DIM_OF_WEIGHTS
 
 
@@ -99,23 +97,23 @@ def compared_draws(traits: Traits, evaluations: int) -> int:
 
 
 def unaffordable_operations(traits: Traits, operations: Callable[[], float], scores: int, shortest: int) -> float:
-    """Operations of the shortest audit where they are too many; 0 where it can be afforded."""
+    """Operations of the shortest audit if they are too many; 0 if it can be afforded."""
     if traits.dim <= LARGE_DIM:
         return 0.0
-    found = operations() * SCORE_COST * FEWEST_CHAINS * shortest * scores
-    return found if found > MOST_OPERATIONS else 0.0
+    required = operations() * SCORE_COST * FEWEST_CHAINS * shortest * scores
+    return required if required > MOST_OPERATIONS else 0.0
 
 
 def maps_points(traits: Traits) -> bool:
-    """Whether a run of the model takes many points at once, and not one alone."""
+    """Whether the model can be evaluated at many points at once."""
     return not traits.looped
 
 
 def may_round(traits: Traits) -> bool:
-    """Whether densities are in single precision, in which rounding may matter."""
+    """Whether densities are in single precision, so that rounding may matter."""
     return traits.dtype == torch.float32
 
 
 def takes_some_rows(traits: Traits) -> bool:
-    """Whether some of the rows can be taken, and computed by themselves."""
+    """Whether densities can be computed on a subset of the rows."""
     return traits.rows_in_tensors and not traits.looped

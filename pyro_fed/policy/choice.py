@@ -29,11 +29,11 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """The arguments of a run besides the algorithm on which choices depend.
+    """Arguments of a run, other than the algorithm, on which choices depend.
 
     Attributes:
-        graph: who talks to whom; None with a server.
-        combination: what becomes of the clients' messages; None adds them up.
+        graph: the graph of agents; None with a server.
+        combination: the combination of the clients' messages; None sums them.
     """
 
     graph: Graph | None = None
@@ -51,22 +51,22 @@ class Setup:
 
     @property
     def bounded(self) -> bool:
-        """Whether the effect of one client's message is bounded by that of the others'."""
+        """Whether the effect of one client's message is limited relative to the others'."""
         return isinstance(self.combination, Bounded)
 
 
 @dataclass(frozen=True)
 class Case:
-    """The facts that a rule may look at."""
+    """The inputs of a rule."""
 
     algorithm: Any  # with the choices so far
     traits: Traits
-    own: frozenset[str]  # names of the settings that were given a value before the first choice
-    chosen: frozenset[str]  # names of those to which rules have given another value so far
+    own: frozenset[str]  # names of the settings that the user has set
+    chosen: frozenset[str]  # names of the settings that rules have changed so far
     setup: Setup
 
 
-#: A rule chooses one setting; None leaves it as it is set.
+#: A rule chooses one setting; None leaves it unchanged.
 Rule = Callable[[Case], Decision | None]
 
 
@@ -89,9 +89,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Choice:
-    """One setting as it is run, with the reason for its value.
+    """The value of one setting in a run, with its reason.
 
-    `override` says how a user sets it; "" if its value was given.
+    `override` is how a user sets it; "" if the user has set it.
     """
 
     setting: str
@@ -102,7 +102,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Resolved:
-    """An algorithm without open settings, and the settings that rules have looked at."""
+    """An algorithm without open settings, and the choices of its rules."""
 
     algorithm: Algorithm
     choices: tuple[Choice, ...] = ()
@@ -133,26 +133,26 @@ def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup
 
 
 def _with_change(draft: Any, setting: str, value: Any) -> Any:
-    """A copy with another value, unchecked: settings are checked together once all are chosen."""
+    """A copy with another value, unchecked, since settings are checked together after all choices."""
     changed = copy(draft)
     object.__setattr__(changed, setting, value)
     return changed
 
 
 def affordable_rows(case: Case) -> None:
-    """Refuse a network whose rows' own latents cost too much to be integrated out at many points."""
+    """Refuse networks whose rows' own latents are too costly to integrate out at many points."""
     case.traits.require_affordable()
 
 
 def few_enough_to_weigh(case: Case) -> None:
-    """Refuse importance weights of a model with many parameters."""
+    """Refuse importance weights for models with many parameters."""
     dim = case.traits.dim
     if dim <= LARGE_DIM:
         return
     raise SettingError(
-        f"{type(case.algorithm).__name__} cannot weigh draws of {dim:,} parameters: the ratio of two densities varies "
-        f"by more nats than there are parameters that the sites miss, so that one draw has all the weight. It takes at "
-        f"most {LARGE_DIM:,}; use FedEP, which takes stochastic gradients there, or DSVGD"
+        f"{type(case.algorithm).__name__} cannot weight draws of {dim:,} parameters: the ratio of two densities "
+        f"varies so much that one draw has all the weight. The limit is {LARGE_DIM:,}; use FedEP, which uses "
+        f"stochastic gradients there, or DSVGD"
     )
 
 

@@ -1,8 +1,8 @@
 """Settings of FedEP and related algorithms.
 
-A network, or another model that is too large for exact steps, takes clients that follow stochastic gradients, diagonal
-sites, and begins at the point that averaging finds. Of up to `LARGE_DIM` parameters with linear predictors, as a
-regression on hundreds of covariates, a full covariance and exact Hessians cost less, and are taken.
+For a network, or another model that is too large for exact steps, clients use stochastic gradients and diagonal sites,
+and the run starts from federated averaging. For up to `LARGE_DIM` parameters with linear predictors, such as a
+regression on hundreds of covariates, full covariances and exact Hessians cost less and are the default.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyro_fed.policy.gaussian import CURVATURE_ROW, EXACT, full_by_default, grad
 
 
 def client_of(case: Case) -> Decision | None:
-    """How clients approximate their tilted densities: stochastic gradients for models too large for Newton steps."""
+    """The clients' inference: stochastic gradients for models too large for Newton steps."""
     algorithm = case.algorithm
     if not algorithm.solver.newton_steps or case.own & EXACT:
         return None
@@ -30,7 +30,7 @@ def client_of(case: Case) -> Decision | None:
 
 
 def narrow_client_of(case: Case) -> Decision | None:
-    """How FedLap's clients find their modes: by stochastic gradients near their means, if the model is large."""
+    """The inference of FedLap's clients: stochastic gradients near their means for large models."""
     algorithm = case.algorithm
     if "client" in case.own or isinstance(algorithm.client, IVON):
         return None
@@ -42,7 +42,7 @@ def narrow_client_of(case: Case) -> Decision | None:
 def covariance_of(case: Case) -> Decision | None:
     """Full or diagonal: diagonal by stochastic gradients."""
     if "client" in case.chosen and case.algorithm.covariance == "auto":
-        return Decision("diag", "stochastic gradients are those of diagonal sites")
+        return Decision("diag", "stochastic gradients need diagonal sites")
     return gaussian.covariance_of(case)
 
 
@@ -50,35 +50,35 @@ def order_of(case: Case) -> Decision | None:
     """The order of clients: one in each round, or all."""
     if "order" in case.own or "client" not in case.chosen:
         return None
-    return Decision("synchronous", "stochastic gradients take all clients at once")
+    return Decision("synchronous", "stochastic gradients are used with all clients in each round")
 
 
 def start_of(case: Case) -> Decision | None:
     """The start of a run."""
     algorithm, traits = case.algorithm, case.traits
     if "client" in case.chosen and "start" not in case.own:
-        return Decision("fedavg", "stochastic gradients begin at the point that averaging finds")
+        return Decision("fedavg", "stochastic gradients start from federated averaging")
     if algorithm.start in ("auto", "laplace") and traits.improper:
-        why = "are improper: only the end of Newton's method tells whether there is a mode"
+        why = "are improper: only Newton's method run to its end shows whether there is a mode"
         return Decision("mode", f"the priors of {sorted(traits.improper)} {why}")
     if algorithm.start != "auto":
         return None
     if not full_by_default(case):
         return Decision("prior", f"{parameters(traits.dim)}, for which Newton's method costs too much")
     if traits.non_smooth_scores:
-        return Decision("prior", "rows' scores jump: a curvature at a point says nothing")
+        return Decision("prior", "the scores of rows are discontinuous: a curvature at a point is not informative")
     if traits.kinked_prior:
-        return Decision("prior", "the prior's score jumps: a curvature at a point says nothing")
+        return Decision("prior", "the prior's score is discontinuous: a curvature at a point is not informative")
     if few_rows_lead(case):
-        return Decision("few_rows", f"a network of {traits.num_rows:,} rows, a quarter of which lead most of the way")
+        return Decision("few_rows", f"a network of {traits.num_rows:,} rows: a quarter of them gives a good start")
     return Decision("laplace", f"{parameters(traits.dim)}: Newton's method finds the mode in few rounds")
 
 
 def few_rows_lead(case: Case) -> bool:
-    """Whether rounds by a quarter of the rows go first: of a network of many rows, if rounds cost nothing else."""
+    """Whether to start with a quarter of the rows: for a network of many rows, without privacy noise."""
     algorithm, traits = case.algorithm, case.traits
     if not algorithm.bound_is_known or case.setup.private or algorithm.step_control.memory == 0:
-        return False  # each round has noise of privacy of its own
+        return False  # each round adds privacy noise
     if not (traits.layers and has_many_rows(traits)):
         return False
     rows: int = algorithm.rows_of_rounds(traits.num_rows)
@@ -87,14 +87,14 @@ def few_rows_lead(case: Case) -> bool:
 
 def pooled_start_of(case: Case) -> Decision | None:
     """The start of a phase on pooled data."""
-    found = start_of(case)
-    if found is None or found.value == "fedavg":
-        return found
-    return Decision("laplace", "a phase from which particles start")
+    decision = start_of(case)
+    if decision is None or decision.value == "fedavg":
+        return decision
+    return Decision("laplace", "this phase is the start of particles")
 
 
 def nearest_start_of(case: Case) -> Decision | None:
-    """The start of the Gaussian nearest to the one mode: that mode."""
+    """The start of the Gaussian nearest to a posterior of one mode: the mode."""
     return Decision("laplace", "at the mode that was found") if case.algorithm.start == "auto" else None
 
 

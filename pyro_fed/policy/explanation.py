@@ -1,4 +1,4 @@
-"""The phases that a run on a model has, with their settings, and each choice with its reason."""
+"""The phases of a run on a model, with their settings, and the reason for each choice."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from pyro_fed.policy.resolving import phases_of, resolve_for_run, stages_of
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Characters up to which settings stand in a column.
+#: Width of the column of settings, in characters.
 MAX_SETTING_WIDTH = 40
 COLUMNS = ("stage", "algorithm", "setting", "value", "reason", "override")
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One algorithm that a run goes through."""
+    """One algorithm of a run."""
 
-    stage: int  # number of the stage of a plan that it belongs to, from 1
+    stage: int  # number of its stage in a plan, from 1
     algorithm: Algorithm | None  # without open settings; None if the stage is not run on this model
-    rounds: int = 0  # the most, unless `run` is given another number
+    rounds: int = 0  # the largest number of rounds by default
     choices: tuple[Choice, ...] = ()
     refused: str = ""  # why the stage is not run
     before: str = ""  # the name of the algorithm that starts from this one
-    expected: int | None = None  # rounds that are enough where the posterior is about Gaussian, if that is known
+    expected: int | None = None  # rounds that suffice for an approximately Gaussian posterior, if known
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What will be run on a model, and why; made by `pyro_fed.explain`.
+    """The phases of a run on a model, and the reason for each choice; returned by `pyro_fed.explain`.
 
     Attributes:
-        traits: of the model.
-        phases: in the order in which they are run; those of a plan's later stages where earlier answers are doubted.
+        traits: the model's traits.
+        phases: the phases in order; later stages of a plan run only if earlier results are doubted.
 
     Example:
         >>> print(pf.explain(pf.FedEP(), fed))
@@ -61,14 +61,14 @@ class Explanation:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row a setting: stage, algorithm, setting, value, reason, override."""
+        """A table with one row for each setting: stage, algorithm, setting, value, reason, override."""
         import pandas as pd
 
         return pd.DataFrame(_rows(self.phases), columns=list(COLUMNS))
 
     @property
     def outlook(self) -> str:
-        """How many stages of a plan may be needed, and why; "" for a single algorithm."""
+        """The number of stages of a plan that may be needed, and why; "" for a single algorithm."""
         return outlook(self.traits, self.phases[-1].stage)
 
     def __str__(self) -> str:
@@ -107,18 +107,18 @@ class Explanation:
 
 
 def outlook(traits: Traits, stages: int) -> str:
-    """A sentence on how many stages of a plan may be needed, and what speaks for more than the first; "" for one."""
+    """A sentence on the number of stages that may be needed, and why more than the first; "" for a single stage."""
     if stages < 2:
         return ""
     reasons = [
         f"the scale of {', '.join(map(repr, traits.effects))} is itself latent" if traits.effects else "",
-        "scores jump, so that curvatures say little" if traits.non_smooth_scores else "",
+        "scores are discontinuous, so that curvatures are not informative" if traits.non_smooth_scores else "",
         "the support of a latent depends on another one" if traits.moving_supports else "",
         f"the density of {', '.join(map(repr, traits.walls))} is zero on a part of the prior" if traits.walls else "",
     ]
     why = "; ".join(filter(None, reasons))
     first = f"more than the first are likely to be needed: {why}" if why else "the first is enough for most models"
-    return f"at most {stages} stages, each dearer, and run where the answers before are doubted; {first}"
+    return f"at most {stages} stages of increasing cost, run if earlier results are doubted; {first}"
 
 
 @checked
@@ -129,23 +129,23 @@ def explain(
     graph: Graph | None = None,
     combination: Combination | None = None,
 ) -> Explanation:
-    """What `run` will do with an algorithm on a federation, and why; nothing is run.
+    """Explain what `run` does with an algorithm on a federation, without running it.
 
-    Settings that were left open are chosen for the model, by rules of which each says its reason and how the setting is
-    set in its place. What has been set stays. The phases from which an algorithm starts are listed before it, and the
-    stages of a plan, such as `pf.Auto()`, in the order in which they are tried.
+    Rules choose the open settings for the model. Each choice has a reason and the setting that overrides it; settings
+    of the user are unchanged. The phases from which an algorithm starts are listed before it, and the stages of a plan,
+    such as `pf.Auto()`, in the order in which they are tried.
 
     Args:
         algorithm: the algorithm, or the plan.
         federation: the model and its clients.
-        graph: as given to `run`.
-        combination: as given to `run`.
+        graph: the argument of `run`.
+        combination: the argument of `run`.
 
     Returns:
         An object that prints as text, and as HTML in a notebook; its `table` is a DataFrame.
 
     Raises:
-        SettingError: the algorithm cannot be run on this model; names what can.
+        SettingError: the algorithm cannot be run on this model; the message names alternatives.
 
     Example:
         >>> pf.explain(pf.FedEP(), fed).table[["algorithm", "setting", "value", "reason"]]

@@ -1,4 +1,4 @@
-"""Gaussian approximations: structure, curvature and start; where gradients replace Newton's method, and how long."""
+"""Settings of Gaussian approximations: covariance, curvature, start, and stochastic gradients for large models."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm
 from pyro_fed.ops.memory import fits_in_memory
 from pyro_fed.policy.choice import Case, Decision, Row, Rule, Table, affordable_rows
 
-#: Rows × parameters² up to which a full covariance of more than `FULL_DIM` parameters is taken where rows have linear
-#: predictors: a second a round. Logistic regression of 200 parameters on 2,000 rows takes 1.2 s so, and 40 s with
-#: diagonal covariances.
+#: Largest rows × parameters² for a full covariance of more than `FULL_DIM` parameters with linear predictors: a second
+#: per round. Logistic regression with 200 parameters on 2,000 rows then takes 1.2 s, instead of 40 s with diagonal
+#: covariances.
 CHEAP_PRODUCTS = 10_000_000_000
 #: Rows in a step on a large model.
 LARGE_BATCH = 32
-#: Settings that say how steps are taken: a user who sets one gets the usual covariance.
+#: Settings of steps; a user who sets one gets the covariance of small models.
 EXACT = frozenset({"client", "update", "curvature", "step_control"})
-#: Rounds of averaging of a model that classifies, or has more than `LARGE_DIM` parameters.
+#: Rounds of averaging for classification, or more than `LARGE_DIM` parameters.
 AVERAGING_ROUNDS = 40
-#: Those of a network of at most `LARGE_DIM` parameters that does not classify: its curve is fitted to the noise, which
-#: may be small, and what averaging leaves of it the rounds that follow take ten times as long to find. Labels are
-#: learned in 40, and more wear on the calibration.
+#: Rounds of averaging for a network of at most `LARGE_DIM` parameters that does not classify: its curve has to be
+#: fitted down to the noise, which may be small, and later rounds are ten times slower at this. Labels are learned in 40
+#: rounds, and more rounds worsen the calibration.
 CURVE_ROUNDS = 100
-#: Rounds by stochastic gradients of a network of at most `LARGE_DIM` parameters, which cost little and are too few
-#: otherwise: of 160 parameters on the digits SDs and means still move after 40 (`benchmarks/networks/README.md`).
+#: Rounds by stochastic gradients for a network of at most `LARGE_DIM` parameters, which are cheap: with 160 parameters
+#: on the digits, SDs and means still move after 40 rounds (`benchmarks/networks/README.md`).
 SMALL_ROUNDS = 200
-#: At fewer clients than this, which may have one label each, such a network that classifies has so many steps a round:
-#: in ten each client forgets the others' rows. Where they are alike three steps do as well, but not where a noise scale
-#: is learned, which rises over many.
+#: Number of clients below which such a network for classification takes this many steps per round, since each client
+#: may have a single label: in ten steps it would forget the other clients' rows. Three steps are as good for clients
+#: that are alike, but not if a noise scale is learned, which takes many steps.
 FEW_CLIENTS, FEW_STEPS = 5, 3
 
 
 def full_is_cheap(traits: Traits) -> bool:
-    """Whether a full covariance of up to `LARGE_DIM` parameters costs little: rows have linear predictors."""
+    """Whether a full covariance of up to `LARGE_DIM` parameters is cheap, since rows have linear predictors."""
     squared = traits.dim**2
     few = traits.evaluations * squared <= CHEAP_PRODUCTS and fits_in_memory(traits.num_clients * squared)
     return traits.dim <= LARGE_DIM and few and traits.linear_predictors
 
 
 def full_by_default(case: Case) -> str:
-    """Why "auto" takes full covariances and Hessians; "" if it does not."""
+    """The reason why "auto" takes full covariances and Hessians; "" if it does not."""
     algorithm, traits = case.algorithm, case.traits
     if traits.few_parameters:
         return f"{parameters(traits.dim)}, at most {FULL_DIM}"
@@ -76,7 +76,7 @@ def curvature_of(case: Case) -> Decision | None:
 
 
 def require_curvature(case: Case) -> None:
-    """Refuse Hessians of rows whose second derivatives are finite at no point."""
+    """Refuse Hessians of rows whose second derivatives are not finite at any point."""
     missing = case.traits.without_curvature
     if missing and case.algorithm.curvature != "fisher":
         raise ModelError(
@@ -86,12 +86,12 @@ def require_curvature(case: Case) -> None:
 
 
 def takes_gradients(case: Case, held_back: bool = False) -> str:
-    """Why a model takes stochastic gradients and diagonal sites: it is large, or a network of any size; "" if not.
+    """The reason for stochastic gradients and diagonal sites: a large model, or a network of any size; "" if none.
 
-    A client that climbs its own tilted density by several exact steps ends at another of a network's modes than the
-    others do: sites of 10 to 100 parameters ended at log densities of -2 to -1e6 a row, where these have -0.3. An
-    algorithm whose clients take one step at the same q, and that goes back where the bound has fallen (`held_back`),
-    has full covariances there, and so has a user who asks for them.
+    Clients that take several exact steps on their tilted densities end at different modes of a network: sites of 10 to
+    100 parameters ended at log densities of -2 to -1e6 per row, where stochastic gradients reach -0.3. Full covariances
+    are still the default if clients take one step at the same q and the algorithm rejects steps that lower the bound
+    (`held_back`), and are used if the user asks for them.
     """
     algorithm, traits = case.algorithm, case.traits
     full = algorithm.covariance == "full" or (algorithm.covariance == "auto" and bool(full_by_default(case)))
@@ -112,8 +112,11 @@ def newton_start_of(case: Case) -> Decision | None:
     if case.algorithm.start != "auto":
         return None
     if case.traits.layers:
-        return Decision("fedavg", "a network is stationary at zeros, and averaging finds a better mode than Newton's")
-    return Decision("zeros", "no network: Newton's method finds the mode from zeros, on the unconstrained scale")
+        return Decision(
+            "fedavg",
+            "a network's density is stationary at zeros, and averaging finds a better mode than Newton's method",
+        )
+    return Decision("zeros", "not a network: Newton's method finds the mode from zeros on the unconstrained scale")
 
 
 def on_large(setting: str, value: Any, why: str) -> Rule:
@@ -141,15 +144,15 @@ def gradient_steps(traits: Traits) -> dict[str, int]:
 
 
 def averaging_rounds_of(case: Case) -> Decision | None:
-    """Rounds of the averaging that another algorithm begins with."""
+    """Rounds of averaging at the start of another algorithm."""
     if case.algorithm.rounds is not None:
         return None
     traits = case.traits
     if traits.dim > LARGE_DIM:
         return Decision(AVERAGING_ROUNDS, parameters(traits.dim))
     if traits.labels:
-        return Decision(AVERAGING_ROUNDS, "it classifies: labels are learned in so many")
-    return Decision(CURVE_ROUNDS, "it fits a curve, down to the noise")
+        return Decision(AVERAGING_ROUNDS, "classification: labels are learned in this many rounds")
+    return Decision(CURVE_ROUNDS, "regression: the curve is fitted down to the noise")
 
 
 TABLES = {

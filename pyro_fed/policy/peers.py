@@ -19,20 +19,20 @@ from pyro_fed.policy.gaussian import (
     takes_gradients,
 )
 
-#: Settings that say how the exact steps are taken: who sets one of them wants these.
+#: Settings of exact steps; a user who sets one of them gets exact steps.
 EXACT = frozenset({"update", "curvature", "num_points", "tolerance", "batch_size", "weighting"})
-#: Share of a change that is made in a round where scores jump: whole changes overshoot, each by more than the last.
+#: Fraction of a change in a round if scores are discontinuous: whole changes overshoot and diverge.
 NON_SMOOTH_DAMPING = 0.5
 
 
 def update_of(case: Case) -> Decision | None:
-    """How beliefs are updated: by gradients alone if the model is too large for Newton steps."""
+    """The update of beliefs: by gradients alone if the model is too large for Newton steps."""
     algorithm = case.algorithm
     if algorithm.solver.by_gradients or case.own & EXACT:
         return None
     if why := takes_gradients(case):
         full = algorithm.covariance == "auto" and bool(full_by_default(case))
-        if full and "start" in case.own:  # at exact steps' own
+        if full and "start" in case.own:  # the user's start is one for exact steps
             return None
         return Decision(IVON(**gradient_steps(case.traits)), f"{why}: stochastic gradients")
     return Decision(algorithm.update, "exact Newton steps, of which a round costs little")
@@ -41,7 +41,7 @@ def update_of(case: Case) -> Decision | None:
 def covariance_of(case: Case) -> Decision | None:
     """Full or diagonal: diagonal by stochastic gradients."""
     if "update" in case.chosen and case.algorithm.covariance == "auto":
-        return Decision("diag", "stochastic gradients are those of diagonal beliefs")
+        return Decision("diag", "stochastic gradients need diagonal beliefs")
     return gaussian.covariance_of(case)
 
 
@@ -51,7 +51,7 @@ def curvature_of(case: Case) -> Decision | None:
 
 
 def non_smooth(case: Case) -> str:
-    """Why a Laplace approximation is no start, and whole changes overshoot; "" if neither applies."""
+    """The reason why a Laplace approximation is no start and whole changes overshoot; "" if there is none."""
     algorithm, traits = case.algorithm, case.traits
     exact = algorithm.solver.newton_steps and algorithm.weighting == "exact"
     if not exact or traits.improper:
@@ -62,7 +62,7 @@ def non_smooth(case: Case) -> str:
 
 
 def damping_of(case: Case) -> Decision | None:
-    """The share of a change that is made."""
+    """The fraction of a change in a round."""
     why = non_smooth(case)
     if "damping" in case.own or not why:
         return None
@@ -75,57 +75,63 @@ def start_of(case: Case) -> Decision | None:
     if algorithm.start != "auto":
         return None
     if algorithm.solver.by_gradients:
-        return Decision("fedavg", "stochastic gradients begin at the point that averaging finds")
+        return Decision("fedavg", "stochastic gradients start from averaging over the graph")
     if algorithm.weighting == "paper":
-        return Decision("prior", "weighting='paper' begins at the prior, as published")
+        return Decision("prior", "weighting='paper' starts from the prior, as published")
     if not algorithm.solver.newton_steps:
         return Decision("prior", "a guide is fitted around a proper belief")
     if why := non_smooth(case):
-        return Decision("local" if traits.kinked_prior else "prior", f"{why}: a curvature at a point says nothing")
+        return Decision(
+            "local" if traits.kinked_prior else "prior", f"{why}: a curvature at a point is not informative"
+        )
     return consensus_or_local(case)
 
 
 def consensus_or_local(case: Case) -> Decision:
-    """Laplace's approximation of all data, or each agent's own if sums over all cannot be had or trusted."""
+    """The Laplace approximation of all data, or each agent's own if sums over agents are unavailable or untrusted."""
     if case.setup.groups_take_turns:
-        return Decision("local", "groups of agents take turns: sums over all would take many rounds")
+        return Decision("local", "groups of agents take turns: sums over all agents would take many rounds")
     if case.setup.bounded:
-        return Decision("local", "sums over all agents cannot be checked by any of them")
+        return Decision("local", "no agent can check sums over all agents")
     return Decision("consensus", "Newton's method over the graph finds the mode of all data in few rounds")
 
 
 def start_of_p2p_ep(case: Case) -> Decision | None:
-    """The start of the beliefs that P2PVI hands over."""
+    """The start of `P2PVI`, from whose beliefs `P2PEP` starts."""
     if case.algorithm.start != "auto":
         return None
     if case.setup.groups_take_turns:
         return consensus_or_local(case)
     if case.traits.kinked_prior:
-        return Decision("local", "the prior's score jumps: a curvature at a point says nothing")
+        return Decision("local", "the prior's score is discontinuous: a curvature at a point is not informative")
     if case.traits.non_smooth_scores and not case.traits.improper:
-        return Decision("prior", "rows' scores jump: a curvature at a point says nothing")
+        return Decision("prior", "the scores of rows are discontinuous: a curvature at a point is not informative")
     return consensus_or_local(case)
 
 
 def start_over_graph_of(case: Case) -> Decision | None:
-    """The start of beliefs whose sums are taken over the graph."""
+    """The start of beliefs if sums are computed over the graph."""
     return consensus_or_local(case) if case.algorithm.start == "auto" else None
 
 
 def start_by_push_sum_of(case: Case) -> Decision | None:
-    """The start of beliefs whose sums no graph keeps."""
-    return Decision("local", "links that fail keep no sums over all agents") if case.algorithm.start == "auto" else None
+    """The start of beliefs if the graph does not preserve sums."""
+    return (
+        Decision("local", "links that fail do not preserve sums over all agents")
+        if case.algorithm.start == "auto"
+        else None
+    )
 
 
 def newton_of(case: Case) -> Decision | None:
-    """The Newton's method that every agent runs by itself, with its own settings chosen."""
+    """The settings of Newton's method, which every agent runs by itself."""
     newton = case.algorithm.newton
-    found = apply_table(newton, NEWTON, case.traits, case.setup).algorithm
-    return None if found is newton else Decision(found, "; ".join(said_of(newton, found)))
+    chosen = apply_table(newton, NEWTON, case.traits, case.setup).algorithm
+    return None if chosen is newton else Decision(chosen, "; ".join(chosen_settings_text(newton, chosen)))
 
 
-def said_of(before: object, after: object) -> list[str]:
-    """The chosen settings of a nested algorithm, as text, from the algorithm before and after the choices."""
+def chosen_settings_text(before: object, after: object) -> list[str]:
+    """The chosen settings of a nested algorithm as text, from the algorithm before and after the choices."""
     names = [name for name, value in vars(after).items() if not name.startswith("_") and getattr(before, name) != value]
     return [f"{name}={getattr(after, name)!r}" for name in names]
 

@@ -1,4 +1,4 @@
-"""An algorithm as it is run on a model: every open setting chosen by the table of its kind; threads and draws."""
+"""The choice of an algorithm's open settings by the table of its kind, and of threads and draws."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pyro_fed.density.traits import LARGE_DIM, Traits
 from pyro_fed.graph import Graph
 from pyro_fed.policy.choice import AS_SET, Resolved, Setup, Table, apply_table
 
-#: Numbers that all draws of a large model may have together: 160 MB in double precision.
+#: Largest number of entries of all draws of a large model: 160 MB in double precision.
 DRAWN_NUMBERS = 20_000_000
-#: Rows × parameters from which on a pass over them is worth several threads: some 0.5 ms on one. Below, threads wait
-#: for one another longer than they work.
+#: Smallest rows × parameters for several threads: a pass takes about 0.5 ms on one. Below it, threads wait for each
+#: other longer than they work.
 THREADED_NUMBERS = 1_000_000
 NO_SETUP = Setup()
-#: Families of algorithms, and the modules with their tables, each loaded when one of them is first resolved.
+#: Families of algorithms and the modules with their tables, which are loaded on first use.
 TABLES = {
     "averaging": "pyro_fed.policy.gaussian",
     "ep": "pyro_fed.policy.ep",
@@ -37,36 +37,38 @@ TABLES = {
     "variational": "pyro_fed.policy.sampling",
 }
 INFER = "pyro_fed.infer."
-#: Codes of findings about an answer that no weights of draws around it mend, each with why.
-NOT_MENDED_BY_WEIGHTS = {sentences.mode_without_draws.code: "which misses a mode that no weights bring back"}
+#: Codes of findings about a result that importance weights cannot correct, with the reasons.
+NOT_MENDED_BY_WEIGHTS = {
+    sentences.mode_without_draws.code: "which misses a mode that importance weights cannot restore"
+}
 
 
 def threads_of(traits: Traits) -> int | None:
-    """Threads for "auto": one, or torch's own number if a pass over the rows is long enough."""
+    """The number of threads for "auto": one, or torch's default if a pass over the rows is long enough."""
     return None if traits.num_rows * traits.dim >= THREADED_NUMBERS else 1
 
 
-def affordable_draws(traits: Traits, wanted: int, chains: int) -> int:
-    """The wanted number of draws of a chain, or as many as `DRAWN_NUMBERS` has room for if the model is large."""
+def affordable_draws(traits: Traits, requested: int, chains: int) -> int:
+    """The number of draws of a chain: as requested, or for a large model at most what `DRAWN_NUMBERS` allows."""
     if traits.dim <= LARGE_DIM:
-        return wanted
-    return max(1, min(-(-wanted // chains), max(MIN_DRAWS, DRAWN_NUMBERS // traits.dim // chains)))
+        return requested
+    return max(1, min(-(-requested // chains), max(MIN_DRAWS, DRAWN_NUMBERS // traits.dim // chains)))
 
 
 def resolve(algorithm: Algorithm, traits: Traits, setup: Setup = NO_SETUP) -> Resolved:
-    """The algorithm with every open setting chosen, each with its reason; a user's settings stay unchanged.
+    """The algorithm with every open setting chosen, each with its reason; the user's settings are unchanged.
 
-    An algorithm that no table knows is returned unchanged, and so is one without open settings.
+    An algorithm without a table, or without open settings, is returned unchanged.
 
     Raises:
-        SettingError: it cannot be run on this model; names what can.
+        SettingError: it cannot be run on this model; the message names alternatives.
 
     Example:
         >>> resolve(pf.FedEP(), fed.problem.traits).algorithm
         FedEP(covariance='full', curvature='hessian', start='laplace')
     """
-    found = algorithm.delegate()
-    return apply_table(found, table_of(type(found)), traits, setup)
+    delegate = algorithm.delegate()
+    return apply_table(delegate, table_of(type(delegate)), traits, setup)
 
 
 def table_of(kind: type[Algorithm]) -> Table:
@@ -81,26 +83,26 @@ def table_of(kind: type[Algorithm]) -> Table:
 
 
 def resolve_for_run(algorithm: Algorithm, problem: Problem, setup: Setup = NO_SETUP) -> Resolved:
-    """`resolve`, in the form of the algorithm that the graph asks for."""
-    found = resolve(algorithm, problem.traits, setup)
-    if setup.graph is None or not isinstance(found.algorithm, OnGraph):
-        return found
-    return replace(found, algorithm=found.algorithm.on_graph(setup.graph))
+    """`resolve`, for the form of the algorithm that the graph requires."""
+    resolved = resolve(algorithm, problem.traits, setup)
+    if setup.graph is None or not isinstance(resolved.algorithm, OnGraph):
+        return resolved
+    return replace(resolved, algorithm=resolved.algorithm.on_graph(setup.graph))
 
 
 def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) -> list[Stage]:
-    """The stages that are run for an algorithm or a plan, with open settings; the graph is None with a server."""
+    """The stages of a run of an algorithm or a plan, with open settings; the graph is None with a server."""
     given = named.stages(problem, graph) if isinstance(named, Plan) else [named]
     stages = [one if isinstance(one, Stage) else Stage(one) for one in given]
     return [replace(one, algorithm=one.algorithm.delegate()) for one in stages]
 
 
 def why_not_from(algorithm: Algorithm, findings: Iterable[Finding]) -> str:
-    """Why an algorithm need not start from an answer with these findings, as a clause; "" if it may mend them.
+    """Why an algorithm cannot correct a result with these findings, as a clause; "" if it may.
 
-    Chains may leave the place from which they start, and a guide is fitted to the rows: only weights cannot.
+    Chains may leave their start, and guides are fitted to the rows; only importance weights depend on the start.
     """
-    from pyro_fed.infer.surrogates.fedais import FedAIS  # as the tables, when a stage is judged
+    from pyro_fed.infer.surrogates.fedais import FedAIS  # imported when a stage is judged
 
     if not isinstance(algorithm, FedAIS):
         return ""
@@ -108,7 +110,7 @@ def why_not_from(algorithm: Algorithm, findings: Iterable[Finding]) -> str:
 
 
 def phases_of(found: Resolved, problem: Problem) -> list[Resolved]:
-    """An algorithm after all that it starts from."""
+    """An algorithm, preceded by the algorithms that it starts from."""
     chain = [found]
     while (first := chain[0].algorithm.warm_start(problem)) is not None:
         phase, name = resolve(first, problem.traits), type(chain[0].algorithm).__name__
@@ -118,5 +120,5 @@ def phases_of(found: Resolved, problem: Problem) -> list[Resolved]:
 
 
 def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
-    """An algorithm after all that it starts from, none with open settings."""
+    """An algorithm, preceded by the algorithms that it starts from, without open settings."""
     return [one.algorithm for one in phases_of(resolve(algorithm, problem.traits), problem)]

@@ -1,4 +1,4 @@
-"""What a result contains, by the sizes of its groups, and how the integrals over rows' own latents are checked."""
+"""The contents of a result, given the sizes of its groups, and the check of integrals over rows' own latents."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import replace
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.traits import Traits
 
-#: The rows' latents are not collected if draws × rows × latents are more numbers than this.
+#: Largest draws × rows × latents for which the rows' latents are collected.
 MAX_COLLECTED = 100_000_000
-#: The most numbers that are kept for each row: the pointwise log-likelihood is left out if draws × rows are more.
+#: Largest draws × rows for which the pointwise log-likelihood is kept.
 MAX_POINTWISE = 400_000_000
-#: If no log-likelihood is asked for, the log density of the draws is left out if draws × rows are more than this: it
-#: would take longer than many algorithms.
+#: Largest draws × rows for which the log density of the draws is computed without log-likelihoods; beyond it, the log
+#: density would take longer than many algorithms.
 MAX_UNASKED = 50_000_000
-#: A finer quadrature rule: so many more nodes for each dimension, and so many times as many in all.
+#: A finer quadrature rule has this many more nodes per dimension, and this many times as many nodes in all.
 MORE_NODES, MORE_TIMES = 20, 4
 
 
@@ -24,12 +24,12 @@ def integrates_latents(traits: Traits) -> bool:
 
 
 def collects_latents(traits: Traits, draws: int) -> bool:
-    """Whether the rows' latents are drawn and collected, given so many draws."""
+    """Whether the rows' latents are drawn and collected for this number of draws."""
     return draws * traits.num_rows * traits.local_dim <= MAX_COLLECTED
 
 
 def finer_rule(traits: Traits, rule: Quadrature) -> Quadrature:
-    """A rule with more nodes; of a single latent, placed by its tails, not by the curvature, which may miss them."""
+    """A rule with more nodes; for a single latent they are placed by its tails, which the curvature may miss."""
     order, most = (rule.order or rule.max_order) + MORE_NODES, MORE_TIMES * rule.max_nodes
     return replace(rule, order=order, max_nodes=most, tails=True if traits.local_dim == 1 else rule.tails)
 
@@ -43,5 +43,5 @@ def rule_arguments(traits: Traits, rule: Quadrature) -> str:
 
 
 def uncompiled_level(traits: Traits) -> str:
-    """The compiler's level for a single step, which is not worth compiling; a model that cannot be mapped is looped."""
+    """The compiler's level for a single step, which is not compiled; models that cannot be mapped are looped."""
     return "loop" if traits.looped else "off"

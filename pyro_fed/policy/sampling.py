@@ -1,10 +1,10 @@
 """Settings of Langevin chains, of Gaussian surrogates and guides, and of algorithms on pooled data.
 
-The cost of a visit to a large model is its number of steps, whatever the rows. The longest visit in preconditioned time
-does not depend on its steps: with 5 steps in place of 20 each may be up to four times as long. Large models have the
-same number of chains as others: with 75,010 parameters even 300 rounds are below a tenth of a relaxation time, and a
-chain's predictions are worth little more than those of one draw. With up to `LARGE_DIM` parameters steps are long, and
-few chains move farther.
+On a large model the cost of a visit is proportional to its number of steps. The longest visit in preconditioned time
+does not depend on this number: with 5 steps in place of 20, each may be up to four times as long. Large models have as
+many chains as others: with 75,010 parameters even 300 rounds are less than a tenth of a relaxation time, and the
+predictions of a chain are little better than those of one draw. With up to `LARGE_DIM` parameters steps are long, and a
+small number of chains moves farther.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from pyro_fed.policy.choice import Case, Decision, Row, Table, affordable_rows, 
 from pyro_fed.policy.gaussian import LARGE_BATCH, on_large, parameters
 from pyro_fed.policy.results import MAX_POINTWISE
 
-#: Steps of a visit to a large model, and one step in so many that is kept.
+#: Steps of a visit for a large model, and its thinning.
 STEPS, THIN = 5, 25
 
 
 def require_dimension(case: Case) -> None:
-    """Refuse surrogates given as tensors whose dimension is not the model's."""
+    """Refuse surrogates as tensors if their dimension is not the model's."""
     given, dim = case.algorithm.surrogates, case.traits.dim
     if isinstance(given, Given) and given.dim != dim:
         raise SettingError(f"Given: the surrogates have dimension {given.dim}, the model's vector {dim}")
@@ -59,7 +59,7 @@ def surrogates_of(case: Case) -> Decision | None:
 
 
 def guides_start_of(case: Case) -> Decision | None:
-    """The Gaussian that a guide is fitted to before the first round, where a fit of it has no conditions of its own."""
+    """The Gaussian to which a guide is fitted before the first round, if it can be computed."""
     require_dimension(case)
     if case.algorithm.surrogates != "auto":
         return None
@@ -67,7 +67,7 @@ def guides_start_of(case: Case) -> Decision | None:
 
 
 def guides_start_over_graph_of(case: Case) -> Decision | None:
-    """The same of agents."""
+    """The same for agents without a server."""
     if case.algorithm.surrogates != "auto":
         return None
     if (none := _without_gaussian(case)) is not None:
@@ -79,7 +79,7 @@ def guides_start_over_graph_of(case: Case) -> Decision | None:
 
 
 def _without_gaussian(case: Case) -> Decision | None:
-    """Why a guide begins at its own start, or None."""
+    """The reason why a guide starts from its own initial values, or None."""
     traits = case.traits
     if traits.large() or traits.layers:
         return Decision(None, "a network or another large model, whose Gaussian costs as many rounds as the guide")
@@ -88,12 +88,12 @@ def _without_gaussian(case: Case) -> Decision | None:
     if traits.improper:
         return Decision(None, f"the priors of {sorted(traits.improper)} are improper: no Gaussian is fitted")
     if case.setup.combination is not None:
-        return Decision(None, "the clients' messages are combined in another way than by sums")
+        return Decision(None, "the clients' messages are not summed")
     return None
 
 
 def elbo_on_large_models(case: Case) -> None:
-    """Refuse the IWAE bound on a large model, whose log-likelihoods are not computed beside its scores."""
+    """Refuse the IWAE bound on large models, for which log-likelihoods are not computed with the scores."""
     if case.algorithm.bound != "elbo" and case.traits.large():
         raise SettingError(
             f"{type(case.algorithm).__name__}: bound={case.algorithm.bound!r} takes every client's log-likelihood at "
@@ -121,11 +121,11 @@ def chains_of(case: Case) -> Decision | None:
     """The number of chains."""
     if "num_chains" in case.own or not case.traits.large() or case.traits.dim > LARGE_DIM:
         return None
-    return Decision(USUAL_CHAINS, "a small network, whose steps are long: few chains move farther")
+    return Decision(USUAL_CHAINS, "a small network, whose steps are long: a few chains move farther")
 
 
 def unmeasured_step_of(case: Case) -> Decision | None:
-    """Whether the noise of FALD's clients is measured: not on a large model, also if a bound of it is given."""
+    """Whether the noise of FALD's clients is measured: not for a large model, even if a bound on it is set."""
     step = case.algorithm.step
     if not isinstance(step, Measured) or not case.traits.large():
         return None
@@ -146,7 +146,7 @@ def tables_are_small(case: Case) -> None:
 
 
 def is_small(case: Case) -> None:
-    """Refuse Hamiltonian trajectories in more dimensions than rounds suffice for."""
+    """Refuse Hamiltonian trajectories in more dimensions than rounds allow."""
     dim = case.traits.dim
     if dim > LARGE_DIM:
         raise SettingError(
@@ -157,26 +157,34 @@ def is_small(case: Case) -> None:
 
 
 FSGLD_ROWS = (
-    Row("local_steps", on_large("local_steps", STEPS, "a visit to a large model costs its steps"), "local_steps="),
-    Row("batch_size", on_large("batch_size", LARGE_BATCH, "a large model takes minibatches"), "batch_size="),
-    Row("thin", on_large("thin", THIN, "draws of a large model are long vectors"), "thin="),
-    Row("target_ess", on_large("target_ess", None, "the slowest of many parameters has few draws"), "target_ess="),
+    Row(
+        "local_steps",
+        on_large("local_steps", STEPS, "the cost of a visit to a large model is proportional to its steps"),
+        "local_steps=",
+    ),
+    Row("batch_size", on_large("batch_size", LARGE_BATCH, "minibatches are used for a large model"), "batch_size="),
+    Row("thin", on_large("thin", THIN, "the draws of a large model need much memory"), "thin="),
+    Row(
+        "target_ess",
+        on_large("target_ess", None, "the slowest of many parameters has few effective draws"),
+        "target_ess=",
+    ),
     Row("num_chains", chains_of, "num_chains="),
     SURROGATES,
 )
 STEP = Row(
     "step", unmeasured_step_of, "step=pf.infer.step.Fixed(); local_steps=1 with midpoint=False has no such noise"
 )
-DRAWN_PARTICLES = proper_prior("its particles begin as draws of the prior", "use DSVGD")
+DRAWN_PARTICLES = proper_prior("its particles start as draws of the prior", "use DSVGD")
 DRAWN_CANDIDATES = proper_prior(
-    "its candidates are draws of the prior where none are given",
+    "its candidates are draws of the prior unless they are set",
     "give candidates",
     lambda case: case.algorithm.candidates is None,
 )
 
 
 def support_stands_still(case: Case) -> None:
-    """Refuse supports that move, because automatic guides use the support of their first draw."""
+    """Refuse supports that depend on other sites, because automatic guides fix the support at their first draw."""
     guide, moving = case.algorithm.guide, case.traits.moving_supports
     kind = guide if inspect.isclass(guide) else type(guide)
     if not moving or not issubclass(kind, AutoGuide):
@@ -190,7 +198,7 @@ def support_stands_still(case: Case) -> None:
 
 
 def likelihood_is_a_factor(case: Case) -> None:
-    """Refuse to temper the likelihood where it is no factor of the joint density, as with latents of rows' own."""
+    """Refuse to temper the likelihood if it is not a factor of the joint density, as with rows' own latents."""
     algorithm = case.algorithm
     if algorithm.temperature != 1 and case.traits.row_latents:
         raise SettingError(

@@ -1,9 +1,9 @@
 """Settings of DSVGD and related algorithms, and of the phases from which particles start.
 
-A particle of a large model is a network: large models have fewer particles, which move by minibatches. If the other
-clients are surrogates, turns are short: the surrogates are diagonal, and along directions of many parameters together
-they hold a particle back by far less than those clients' rows would. After 50 steps of 0.05 SDs a network has forgotten
-the labels that this client's rows do not have.
+Large models have fewer particles, which move by minibatches. If surrogates represent the other clients, turns are
+short: the surrogates are diagonal, and along joint directions of many parameters they constrain a particle much less
+than the clients' rows would. After 50 steps of 0.05 SDs a network has forgotten the labels that this client's rows do
+not have.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pyro_fed.policy.gaussian import CURVATURE_ROW, LARGE_BATCH, on_large, param
 
 #: Particles of a large model, and steps of a turn.
 PARTICLES, STEPS = 20, 50
-#: Steps of a turn where the other clients are surrogates, and their size in SDs.
+#: Steps of a turn if surrogates represent the other clients, and the step size in SDs.
 SHORT_TURN, SHORT_STEP = 10, 0.02
-#: So many times fewer points show whether the modes' approximations are enough, where rows are many.
+#: Factor by which the number of points is reduced for many rows, to check whether the modes' approximations suffice.
 FEWER_POINTS = 4
 #: Largest number of parameters for which modes are searched, and for which weights are tried.
 MAX_MODES_DIM, MAX_WEIGHTS_DIM = 30, 12
 
 
 def from_gaussian(case: Case) -> bool:
-    """Whether the other clients are surrogates, in turns that begin at a Gaussian."""
+    """Whether surrogates represent the other clients, in turns that start from a Gaussian."""
     return case.algorithm.start in ("auto", "gaussian")
 
 
@@ -54,16 +54,16 @@ def step_size_of(case: Case) -> Decision | None:
 
 
 def kernel_of(case: Case) -> Decision | None:
-    """The kernel of networks that do not predict labels keeps marginals alone."""
-    # With 20 particles in hundreds of dimensions the linear part of `Balanced` moves all spread into 19 directions, and
-    # between these a network follows the rows' noise: up to a quarter of a nat a row (`benchmarks/networks/kinds.py`).
-    # For labels the linear part makes up for Gaussians that are too unsure.
+    """The kernel: for networks that do not predict labels, one that preserves only marginals."""
+    # With 20 particles in hundreds of dimensions the linear part of `Balanced` moves all spread into 19 directions.
+    # Between these a network fits the noise of the rows, at up to 1/4 nat per row (`benchmarks/networks/kinds.py`). For
+    # labels, the linear part compensates for Gaussians that are too wide.
     traits = case.traits
     if "kernel" in case.own or not from_gaussian(case):
         return None
     if not traits.large() or not traits.layers or traits.labels:
         return None
-    return Decision(Marginal(), "a network that fits a curve: a few particles have no covariance to keep")
+    return Decision(Marginal(), "a network for regression: a few particles cannot represent a covariance")
 
 
 def start_of(case: Case) -> Decision | None:
@@ -72,18 +72,22 @@ def start_of(case: Case) -> Decision | None:
     if algorithm.start != "auto":
         return None
     if case.setup.bounded:
-        return Decision("gaussian", "clients' turns are compared with those towards Gaussian sites")
+        return Decision("gaussian", "clients' turns are compared with turns towards Gaussian sites")
     if traits.large():
         return Decision("gaussian", f"a network or another large model, {parameters(traits.dim)}")
     if traits.improper:
-        return Decision("gaussian", f"the priors of {sorted(traits.improper)} are improper: no draws to look from")
+        return Decision(
+            "gaussian", f"the priors of {sorted(traits.improper)} are improper: there are no draws to search from"
+        )
     if MAX_MODES_DIM < traits.dim <= FULL_DIM:
         return Decision("gaussian", f"{parameters(traits.dim)}, more than {MAX_MODES_DIM}")
     if traits.non_smooth_scores:
-        return Decision("gaussian", "rows' scores jump: a mode has no curvature")
+        return Decision("gaussian", "the scores of rows are discontinuous: a mode has no curvature")
     if traits.dim <= MAX_MODES_DIM:
         return Decision("modes", f"{parameters(traits.dim)}, at most {MAX_MODES_DIM}")
-    return Decision("checked", f"{parameters(traits.dim)}, too many for Hessians: whether it is a maximum is looked at")
+    return Decision(
+        "checked", f"{parameters(traits.dim)}, too many for Hessians: a check shows whether the start is a maximum"
+    )
 
 
 def source_of(case: Case) -> Decision | None:
@@ -94,36 +98,36 @@ def source_of(case: Case) -> Decision | None:
     if traits.large():
         if begin in ("gaussian", "checked"):
             return Decision("ep", "a large model: FedEP's Gaussian, by stochastic gradients")
-        return Decision("points", "a large model: sites at the point that averaging finds")
+        return Decision("points", "a large model: sites at the point of federated averaging")
     if begin == "modes":
         if traits.dim <= MAX_WEIGHTS_DIM:
-            what = f"{parameters(traits.dim)}, of which weighted points tell how much each mode has"
+            what = f"{parameters(traits.dim)}, few enough for weighted points, which give the mass of each mode"
             return Decision("importance", what)
         return Decision("nearest", f"{parameters(traits.dim)}, more than importance weights take ({MAX_WEIGHTS_DIM})")
     if traits.dim <= FULL_DIM and begin == "gaussian":
         return Decision("ep", f"{parameters(traits.dim)}: the Gaussian nearest to the posterior")
     if traits.dim <= FULL_DIM and traits.non_smooth_scores:
-        return Decision("ep", "rows' scores jump: a curvature at a point says nothing")
+        return Decision("ep", "the scores of rows are discontinuous: a curvature at a point is not informative")
     return Decision("laplace", f"begin={begin!r} of {parameters(traits.dim)}: Laplace's approximation")
 
 
 def by_few_rows_of(case: Case) -> Decision | None:
-    """The phase before a search for modes: by few rows, or by all."""
+    """Whether a search for modes starts with few rows, or uses all."""
     if case.algorithm.after != "auto":
         return None
     if not case.algorithm.by_few_rows and has_many_rows(case.traits):
-        return Decision("few_rows", f"{case.traits.num_rows:,} rows: the climbs begin by few of them")
-    return Decision("one_mode", "all rows from the beginning")
+        return Decision("few_rows", f"{case.traits.num_rows:,} rows: the mode search starts with few of them")
+    return Decision("one_mode", "all rows are used from the start")
 
 
 def first_points_of(case: Case) -> Decision | None:
-    """The number of points that are weighed first."""
+    """The number of points that are weighted first."""
     algorithm, traits = case.algorithm, case.traits
     if algorithm.first_points is not None:
         return None
     if traits.num_rows >= MANY_ROWS_A_PARAMETER * traits.dim:
-        return Decision(NUM_POINTS // FEWER_POINTS, "many rows: the modes' approximations are mostly enough")
-    return Decision(NUM_POINTS, "few rows: the modes' approximations may not be enough")
+        return Decision(NUM_POINTS // FEWER_POINTS, "many rows: the modes' approximations usually suffice")
+    return Decision(NUM_POINTS, "few rows: the modes' approximations may not suffice")
 
 
 def one_mode_rows_of(case: Case) -> Decision | None:

@@ -1,8 +1,7 @@
-"""The groups of a result that hold its data, and whether two results, or a federation, are of the same rows.
+"""The groups of a result that contain its data, and the comparison of rows between results and federations.
 
-Leave-one-out, influence and related functions take the draws for a posterior given the federation's rows; with those of
-another federation their figures would be about neither. Results of runs whose rows were elsewhere, and of private
-ones, have no data.
+Leave-one-out, influence and related functions need draws of the posterior given the federation's rows. They refuse
+draws of another federation. Results of private runs, and of runs whose rows are on other machines, contain no data.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ def observed_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Da
     return xr.Dataset(data, coords={dim: federation.coords.get(dim, np.arange(n)) for dim, n in sizes.items()})
 
 
-#: The attribute of `constant_data` with the labels for which codes stand.
+#: Attribute of `constant_data` with the labels of codes.
 LABELS = "labels"
-#: That which names the arguments whose labels have an order that the user has said.
+#: Attribute with the names of arguments whose labels are ordered by the user.
 ORDERED = "ordered"
-#: That which says in what order data frames had their columns.
+#: Attribute with the order of the columns of data frames.
 COLUMNS = "columns"
 
 
 def constant_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Dataset:
-    """The arguments that are split by rows and are no observations; attributes have labels and the order of columns."""
+    """The arguments that are split by rows, without observations; attributes have labels and the order of columns."""
     arguments = federation.problem.arguments
     data = {}
     for name, nested, leaf in arguments.columns:
         if not any(leaf.shape == value.shape and torch.equal(leaf, value) for value in values.values()):
             plate = nested or federation.problem.plate
             dims = [plate] + [f"{name}_dim_{i}" for i in range(1, leaf.dim())]
-            # xarray takes a variable that is named like a dimension for the dimension's labels.
+            # xarray interprets a variable with the name of a dimension as its labels.
             data[f"{name}_values" if name in dims else name] = (dims, leaf.cpu().numpy())
     owners, labels = _owners(federation)
     coded = {name: list(values) for name, values in arguments.labels.items()}
@@ -61,7 +60,7 @@ def constant_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Da
 
 
 def labels_in(idata: InferenceData) -> dict[str, Labels] | None:
-    """The labels for which codes stand, by the argument's name, from `constant_data`; None if it has none."""
+    """The labels of codes, by the argument's name, from `constant_data`; None if it has none."""
     if "constant_data" not in idata:
         return None
     attrs = group_of(idata, "constant_data").attrs
@@ -93,14 +92,14 @@ def _owners(federation: Federation) -> tuple[dict[str, Any], dict[str, Any]]:
     return numbers, named
 
 
-#: Groups of a result that hold rows.
+#: Groups of a result that contain rows.
 GROUPS = ("observed_data", "constant_data")
-#: Values that differ by this part are the same: a federation may compute in float32 what another has in float64.
+#: Relative difference up to which values are equal: federations may have them in float32 or float64.
 SAME_VALUE_TOLERANCE = ROUNDING_UNITS * float(np.finfo(np.float32).eps)
 
 
 def unlike_federation(idata: InferenceData, federation: Federation) -> str:
-    """The difference between the rows of a result and of a federation; empty if there is none, or one has no rows."""
+    """The difference between the rows of a result and of a federation; "" if there is none, or one has no rows."""
     mine = _columns(idata)
     if not mine or not federation.holds_data:
         return ""
@@ -110,23 +109,23 @@ def unlike_federation(idata: InferenceData, federation: Federation) -> str:
 
 
 def unlike_result(idata: InferenceData, other: InferenceData) -> str:
-    """The difference between the rows of two results; empty if there is none, or one has no rows."""
+    """The difference between the rows of two results; "" if there is none, or one has no rows."""
     return _differing_column(_columns(idata), _columns(other))
 
 
 def _columns(idata: Any) -> dict[str, np.ndarray]:
-    found = [group_of(idata, name).data_vars for name in GROUPS if name in idata]
-    return {str(name): np.asarray(column.values) for columns in found for name, column in columns.items()}
+    groups = [group_of(idata, name).data_vars for name in GROUPS if name in idata]
+    return {str(name): np.asarray(column.values) for columns in groups for name, column in columns.items()}
 
 
 def _differing_column(mine: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> str:
-    """The first column of both that has other values, each sorted, as rows may be in another order."""
+    """The first common column with different values, after sorting, since rows may be in another order."""
     for name in sorted(mine.keys() & theirs.keys()):
         here, there = mine[name], theirs[name]
         if here.dtype.kind not in "biuf" or there.dtype.kind not in "biuf":
             continue
         if here.shape != there.shape:
-            return f"'{name}' has the shape {here.shape} in the one and {there.shape} in the other"
+            return f"'{name}' has the shape {here.shape} in the first and {there.shape} in the second"
         first, second = (np.sort(values.astype(float), axis=None) for values in (here, there))
         close = np.isclose(
             first, second, rtol=SAME_VALUE_TOLERANCE, atol=SAME_VALUE_TOLERANCE * _size(first), equal_nan=True

@@ -28,14 +28,14 @@ else:
 
 
 def flag(attrs: Mapping[Any, Any], name: str) -> bool:
-    """A flag, such as "centralized", among the attributes of a result; False if it is missing. Old files have texts."""
+    """A flag, such as "centralized", in the attributes of a result; False if missing. Old files have flags as text."""
     return str(attrs.get(name)) in ("1", "True")
 
 
 def check_savable(problem: Problem, what: str = "out") -> None:
-    """Refuse sites whose names cannot be in a NetCDF file, where a slash separates groups.
+    """Refuse site names with a slash, which separates groups in a NetCDF file.
 
-    `what` is the argument or option that asks for the file, for messages.
+    `what` is the argument or option that requests the file, for messages.
     """
     layout = problem.layout
     sites = {**layout.latents, **layout.local, **layout.discrete, **layout.reported, **layout.observed}
@@ -48,9 +48,9 @@ def check_savable(problem: Problem, what: str = "out") -> None:
 
 
 def recorded_findings(idata: InferenceData) -> list[Finding]:
-    """The findings of a run about its result: notes, and then doubts; sentences alone if the result has no codes."""
+    """The findings of a run about its result: notes and then doubts; only sentences if the result has no codes."""
     if "findings" in idata.attrs:
-        found = [Finding.from_plain(one) for one in json.loads(idata.attrs["findings"])]
-        return sorted(found, key=lambda one: one.is_doubt)
+        findings = [Finding.from_plain(one) for one in json.loads(idata.attrs["findings"])]
+        return sorted(findings, key=lambda one: one.is_doubt)
     lines = str(idata.attrs.get("warnings", "")).split("\n")
     return [sentences.recorded_warning(warning=line) for line in lines if line]

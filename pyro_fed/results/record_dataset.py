@@ -10,18 +10,18 @@ import xarray as xr
 from pyro_fed.algorithm.record import Record
 from pyro_fed.density.problem import Problem
 
-#: The record is a full table over (round, client) with up to so many cells. With more it is over (round, slot), and has
-#: the clients' numbers as a variable.
+#: Largest number of cells of a table over (round, client). A larger record is over (round, slot), with the clients'
+#: numbers as a variable.
 MAX_CELLS = 2_000_000
 
 
 class _Table(NamedTuple):
-    """The record's table, and where in it the clients of each round are."""
+    """The layout of the record's table, and the cells of each round's clients."""
 
-    full: bool  # whether a column is a client; else it is the position of a client among those of its round
+    full: bool  # whether columns are clients; otherwise positions of clients within their round
     rounds: int
     width: int
-    clients: np.ndarray  # of all rounds, one round after the other
+    clients: np.ndarray  # clients of all rounds, in order
     cells: np.ndarray  # their flat indices, row by row
     counts: np.ndarray  # number of clients of each round (rounds,)
 
@@ -30,7 +30,7 @@ class _Table(NamedTuple):
         return "round", "client" if self.full else "slot"
 
     def of_rounds(self, which: np.ndarray) -> np.ndarray:
-        """The cells of some rounds, (rounds,) of flags."""
+        """The cells of the rounds selected by flags (rounds,)."""
         found: np.ndarray = self.cells[np.repeat(which, self.counts)]
         return found
 
@@ -42,7 +42,7 @@ def federation_group(record: Record) -> xr.Dataset:
     """The record of a run as variables over (round, client), NaN where a client did not take part.
 
     If several chains visit a client in one round, bytes and seconds are sums over them, and figures are means. If a
-    schedule asked all clients, those that were not chosen have the bytes of the question and the answer.
+    schedule asks all clients for indicators, those that are not chosen have the bytes of this exchange.
 
     Returns:
         The group `federation`; over (round, slot) if the table would have more than `MAX_CELLS` cells.
@@ -69,7 +69,7 @@ def audit_group(record: Record) -> xr.Dataset:
 
 
 def sites_group(record: Record, problem: Problem) -> xr.Dataset:
-    """The clients' Gaussian sites on the unconstrained scale, and q, their product with the prior's; may be empty."""
+    """The clients' Gaussian sites on the unconstrained scale, and their product q with the prior's site, or empty."""
     if not record.sites:
         return xr.Dataset()
     names = [problem.name_of(number) for number in range(record.sites["eta"].shape[-1])]  # without rows' own latents
@@ -96,8 +96,8 @@ def _participation(record: Record, table: _Table) -> dict[str, Any]:
     numbers = np.full((table.rounds, table.width), -1)
     took_part.flat[table.cells] = True
     numbers.flat[table.cells] = table.clients
-    found = {"participated": (table.dims, took_part)}
-    return found if table.full else {**found, "client": (table.dims, numbers)}
+    variables = {"participated": (table.dims, took_part)}
+    return variables if table.full else {**variables, "client": (table.dims, numbers)}
 
 
 def _traffic(record: Record, table: _Table) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _traffic(record: Record, table: _Table) -> dict[str, Any]:
         "bytes_up": [one.bytes_up + (one.asked or (0, 0))[1] for one in record.rounds],
         "seconds": [one.seconds for one in record.rounds],
     }
-    for name, value in each.items():  # a round has one number for all of its clients, or one for each
+    for name, value in each.items():  # one number for all clients of a round, or one for each
         clients = [np.broadcast_to(np.asarray(one, dtype=float), n) for one, n in zip(value, counts, strict=True)]
         values[name].flat[at] = np.concatenate([np.zeros(0), *clients]) * visits
     return {name: (table.dims, value) for name, value in values.items()}
@@ -141,14 +141,14 @@ def _traces(record: Record, table: _Table, name: str, shape: tuple[int, ...]) ->
 
 
 def _series(record: Record) -> dict[str, Any]:
-    """The figures by round, of the last phase or of the answer that was chosen."""
+    """The figures by round, of the last phase or of the chosen result."""
     until = len(record.rounds) if record.until is None else record.until
-    offset, found = until - len(record.figures), {}
+    offset, variables = until - len(record.figures), {}
     for name in sorted({name for figures in record.figures for name in figures}):
         series = np.full(len(record.rounds), np.nan)
         series[offset:until] = [figures.get(name, np.nan) for figures in record.figures]
-        found[name] = (("round",), series)
-    return found
+        variables[name] = (("round",), series)
+    return variables
 
 
 def _failures(record: Record) -> dict[str, Any]:

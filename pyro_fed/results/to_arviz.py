@@ -1,4 +1,4 @@
-"""Draws as InferenceData: one xarray Dataset for each group, which ArviZ 0.2x and 1.x both take."""
+"""Conversion of draws to InferenceData: one xarray Dataset for each group, for ArviZ 0.2x and 1.x."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from pyro_fed.results.data_groups import constant_data, observed_data
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import audit_group, federation_group, sites_group
 
-#: The attribute `released` of a private run's result: what it holds and what it does not.
+#: The attribute `released` of a private run's result: its contents, and what is omitted.
 RELEASED = (
     "what the mechanism released and what follows from it alone: no observed_data, constant_data, log_likelihood or "
     "lp, no figures or failures' reasons of single clients, no seconds, and no deterministic site that depends on rows"
 )
-#: Figures of the answer's last round that are attributes of the result, since later rounds may be of other stages.
+#: Figures of the result's last round that become attributes, since later rounds may belong to other stages.
 EVIDENCE = ("log_evidence", "log_evidence_se")
 
 
@@ -60,14 +60,14 @@ def to_inference_data(
     log_likelihood: bool,
     collect_local: bool,
 ) -> InferenceData:
-    """A run's draws and record, with all groups that can be made from the data that are here.
+    """A run's draws and record, with all groups that can be computed from the available data.
 
     Args:
         algorithm: the algorithm that was run.
         federation: the model and its clients.
         problem: the model's densities.
         draws: (chain, draw, D), unconstrained.
-        stats: more variables of `sample_stats` (chain, draw).
+        stats: further variables of `sample_stats` (chain, draw).
         record: the run's record.
         seed: the run's seed.
         log_likelihood: whether to compute the pointwise log-likelihood.
@@ -102,7 +102,7 @@ def to_inference_data(
 def released_alone(
     algorithm: Algorithm, federation: Federation, problem: Problem, draws: Tensor, record: Record, seed: int
 ) -> InferenceData:
-    """The result of a private run, with nothing but what follows from what the mechanism has released."""
+    """The result of a private run, computed only from what the mechanism has released."""
     public = without_data(problem, draws.reshape(-1, draws.shape[-1]))
     posterior = posterior_group(federation, problem, draws, None, public.rows)[[*problem.sites, *public.reported]]
     rounds = federation_group(record)
@@ -116,7 +116,7 @@ def released_alone(
 def posterior_alone(
     algorithm: Algorithm, federation: Federation, problem: Problem, draws: Tensor, record: Record
 ) -> InferenceData:
-    """The group `posterior` alone of an unfinished run, from draws (chain, draw, D)."""
+    """The group `posterior` of an unfinished run, from draws (chain, draw, D)."""
     return make_inference_data(
         {"posterior": posterior_group(federation, problem, draws, None)},
         {"draws_are": algorithm.draws_are, "num_rounds": len(record.rounds)},
@@ -132,7 +132,7 @@ def _from_data(
     log_likelihood: bool,
     record: Record,
 ) -> dict[str, xr.Dataset]:
-    """The groups that need the rows; a note on what is left out is added to the record."""
+    """The groups that need the rows; a note about omitted groups is added to the record."""
     flat = draws.reshape(-1, draws.shape[-1])
     pointwise: dict[str, Tensor] = {}
     seen: dict[str, Tensor] = {}
@@ -175,7 +175,7 @@ def _log_prior_terms(problem: Problem, draws: Tensor) -> dict[str, Tensor]:
 
 
 def _of_observed_rows(terms: xr.Dataset, seen: Mapping[str, Tensor]) -> xr.Dataset:
-    """Pointwise terms (chain, draw, row) without the rows at which no site was observed; all, if none was."""
+    """Pointwise terms (chain, draw, row) of the rows with an observed site; all rows if there are none."""
     for dim in set(terms.dims) - {"chain", "draw"}:
         kept = torch.stack([seen[str(name)] for name, value in terms.data_vars.items() if dim in value.dims]).any(0)
         if bool(kept.any()) and not bool(kept.all()):
@@ -284,7 +284,7 @@ def _stats(values: dict[str, Tensor]) -> xr.Dataset:
 
 
 def _attributes(algorithm: Algorithm, federation: Federation, record: Record, seed: int) -> dict[str, Any]:
-    """The result's attributes: texts, numbers, and flags as 0 or 1, as NetCDF holds them; unknown ones are left out."""
+    """The result's attributes: texts, numbers, and flags as 0 or 1, as in NetCDF; unknown ones are omitted."""
     problem = federation.problem
     return {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
@@ -322,17 +322,17 @@ def _spent(record: Record) -> dict[str, float]:
 
 
 def in_double(problem: Problem, draws: Tensor) -> dict[str, Tensor]:
-    """The values of such latent sites at draws (S, D), site name → (S, *site shape); empty for a model in float64."""
+    """Values of latent sites in float64 at draws (S, D), site name → (S, *site shape); empty for models in float64."""
     if problem.dtype == torch.float64 or not len(draws):
         return {}
     nodes = problem.execute_at(draws[0], problem.fewest_rows).trace.nodes
-    found = {}
+    values = {}
     for name, site in problem.sites.items():
         transform: Any = unconstraining(nodes[name])
         if isinstance(_base(transform), (StickBreakingTransform, CorrCholeskyTransform)):
             part = draws[:, site.start : site.start + site.size].cpu().double()
-            found[name] = transform(part.reshape(len(draws), *site.unconstrained_shape))
-    return found
+            values[name] = transform(part.reshape(len(draws), *site.unconstrained_shape))
+    return values
 
 
 def _base(transform: Any) -> Any:

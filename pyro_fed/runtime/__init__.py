@@ -1,1 +1,1 @@
-"""The only round loop: from settings to InferenceData, with who works, where the work is done and what travels."""
+"""The round loop: from settings to InferenceData, with schedules, executors and messages."""

@@ -1,4 +1,4 @@
-"""Answers of several algorithms for one posterior: whether two agree, whether one is enough, and which is returned."""
+"""Results of several algorithms for one posterior: agreement, sufficiency, and the choice of the returned result."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pyro_fed.codes.finding import Finding, Topic, doubts_among, is_about
 from pyro_fed.conventions.limits import STANDARD_ERRORS, Limits
 from pyro_fed.density.problem import Problem
 
-#: Two answers count as missing the same mass if they differ by less than about this share: Laplace's approximation, by
-#: which it is estimated, is not more exact.
+#: Difference of missed mass below which two results count as equal, since missed mass is estimated by a Laplace
+#: approximation.
 MISSED_MODE_SHARE = 0.2
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of one stage of a plan, with its judgement."""
+    """The result of one stage of a plan, with its findings."""
 
     stage: Stage
     number: int
@@ -47,7 +47,7 @@ class Answer:
 
     @property
     def doubts(self) -> list[Finding]:
-        """The findings that speak against it."""
+        """The findings that are reasons not to trust it."""
         return doubts_among(self.findings)
 
     def has(self, topic: Topic) -> bool:
@@ -56,7 +56,7 @@ class Answer:
 
     @property
     def lost(self) -> float:
-        """The share of the posterior's mass in modes that have no draws."""
+        """The share of the posterior's mass in modes without draws."""
         return max((float(one.figures.get("lost", 0.0)) for one in self.findings), default=0.0)
 
     @property
@@ -65,7 +65,7 @@ class Answer:
         return stage_label(self.stage)
 
     def off(self, aim: Limits) -> float:
-        """The largest likely error in units of a finer aim, by the audit or its own estimates; 0 if it keeps to it."""
+        """The largest likely error in units of the target, by the audit or the algorithm's estimates; 0 within it."""
         algorithm, own = self.stage.algorithm, False
         if self.figures:
             mean, log_sd = algorithm.own_errors(self.figures[-1])
@@ -92,9 +92,9 @@ class Answer:
 
     @cached_property
     def corrected(self) -> tuple[Tensor, Tensor] | None:
-        """Means and SDs (D,) by the audit, which began at these draws; None if it measured none."""
+        """Means and SDs (D,) by the audit, which started at these draws; None if it measured none."""
         if not self.measured or self.stage.noncentred:
-            return None  # in a non-centred form the audit's numbers are other ones
+            return None  # the audit's parameters differ in a non-centred form
         mean, sd = self.moments
         found = {name: torch.from_numpy(self.measured[name][: len(mean)]) for name in ("mean_error", "sd_ratio")}
         posterior = sd * found["sd_ratio"]
@@ -110,7 +110,7 @@ def stage_label(stage: Stage) -> str:
 def disagreement(
     plan: Plan, problem: Problem, one: Answer, other: Answer, moments: tuple[Tensor, Tensor] | None = None
 ) -> str:
-    """A clause on the largest difference of two answers, in the other's SDs; "" if they agree by the plan's limits."""
+    """A clause on the largest difference of two results, in the other's SDs; "" if they agree."""
     (mean, sd), (other_mean, other_sd) = one.moments, moments or other.moments
     what = "mean", "SD"
     away = ((mean - other_mean) / other_sd).abs().nan_to_num(nan=math.inf, posinf=math.inf)
@@ -135,7 +135,7 @@ def disagreement(
 
 
 def _undetermined_sds(plan: Plan, one: Answer, other: Answer) -> Tensor:
-    """Whether numbers (D,) have tails so long, in both answers, that draws do not give SDs to the plan's factor."""
+    """Whether parameters (D,) have tails so long in both results that draws do not determine their SDs."""
     chance = (
         torch.stack([(answer.tails - 1) / answer.draws[..., 0].numel() for answer in (one, other)]).sum(0).sqrt() / 2
     )
@@ -145,13 +145,13 @@ def _undetermined_sds(plan: Plan, one: Answer, other: Answer) -> Tensor:
 
 @dataclass(frozen=True)
 class Choice:
-    """The answer that is returned.
+    """The result that is returned.
 
     Args:
-        answer: the answer.
+        answer: the result.
         doubts: all remaining doubts.
-        settled: whether no other stage is to be tried: there are no doubts, or enough was tried to confirm the answer;
-            and it keeps to the plan's aim, or enough was tried to find one that does.
+        settled: whether no further stage is needed: there are no doubts, or enough stages were tried to confirm the
+            result; and it meets the plan's target, or enough stages were tried to meet it.
     """
 
     answer: Answer
@@ -160,22 +160,22 @@ class Choice:
 
 
 def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: Sequence[int]) -> Choice:
-    """Choose the best of some answers, and say whether it is enough.
+    """Choose the best result, and determine whether it suffices.
 
-    **The best** is chosen by these criteria, each of which counts only where the ones before do not decide:
+    **The best result** is chosen by these criteria, in order:
 
     1. it misses less of the posterior's mass, in steps of `MISSED_MODE_SHARE`;
     2. it has no doubts;
-    3. it keeps to the plan's aim, or is nearer to it; a doubted answer that was not measured is the farthest;
-    4. it has fewer doubts: one may weigh more than three, so that their number decides only where nothing is measured;
-    5. another answer agrees with it;
-    6. it has draws, not particles, whose spacing makes them a little too narrow;
-    7. it came later: later algorithms of a plan assume less.
+    3. it meets the plan's target, or is closer to it; doubted results without measured errors come last;
+    4. it has fewer doubts, which matters only if no errors are measured, since one doubt may outweigh three;
+    5. another result agrees with it;
+    6. it consists of draws and not of particles, which are slightly too narrow;
+    7. it is later, since later algorithms of a plan make fewer assumptions.
 
-    **It is enough** if it has no doubts and keeps to the aim, no other answer without doubts contradicts it, and it is
-    the first stage's or another answer agrees with it. Another answer also agrees if its means and SDs, as the audit
-    corrects them, do. An answer that is further off the aim than the best, by the audit's measure, contradicts it only
-    if none that agrees with the best is as near to the aim.
+    **It suffices** if it has no doubts and meets the target, no other result without doubts contradicts it, and it is
+    that of the first stage or another result agrees with it. Another result also agrees if its means and SDs agree
+    after the audit's correction. A result that is further from the target than the best one, as measured by the audit,
+    contradicts it only if no result that agrees with the best one is as close to the target.
     """
     apart = {
         (one.number, other.number): disagreement(plan, problem, one, other)
@@ -200,12 +200,12 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: Sequence[
         return -round(one.lost / MISSED_MODE_SHARE), not one.doubts, -away, -len(one.doubts), *ordered
 
     def explained(one: Answer) -> bool:
-        """Whether an answer misses the aim and agrees with the best one after the audit's correction."""
+        """Whether a result misses the target and agrees with the best one after the audit's correction."""
         corrected = one.corrected if off[one.number] else None
         return corrected is not None and not disagreement(plan, problem, best, one, corrected)
 
     def outvoted(one: Answer) -> bool:
-        """Whether it is further off the aim than the best answer, and than or as another that agrees with the best."""
+        """Whether it is further from the target than the best result and another one that agrees with the best."""
         near = [other for other in answers if not other.doubts and off[other.number] <= off[one.number]]
         agree = any(not apart.get((best.number, other.number), "itself") for other in near)
         return off[one.number] > off[best.number] and agree
@@ -224,6 +224,6 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: Sequence[
         doubts = best.doubts + against
         return Choice(best, doubts, settled=not doubts and aimed)
     names = ", ".join(one.name for one in others)
-    why = f"{names} differ from it, and were doubted themselves" if names else "no other was found"
+    why = f"{names} differ from it, and have doubts themselves" if names else "no other was found"
     unconfirmed = sentences.answer_not_confirmed(answer=best.name, why=why)
     return Choice(best, [unconfirmed], settled=more >= plan.confirm and aimed)

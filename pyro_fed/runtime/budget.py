@@ -1,4 +1,4 @@
-"""What ends a run before its time: limits of rounds, bytes and seconds, over all phases and stages, and Ctrl-C."""
+"""Limits of rounds, bytes and seconds over all phases and stages of a run, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.resources import TimeIsUp, ending_at, now
 from pyro_fed.errors import TimeLimitError
 
-#: Of the seconds that are left when they begin, the rounds of a stage, and then its checks, may take this share: the
-#: rest is for what comes after them.
+#: Share of the remaining seconds that the rounds of a stage, and then its checks, may take; the rest is for what
+#: follows.
 SHARE_OF_TIME_LEFT = 2 / 3
-#: Where time is limited, rounds that are done at once may take so many seconds: the clock is read after them.
+#: Longest time of rounds that are run at once if time is limited, in seconds, since the clock is read after them.
 SECONDS_AT_ONCE = 1.0
 
 
 class BudgetEnded(Exception):
-    """The next round would cost more than is left."""
+    """The next round would exceed the budget."""
 
 
 @dataclass
 class Budget:
-    """Limits of a run, None for no limit, and which of them ended it."""
+    """Limits of a run, None for no limit, and the limit that ended it."""
 
     max_rounds: int | None = None
     max_bytes: int | None = None
@@ -39,7 +39,7 @@ class Budget:
     _counted: int = field(default=0, init=False)
 
     def check(self, record: Record, phase: str, announced: int) -> None:
-        """Refuse another round that would exceed the limits of rounds or bytes; BudgetEnded if it may not begin."""
+        """Raise BudgetEnded if another round would exceed the limits of rounds or bytes."""
         rounds = record.rounds
         if self.max_rounds is not None and len(rounds) >= self.max_rounds:
             self.ended = f"max_rounds={self.max_rounds}"
@@ -53,7 +53,7 @@ class Budget:
             raise BudgetEnded
 
     def begin_rounds(self) -> None:
-        """Set when the rounds of a stage, with those of the phases from which it starts, have to end."""
+        """Set the time by which the rounds of a stage, including its earlier phases, have to end."""
         self._rounds_end = self._end_of_share()
 
     def of_rounds(self) -> AbstractContextManager[None]:
@@ -70,7 +70,7 @@ class Budget:
 
     @contextmanager
     def of_preparation(self, what: str) -> Iterator[None]:
-        """A context for work before there is a posterior; TimeLimitError says `what` was not prepared in time."""
+        """A context for work before there is a posterior; TimeLimitError names `what` was not prepared in time."""
         try:
             with self.of_all():
                 yield
@@ -93,11 +93,11 @@ class Budget:
         return begins + SHARE_OF_TIME_LEFT * max(0.0, self.began + self.max_seconds - begins)
 
     def seconds_left(self) -> float | None:
-        """Seconds that are left for rounds; None if time is not limited."""
+        """Seconds remaining for rounds; None without a time limit."""
         return None if self._rounds_end is None else max(0.0, self._rounds_end - now())
 
     def at_once(self, record: Record) -> float:
-        """The number of rounds like the last one until the next look at the clock; infinity without a time limit."""
+        """The number of rounds like the last one until the clock is read again; infinity without a time limit."""
         if self.max_seconds is None:
             return float("inf")
         last = record.rounds[-1] if record.rounds else None
@@ -106,7 +106,7 @@ class Budget:
 
 
 class Interruption:
-    """A context that remembers Ctrl-C in the main thread; a handler of the user's is left unchanged."""
+    """A context that records Ctrl-C in the main thread; a handler set by the user is unchanged."""
 
     def __init__(self) -> None:
         self.asked = False

@@ -1,12 +1,12 @@
-"""The state of a run on disk, after every round: one safetensors file, written whole or not at all, in a locked folder.
+"""The state of a run on disk after every round: a safetensors file, written atomically, in a locked folder.
 
-A file holds tensors and text, and no code: reading it executes nothing. Its header is checked like a message's
-(`safetensors_header`), and a hash shows whether the rest is what was written. Its text has the run's fingerprint
-(model, data, settings, seed, versions); a checkpoint of another run is refused.
+A file contains tensors and text but no code, so that reading it executes nothing. Its header is checked like a
+message's (`safetensors_header`), and a hash detects damage to the rest. Its text contains the run's fingerprint (model,
+data, settings, seed, versions); a checkpoint of another run is refused.
 
-A run may start from the states of another one: where every client keeps a site, q ∝ t_0 Π_k t_k, a client is removed by
-leaving out its site, and running until the others' have settled again: `pf.run(pf.FedEP(), fed.without("3"),
-start="before")`. What others have received of its messages cannot be taken back.
+A run may start from the states of another run. If every client keeps a site, q ∝ t_0 Π_k t_k, a client is removed by
+omitting its site and running until the other sites have converged: `pf.run(pf.FedEP(), fed.without("3"),
+start="before")`. Messages that others have already received from the client cannot be revoked.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]  # a module, elsewhere
 
-#: Name of the locked file; its text says who holds the lock.
+#: Name of the locked file; its text names the process that holds the lock.
 NAME = "lock"
 #: Longest text that is read from the file, in bytes.
 MAX_TEXT = 300
 
 logger = logging.getLogger(__name__)
-#: Number of states that are kept: the latest, and the one before in case the latest cannot be read.
+#: Number of states that are kept: the latest, and the previous one in case the latest cannot be read.
 NUM_KEPT_STATES = 2
 #: Longest header of a state, in bytes; it has the record, which grows with the rounds. It is safetensors' own limit.
 MAX_HEADER = 100_000_000
 
 
 class Lock:
-    """The lock of an existing folder, held from construction until `release`; CheckpointError if it cannot be had."""
+    """The lock of an existing folder, held from construction until `release`; CheckpointError if not available."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
@@ -68,7 +68,7 @@ class Lock:
             self._file = self._locked_file()
 
     def _locked_file(self) -> int | None:
-        """The locked file; None if its former holder has deleted it in the meantime."""
+        """The locked file; None if its previous holder has deleted it in the meantime."""
         try:
             file = open_lock(self.path)
         except OSError as error:
@@ -81,7 +81,7 @@ class Lock:
             holder = os.read(file, MAX_TEXT).decode("utf-8", "replace").strip() or "another run"
             os.close(file)
             raise CheckpointError(
-                f"{self.path.parent} belongs to a run that goes on: {holder}. Wait for it, or choose another folder"
+                f"{self.path.parent} is in use by {holder}. Wait for it, or choose another folder"
             ) from error
         try:
             is_there = os.path.samestat(os.fstat(file), os.lstat(self.path))
@@ -162,7 +162,7 @@ class Checkpoint:
         for old in _files_in(self.folder)[:-NUM_KEPT_STATES]:
             try:
                 old.unlink(missing_ok=True)
-            except OSError as error:  # the new state is written: an old file only takes space
+            except OSError as error:  # the new state is written, and an old file only takes space
                 logger.warning("an earlier state could not be deleted: %s", error)
 
     def load(self) -> Saved | None:
@@ -174,16 +174,16 @@ class Checkpoint:
         return saved
 
     def blamed(self) -> AbstractContextManager[None]:
-        """A context that names the state in foreign errors, if a run continues from one."""
+        """A context that names the state in other errors, if a run continues from one."""
         return blamed_state(self.folder if self.resume else None)
 
 
 @contextmanager
 def blamed_state(folder: Path | None) -> Iterator[None]:
-    """A context that turns foreign errors into a `CheckpointError` on the state in a folder; None leaves them.
+    """A context that turns other errors into a `CheckpointError` about the state in a folder; None does nothing.
 
-    The hash in a file shows damage. Somebody who changes a state can compute the hash anew, and tensors of other names
-    or shapes then fail somewhere in the algorithm.
+    The hash in a file detects damage. It does not detect a deliberate change with a new hash, after which tensors of
+    other names or shapes fail somewhere in the algorithm.
     """
     try:
         yield
@@ -209,7 +209,7 @@ def latest(folder: Path) -> tuple[dict[str, str], Saved]:
             reasons.append(f"{path.name}: {error}")
             continue
         if reasons:
-            warn_user(f"the latest state could not be read ({reasons[0]}); the one before is taken up")
+            warn_user(f"the latest state could not be read ({reasons[0]}); the previous one is used")
         return found
     raise CheckpointError(f"no state in {folder} can be read: {'; '.join(reasons) or 'there is none'}")
 
@@ -271,7 +271,7 @@ def _digest_of(tensors: State, text: dict[str, str]) -> str:
 
 
 def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Start:
-    """The final states of an earlier run, with the sites of this federation's clients by name; new ones are flat."""
+    """The final states of an earlier run, with sites matched to this federation's clients by name."""
     marks, saved = latest(folder)
     require_model(folder, marks, algorithm, federation)
     if not isinstance(algorithm, SiteKeeping):

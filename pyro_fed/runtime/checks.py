@@ -1,11 +1,11 @@
-"""Every check of a run's result, in the order in which they are made and reported.
+"""All checks of a run's result, in the order in which they are made and reported.
 
-A check is a function from the result (`CheckInputs`) to findings. It may look at the findings of the checks before
-it, by topic. A new check is a function and an entry in a table.
+A check is a function from the result (`CheckInputs`) to findings. It may use the findings of earlier checks, by topic.
+A new check is a function and an entry in a table.
 
-Where the rows are elsewhere, the server sends S draws, and each client answers with log p_k(z_s), summed over its rows.
-The log density of the draws follows, and importance weights where the approximation's density is known. Chains would
-need the gradients of all rows at hundreds of points, each of which depends on the one before.
+If the rows are on other machines, the server sends S draws, and each client replies with log p_k(z_s), summed over its
+rows. These sums give the log density of the draws, and importance weights if the approximation's density is known.
+Chains would need the gradients of all rows at hundreds of points in sequence.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from pyro_fed.runtime.executors import Executor, Work
 from pyro_fed.runtime.executors.base import LOG_LIK, MAX_ASKED_DRAWS
 from pyro_fed.runtime.integral_checks import integral_findings
 
-#: The evidence is not known if the standard error of its logarithm is larger, in nats: a factor of e.
+#: Largest standard error of the log evidence for which it counts as known, in nats: a factor of e.
 LARGEST_EVIDENCE_ERROR = 1.0
-#: A run that has asked as many clients as so many passes over all of them, and never some, has left these out.
+#: Number of passes over all clients after which clients that were never asked count as left out.
 PASSES_WITHOUT_A_CLIENT = 2
 
 
@@ -98,7 +98,7 @@ class CheckInputs:
 
     @property
     def doubts(self) -> list[Finding]:
-        """The findings so far that speak against the result."""
+        """The findings so far that are reasons not to trust the result."""
         return doubts_among(self.record.findings)
 
     def has(self, topic: Topic) -> bool:
@@ -106,12 +106,12 @@ class CheckInputs:
         return is_about(self.record.findings, topic)
 
 
-#: From a result to what was found; nothing where there is nothing to say.
+#: A function from a result to its findings, which may be empty.
 Check = Callable[[CheckInputs], list[Finding]]
 
 
 def infinite_sds(judged: CheckInputs) -> list[Finding]:
-    """SDs of draws that are infinite or NaN."""
+    """Doubts about infinite or NaN SDs of the draws."""
     return without_spread(judged.problem, judged.draws)
 
 
@@ -124,19 +124,19 @@ def without_spread(problem: Problem, draws: Tensor) -> list[Finding]:
 
 
 def algorithms_own(judged: CheckInputs) -> list[Finding]:
-    """The algorithm's own doubts about its answer."""
+    """The algorithm's own doubts about its result."""
     return sentences.as_findings(judged.algorithm.warnings(judged.record, judged.problem))
 
 
 def convergence(judged: CheckInputs) -> list[Finding]:
-    """The algorithm has not converged, unless it has said so itself, with its reason; or its time is over."""
+    """Doubts about convergence, unless the algorithm has reported them itself, or about the time limit."""
     record = judged.record
     own = [one for one in judged.doubts if one.topic is Topic.CONVERGENCE and one.code != sentences.interrupted.code]
     return [] if own and not record.stopped else not_converged(record)
 
 
 def not_converged(record: Record) -> list[Finding]:
-    """The run ended before the algorithm's criterion held."""
+    """A doubt if the run ended before the algorithm's criterion was met."""
     if record.stopped:
         return [sentences.stopped_by_time(stopped=record.stopped)]
     if record.converged is not False or "change" not in record.latest:
@@ -148,17 +148,17 @@ def not_converged(record: Record) -> list[Finding]:
 
 
 def integrals(judged: CheckInputs) -> list[Finding]:
-    """Integrals over rows' latents that are not accurate at the draws."""
+    """Doubts about the accuracy of integrals over rows' latents at the draws."""
     return integral_findings(judged.problem, judged.draws.flatten(0, 1))
 
 
 def cut_back(judged: CheckInputs) -> list[Finding]:
-    """Messages that were shortened to the length of the others'."""
+    """Notes on messages that were limited relative to the others'."""
     return judged.record.messages_cut_back()
 
 
 def small_cohort(judged: CheckInputs) -> list[Finding]:
-    """Clients so few that none can be compared with the others."""
+    """A note that there are too few clients for a comparison."""
     combination = judged.context.combination
     return combination.small_cohort(judged.context.federation.num_clients) if isinstance(combination, Bounded) else []
 
@@ -181,15 +181,15 @@ def absent_clients(judged: CheckInputs) -> list[Finding]:
 
 
 def no_cohort(judged: CheckInputs) -> list[Finding]:
-    """Clients that differ too much to be compared with each other."""
+    """Doubts about clients that differ too much for limits relative to each other."""
     return judged.record.clients_are_no_cohort()
 
 
 def outlying_clients(judged: CheckInputs) -> list[Finding]:
-    """Clients that move the answer more than others do; the record gets a sentence on all of them."""
+    """Doubts about clients that move the result more than others do; the record gets a sentence on all of them."""
     record, context, problem = judged.record, judged.context, judged.problem
     absent = any(one.code == sentences.clients_took_no_part.code for one in record.findings)
-    if not judged.audit or absent:  # a client that has not worked has no site to compare with
+    if not judged.audit or absent:  # a client that has not worked has no site to compare
         return []
     labels = [problem.name_of(number) for number in range(problem.dim)]
     sites = record.sites or _sites_at_draws(judged)
@@ -203,16 +203,16 @@ def outlying_clients(judged: CheckInputs) -> list[Finding]:
     if context.combination is None and ((record.restless() and not every.text) or not own):
         found += record.clients_move_the_answer()
     if context.federation.holds_data and follows_outcome(context.federation, problem):
-        odd = StandingApart()  # whoever dealt out the rows by their outcome knows that clients differ
+        odd = StandingApart()  # clients differ as expected if rows were partitioned by their outcome
     return [*found, *([sentences.clients_stand_apart(clients=list(odd.clauses), said=odd.text)] if odd.text else [])]
 
 
 def _contradicting_clients(judged: CheckInputs, sites: State) -> dict[str, str]:
-    """Clients whose rows contradict the others', by name, with a clause on each."""
+    """Clients whose rows contradict the others', by name, with a clause for each."""
     context, problem = judged.context, judged.problem
     tempered = getattr(judged.algorithm, "temperature", 1.0) != 1  # sites are then not those of the likelihoods
     whole = sites and context.federation.holds_data and context.combination is None and not tempered
-    if not whole or problem.traits.large():  # sites take the curvature of each row
+    if not whole or problem.traits.large():  # sites need the curvature of each row
         return {}
 
     def log_lik(client: int, points: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ def _contradicting_clients(judged: CheckInputs, sites: State) -> dict[str, str]:
 
 
 def _sites_at_draws(judged: CheckInputs) -> State:
-    """The clients' sites at the draws, for algorithms that keep none; empty if they cannot be computed."""
+    """The clients' sites at the draws, for algorithms without sites; empty if they cannot be computed."""
     context, federation, problem = judged.context, judged.context.federation, judged.problem
     several = not judged.algorithm.pooled and federation.num_clients >= MIN_COHORT
     if not several or not federation.holds_data or context.combination is not None or problem.traits.large():
@@ -238,7 +238,7 @@ def _sites_at_draws(judged: CheckInputs) -> State:
 
 
 def network_inputs(judged: CheckInputs) -> list[Finding]:
-    """A network's inputs that are out of range, or without effect."""
+    """Doubts about a network's inputs that are out of range or without effect."""
     context = judged.context
     if not judged.audit or not context.federation.holds_data:
         return []
@@ -248,7 +248,7 @@ def network_inputs(judged: CheckInputs) -> list[Finding]:
 
 
 def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
-    """Doubts from the clients' log-likelihoods at the draws, or a note that says why they cannot be asked."""
+    """Doubts from the clients' log-likelihoods at the draws, or a note why these cannot be requested."""
     record, problem, flat = evidence.record, evidence.problem, evidence.draws.flatten(0, 1)
     if problem.traits.many_parameters:
         return [sentences.not_audited_by_sums(why=f"importance weights of {problem.dim:,} parameters say nothing")]
@@ -270,7 +270,7 @@ def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
 def densities(judged: CheckInputs) -> list[Finding]:
     """Doubts from the model's densities at the draws; if rows are elsewhere, from sums over rows."""
     record = judged.record
-    if not judged.audit or judged.context.combination is not None:  # it is not meant to be the posterior of all rows
+    if not judged.audit or judged.context.combination is not None:  # the result is not the posterior of all rows
         return []
     if not judged.context.federation.holds_data:
         return judge_by_sums(judged.evidence, judged.context.executor)
@@ -285,7 +285,7 @@ def densities(judged: CheckInputs) -> list[Finding]:
     return found
 
 
-#: What is found about a result by itself.
+#: Checks of every result.
 CHECKS: tuple[Check, ...] = (
     infinite_sds,
     algorithms_own,
@@ -302,7 +302,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def refuted_doubts(judged: CheckInputs) -> list[Finding]:
-    """An algorithm's own doubts (`Algorithm.provisional`) that no longer count, as the audit finds its answer right."""
+    """An algorithm's own doubts (`Algorithm.provisional`) that are withdrawn, because the audit confirms the result."""
     record = judged.record
     by_densities = record.audited and judged.context.federation.holds_data
     if not judged.algorithm.provisional or not by_densities:
@@ -315,7 +315,7 @@ def refuted_doubts(judged: CheckInputs) -> list[Finding]:
 
 
 def evidence(judged: CheckInputs) -> list[Finding]:
-    """Doubts about the evidence, even though the draws may be right."""
+    """Doubts about the evidence; the draws may be accurate nevertheless."""
     latest = judged.record.latest
     error = latest.get("log_evidence_se", 0.0)
     if judged.doubts or error <= LARGEST_EVIDENCE_ERROR:
@@ -324,18 +324,18 @@ def evidence(judged: CheckInputs) -> list[Finding]:
 
 
 def settings(judged: CheckInputs) -> list[Finding]:
-    """Settings that ask for another posterior, or for too few draws."""
+    """Notes on settings that change the posterior, or request too few draws."""
     return settings_findings(judged.algorithm, judged.draws) if judged.audit else []
 
 
 def sds_at_limit(judged: CheckInputs) -> list[Finding]:
-    """An SD that may be too small by more than the limit, in an answer that has just been audited by its densities."""
+    """Doubts about an SD that may be too small by more than the limit, in a result that was audited."""
     seen = bool(judged.shared) and judged.context.federation.holds_data
     return sd_at_limit_findings(judged.evidence) if seen and _audited_and_right(judged) else []
 
 
 def long_tails(judged: CheckInputs) -> list[Finding]:
-    """Numbers whose means and SDs say little, though the draws are right: long tails, and angles."""
+    """Notes on parameters whose means and SDs are poor summaries: long tails, and angles."""
     if not _audited_and_right(judged):
         return []
     seen, flat = judged.evidence, judged.draws.flatten(0, 1)
@@ -346,7 +346,7 @@ def long_tails(judged: CheckInputs) -> list[Finding]:
 
 
 def near_limits(judged: CheckInputs) -> list[Finding]:
-    """Means and SDs that are near the limits, or miss a plan's aim."""
+    """Notes on means and SDs that are near the limits, or miss a plan's target."""
     if not judged.audit or judged.doubts:
         return []
     measured = judged.record.measured
@@ -357,5 +357,5 @@ def _audited_and_right(judged: CheckInputs) -> bool:
     return judged.audit and judged.record.audited and not judged.doubts
 
 
-#: What is found about an answer that is to be returned: how it was asked for, and how near to the limits it is.
+#: Checks of a result that will be returned: its settings, and its distance from the limits.
 LAST_CHECKS: tuple[Check, ...] = (evidence, settings, sds_at_limit, long_tails, near_limits)

@@ -1,4 +1,4 @@
-"""What the functions of the round loop share: a run's fixed parts (`Context`), and its present `Phase`."""
+"""The shared data of the round loop: the constant parts of a run (`Context`), and its current `Phase`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pyro_fed.runtime.executors import Executor
 from pyro_fed.runtime.executors.local import Expected
 from pyro_fed.runtime.network import Connect, connect
 
-#: A user's function: takes the posterior so far, as InferenceData with only the group `posterior`, and returns figures
+#: A user's function of the current posterior, as InferenceData with only the group `posterior`, which returns figures
 #: by name.
 Evaluate = Callable[[Any], Mapping[str, float]]
 
@@ -44,7 +44,7 @@ class Evaluation:
             raise SettingError(f"evaluate_every must be at least 1, received {self.every}")
 
     def figures(self, algorithm: Algorithm, context: Context, shared: State) -> dict[str, float]:
-        """The function's figures of a state; none while there is no distribution."""
+        """The function's figures of a state; empty while there is no distribution."""
         problem, generator = context.problem, seeding.torch_generator(context.seed, seeding.DRAWS)
         try:
             shared = algorithm.conclude(problem, shared)
@@ -56,7 +56,7 @@ class Evaluation:
             figures: Any = self.evaluate(posterior)
         except PyroFedError:
             raise
-        except Exception as error:  # of the user's own function, of any kind; it stays the cause
+        except Exception as error:  # any error of the user's function, which is kept as the cause
             raise SettingError(f"evaluate raised {type(error).__name__}: {error}") from error
         try:
             return {str(name): float(value) for name, value in figures.items()}
@@ -68,7 +68,7 @@ class Evaluation:
 
 @dataclass
 class Context:
-    """The parts of a run that are the same in all phases; only the compiler learns how many rounds are ahead."""
+    """The parts of a run that are the same in all phases, except for the compiler's number of remaining rounds."""
 
     federation: Federation
     problem: Problem  # as this run compiles it
@@ -78,7 +78,7 @@ class Context:
     progress: bool
     record: Record
     min_clients: int | None = None
-    combination: Combination | None = None  # None adds messages up as the algorithm says
+    combination: Combination | None = None  # None combines messages as the algorithm does
     checkpoint: Checkpoint | None = None
     start: Start | None = None  # the states of an earlier run
     evaluation: Evaluation | None = None
@@ -86,17 +86,17 @@ class Context:
     interruption: Interruption = field(default_factory=Interruption)
     connect: Connect = connect  # makes the network of a phase
     choices: list[tuple[Algorithm, tuple[Choice, ...]]] = field(default_factory=list)  # in the order of resolution
-    expected: Expected | None = None  # the form of the phase's messages, where a user's executor makes them
+    expected: Expected | None = None  # the form of the phase's messages, if a user's executor computes them
 
     @property
     def hides_clients(self) -> bool:
-        """Whether the run is private: single messages are not looked at, and clients' figures not recorded."""
+        """Whether the run is private: single messages are not inspected, and clients' figures not recorded."""
         return self.combination is not None and self.combination.private
 
 
 @dataclass
 class Phase:
-    """One algorithm of a run, and how far its rounds have come."""
+    """One algorithm of a run, and the progress of its rounds."""
 
     algorithm: Algorithm
     number: int
@@ -105,12 +105,12 @@ class Phase:
     local: State  # before the first round; empty once the executor has them
     done: int = 0  # rounds
     given: Schedule | None = None  # the user's, in the last phase
-    last: bool = False  # whether it is the run's own algorithm, and not one from which that starts
-    settled: bool = False  # whether it starts from a converged phase, so that its first state is a posterior already
-    ledger: State = field(default_factory=dict)  # the server's account of the clients' sites
+    last: bool = False  # whether it is the run's own algorithm, and not one that this starts from
+    settled: bool = False  # whether it starts from a converged phase, so that its first state is a posterior
+    ledger: State = field(default_factory=dict)  # the server's record of the clients' sites
     name: str = ""  # in the progress bar
     drawn: int = -1  # the schedule's period for which `slots` was drawn
-    slots: Callable[[int], list[int]] | None = None  # the schedule's answers for `Chains`, by round
+    slots: Callable[[int], list[int]] | None = None  # the clients that the schedule chose for `Chains`, by round
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -1,7 +1,7 @@
-"""The fingerprint of a run: all that its answer depends on, as text, saved with its state and compared on resuming.
+"""The fingerprint of a run: everything that its result depends on, as text, saved with its state.
 
-A model is identified by its densities (`density.fingerprint`), not by its name. A name would miss changes in closures,
-constants, shared arguments and source code, and the old answer would be returned for another model.
+It is compared when a run is resumed. A model is identified by its densities (`density.fingerprint`) and not by its
+name, which does not show changes in closures, constants, shared arguments and source code.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def fingerprint(
     combination: Any,
     start: Any,
 ) -> dict[str, str]:
-    """The marks of a run: all that its answer depends on, name → text."""
+    """The marks of a run: everything that its result depends on, name → text."""
     problem = federation.problem
     return {
         "versions": f"pyro_fed {VERSION}, torch {torch.__version__}, pyro {pyro.__version__}",
@@ -80,18 +80,18 @@ def model_marks(federation: Federation) -> dict[str, str]:
     }
 
 
-def require_run(folder: Path, found: dict[str, str], mine: dict[str, str], any_rounds: bool = True) -> None:
-    """Require that a saved state is of the same run; the error names all that differs, the model first."""
-    other_rows = any(found.get(name) != mine[name] for name in ("data", "clients"))
+def require_run(folder: Path, found: dict[str, str], own_marks: dict[str, str], any_rounds: bool = True) -> None:
+    """Require that a saved state belongs to the same run; the error names all differences, the model first."""
+    other_rows = any(found.get(name) != own_marks[name] for name in ("data", "clients"))
     model = ["model", DENSITY] if other_rows else ["model", "quadrature", SHARED, DENSITY, PROGRAM]
-    # Only the first difference of the models is named: the others, such as other log-likelihoods, follow from it.
+    # Only the first difference of the models is named, since it causes the others, such as other log-likelihoods.
     clauses = [
-        next(filter(None, (_difference(name, found.get(name), mine[name], not other_rows) for name in model)), "")
+        next(filter(None, (_difference(name, found.get(name), own_marks[name], not other_rows) for name in model)), "")
     ]
-    told = {"model", "quadrature", SHARED, DENSITY, PROGRAM} | ({ROUNDS} if any_rounds else set())
-    rest = [name for name in mine if name not in told]
-    rest.sort(key=lambda name: name == "versions")  # last, since another version is seldom the reason
-    clauses += [_difference(name, found.get(name), mine[name]) for name in rest]
+    handled = {"model", "quadrature", SHARED, DENSITY, PROGRAM} | ({ROUNDS} if any_rounds else set())
+    rest = [name for name in own_marks if name not in handled]
+    rest.sort(key=lambda name: name == "versions")  # last, since versions are rarely the reason
+    clauses += [_difference(name, found.get(name), own_marks[name]) for name in rest]
     if said := "; ".join(filter(None, clauses)):
         raise CheckpointError(
             f"the state in {folder} is that of another run: {said}. Run with what it was made with, or choose "
@@ -100,11 +100,11 @@ def require_run(folder: Path, found: dict[str, str], mine: dict[str, str], any_r
 
 
 def require_model(folder: Path, found: dict[str, str], algorithm: Algorithm, federation: Federation) -> None:
-    """Require that a saved state is of the same algorithm and model; its clients may be others."""
+    """Require that a saved state belongs to the same algorithm and model; its clients may differ."""
     mine = {"algorithm": settings_line(algorithm), **model_marks(federation)}
     names = ["algorithm", "model", "quadrature"]
     if not has_common_rows(found.get(DENSITY, '{"clients": {}}'), mine[DENSITY]):
-        names.append(PROGRAM)  # no client has the same rows, so that no likelihoods can be compared
+        names.append(PROGRAM)  # without common rows, likelihoods cannot be compared
     clauses = [_difference(name, found.get(name), mine[name]) for name in names]
     clauses.append(_difference(DENSITY, found.get(DENSITY), mine[DENSITY], same_rows=False))
     for clause in filter(None, clauses):
@@ -112,7 +112,7 @@ def require_model(folder: Path, found: dict[str, str], algorithm: Algorithm, fed
 
 
 def _difference(name: str, found: str | None, mine: str, same_rows: bool = True) -> str:
-    """A clause that says how a mark differs; "" if it does not."""
+    """A clause on the difference of a mark; "" if there is none."""
     if found == mine:
         return ""
     if found is None:

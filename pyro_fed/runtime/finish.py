@@ -1,4 +1,4 @@
-"""The end of a run: draws of the result, their judgement, and the result as InferenceData."""
+"""The end of a run: draws of the result, its checks, and its conversion to InferenceData."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from pyro_fed.runtime.run_errors import no_posterior
 
 logger = logging.getLogger(__name__)
 
-#: The cure for a state without draws, of an algorithm that has no `advice` of its own.
+#: Default cure for a state without draws, if the algorithm has no `advice`.
 OTHERWISE = "Smaller steps (step size) may help, or a common scale of parameters whose scales are very different. "
 
 
 @dataclass
 class Finish:
-    """Turns a run's last state into its result."""
+    """Conversion of a run's last state to its result."""
 
     algorithm: Algorithm
     context: Context
@@ -52,7 +52,7 @@ class Finish:
     aim: Limits | None = None
 
     def __call__(self, shared: State) -> InferenceData:
-        """The judged result; doubts and notes are given as warnings."""
+        """The checked result; doubts and notes are issued as warnings."""
         shared = self.algorithm.conclude(self.context.problem, shared)
         if self.context.hides_clients:
             draws = self.noisy(shared, self.drawn(shared))
@@ -64,7 +64,7 @@ class Finish:
         return said_of(self.result(shared, draws), self.context.record)
 
     def drawn(self, shared: State) -> Tensor:
-        """Draws (chain, draw, D), unconstrained, all finite; the error for a state without draws keeps the state."""
+        """Draws (chain, draw, D), unconstrained, all finite; the error for a state without draws has the state."""
         generator = seeding.torch_generator(self.context.seed, seeding.DRAWS)
         try:
             draws = self.algorithm.sample(shared, self.num_draws, generator).to(self.context.problem.dtype)
@@ -80,7 +80,7 @@ class Finish:
 
     @property
     def _cut(self) -> bool:
-        """Whether the rounds were ended by Ctrl-C or by the limit of time."""
+        """Whether Ctrl-C or the time limit ended the rounds."""
         return self.context.record.interrupted or bool(self.context.record.stopped)
 
     def _without(self, shared: State) -> InterruptedRun | TimeLimitError:
@@ -88,7 +88,7 @@ class Finish:
         return no_posterior(done, self.context, self.algorithm, shared)
 
     def _undrawn(self, shared: State, why: str) -> DivergenceError | InterruptedRun | TimeLimitError:
-        """The error for a last state without draws, which says so if the run was cut short."""
+        """The error for a last state without draws."""
         if self._cut:
             return self._without(shared)
         rounds, unlike = len(self.context.record.rounds), self.context.record.unlike()
@@ -104,7 +104,7 @@ class Finish:
         return DivergenceError(text, round=last, algorithm=self.algorithm, state=shared)
 
     def _perhaps(self) -> str:
-        """Applicable remedies for a state that is no distribution, a sentence each."""
+        """Applicable remedies for an improper state, one sentence each."""
         problem, record = self.context.problem, self.context.record
         improper = ", ".join(f"'{name}'" for name in sorted(problem.layout.improper))
         cures = [
@@ -116,7 +116,7 @@ class Finish:
         return f"What else may help: {given}. " if given else ""
 
     def noisy(self, shared: State, draws: Tensor) -> Tensor:
-        """The draws of a private run, whose spread includes the noise. Other judgements would look at rows."""
+        """The draws of a private run, whose spread includes the noise. Other checks would use rows."""
         context, record = self.context, self.context.record
         if self.algorithm.contributions().noise_in_draws:
             own = sentences.as_findings(self.algorithm.warnings(record, context.problem))
@@ -132,7 +132,7 @@ class Finish:
         return found.draws
 
     def judged_draws(self, shared: State) -> CheckInputs:
-        """The judged draws. Where they miss modes that are images of each other, they are spread over all images."""
+        """The checked draws. If they miss symmetric images of a mode, they are spread over all images."""
         record, draws, before = self.context.record, self.drawn(shared), self.context.record.findings
         record.spread, record.findings, known = False, list(before), -1
         result = self.judge_in_time(shared, draws)
@@ -146,7 +146,7 @@ class Finish:
         return result
 
     def judge_in_time(self, shared: State, draws: Tensor) -> CheckInputs:
-        """The result, judged in the time that is left; if the checks are cut short, or one fails, a doubt says so."""
+        """The result, checked in the remaining time; if checks are interrupted, or one fails, a doubt reports it."""
         record, budget = self.context.record, self.context.budget
         result = CheckInputs(self.algorithm, self.context, shared, draws, self.audit, self.aim)
         try:
@@ -162,7 +162,7 @@ class Finish:
             else:
                 record.interrupted, why = True, "they were interrupted"
             left = "as the rounds left it"
-        except Exception as error:  # of any kind: an answer that has cost a run is returned, with what failed said
+        except Exception as error:  # any error: the result of a run is returned, with a doubt about the failure
             logger.exception("a check of a run's result has failed")
             where = traceback.extract_tb(error.__traceback__)[-1]
             line, place = str(error).partition("\n")[0][:200], f"{Path(where.filename).name}, line {where.lineno}"
@@ -182,7 +182,7 @@ class Finish:
         record.findings = [one for one in record.findings if one not in gone]
 
     def weigh(self, result: CheckInputs) -> None:
-        """Make the last checks of an answer that is to be returned: its settings, and how near to the limits it is."""
+        """Make the last checks of a result that will be returned: its settings, and its distance from the limits."""
         for check in LAST_CHECKS:
             self.context.record.findings += check(result)
 
@@ -209,7 +209,7 @@ class Finish:
 
 
 def said_of(result: InferenceData, record: Record) -> InferenceData:
-    """The result, after its doubts and notes were given as warnings that point at the user's call of `run`."""
+    """Issue the doubts and notes of a result as warnings that point at the user's call of `run`, and return it."""
     try:
         for sentence in record.warning_texts():
             warn_user(sentence)

@@ -1,4 +1,4 @@
-"""fit(): the posterior of a federation, by as many algorithms as it takes."""
+"""fit(): the posterior of a federation, by as many algorithms as necessary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyro_fed.runtime.run import OF_ONE_ALGORITHM, run
 
 
 class RunOptions(TypedDict, total=False):
-    """The arguments of `pyro_fed.run` that `fit` passes on to it."""
+    """The arguments of `pyro_fed.run` that `fit` accepts."""
 
     graph: Graph | None
     executor: str | Executor
@@ -47,31 +47,31 @@ def fit(
 ) -> InferenceData:
     """The posterior of a federation, with reasons to trust it or not: `run` with `Auto`.
 
-    It starts with `FedEP`. If there are doubts about that answer, it weights draws by `FedAIS`, and if that is not
-    enough, or the answer misses a mode, which no weights bring back, it samples. It stops when an answer has no doubts
-    and a second one agrees with it. If the first answer has no doubts, as for a posterior that is nearly Gaussian, it
-    stops there.
+    The first algorithm is `FedEP`. If its result has doubts, `FedAIS` weights draws. If that is not sufficient, or if
+    the result misses a mode, which importance weights cannot restore, samplers follow. The function stops when a result
+    has no doubts and a second one agrees with it. If the first result has no doubts, as for a nearly Gaussian
+    posterior, it stops there.
 
     Args:
         federation: the model and its clients.
-        max_rounds: limit of the rounds of communication of all algorithms together; None: no limit. When a limit is
-            reached, the best answer so far is returned, with its doubts.
-        max_bytes: limit of the bytes that all clients receive and send; None: no limit.
-        max_seconds: limit of the seconds on the clock; None: no limit. An answer at a limit of time is not
-            reproducible, see `pyro_fed.run`.
+        max_rounds: limit on the communication rounds of all algorithms together; None is no limit. When a limit is
+            reached, the best result so far is returned, with its doubts.
+        max_bytes: limit on the bytes that all clients receive and send; None is no limit.
+        max_seconds: limit on the time, in seconds; None is no limit. A result at a time limit is not reproducible, see
+            `pyro_fed.run`.
         **options: arguments of `pyro_fed.run`, such as `seed`, `graph` and `executor`; not `num_rounds`, `schedule`,
             `combination`, `start` and `checkpoint`, which belong to one algorithm.
 
     Returns:
-        InferenceData as `run` returns it. `attrs["chosen"]` names the algorithm whose answer it is, `attrs["doubts"]`
-        has the remaining doubts, and `pyro_fed.metrics.steps` tells what was tried and what each step cost.
+        InferenceData as from `run`. `attrs["chosen"]` names the algorithm of the result, `attrs["doubts"]` has the
+        remaining doubts, and `pyro_fed.metrics.steps` lists the algorithms that were tried, with their costs.
 
     Raises:
         SettingError: an option out of its range, or one that belongs to a single algorithm.
         ModelError: the posterior is improper.
-        DivergenceError: nothing that was tried stayed finite.
+        DivergenceError: all algorithms diverged.
         QuorumError: too few clients replied.
-        TimeLimitError: `max_seconds` were over before there was any answer.
+        TimeLimitError: `max_seconds` was reached before there was a result.
 
     Example:
         >>> fed = pf.Federation(model, (x, y), plate="data", num_clients=10)

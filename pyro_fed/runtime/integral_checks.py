@@ -22,11 +22,11 @@ from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.matrices import log_det_lower
 from pyro_fed.policy.results import finer_rule, integrates_latents, rule_arguments
 
-#: Draws of θ at which the integrals are checked. An error that is the same at all of them changes nothing.
+#: Number of draws of θ at which the integrals are checked; an error that is equal at all draws has no effect.
 CHECK_DRAWS = 16
-#: Rows at which further modes are looked for.
+#: Number of rows whose latents are searched for further modes.
 MODES_ROWS = 128
-#: How many finer rules are tried to find one that can be recommended.
+#: Largest number of finer rules that are tried to find one to recommend.
 MAX_FINER_RULES = 2
 
 
@@ -121,7 +121,7 @@ def _difference(
 def _difference_near(
     problem: Problem, rows: tuple[Tensor, ...], rule: Quadrature, near: NearbyModes, exact: Nodes, theta: Tensor
 ) -> Tensor:
-    """The same where modes are known, at which the exact nodes (Q, m) are placed, in units of the curvatures."""
+    """The difference at θ (D,) if modes are known; the exact nodes (Q, m) are placed there by the curvatures."""
     centre = rule.centre_near(problem, theta, rows, near)
     found = rule.nodes_at_modes(problem, theta, rows, centre, near)
     precise = Nodes(centre.places_at(exact.place), exact.log_weight - log_det_lower(centre.factor))

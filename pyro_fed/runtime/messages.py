@@ -2,16 +2,16 @@
 
 A message is a flat dictionary of tensors and a header of text:
 
-    format   "pyro_fed-1"                           another version is refused
-    kind     what it is: work, reply, ask, report; filled up with spaces
-    run      16 hexadecimal digits, of the run
+    format   "pyro_fed-1"; other versions are refused
+    kind     work, reply, ask or report, padded with spaces
+    run      identifier of the run, 16 hexadecimal digits
     round    ten digits
-    client   its id, filled up with spaces
-    nonce    16 hexadecimal digits, of the request; a reply repeats it
+    client   the client's id, padded with spaces
+    nonce    identifier of the request, 16 hexadecimal digits; a reply repeats it
 
-Every field has a fixed width, so that the size of a message depends on its tensors' shapes alone: it is known
-without encoding anything, and tells a listener nothing else. `decode` trusts nothing: it checks a message against the
-shapes and dtypes that the receiver expects before it allocates.
+Every field has a fixed width, so that the size of a message depends only on the shapes of its tensors. It is known
+without encoding, and reveals nothing else to an eavesdropper. `decode` does not trust its input: it checks a message
+against the shapes and dtypes that the receiver expects before it allocates memory.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ __all__ = [
 
 #: The format and its version.
 FORMAT = "pyro_fed-1"
-#: Kinds of messages, and the width to which their names are filled up.
+#: Kinds of messages, and the width to which their names are padded.
 KINDS = ("work", "reply", "ask", "report")
 KIND_WIDTH = max(map(len, KINDS))
-#: Bytes that a header may have more than expected, of another writer's spaces.
+#: Number of bytes by which a header may exceed the expected length, for spaces of other writers.
 MAX_EXTRA_SPACES = 64
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
@@ -52,13 +52,13 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 #: Shapes and dtypes by name.
 Spec = dict[str, Entry]
 
-#: The kind of the answer to each kind of request.
+#: The kind of reply to each kind of request.
 ANSWER = {"work": "reply", "ask": "report"}
 
 
 @dataclass(frozen=True)
 class Header:
-    """Which message this is; an answer has its request's nonce. ProtocolError for a part that is not of its form.
+    """The identification of a message; a reply has its request's nonce. ProtocolError for an invalid field.
 
     Example:
         >>> Header("work", run=token(), round=0, client="north", nonce=token()).kind
@@ -123,7 +123,7 @@ def encode(message: Message) -> bytes:
         message: a header and tensors.
 
     Raises:
-        ProtocolError: a tensor's name or dtype that cannot travel.
+        ProtocolError: a tensor's name or dtype that cannot be sent.
 
     Example:
         >>> header = Header("reply", run=token(), round=0, client="north", nonce=token())
@@ -159,7 +159,7 @@ def _size(items: tuple[tuple[str, Entry], ...]) -> int:
         header[name] = {"dtype": _CODES[entry.dtype], "shape": list(entry.shape), "data_offsets": span}
         end = span[1]
     length = len(json.dumps(header, separators=(",", ":")))
-    return PREFIX + -(-length // PREFIX) * PREFIX + end  # the header is filled up to whole words
+    return PREFIX + -(-length // PREFIX) * PREFIX + end  # the header is padded to whole words
 
 
 class Announced(NamedTuple):
@@ -170,7 +170,7 @@ class Announced(NamedTuple):
 
 
 def decode_header(data: bytes, cap: int, longest: int = MAX_HEADER) -> Announced:
-    """What a message of at most `cap` bytes announces, before its tensors are unpacked; `longest`: of its header.
+    """The announced contents of a message of at most `cap` bytes, with a header of at most `longest` bytes.
 
     Example:
         >>> header = Header("reply", run=token(), round=0, client="north", nonce=token())
@@ -184,17 +184,17 @@ def decode_header(data: bytes, cap: int, longest: int = MAX_HEADER) -> Announced
 
 
 def decode(data: bytes, expected: Spec | None, cap: int | None = None, finite: bool = True) -> Message:
-    """The message in foreign bytes, checked before anything is allocated.
+    """The message in untrusted bytes, checked before memory is allocated.
 
     Args:
         data: the bytes.
-        expected: shapes and dtypes that the receiver's problem asks for; None takes any, up to `cap`: what a client
-            gets from the server that it has joined.
-        cap: most bytes that are looked at; by default what such a message takes.
-        finite: whether all numbers must be; else it is the receiver who looks.
+        expected: shapes and dtypes that the receiver expects; None accepts any, up to `cap`, for a client that receives
+            from the server that it has joined.
+        cap: largest number of bytes; by default the size of the expected message.
+        finite: whether all numbers must be finite; otherwise the receiver checks them.
 
     Raises:
-        ProtocolError: anything else than a message of this format with these tensors, all finite.
+        ProtocolError: the bytes are not a message of this format with these tensors, all finite.
 
     Example:
         >>> header = Header("reply", run=token(), round=0, client="north", nonce=token())
@@ -240,7 +240,7 @@ def _check_names(spec: Spec) -> None:
         if not _NAME.fullmatch(name):
             raise ProtocolError(f"a tensor's name has letters, digits, '_' and '.', received {name!r:.80}")
         if entry.dtype not in _CODES:
-            raise ProtocolError(f"tensor '{name}': {entry.dtype} cannot travel; send one of {list(_CODES)}")
+            raise ProtocolError(f"tensor '{name}': {entry.dtype} cannot be sent; use one of {list(_CODES)}")
 
 
 def _check_spec(found: Spec, expected: Spec) -> None:
@@ -266,7 +266,7 @@ def token() -> str:
 
 @dataclass
 class Mailbox:
-    """The open requests of a run, and the latest `keep` replies that were dropped, with the reasons.
+    """The open requests of a run, and the latest `keep` dropped replies, with the reasons.
 
     Example:
         >>> mailbox = Mailbox()
@@ -288,7 +288,7 @@ class Mailbox:
         return header
 
     def take(self, header: Header) -> bool:
-        """Whether a reply with this header answers an open request, which is then closed."""
+        """Whether a reply with this header belongs to an open request, which is then closed."""
         reason = self._objection(header)
         if reason:
             self.dropped = [*self.dropped, (header, reason)][-self.keep :]
@@ -298,7 +298,7 @@ class Mailbox:
         return True
 
     def close(self) -> None:
-        """End a round: requests that were not answered are closed, and later replies to them are dropped."""
+        """End a round: close open requests, so that later replies to them are dropped."""
         self._open.clear()
         self._taken.clear()
 

@@ -1,8 +1,8 @@
-"""How a round's messages travel: to a server and back, or between the agents of a graph.
+"""The paths of a round's messages: to a server and back, or between the agents of a graph.
 
-With a graph there is no server: `shared` has one entry an agent, each agent downloads its own, and `combine`
-gets the rows of W in place of the clients' shares. Agents that are asleep neither work nor talk; their links
-fail for that round, both ways, so that a reversible W keeps its centrality.
+With a graph there is no server: `shared` has an entry for each agent, each agent downloads its own, and `combine`
+receives the rows of W in place of the clients' shares. Agents that are asleep neither work nor communicate; their links
+fail in both directions for that round, so that a reversible W keeps its centrality.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from pyro_fed.runtime.messages import encoded_size, spec_of_one
 #: The largest number in single precision; a larger difference is sent in several messages.
 MAX_FLOAT32 = torch.finfo(torch.float32).max
 
-#: A graph has fallen apart if its links leave it in parts for as many rounds as should have brought the agents'
-#: disagreement down to this fraction.
+#: A graph counts as disconnected if its links do not connect it in the number of rounds that should reduce the agents'
+#: disagreement to this fraction.
 SPLIT_DISAGREEMENT = 0.1
 
 
 #   m_i = float32(x_i - x̂_i),    x̂_i ← x̂_i + m_i,    x_i ← x_i + Σ_j W_ij (x̂_j - x̂_i)
 #
-# A round's first message is an agent's whole public belief b_i in double precision; later ones have in single precision
-# those entries for which it suffices (`OnGraph.coarse`), as differences. Agents mix the values x̂ that were sent: so,
-# whatever rounding did, i receives what j gives away (v_i W_ij = v_j W_ji), Σ_i v_i x_i is preserved, and what rounding
-# left out is part of the next message. A precision matrix that is narrow in one direction and wide in another would
-# lose the wide one in single precision.
+# A round's first message is an agent's public belief b_i in double precision. Later messages are differences, in single
+# precision for entries for which it suffices (`OnGraph.coarse`). Agents mix the values x̂ that were sent: agent i then
+# receives exactly what j gives away (v_i W_ij = v_j W_ji), Σ_i v_i x_i is preserved, and rounding errors are part of
+# the next message. A precision matrix that is narrow in one direction and wide in another would lose the wide
+# direction in single precision.
 class NeighbourValues:
-    """The values x̂ of some agents, as neighbours know them; changes of `coarse` entries are in single precision."""
+    """The values x̂ of agents that their neighbours have; changes of `coarse` entries are in single precision."""
 
     def __init__(self, coarse: frozenset[str]) -> None:
         self.coarse = coarse
@@ -57,7 +57,7 @@ class NeighbourValues:
 
     @classmethod
     def of(cls, coarse: frozenset[str], consensus: Consensus) -> NeighbourValues:
-        """The values for a round, which are sent whole if neighbours have not received the values before."""
+        """The values for a round; `consensus` determines whether differences to earlier values can be sent."""
         return cls(coarse if consensus.tells_all else frozenset())
 
     def message(self, step: int, mine: State) -> State:
@@ -76,11 +76,11 @@ class NeighbourValues:
         """The values x̂ (C, ...) of agents after a message that is not the round's first."""
         return {name: known[name] + value if name in self.coarse else value for name, value in message.items()}
 
-    def mixed(self, algorithm: Any, mine: State, weights: Any, told: State | None = None) -> State:
-        """The values x (R, ...) after a step with weights (R, C) of the values x̂, `told` or these agents'."""
-        mixed: State = algorithm.combine(mine, self.known if told is None else told, weights)
+    def mixed(self, algorithm: Any, own_values: State, weights: Any, sent_values: State | None = None) -> State:
+        """The values x (R, ...) after a step with weights (R, C) of the values x̂, `sent_values` or these agents'."""
+        mixed: State = algorithm.combine(own_values, self.known if sent_values is None else sent_values, weights)
         return {
-            name: value + (mine[name] - self.known[name]) if name in self.coarse else value
+            name: value + (own_values[name] - self.known[name]) if name in self.coarse else value
             for name, value in mixed.items()
         }
 
@@ -101,7 +101,7 @@ class Traffic:
 
 
 class PhaseEnded(Exception):
-    """The other agents, which have all converged, have ended the phase of this process at round `round`."""
+    """The other agents, which have all converged, have ended this process's phase at round `round`."""
 
     def __init__(self, round: int) -> None:
         super().__init__(f"the phase ended with round {round}")
@@ -138,7 +138,7 @@ class Network(ABC):
         """The new state from the messages (C, ...) of clients (C,) with shares (C,) of the rows, and the traffic."""
 
     def announced(self, clients: int) -> int:
-        """Bytes that so many clients are about to receive; 0 if that is not known before the round."""
+        """Bytes that the next round's clients will receive; 0 if unknown before the round."""
         return 0
 
     def monitor(self, algorithm: Algorithm, before: State, after: State) -> dict[str, float]:
@@ -146,7 +146,7 @@ class Network(ABC):
         return algorithm.monitor(before, after)
 
     def complete(self) -> bool:
-        """Whether the last figures are about all clients; only then may they end the phase."""
+        """Whether the last figures are those of all clients; only then may they end the phase."""
         return True
 
     def figures(self) -> dict[str, float]:
@@ -159,7 +159,7 @@ class Network(ABC):
 
 
 class Server(Network):
-    """Every client talks to the server alone."""
+    """Every client communicates only with the server."""
 
     def download(self, algorithm: Algorithm, shared: State, clients: Tensor, round: int) -> State:
         received = algorithm.download(shared, clients)
@@ -223,7 +223,7 @@ class Peers(Network):
         missing = len(clients) < len(self.awake(round, list(range(self.graph.num_agents))))
         on_graph = cast_checked(algorithm, OnGraph)
         if missing:
-            on_graph.consensus_steps(self.graph, sleepers=True)  # refuses a graph on which nobody may be missing
+            on_graph.consensus_steps(self.graph, sleepers=True)  # refuses a graph on which all agents must be awake
         mine, told = packed(messages, on_graph.symmetric), NeighbourValues.of(on_graph.coarse, self.consensus)
         heard, sent, sizes = np.zeros(len(clients)), np.zeros(len(clients)), []
         steps = self.consensus.steps
@@ -264,7 +264,7 @@ class Peers(Network):
         return without_links(weights, asleep[links.row] | asleep[links.col])
 
     def _watch(self, weights: sparse.csr_array) -> None:
-        """Collect links over the rounds until they connect all agents; then start again."""
+        """Collect links over the rounds until they connect all agents, and then start again."""
         if self._links is None and self._connected is weights:
             return
         links = weights if self._links is None else self._links + weights
@@ -277,18 +277,18 @@ class Peers(Network):
             self._links = links
 
     def figures(self) -> dict[str, float]:
-        """Spectral gap and bytes that one link carries in a consensus step, on average over those of a round."""
+        """The spectral gap, and the bytes on a link in a consensus step, averaged over the steps of a round."""
         return {"spectral_gap": self.graph.gap, "bytes_per_edge": float(self._bytes_per_edge)}
 
     def findings(self) -> list[Finding]:
-        """A note if the graph has fallen apart, with its parts."""
+        """A note if the graph is disconnected, with its parts."""
         patience = max(self.graph.window, self.graph.consensus_rounds(SPLIT_DISAGREEMENT))
         if self._links is None or self._rounds < patience:
             return []
         return [sentences.graph_fell_apart(steps=self._rounds, parts=list_components(components(self._links)))]
 
 
-#: How a run finds its network: from the algorithm, the graph, the schedule, the number of clients and the seed.
+#: A function that returns the network from the algorithm, graph, schedule, number of clients and seed.
 Connect = Callable[[Algorithm, Any, Schedule | None, int, int], Network]
 
 
@@ -297,7 +297,7 @@ def connect(algorithm: Algorithm, graph: Any, schedule: Schedule | None, num_cli
     name = type(algorithm).__name__
     if not isinstance(algorithm, OnGraph):
         if graph is not None:
-            raise SettingError(f"{name} works with a server and takes no graph; leave graph= out, or use P2PVI")
+            raise SettingError(f"{name} works with a server and takes no graph; remove graph=, or use P2PVI")
         return Server()
     if not isinstance(graph, Graph):
         raise SettingError(

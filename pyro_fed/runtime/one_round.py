@@ -1,4 +1,4 @@
-"""One round, or several at once where the server decides nothing between them: work, messages, the new state."""
+"""One round, or several at once if the server makes no decision between them: work, messages and the new state."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from pyro_fed.runtime.network import Network, Server, Traffic
 from pyro_fed.runtime.replies import gather
 from pyro_fed.runtime.run_errors import refuse_divergence
 
-#: The fewest clients whose messages are compared, to find one that stands apart from the others.
+#: Smallest number of clients whose messages are compared to find outlying ones.
 MIN_COMPARED_CLIENTS = 5
 
-#: The most rounds that are done at once: Ctrl-C is heard between them.
+#: Largest number of rounds at once; Ctrl-C is handled between them.
 MAX_FUSED_ROUNDS = 100
-#: A method for one round, and the method that does the same for several. A class that overrides the first without the
-#: second has its rounds done one at a time.
+#: A method for one round, and its equivalent for several rounds. A class that overrides only the first runs its rounds
+#: one at a time.
 METHODS_OF_SEVERAL_ROUNDS = {"combine": "combine_rounds", "download": "onward"}
 
 
@@ -42,31 +42,31 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     """The server's state after a round of some clients; the record and the phase's ledger are updated.
 
     Raises:
-        BudgetEnded: the round would cost more than is left.
+        BudgetEnded: the round would exceed the budget.
     """
     algorithm, record = phase.algorithm, context.record
     name, number = type(algorithm).__name__, len(record.rounds)
     if not clients:
         record.rounds.append(Round(name, [], 0, 0, 0.0, {}))
         return phase.shared
-    asked = torch.tensor(clients)
+    asked_clients = torch.tensor(clients)
     shared = algorithm.prepare(context.problem, phase.shared)
-    received = network.download(algorithm, shared, asked, number)
+    received = network.download(algorithm, shared, asked_clients, number)
     context.budget.check(record, name, network.announced(len(clients)))
-    began = time.perf_counter()
-    found = gather(algorithm, context, Work(number, context.seed, clients, received), shared, phase.ledger)
-    seconds = (time.perf_counter() - began) / len(clients)
-    at = asked[found.slots]
+    start_time = time.perf_counter()
+    gathered = gather(algorithm, context, Work(number, context.seed, clients, received), shared, phase.ledger)
+    seconds = (time.perf_counter() - start_time) / len(clients)
+    at = asked_clients[gathered.slots]
     if not len(at):
-        record.rounds.append(Round(name, [], 0, 0, 0.0, {}, failures=found.failures, gone=found.gone))
+        record.rounds.append(Round(name, [], 0, 0, 0.0, {}, failures=gathered.failures, gone=gathered.gone))
         return phase.shared
     shares = _shares(data.num_rows[at].to(context.problem.dtype), context.combination)
-    messages = found.messages
-    if isinstance(algorithm, Chains) and len(at) < len(asked):
-        messages = algorithm.stand_in(shared, messages, found.slots, asked)
+    messages = gathered.messages
+    if isinstance(algorithm, Chains) and len(at) < len(asked_clients):
+        messages = algorithm.stand_in(shared, messages, gathered.slots, asked_clients)
     if _comparable(phase, context, len(at)):
-        found.info["apart"] = distances_from_cohort(_numbers(messages))
-    whose = asked if isinstance(algorithm, Chains) else at  # chains whose clients failed have stood still
+        gathered.info["apart"] = distances_from_cohort(_numbers(messages))
+    whose = asked_clients if isinstance(algorithm, Chains) else at  # chains whose clients failed did not move
     sent = SentMessages(messages, whose, number, context.seed, data.num_rows, context.problem, context.graph)
     taken = _combined_messages(algorithm, context.combination, shared, phase.ledger, sent)
     shared, messages, figures = taken.shared, taken.messages, taken.figures
@@ -74,30 +74,30 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         shifts = algorithm.contributions().client_shift_sds(shared, phase.ledger, sent._replace(messages=messages))
         figures |= {} if shifts is None else {"moved": shifts}
     for key, value in figures.items():
-        found.info[key] = value[found.slots] if len(value) > len(at) else value
-    after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
+        gathered.info[key] = value[gathered.slots] if len(value) > len(at) else value
+    new_state, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     if (carried := context.executor.travelled(at.tolist())) is not None:
         traffic = Traffic(*carried)
-    after = algorithm.refine(context.problem, after)
-    refuse_divergence(algorithm, context, phase.shared, after, number)
-    told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
-    told |= taken.corrections
-    phase.ledger = algorithm.contributions().ledger_after(phase.ledger, at, messages, told)
-    known = found.info | figures
-    if len(found.stood_for):  # clients for which the server has made a message did not work: they settle nothing
-        told, known = select(told, found.is_own), select(known, found.is_own)
-        at, traffic = at[found.is_own], traffic.of(found.is_own.numpy())
-    context.executor.settle(found.slots[found.is_own], told)
-    info = {} if context.hides_clients else as_figures(known)
+    new_state = algorithm.refine(context.problem, new_state)
+    refuse_divergence(algorithm, context, phase.shared, new_state, number)
+    feedback, figures = algorithm.feedback(new_state, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
+    feedback |= taken.corrections
+    phase.ledger = algorithm.contributions().ledger_after(phase.ledger, at, messages, feedback)
+    round_figures = gathered.info | figures
+    if len(gathered.stood_for):  # clients with substitute messages did not work, and settle nothing
+        feedback, round_figures = select(feedback, gathered.is_own), select(round_figures, gathered.is_own)
+        at, traffic = at[gathered.is_own], traffic.of(gathered.is_own.numpy())
+    context.executor.settle(gathered.slots[gathered.is_own], feedback)
+    info = {} if context.hides_clients else as_figures(round_figures)
     record.rounds.append(
         Round(
             *(name, at.tolist(), traffic.down, traffic.up, seconds, info),
-            failures=found.failures,
-            gone=found.gone,
+            failures=gathered.failures,
+            gone=gathered.gone,
             reach=taken.reach,
         )
     )
-    return after
+    return new_state
 
 
 class _CombinedMessages(NamedTuple):
@@ -113,11 +113,13 @@ class _CombinedMessages(NamedTuple):
 def _combined_messages(
     algorithm: Algorithm, combination: Combination | None, shared: State, ledger: State, sent: SentMessages
 ) -> _CombinedMessages:
-    """The messages to use: bounded by the others' effects, replaced by a middle, or as they were sent."""
+    """The messages to use: limited relative to the others, replaced by one vector, or as they were sent."""
     if isinstance(combination, Bounded):
-        held = algorithm.contributions().bounded_messages(combination, shared, ledger, sent)  # see `check_combination`
-        figures = {"beyond": held.cut} | ({} if held.widened is None else {"widened": held.widened})
-        return _CombinedMessages(held.shared, held.messages, held.told, figures)
+        limited = algorithm.contributions().bounded_messages(
+            combination, shared, ledger, sent
+        )  # see `check_combination`
+        figures = {"beyond": limited.cut} | ({} if limited.widened is None else {"widened": limited.widened})
+        return _CombinedMessages(limited.shared, limited.messages, limited.corrections, figures)
     messages, corrections, reach = sent.messages, State(), 0.0
     if isinstance(combination, Middle):
         if isinstance(algorithm, SiteKeeping) and isinstance(combination, Shortened):
@@ -130,18 +132,18 @@ def _combined_messages(
 
 def _shares(rows: Tensor, combination: Combination | None) -> Tensor:
     """Each client's share of a round's rows (A,)."""
-    if isinstance(combination, Bounded):  # a client cannot gain weight by claiming to have very many rows
+    if isinstance(combination, Bounded):  # a client cannot gain weight by claiming many rows
         rows = rows.clamp_max(combination.precision * max(1.0, float(rows.median())))
     return rows / rows.sum().clamp_min(1)
 
 
 def _measures_shifts(phase: Phase, context: Context) -> bool:
-    """Whether the record gets the distance by which each client's message moves the answer."""
+    """Whether the record contains the shift of the result by each client's message."""
     return phase.last and not context.hides_clients and not context.executor.sums_alone
 
 
 def _comparable(phase: Phase, context: Context, clients: int) -> bool:
-    """Whether the messages of a round's clients can be compared with each other to find one that stands apart."""
+    """Whether the messages of a round's clients can be compared to find outlying ones."""
     if not phase.last or clients < MIN_COMPARED_CLIENTS or phase.ledger or not phase.algorithm.additive:
         return False
     if context.combination is not None or context.executor.sums_alone:
@@ -156,7 +158,7 @@ def _numbers(messages: State) -> torch.Tensor:
 
 
 def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) -> int:
-    """The number of next rounds, of `left`, that may be done at once; 1 if they have to be done one by one."""
+    """The number of the `left` remaining rounds that may be run at once; 1 if they must be run one by one."""
     algorithm = phase.algorithm
     if not isinstance(algorithm, Chains) or type(context.executor) is not Vectorised:
         return 1
@@ -181,11 +183,11 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
 def run_fused_rounds(
     phase: Phase, context: Context, data: ClientData, clients: list[list[int]]
 ) -> list[tuple[Round, State]] | None:
-    """Several rounds, each with the state after it; None, with nothing changed, if the loop has to do them one by one.
+    """Several rounds, each with the state after it; None, without any change, if they must be run one by one.
 
-    The numbers are those of the round loop, since clients, noise and states are functions of the round. What the loop
-    asks between two rounds is asked once, after all of them. If a reply is not finite or meets an objection, none
-    counts.
+    The numbers equal those of the round loop, since clients, noise and states are functions of the round. The loop's
+    checks between two rounds are made once, after all rounds. If a reply is not finite or meets an objection, no round
+    takes effect.
     """
     algorithm, executor = cast_checked(phase.algorithm, Chains), cast_checked(context.executor, Vectorised)
     began = time.perf_counter()

@@ -1,13 +1,13 @@
-"""The noise of differential privacy in an answer: how large it is, and draws whose spread includes it.
+"""The noise of differential privacy in a result: its size, and draws whose spread includes it.
 
-The server has added noise of a known distribution to its last state, and draws of that state do not show it. So noise
-is drawn anew, many times, and added by the algorithm itself, as in one more round in which no client sends anything
-new. These states scatter around the last one as this one scatters around the state without noise: draws from all of
-them have both spreads. Only the released state is used, so that this costs no privacy.
+The server's last state contains noise of a known distribution, which draws of this state do not show. New noise is
+therefore drawn many times and added by the algorithm, as in one more round in which clients send nothing new. These
+states scatter around the last state as it scatters around the state without noise, so that draws from all of them have
+both spreads. Only the released state is used, so that this costs no privacy.
 
-An algorithm may know how much of T rounds' noise is left in its state (`Contributions.noise_left`). If it does not, the
-variances of all rounds are added up: an upper bound, as messages undo a part of the noise where clients start from what
-they received.
+An algorithm may know how much of the noise of T rounds remains in its state (`Contributions.noise_left`). Otherwise the
+variances of all rounds are summed. This is an upper bound, because messages cancel part of the noise if clients start
+from what they received.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from pyro_fed.runtime.executors.local import expected_reply
 
 #: Number of states to which noise is added.
 REPLAYS = 100
-#: If the last release is longer than this part of the norm, messages were still shortened: at convergence honest
-#: messages are near zero. With `FedEP`, `FedSEP` and `FedPA` from the prior, 60 clients of 20 rows and norms of 0.1 to
-#: 2, SDs are 1.8 to 4.3 times too wide where it is 0.7 or more, and at most 1.3 times where it is 0.4 or less.
+#: Largest norm of the last release, as a share of `norm`, for which messages count as not shortened: at convergence
+#: honest messages are near zero. With `FedEP`, `FedSEP` and `FedPA` from the prior, 60 clients of 20 rows and norms of
+#: 0.1 to 2, SDs are 1.8 to 4.3 times too wide if the share is 0.7 or more, and at most 1.3 times if it is 0.4 or less.
 SHORTENED_SHARE = 0.5
 
 
@@ -52,7 +52,7 @@ class Noisy(NamedTuple):
 
 
 def with_noise(algorithm: Algorithm, context: Context, shared: State, draws: Tensor, num_draws: int) -> Noisy:
-    """Draws that have the noise of a private run in their spread, from draws (chain, draw, D) of the last state."""
+    """Draws whose spread includes the noise of a private run, from draws (chain, draw, D) of the last state."""
     states = _noise_replays(algorithm, context, shared)
     samples = []
     for state in states:
@@ -85,7 +85,7 @@ def with_noise(algorithm: Algorithm, context: Context, shared: State, draws: Ten
 
 
 def still_shortened(context: Context) -> list[Finding]:
-    """A doubt if the last release is nearly as long as `norm` allows: messages were still shortened."""
+    """A doubt if the norm of the last release is near `norm`, so that messages were still shortened."""
     private, worked = cast_checked(context.combination, Private), [one for one in context.record.rounds if one.clients]
     if not worked or worked[-1].reach < SHORTENED_SHARE:
         return []
@@ -93,9 +93,9 @@ def still_shortened(context: Context) -> list[Finding]:
 
 
 def _noise_replays(algorithm: Algorithm, context: Context, shared: State) -> list[State]:
-    """States after a further round of noise alone, `REPLAYS` of them."""
+    """`REPLAYS` states, each after one further round of noise alone."""
     private, problem = cast_checked(context.combination, Private), context.problem
-    name = type(algorithm).__name__  # not the phases before, which only gave the start
+    name = type(algorithm).__name__  # without earlier phases, which only gave the start
     worked = [one for one in context.record.rounds if one.phase == name and one.clients]
     if not worked:
         return [shared]
@@ -115,7 +115,7 @@ def _noise_replays(algorithm: Algorithm, context: Context, shared: State) -> lis
 
 @dataclass(frozen=True, kw_only=True)
 class _NoiseAlone(Middle):
-    """The mean of messages with noise as `Private` has it, which is no secret; `sd` is that of the messages' sum."""
+    """The mean of messages with noise as in `Private`, but not secret; `sd` is the SD of the noise in their sum."""
 
     private = True
 
@@ -131,7 +131,7 @@ def _zero_messages(algorithm: Algorithm, context: Context, shared: State, client
     """Messages of zeros, (C, ...)."""
     data, received = context.federation.client_data(), algorithm.download(shared, clients)
     work = Work(len(context.record.rounds), context.seed, clients.tolist(), received)
-    # States of the right shapes; what is in them does not matter.
+    # Only the shapes of these states matter.
     _, local = algorithm.init(context.problem, context.federation.num_clients, torch.Generator().manual_seed(0), None)
     spec, *_ = expected_reply(algorithm, context.problem, data, local, work)
     found = {name: torch.zeros(len(clients), *expected.shape, dtype=expected.dtype) for name, expected in spec.items()}

@@ -1,8 +1,8 @@
-"""Which of a round's replies are used, and whether they are enough (the quorum).
+"""The usable replies of a round, and the quorum.
 
-A reply is not used if the client failed, if it is not finite, or if it cannot be honest. The client is then left out of
-the round: its site, chain or particles stay as they were. Where an algorithm needs all clients (`needs_all`), the
-client is asked again, with the same randomness.
+A reply is not used if the client failed, if it is not finite, or if the algorithm objects to it. The client is then
+left out of the round, and its site, chain or particles do not change. If an algorithm needs all clients (`needs_all`),
+the client is asked again, with the same randomness.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pyro_fed.runtime.run_errors import divergence
 if TYPE_CHECKING:
     from pyro_fed.runtime.context import Context
 
-#: How often a client is asked in a round that needs all clients.
+#: Number of attempts for a client in a round that needs all clients.
 ATTEMPTS = 10
-#: A run without a quorum (`min_clients`) ends after so many requests in a row without a usable reply.
+#: Number of successive requests without a usable reply after which a run without a quorum (`min_clients`) ends.
 MAX_FRUITLESS_REQUESTS = 20
 
 
@@ -36,23 +36,23 @@ MAX_FRUITLESS_REQUESTS = 20
 class Gathered:
     """The usable part of a round."""
 
-    slots: Tensor  # positions of the usable replies' clients among those that were asked (A,)
+    slots: Tensor  # positions of the clients with usable replies among those that were asked (A,)
     messages: State = field(default_factory=dict)  # (A, ...)
-    info: State = field(default_factory=dict)  # their figures (A, ...)
+    info: State = field(default_factory=dict)  # the clients' figures (A, ...)
     failures: list[Failure] = field(default_factory=list)
-    gone: int = 0  # how many of `failures` are clients that did not reply
+    gone: int = 0  # number of `failures` of clients that did not reply
     unfit: Tensor = field(default_factory=lambda: torch.arange(0))  # positions of replies that are not finite
-    stood_for: Tensor = field(default_factory=lambda: torch.arange(0))  # positions of messages by the server itself
+    stood_for: Tensor = field(default_factory=lambda: torch.arange(0))  # positions of the server's substitutes
     refused: bool = False  # whether all clients replied, but no reply could be used
 
     @property
     def is_own(self) -> Tensor:
-        """Whether each message is the client's own, and not one that the server has made for it (A,)."""
+        """Whether each message is the client's own, and not the server's substitute (A,)."""
         return ~torch.isin(self.slots, self.stood_for)
 
 
 def gather(algorithm: Algorithm, context: Context, work: Work, before: State, kept: State) -> Gathered:
-    """The usable replies to a round's work; `kept` is the server's account of all sites (K, ...)."""
+    """The usable replies to a round's work; `kept` is the server's record of all sites (K, ...)."""
     parts: list[Gathered] = []
     asked, failures, unfit = torch.arange(len(work.clients)), [], torch.arange(0)
     for _ in range(ATTEMPTS if algorithm.needs_all else 1):
@@ -61,7 +61,9 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
         parts.append(Gathered(asked[part.slots], part.messages, part.info, gone=part.gone, refused=part.refused))
         unfit = torch.cat([unfit, asked[part.unfit]])
         left = ~torch.isin(torch.arange(len(asked)), part.slots)
-        if isinstance(context.combination, Bounded):  # asked again, they would send the same numbers: others stand in
+        if isinstance(
+            context.combination, Bounded
+        ):  # a repeated request would give the same numbers, so the server substitutes them
             left[part.unfit] = False
         asked = asked[left]
         if not len(asked):
@@ -85,7 +87,7 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
 
 
 def _with_stand_ins(found: Gathered, missing: Tensor, messages: State) -> Gathered:
-    """Add the server's own messages (B, ...) for the missing clients (B,), with NaN figures; none if empty."""
+    """Add the server's substitutes (B, ...) for the missing clients (B,), with NaN figures."""
     if not messages:
         return found
     slots = torch.cat([found.slots, missing])
@@ -110,7 +112,7 @@ def _join_attempts(parts: list[Gathered]) -> Gathered:
 
 
 def _usable_replies(algorithm: Algorithm, context: Context, work: Work, before: State, again: bool) -> Gathered:
-    """The usable replies of one attempt; in a repeated one a round without a finite reply is no divergence."""
+    """The usable replies of one attempt; a repeated attempt without a finite reply is not a divergence."""
     reply = context.executor.execute(work)
     _check_reply(context.executor, reply, len(work.clients))
     if context.expected is not None and reply.messages:
@@ -122,7 +124,7 @@ def _usable_replies(algorithm: Algorithm, context: Context, work: Work, before: 
     slots, unfit = replied.nonzero().flatten(), torch.arange(0)
     if len(slots):
         finite, why = _finite_clients(reply.messages)
-        # A bounded run goes on until all clients have been asked: the only one asked may be faulty.
+        # A bounded run continues until all clients have been asked, since the only client asked may be faulty.
         others_left = _fruitless_requests(context) + len(work.clients) < len(context.record.client_names)
         goes_on = again or context.min_clients == 0 or (isinstance(context.combination, Bounded) and others_left)
         if not bool(finite.any()) and not goes_on:
@@ -206,7 +208,7 @@ def _finite_clients(messages: State) -> tuple[Tensor, dict[int, str]]:
 
 
 def each_finite(values: Tensor) -> Tensor:
-    """Whether all numbers of each client (C, ...) are finite (C,), computed client by client, as they may be many."""
+    """Whether all numbers of each client (C, ...) are finite (C,), computed client by client to save memory."""
     if all_finite(values):
         return torch.ones(len(values), dtype=torch.bool)
     return torch.stack([torch.isfinite(own).all() for own in values])

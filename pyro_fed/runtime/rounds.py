@@ -1,4 +1,4 @@
-"""The only round loop: phases of algorithms, rounds of clients, and what is kept of them."""
+"""The round loop: phases of algorithms, rounds of clients, and their record."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from pyro_fed.runtime.network import Network, PhaseEnded
 from pyro_fed.runtime.one_round import one_round, rounds_at_once, run_fused_rounds
 from pyro_fed.runtime.run_errors import Growth, cut_short
 
-#: Largest relative and absolute difference between the sites that honest clients keep and the server's account of them.
+#: Largest relative and absolute difference between the sites that honest clients keep and the server's record of them.
 SITE_TOLERANCE = 1e-6
-#: Algorithms that have been run to their end, each with its final states.
+#: Algorithms that have been run to the end, each with its final states.
 Finished = list[tuple[Algorithm, Start]]
 
 
@@ -55,7 +55,7 @@ def run_phases(
     check_combination(
         context.combination, chain, federation.num_clients, context.graph, int(federation.row_counts.sum())
     )
-    networks = [  # that of the last phase is checked first: an error then names the algorithm that the user chose
+    networks = [  # the last phase is checked first, so that an error names the algorithm that the user chose
         context.connect(
             part, context.graph, given if part is algorithm else None, _num_clients(part, context), context.seed
         )
@@ -68,7 +68,7 @@ def run_phases(
         if device_of(part, context.problem) != device
     ]
     first, start = _finished_start(chain, finished)
-    told: Start | None = None  # `start`, as the server's record of the clients' sites has it
+    recorded_start: Start | None = None  # `start` with the server's record of the clients' sites
     for number, part in enumerate(chain):
         if number < first or (saved is not None and number < saved.phase):
             continue
@@ -81,13 +81,13 @@ def run_phases(
             settled = number > first and context.record.converged is True
             try:
                 with context.budget.of_preparation(f"the first round of {type(part).__name__}"):
-                    phase = _begin(part, number, context, length, start, told)
+                    phase = _begin(part, number, context, length, start, recorded_start)
             except TimeLimitError as error:
                 if start is not None:
                     error.algorithm, error.state = chain[number - 1], start.shared
                 raise
             phase.settled = settled
-            start = told = None  # states that are not needed any more are freed: a large model's take much memory
+            start = recorded_start = None  # free the states, which take much memory for a large model
             _give_back(context)
         phase.last, phase.given = last, given if last else None
         phase.name = type(part).__name__ if last else f"{type(part).__name__}, for {type(algorithm).__name__}"
@@ -96,9 +96,9 @@ def run_phases(
         _loop(phase, context, networks[number])
         if not last or finished is not None:
             start = Start(phase.shared, context.executor.collect())
-            told = Start(phase.shared, {**start.local, **phase.ledger})
+            recorded_start = Start(phase.shared, {**start.local, **phase.ledger})
             if isinstance(context.combination, Bounded) and phase.ledger:
-                start = told
+                start = recorded_start
             if not context.executor.sums_alone:
                 phase.ledger = phase.ledger or part.contributions().ledger_at_start(*start)
         _keep_sites(phase, context)
@@ -111,13 +111,13 @@ def run_phases(
 
 
 def _give_back(context: Context) -> None:
-    """Return free memory of a large model's tensors to the system: later tensors have other sizes."""
+    """Return the memory of a large model's freed tensors to the system, since later tensors have other sizes."""
     if context.problem.traits.many_parameters:
         resources.give_back()
 
 
 def _check_rounds(saved: Saved, chain: list[Algorithm], context: Context, rounds: int) -> None:
-    """Refuse a saved state of a phase that this run does not have, or of more rounds than it is to have."""
+    """Refuse a saved state of a phase that this run does not have, or with more rounds than this run's."""
     folder = context.checkpoint.folder if context.checkpoint is not None else ""
     if saved.phase >= len(chain):
         raise CheckpointError(
@@ -132,21 +132,21 @@ def _check_rounds(saved: Saved, chain: list[Algorithm], context: Context, rounds
 
 
 def _keep_sites(phase: Phase, context: Context) -> None:
-    """Put the clients' sites into the record: the run's own algorithm's, or else the first phase's with sites."""
+    """Put the clients' sites into the record, of the run's own algorithm or else of the first phase with sites."""
     record, algorithm = context.record, phase.algorithm
     if algorithm.pooled or any(len(value) != context.federation.num_clients for value in phase.ledger.values()):
-        return  # a single site of all rows together, which belongs to no client
+        return  # a single site of all rows, which belongs to no client
     if not phase.ledger and phase.last and context.executor.states_are_here:
         phase.ledger = algorithm.contributions().ledger_at_start(phase.shared, context.executor.collect())
     if phase.ledger and context.combination is None and (phase.last or not record.sites):
         q = {f"q_{name}": phase.shared[name].detach().double() for name in ("precision", "eta")}
-        if isinstance(algorithm, OnGraph):  # all agents' beliefs, which have come together
+        if isinstance(algorithm, OnGraph):  # the agents' beliefs, which agree
             q = {name: value.mean(0) for name, value in q.items()}
         record.sites, record.sites_of = {**phase.ledger, **q}, type(algorithm).__name__
 
 
 def _finished_start(chain: list[Algorithm], finished: Finished | None) -> tuple[int, Start | None]:
-    """The number of the first phase of a chain that still has to be run, and the states that it starts from."""
+    """The number of the first phase of a chain that has not been run yet, and the states that it starts from."""
     for number in reversed(range(len(chain) - 1)):
         for part, start in finished or ():
             if part == chain[number]:
@@ -155,9 +155,9 @@ def _finished_start(chain: list[Algorithm], finished: Finished | None) -> tuple[
 
 
 def _begin(
-    algorithm: Algorithm, number: int, context: Context, rounds: int, start: Start | None, told: Start | None
+    algorithm: Algorithm, number: int, context: Context, rounds: int, start: Start | None, recorded: Start | None
 ) -> Phase:
-    """A phase before its first round; `told` is `start` as the server's account of sites has it."""
+    """A phase before its first round; `recorded` is `start` with the server's record of the sites."""
     record = context.record
     record.figures.clear()
     record.converged = None
@@ -168,8 +168,8 @@ def _begin(
 
     shared, local = first_states(start) if context.start is None else context.start
     ledger = _ledger(algorithm, context, shared, local) if rounds else {}
-    if ledger and start is not None and told is not None and not _sites_agree(start.local, told.local):
-        ledger = _ledger(algorithm, context, *first_states(told))
+    if ledger and start is not None and recorded is not None and not _sites_agree(start.local, recorded.local):
+        ledger = _ledger(algorithm, context, *first_states(recorded))
     return Phase(algorithm, number, rounds, shared, local, ledger=ledger)
 
 
@@ -186,22 +186,22 @@ def _resumed_phase(algorithm: Algorithm, context: Context, rounds: int, saved: S
     phase.ledger = _ledger(algorithm, context, saved.shared, saved.local)
     context.record.restore(saved.record)
     if context.hides_clients and phase.done < phase.rounds:
-        context.record.converged = None  # a private run looks at this after its last round only, which is now later
+        context.record.converged = None  # a private run determines this only after its last round
     return phase
 
 
-def _sites_agree(kept: State, told: State) -> bool:
-    """Whether the clients' own sites agree with the server's account of them, up to rounding."""
+def _sites_agree(own: State, recorded: State) -> bool:
+    """Whether the clients' own sites agree with the server's record of them, up to rounding."""
     return all(
-        value.shape == kept[name].shape
-        and torch.allclose(value.double(), kept[name].double(), SITE_TOLERANCE, SITE_TOLERANCE)
-        for name, value in told.items()
-        if name in kept and value.is_floating_point()
+        value.shape == own[name].shape
+        and torch.allclose(value.double(), own[name].double(), SITE_TOLERANCE, SITE_TOLERANCE)
+        for name, value in recorded.items()
+        if name in own and value.is_floating_point()
     )
 
 
 def _ledger(algorithm: Algorithm, context: Context, shared: State, local: State) -> State:
-    """The server's account of the clients' sites; empty if it never sees a client's message."""
+    """The server's record of the clients' sites; empty if it never sees a single client's message."""
     if context.executor.sums_alone:
         return {}
     bounded = isinstance(context.combination, Bounded)
@@ -213,10 +213,10 @@ def _num_clients(algorithm: Algorithm, context: Context) -> int:
 
 
 def _loop(phase: Phase, context: Context, network: Network) -> None:
-    """Run rounds until the algorithm converges, its rounds or its budget are over, or the user interrupts."""
+    """Run rounds until the algorithm converges, its rounds or its budget end, or the user interrupts."""
     algorithm, record = phase.algorithm, context.record
     data = context.federation.pooled_data() if algorithm.pooled else context.federation.client_data()
-    # How many rounds are ahead decides what is worth compiling.
+    # The compiler's choice depends on the number of remaining rounds.
     ahead = replace(context.problem.compiler, rounds=phase.rounds, seconds=context.budget.seconds_left())
     context.problem = replace(context.problem, compiler=ahead)
     ours = type(context.executor).execute.__module__.startswith("pyro_fed.")
@@ -233,7 +233,7 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     bar = progress.begin(phase.name, phase.rounds, "round", done=phase.done, shown=context.progress)
     try:
         with context.budget.of_rounds():
-            one_by_one = 0  # rounds before this one are done one at a time, since doing them together has failed
+            one_by_one = 0  # rounds before this one are run one at a time, since running them at once has failed
             while phase.done < phase.rounds and not record.converged:
                 tick()
                 index, before_these = phase.done, len(record.rounds)
@@ -267,7 +267,7 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
 
 
 def _round(phase: Phase, context: Context, network: Network, data: ClientData, index: int) -> None:
-    """One round of the phase: choose the clients, have them work, record the round, and save the state."""
+    """One round of the phase: choose the clients, do their work, record the round, and save the state."""
     record = context.record
     phase.shared = network.between(len(record.rounds), phase.shared)
     clients, asked = _select(phase, context, index)
@@ -281,7 +281,7 @@ def _round(phase: Phase, context: Context, network: Network, data: ClientData, i
 
 
 def _fused_rounds(phase: Phase, context: Context, network: Network, data: ClientData, number: int) -> bool:
-    """Do `number` rounds at once, with the result of as many calls of `_round`; False if that is not possible."""
+    """Run `number` rounds at once, with the same result as calls of `_round`; False if that is not possible."""
     record = context.record
     clients = [_select(phase, context, phase.done + i)[0] for i in range(number)]
     with resources.collected_later():
@@ -297,7 +297,7 @@ def _fused_rounds(phase: Phase, context: Context, network: Network, data: Client
 
 
 def _figures(phase: Phase, context: Context, network: Network, after: State) -> dict[str, float]:
-    """The figures of the round that was recorded last; empty if no client worked."""
+    """The figures of the last recorded round; empty if no client worked."""
     rounds = context.record.rounds
     if not rounds[-1].clients:
         return {}
@@ -317,7 +317,7 @@ def _figures(phase: Phase, context: Context, network: Network, after: State) -> 
 
 
 def _state_of(phase: Phase, context: Context, network: Network) -> bool | None:
-    """Whether the algorithm has converged; None while that is open, or if it has no criterion."""
+    """Whether the algorithm has converged; None while undecided, or if it has no criterion."""
     record = context.record
     if context.hides_clients and phase.done < phase.rounds:  # stopping by figures would reveal more about the rows
         return None
@@ -337,7 +337,7 @@ def _save(phase: Phase, context: Context, network: Network) -> None:
 
 
 def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Asked | None]:
-    """The clients of a round; and the bytes that each client received and sent for the choice, if all were asked."""
+    """The clients of a round, and the bytes that each client received and sent for the choice, if all were asked."""
     algorithm, num_clients = phase.algorithm, _num_clients(phase.algorithm, context)
     schedule = phase.schedule
     drawn = index // schedule.period(num_clients)
@@ -354,7 +354,7 @@ def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Aske
 def _ask(
     phase: Phase, context: Context, schedule: Informed, rng: np.random.Generator
 ) -> tuple[list[int], Asked | None]:
-    """Ask all clients how important they are, and let the schedule choose: the clients, and the bytes of asking."""
+    """The clients that the schedule chooses by the indicators of all clients, and the bytes of this exchange."""
     everyone = torch.arange(_num_clients(phase.algorithm, context))
     algorithm = cast_checked(phase.algorithm, Indicators)  # `run` has refused the schedule otherwise
     received = phase.algorithm.download(phase.shared, everyone)
@@ -366,7 +366,7 @@ def _ask(
 
 
 def _postfix(phase: Phase, context: Context) -> str:
-    """The text of the progress bar after a round: who worked, and two figures."""
+    """The text of the progress bar after a round: its clients, and two figures."""
     record = context.record
     clients, names = record.rounds[-1].clients, record.client_names
     who = f"client {names[clients[0]]}" if len(clients) == 1 else f"{len(clients)} clients"

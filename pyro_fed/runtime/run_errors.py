@@ -1,10 +1,10 @@
-"""Errors that end a run: numbers that are not finite, a state that grows without end, Ctrl-C and the limit of time.
+"""Errors that end a run: numbers that are not finite, a state that grows without bound, Ctrl-C and the time limit.
 
 Each error keeps the last good state. Steps that are too long multiply a position by about the same factor in every
-round. If the factor is near one, the position stays finite for thousands of rounds: with 1.07 a round it is 10^147
-after 5,000. So a run is ended (`Growth`) if a position has grown by a constant factor over the whole last half of the
-rounds, and so far that nothing of its first value is left in double precision. A position that jumps once, because the
-data have a large unit, does not grow further. Precisions, dampings and step sizes may rightly grow.
+round. If the factor is near one, the position stays finite for thousands of rounds: with 1.07 per round it is 10^147
+after 5,000. A run is therefore ended (`Growth`) if a position has grown by a constant factor over the last half of the
+rounds, and by so much that its first value is lost in double precision. A position that jumps once, because the data
+have a large unit, does not grow further. Precisions, dampings and step sizes may legitimately grow.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from pyro_fed.runtime.context import Context, Phase
 
 #: Entries of a server's state that are positions in the model's coordinates.
 POSITIONS = ("point", "particles", "position")
-#: From round `FIRST_LOOK` on the state is looked at `LOOKS_A_DOUBLING` times while the number of rounds doubles; the
-#: last `LOOKS_A_DOUBLING` intervals are judged, which is the last half of the rounds.
+#: From round `FIRST_LOOK` on, the state is inspected `LOOKS_A_DOUBLING` times while the number of rounds doubles. The
+#: last `LOOKS_A_DOUBLING` intervals, which are the last half of the rounds, must show the growth.
 LOOKS_A_DOUBLING = 4
 FIRST_LOOK = 2 * LOOKS_A_DOUBLING
-#: Smallest growth between two looks of a state that grows without end: faster than the sixth power of the rounds.
+#: Smallest growth between two inspections of a state that grows without bound: faster than the sixth power of the
+#: rounds.
 GROWTH_FACTOR = 3.0
-#: Smallest growth in all: nothing is left of the first value, or of one, in double precision. At the end of the rounds,
-#: after which nothing can bring the state back, half of the digits are enough.
+#: Smallest total growth, after which the first value, or one, is lost in double precision. At the end of the rounds,
+#: after which the state cannot recover, half of the digits suffice.
 GROWN = 1 / torch.finfo(torch.float64).eps
 GROWN_AT_END = GROWN**0.5
 
-#: Where the last good state is; after the first rounds of some algorithms no draws can be taken from it.
-KEPT = "The last finite state is kept in this error's `state`, and its draws in `result` where it has any"
-#: Cures for a state that grows, and for one that is not finite, of an algorithm that has no `advice` of its own.
+#: Where the last good state is. Some algorithms have no draws after their first rounds.
+KEPT = "The last finite state is kept in this error's `state`, and its draws are in `result` if it has any"
+#: Default cures for a state that grows, and for one that is not finite, if the algorithm has no `advice`.
 SHORTER_STEPS = "the step was too long. Take a smaller step, or give parameters of very different scales a common one"
 OVERFLOW = (
     "the step was too long, or a density overflowed. Take a smaller step, give parameters of very different scales a "
@@ -57,19 +58,19 @@ def divergence(
     client: int | None = None,
     kept: str = KEPT,
 ) -> DivergenceError:
-    """The error for a run that diverges, with the likely cause by the record, else the cure, and the state."""
+    """The error for a run that diverges, with the likely cause from the record, or else the cure, and the state."""
     apart = record.unlike()
     text = f"{what}: {record.moved_first() or cure}. {apart + '. ' if apart else ''}{kept}"
     return DivergenceError(text, client=client, round=round, algorithm=algorithm, state=state)
 
 
 def refuse_divergence(algorithm: Algorithm, context: Context, before: State, after: State, round: int) -> None:
-    """Refuse a server's state with an entry that was finite before the round and no longer is.
+    """Refuse a server's state with an entry that was finite before the round and is not finite now.
 
-    Entries that were infinite before, and those in the algorithm's `may_be_infinite`, stand for what is not known yet.
+    Entries that were infinite before, and those in the algorithm's `may_be_infinite`, are unknown values.
     """
     for name, value in after.items():
-        if value is before.get(name):  # unchanged, or a buffer to which messages were added that are checked already
+        if value is before.get(name):  # unchanged, or a buffer to which checked messages were added
             continue
         if name in algorithm.may_be_infinite or not value.is_floating_point() or all_finite(value):
             continue
@@ -87,16 +88,18 @@ def refuse_divergence(algorithm: Algorithm, context: Context, before: State, aft
 class Growth:
     """The largest magnitude of each position of a server's state, at geometrically spaced rounds."""
 
-    first: dict[str, float] = field(default_factory=dict)  # when the phase began, or was resumed; at least one
-    seen: list[dict[str, float]] = field(default_factory=list)  # at the last looks, the oldest first
-    next: int = FIRST_LOOK  # the state is looked at again after so many rounds
+    first: dict[str, float] = field(
+        default_factory=dict
+    )  # at the start of the phase, or when it was resumed; at least one
+    seen: list[dict[str, float]] = field(default_factory=list)  # at the last inspections, the oldest first
+    next: int = FIRST_LOOK  # the round of the next inspection
 
     def begin(self, shared: State) -> None:
-        """Note the magnitudes of the state with which the rounds begin."""
+        """Record the magnitudes of the state at the start of the rounds."""
         self.first = {name: max(1.0, size) for name, size in _magnitudes(shared).items()}
 
     def look(self, algorithm: Algorithm, shared: State, done: int, rounds: int, record: Record) -> None:
-        """Look at the state, if it is due after `done` of `rounds` rounds; DivergenceError if it grows without end."""
+        """Inspect the state, if due after `done` of `rounds` rounds; DivergenceError if it grows without bound."""
         end = done >= rounds or bool(record.converged)
         if done < self.next and not end:
             return
@@ -127,10 +130,10 @@ def _magnitudes(shared: State) -> dict[str, float]:
 
 
 def cut_short(phase: Phase, context: Context, stop: KeyboardInterrupt) -> None:
-    """Record that a phase was cut short by Ctrl-C or by the limit of time, and refuse to go on without a posterior.
+    """Record that Ctrl-C or the time limit interrupted a phase, and raise an error if there is no posterior.
 
-    The state is a posterior in the last phase, if that has had a round, or starts from a phase that had converged, or
-    if the exception brings a part of a round's draws (`PartialWork`).
+    The state is a posterior in the last phase, if it has finished a round or started from a converged phase, or if the
+    exception contains part of a round's draws (`PartialWork`).
     """
     algorithm, record = phase.algorithm, context.record
     name, when = type(algorithm).__name__, f"after {phase.done} of {phase.rounds} rounds"
@@ -155,7 +158,7 @@ def cut_short(phase: Phase, context: Context, stop: KeyboardInterrupt) -> None:
 
 
 def no_posterior(when: str, context: Context, algorithm: Algorithm, state: State) -> InterruptedRun | TimeLimitError:
-    """The error for a run that was cut short before there was a posterior; `when`: in which algorithm's round."""
+    """The error for a run that was interrupted before there was a posterior; `when` names the algorithm's round."""
     folder = None if context.checkpoint is None else context.checkpoint.folder
     kept = "in this error's `state`" if folder is None else f"in {folder}: go on from there with resume=True"
     if not context.record.stopped:

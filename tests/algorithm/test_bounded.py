@@ -24,7 +24,7 @@ from pyro_fed.algorithm.bounding import (
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contributions import SentMessages
 from pyro_fed.algorithm.record import Record, Round
-from pyro_fed.infer.laplace.fedlaplace import held_values
+from pyro_fed.infer.laplace.fedlaplace import limited_values
 from pyro_fed.infer.peers.contributions import two_links
 from pyro_fed.ops.gaussian import STRUCTURES
 from pyro_fed.runtime.executors import Faulty
@@ -172,7 +172,7 @@ def test_values_of_a_line_are_those_of_quadratics_and_no_liar_counts():
     values = honest.log_factor((point + line_).unsqueeze(1)).T
     lie = values.clone()
     lie[LIAR] = torch.tensor([0.0, 1e9, -1e9, 5.0], dtype=torch.float64)
-    held, total = held_values(honest, point, torch.cat([line_, line_[-1:]]), lie, 2.0)
+    held, total = limited_values(honest, point, torch.cat([line_, line_[-1:]]), lie, 2.0)
     gains = held.sum(0) - total
     torch.testing.assert_close(gains, values.sum(0) - values.sum(0)[-1], rtol=1e-9, atol=1e-6)
 
@@ -421,11 +421,11 @@ def moving(record, moves):
     [
         (
             [(0, 0.3), (1, 0.2), (2, 0.4), (3, 0.2), (4, 900.0), (5, 880.0)],
-            "client 4 had moved the answer by 9e+02 SDs in",
+            "client 4 moved the result by 9e+02 SDs in",
         ),
         (
             [(4, 50.0), (5, 49.0), (0, 0.3), (1, 0.2), (2, 0.4), (3, 0.1)],
-            "client 4 had moved the answer by 50 SDs in round 0",
+            "client 4 moved the result by 50 SDs in round 0",
         ),
         ([(k, 2.0**k) for k in range(6)], ""),  # all of them, further and further: a step that is too long
         ([(0, 0.3), (1, 0.2), (2, 0.4), (3, 0.2), (4, 0.4)], ""),
@@ -517,7 +517,7 @@ def test_the_liar_is_named():
             "optimiser moves q",
             None,
         ),
-        (pf.P2PVI(start="consensus"), "start='local', or 'prior'", pf.graph.complete(3)),
+        (pf.P2PVI(start="consensus"), "start='local' or 'prior'", pf.graph.complete(3)),
         (pf.P2PVI(start="prior"), "on this graph", pf.graph.GossipPairs(pf.graph.star(3))),
         (pf.infer.P2PFedAvg(), "takes back", pf.graph.complete(3)),
     ],

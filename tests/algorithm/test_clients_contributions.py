@@ -125,7 +125,7 @@ def test_forms_that_a_combination_asks_for():
     peers = pf.P2PVI()
     assert peers.contributions().form_for(BOUNDED).update.memory == 1
     assert peers.contributions().form_for(None) is peers
-    with pytest.raises(pf.errors.SettingError, match="BayesADMM: what noise leaves in its average is not known"):
+    with pytest.raises(pf.errors.SettingError, match="BayesADMM: the privacy noise left in its average is unknown"):
         pf.infer.BayesADMM(client=pf.infer.tilted.Newton(steps=3)).contributions().form_for(PRIVATE)
 
 

@@ -135,8 +135,8 @@ def test_clipping_bounds_what_one_client_can_do():
     [
         (pf.FedEP(start="prior"), "FedEP: its clients keep sites .* or FedSEP"),
         (pf.infer.FedSEP(), "FedLaplace, with which FedSEP starts, .* use start='prior'"),
-        (pf.DSVGD(), "looks at its messages one by one|needs every client"),
-        (pf.FSGLD(), "looks at its messages one by one|needs every client"),
+        (pf.DSVGD(), "uses its messages one by one|needs every client"),
+        (pf.FSGLD(), "uses its messages one by one|needs every client"),
     ],
 )
 def test_algorithms_that_cannot_do_with_sums_are_refused(algorithm, words):

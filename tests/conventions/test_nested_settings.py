@@ -100,19 +100,19 @@ STEPS, SGD = pf.infer.StepControl(memory=3), pf.infer.Optimisers(server="sgd")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: pf.FedEP(client="mcmc", step_control=STEPS), "FedEP: step_control=.* has no effect: .*'newton' alone"),
-        (lambda: pf.FedEP(optimisers=SGD, damping=0.5, step_control=STEPS), "the server's optimiser decides"),
+        (lambda: pf.FedEP(client="mcmc", step_control=STEPS), "FedEP: step_control=.* has no effect: it controls only"),
+        (lambda: pf.FedEP(optimisers=SGD, damping=0.5, step_control=STEPS), "the server's optimiser determines"),
         (
             lambda: pf.infer.FedSEP(optimisers=pf.infer.Optimisers(client="sgd"), damping=0.5),
             "its clients keep no state",
         ),
-        (lambda: pf.infer.Optimisers(), "give an optimiser of the server or of the clients"),
+        (lambda: pf.infer.Optimisers(), "server or client must be an optimiser, received None"),
         (lambda: pf.infer.Optimisers(client="sgd", changes="mean"), "changes='mean' has no effect: .* set server"),
-        (lambda: pf.infer.FedPA(tolerance=0.1), "FedPA has no setting 'tolerance': the clients' answers do not"),
-        (lambda: pf.infer.BCM(start="laplace"), "BCM has no setting 'start': one pass"),
+        (lambda: pf.infer.FedPA(tolerance=0.1), "FedPA has no setting 'tolerance': the clients' sites do not"),
+        (lambda: pf.infer.BCM(start="laplace"), "BCM has no setting 'start': there is only one pass"),
         (lambda: pf.infer.tilted.MCMC(momentum=0.5), "MCMC: momentum=0.5 has no effect: .* sampler='sgd'"),
         (lambda: pf.FedEP(optimisers=SGD), "an optimiser needs its learning rate, damping"),
-        (lambda: pf.infer.P2PFedAvg(damping=0.5), "P2PFedAvg has no setting .damping.: agents mix by the graph"),
+        (lambda: pf.infer.P2PFedAvg(damping=0.5), "P2PFedAvg has no setting .damping.: agents mix over the graph"),
     ],
 )
 def test_what_does_not_apply_is_refused(make, message):

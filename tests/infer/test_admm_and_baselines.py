@@ -122,7 +122,7 @@ def test_fedprox_ends_at_its_biased_fixed_point():
 
 
 def test_settings_without_effect_are_refused():
-    with pytest.raises(SettingError, match="one Newton step is FedEP's"):
+    with pytest.raises(SettingError, match="must take at least 2 steps, received 1"):
         pf.infer.BayesADMM(client=pf.infer.tilted.Newton(steps=1))
     with pytest.raises(SettingError, match="damping"):
         pf.infer.BayesADMM(damping=0.5)

@@ -176,7 +176,7 @@ def test_given_are_the_settings_that_were_written():
 
 
 def test_importance_weights_are_refused_with_the_reason(fed):
-    with pytest.raises(pf.errors.SettingError, match="FedAIS cannot weigh draws of 1,060 parameters"):
+    with pytest.raises(pf.errors.SettingError, match="FedAIS cannot weight draws of 1,060 parameters"):
         as_run(pf.FedAIS(), fed.problem)
 
 

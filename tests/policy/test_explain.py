@@ -64,7 +64,7 @@ def test_a_stage_that_the_model_refuses_says_why():
     from test_resolve import regression
 
     many = pf.Federation(regression, (wide, wide[:, 0]), plate="data", num_clients=2)
-    with pytest.raises(pf.errors.SettingError, match="FedAIS cannot weigh draws of 1,200 parameters"):
+    with pytest.raises(pf.errors.SettingError, match="FedAIS cannot weight draws of 1,200 parameters"):
         pf.explain(pf.FedAIS(), many)
 
 

@@ -16,7 +16,7 @@ from pyro_fed.policy import Setup, chain_of, resolve
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": 0}
 
-IMPROPER = "are improper: only the end of Newton's method tells whether there is a mode"
+IMPROPER = "are improper: only Newton's method run to its end shows whether there is a mode"
 
 
 def regression(x, y):
@@ -91,9 +91,9 @@ def test_nothing_is_left_open_in_any_phase_and_resolving_again_changes_nothing(n
     [
         (regression, 3, "laplace", "3 parameters: Newton's method finds the mode in few rounds"),
         (regression, 130, "laplace", "130 parameters: Newton's method finds the mode in few rounds"),
-        (median, 3, "prior", "rows' scores jump: a curvature at a point says nothing"),
+        (median, 3, "prior", "the scores of rows are discontinuous: a curvature at a point is not informative"),
         (flat, 3, "mode", f"the priors of ['w'] {IMPROPER}"),
-        (network, 300, "fedavg", "stochastic gradients begin at the point that averaging finds"),
+        (network, 300, "fedavg", "stochastic gradients start from federated averaging"),
     ],
 )
 def test_fedep_says_where_it_starts_and_why(model, columns, start, reason):

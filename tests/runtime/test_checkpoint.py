@@ -227,7 +227,7 @@ def test_foreign_bytes_fall_back_to_the_state_before(tmp_path, content):
     whole = run(algorithm=algorithm, checkpoint=tmp_path)
     latest = sorted(tmp_path.glob("round-*"))[-1]
     latest.write_bytes(content)
-    with pytest.warns(UserWarning, match="the one before is taken up"):
+    with pytest.warns(UserWarning, match="the previous one is used"):
         rest = pf.run(
             algorithm,
             federation(),
@@ -353,7 +353,7 @@ def test_two_runs_never_share_a_folder(tmp_path):
     seen = []
 
     def evaluate(idata):
-        with pytest.raises(CheckpointError, match=rf"belongs to a run that goes on: process {os.getpid()} on "):
+        with pytest.raises(CheckpointError, match=rf"is in use by process {os.getpid()} on "):
             run(checkpoint=tmp_path, resume=True)
         seen.append(1)
         return {}

@@ -128,7 +128,7 @@ def test_steps_of_a_private_run_do_not_follow_the_noise():
     """Acceleration would take a part of each round's noise that depends on the noise."""
     idata = private(pf.FedEP(start="prior"), num_rounds=3)
     assert "'memory': 0" in idata.attrs["settings"]
-    with pytest.raises(pf.errors.SettingError, match="an optimiser takes a part of each round's noise"):
+    with pytest.raises(pf.errors.SettingError, match="with an optimiser, the share of each round's noise"):
         private(pf.FedEP(start="prior", damping=0.1, optimisers=pf.infer.Optimisers(server="adam")))
 
 

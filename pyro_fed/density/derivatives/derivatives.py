@@ -47,7 +47,6 @@ from pyro_fed.density.derivatives.nodes import (
 )
 from pyro_fed.density.derivatives.other_curvatures import fisher_information, with_kinks
 from pyro_fed.density.derivatives.rowwise import (
-    MIN_STRUCTURE_WORK,
     at_points,
     deal_rows,
     expected_sums,
@@ -105,7 +104,7 @@ class Derivatives:
         """`of_likelihood` by ascents to the modes of rows' latents that begin where the batch says."""
         if self.kind == "hessian" and len(points) > 1 and problem.traits.non_smooth_rows:
             return self._by_scores(problem, points, batch)
-        if self._structure_pays(problem, len(points)):
+        if self.kind == "hessian":
             found = at_points(problem, points, batch, self.structure == "diag")
             if found is not None:
                 return found
@@ -270,21 +269,13 @@ class Derivatives:
             total = total + found.curvature.sum(1)
         return total
 
-    def under(
-        self, problem: Problem, mean: Tensor, root: Tensor | None, num_points: int, data: ClientData | Batch
-    ) -> Moments | None:
+    def under(self, problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData | Batch) -> Moments | None:
         """Means under N(mean, R R') of C clients' log-likelihoods by the structure of their rows, see `rowwise`.
 
-        A root of None takes derivatives at the mean. None where there is no such structure, or too little work for it;
-        `num_points` is what `of_likelihood` would take.
+        A root of None takes derivatives at the mean. None where rows have no such structure.
         """
-        pays = self.structure == "full" and self._structure_pays(problem, num_points)
-        return expected_sums(problem, mean, root, data) if pays else None
-
-    def _structure_pays(self, problem: Problem, num_points: int) -> bool:
-        """Whether linear predictors save more than they take to look for, or curvatures say nothing without them."""
-        work = problem.num_rows * problem.dim * num_points  # the same for all executors, whatever rows they have
-        return self.kind == "hessian" and (work >= MIN_STRUCTURE_WORK or problem.traits.non_smooth_scores)
+        full = self.structure == "full" and self.kind == "hessian"
+        return expected_sums(problem, mean, root, data) if full else None
 
     def of_prior(self, problem: Problem, points: Tensor) -> Moments:
         """Means over points (S, 1, D) of the log prior."""

@@ -74,7 +74,7 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
     share = data.num_rows / problem.num_rows
     rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * exact.abs().amax(1)
     allowed = (SAME_NATS * share.sqrt()).unsqueeze(1) * _third_order_growth(draws, probes) + rounding.unsqueeze(1)
-    at_mean = likelihoods_at(problem, _mean(draws), data, draws.shape[1])
+    at_mean = likelihoods_at(problem, _mean(draws), data)
     for count in row_numbers(problem.dim, problem.num_rows):
         few, times = pick_rows(problem, data, count)
         found = _likelihoods_by_few(problem, draws, few, times, at_mean)
@@ -118,7 +118,7 @@ def _worth_a_try(problem: Problem, draws: Tensor) -> bool:
 def _likelihoods_by_few(problem: Problem, draws: Tensor, few: ClientData, times: Tensor, at_mean: Moments) -> Tensor:
     """By some rows of each client, and what these miss to second order."""
     mean = _mean(draws)
-    some = (with_trailing_axes(times, part) * part for part in likelihoods_at(problem, mean, few, draws.shape[1]))
+    some = (with_trailing_axes(times, part) * part for part in likelihoods_at(problem, mean, few))
     missed = Quadratic(*(whole - part for whole, part in zip(at_mean, some, strict=True)))
     found = times.unsqueeze(1) * clients_log_likelihoods(problem, draws, few)
     pieces = draws.split(count_in_memory(draws[:, 0].numel()), 1)
@@ -150,8 +150,8 @@ def _mean(draws: Tensor) -> Tensor:
     return draws.mean(1, dtype=torch.float64)
 
 
-def likelihoods_at(problem: Problem, mean: Tensor, data: ClientData, uses: int) -> Moments:
+def likelihoods_at(problem: Problem, mean: Tensor, data: ClientData) -> Moments:
     """Value, score and curvature of C clients' log-likelihoods at a point of each (C, D), float64."""
     derivatives = Derivatives("full", "hessian")
-    found = derivatives.under(problem, mean, None, uses, data)
+    found = derivatives.under(problem, mean, None, data)
     return found or derivatives.of_likelihood(problem, mean.unsqueeze(0), data.full_batch())

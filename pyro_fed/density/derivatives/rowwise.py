@@ -37,8 +37,6 @@ from pyro_fed.ops.memory import count_in_cache
 
 #: Rows in a piece, at least: the axis of rows is found by its length.
 SMALLEST_PIECE = 8
-#: Rows × parameters × points from which on the structure is looked for: below, it costs more than it saves.
-MIN_STRUCTURE_WORK = 1_000_000
 #: Numbers a row up to which its expectation is tried by pairs of nodes alone.
 MAX_PAIRED_NUMBERS = 16
 #: Whether rows of several numbers are straight is asked of so many rows first: where these are so many times as bent as

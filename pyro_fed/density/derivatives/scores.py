@@ -14,7 +14,7 @@ from torch.func import grad, grad_and_value, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.derivatives.composed_rows import at_each_composed
-from pyro_fed.density.derivatives.rowwise import MIN_STRUCTURE_WORK, at_each
+from pyro_fed.density.derivatives.rowwise import at_each
 from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks, row_pieces
@@ -210,11 +210,9 @@ def look_at_prior(problem: Problem, points: Tensor) -> Look:
 def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Look:
     """C clients' log-likelihoods at points (C, M, D): by their rows' structure, or in pieces, if rows are many."""
     clients, count, dim = points.shape
-    # With one point, `FedLaplace` has looked for the structure before: asking for it costs nothing.
-    if count == 1 or problem.num_rows * dim * count >= MIN_STRUCTURE_WORK:
-        found = at_each(problem, points, data) or at_each_composed(problem, points, data)
-        if found is not None:
-            return Look(*found)
+    found = at_each(problem, points, data) or at_each_composed(problem, points, data)
+    if found is not None:
+        return Look(*found)
     zero = torch.zeros(clients, count, dtype=torch.float64, device=points.device)
     start = Look(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
     seen: Look = over_rows(problem, _look_at_batch, start, points, data, 1 + dim)

@@ -129,7 +129,7 @@ class RemoteClients(Remote):
         if request.phase is not None:
             tensors |= prefixed("local", request.phase.local)
         if request.verdict is not None:
-            tensors |= {"taken": request.verdict.taken} | prefixed("told", request.verdict.told)
+            tensors |= {"taken": request.verdict.taken} | prefixed("told", request.verdict.feedback)
         if request.work is not None:
             tensors |= prefixed("shared", request.work.shared)
         return tensors

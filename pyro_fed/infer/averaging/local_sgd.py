@@ -112,7 +112,7 @@ class LocalSGD(Algorithm):
         check_choice(self, "unit", ("steps", "epochs"))
         if self.unit == "epochs" and self.batch_size is None:
             raise SettingError(
-                f"{type(self).__name__}: unit='epochs' needs the batch_size of the minibatches that make an epoch"
+                f"{type(self).__name__}: unit='epochs' needs batch_size, the size of its minibatches, received None"
             )
 
     def default_rounds(self, num_clients: int) -> int:

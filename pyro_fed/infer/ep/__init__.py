@@ -1,12 +1,12 @@
-"""Expectation propagation and its kin: Gaussian sites, one a client, refined against each other or alone.
+"""Expectation propagation and related algorithms: one Gaussian site for each client.
 
-In this room:
+Modules:
 
-    fedep               expectation propagation over clients, with sites kept or not
-    pvi                 partitioned variational inference, in many turns or one
-    bayes_admm, fedlap  the same by ADMM: Bayesian duality, and Laplace's form of it
-    fedpa               posterior averaging and the Bayesian committee machine: no client looks at another
-    guided              FedEP and PVI whose approximation is a guide's, not a Gaussian
+    fedep               federated expectation propagation, with or without sites at the clients
+    pvi                 partitioned variational inference, and streaming variational Bayes
+    bayes_admm, fedlap  ADMM by Bayesian duality, and its Laplace approximation
+    fedpa               posterior averaging and the Bayesian committee machine: clients work independently
+    guided              FedEP and PVI with a hand-written guide in place of a Gaussian
     tilted/             how a client approximates its likelihood times the cavity
 """
 

@@ -1,22 +1,23 @@
-"""A trust region for expected Newton steps: a step after which the evidence's lower bound has fallen is taken back.
+"""A trust region for expected Newton steps: a step that lowers the evidence lower bound is rejected.
 
     L(q) = Σ_k E_q[log p_k] + E_q[log p_0] + H(q)          at the same points as the scores and Hessians of the round
 
-Newton's step for the Gaussian is the natural gradient of L. Far from the optimum an expected Hessian that is nearly
-indefinite puts the next mean thousands of SDs away, where likelihoods overflow. If all clients are at work, so that L
-is known, the server returns to the best q where L or a derivative is not finite, or L has fallen by more than `fall`.
-From there it makes a smaller fraction of the same change, one that moves no mean and no log SD by more than a radius: a
-quarter of the rejected step, doubled with every accepted one. A small enough fraction of a natural gradient gains.
+The Newton step for the Gaussian is the natural gradient of L. Far from the optimum, a nearly indefinite expected
+Hessian puts the next mean thousands of SDs away, where likelihoods overflow. L is known when all clients take part.
+Then the server returns to the best q if L or a derivative is not finite, or if L has fallen by more than `fall`. From
+there it takes a smaller fraction of the same change, which moves no mean and no log SD by more than a radius. The
+radius is a quarter of the rejected step, and doubles with every accepted step. A small enough fraction of a natural
+gradient increases L.
 
-The SDs are halved in place of a step where there is no best q, because likelihoods overflow at the start, and where no
-fraction leaves a Gaussian within the radius. So are those of a network's start while the log density under it is
-`MAX_FALL_PER_PARAMETER` below the mode's: along some directions its likelihood is flat at the mode and falls steeply a
-little further, so that Laplace's approximation is far wider than the mass.
+The SDs are halved instead if there is no best q yet, because likelihoods overflow at the start, or if no fraction
+leaves a Gaussian within the radius. The SDs of a network's start are also halved while the log density under it is
+`MAX_FALL_PER_PARAMETER` below that of the mode. Along some directions a network's likelihood is flat at the mode and
+falls steeply nearby, so that the Laplace approximation is much wider than the posterior mass.
 
-A run ends at its best q, not converged, in two cases. After `MAX_RETURNS` returns to one best q without a shorter
-radius its steps are in vain: L at the round's points has its maximum elsewhere than the expected Hessians predict, as a
-network's may. And a network's bound may rise along ridges without end, while its predictions stay the same: it is slow
-if L has risen by less than `MIN_RISE_PER_ROW` nats for each row in `RECENT_ROUNDS`.
+A run ends at its best q without convergence in two cases. Steps are "in vain" after `MAX_RETURNS` returns to one best q
+without a shorter radius: the maximum of L at the round's points is not where the expected Hessians predict it, which
+happens with networks. Progress is "slow" if L has risen by less than `MIN_RISE_PER_ROW` nats per row in
+`RECENT_ROUNDS`: a network's bound may rise along ridges without end while its predictions stay the same.
 """
 
 from __future__ import annotations
@@ -35,54 +36,55 @@ from pyro_fed.infer.sites.gaussian_sites import at_mean, flat_like, largest_move
 from pyro_fed.ops.backtrack import HALVINGS, halved
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Entries of the server's state that are infinite if nothing is known, or have no bound.
+#: Entries of the server's state that are infinite while unknown or unbounded.
 UNKNOWN = frozenset({"best_value", "radius", "prior_value", "level", "returned_to", "return_radius", "recent_bests"})
-#: The radius after a step that was taken back, in lengths of that step, and after one that was kept (Nocedal & Wright
-#: 2006, Algorithm 4.1).
+#: Factors of the radius after a rejected step (of its length) and after an accepted one (Nocedal & Wright 2006,
+#: Algorithm 4.1).
 RADIUS_SHRINKAGE, RADIUS_GROWTH = 0.25, 2.0
-#: The longest first radius, in SDs: the length of steps of thousands of SDs is meaningless.
+#: Largest first radius, in SDs: the length of a step of thousands of SDs is meaningless.
 MAX_FIRST_RADIUS = 2.0
-#: Returns to a best q that no step has improved by `NEGLIGIBLE` nats, before the end. A return with a radius that has
-#: not been tried restarts the count.
+#: Number of returns to a best q, not improved by `NEGLIGIBLE` nats in between, that ends the rounds. A return with a
+#: radius that has not been tried restarts the count.
 MAX_RETURNS = 3
-#: A network's bound has to rise by this many nats for each row in `RECENT_ROUNDS`, which changes its predictions for a
-#: row by a hundredth of a percent.
+#: Smallest rise of a network's bound in `RECENT_ROUNDS`, in nats per row: it changes the prediction for a row by a
+#: hundredth of a percent.
 MIN_RISE_PER_ROW = 1e-4
-#: The same in nats for each parameter in rounds by a part of the rows: the posterior of four times as many is 1.7 SDs
-#: away in each direction, or 1.5 nats for each parameter.
+#: The same in nats per parameter, for rounds on a subset of the rows: the posterior of four times as many rows is
+#: 1.7 SDs away in each direction, or 1.5 nats per parameter.
 MIN_RISE_PER_PARAMETER = 0.25
-#: A q within so many SDs of the best must have nearly its L. If not, the best value was wrong, and q is kept.
+#: A q within this many SDs of the best one has nearly the same L. If it has not, the best value was wrong, and q is
+#: kept.
 SAME_BOUND_DISTANCE = 0.02
-#: Nats for each parameter that the log density may lose from a start's mode to its Gaussian: six times a Gaussian's
-#: own.
+#: Largest fall of the log density from the mode to its expectation under a start, in nats per parameter: six times the
+#: fall of a Gaussian density.
 MAX_FALL_PER_PARAMETER = 3.0
 
 
 @dataclass(frozen=True)
 class Climb:
-    """The server's record of the lower bounds L of past rounds; each (), except for Gaussians and `recent_bests`."""
+    """The server's record of the lower bounds L of past rounds; scalars, except for Gaussians and `recent_bests`."""
 
     best: Gaussian  # the q of the largest bound
     onward: Gaussian  # the change of natural parameters that the clients proposed there
-    best_value: Tensor  # that bound; -inf where there is none yet
+    best_value: Tensor  # the largest bound; -inf before the first
     radius: Tensor  # no step moves a mean or a log SD by more SDs than this
     narrowed: Tensor  # number of halvings of a start's SDs
-    level: Tensor  # the log density at the mode that a network's start is about; -inf where none is known
-    returns: Tensor  # number of returns of the last rounds to one best q
-    returned_to: Tensor  # the bound of this q
+    level: Tensor  # the log density at the mode where a network starts; -inf if unknown
+    returns: Tensor  # number of consecutive returns to one best q
+    returned_to: Tensor  # the bound at this q
     return_radius: Tensor  # the shortest radius of these returns
-    recent_bests: Tensor  # the best bounds of the last `RECENT_ROUNDS`
-    enough: Tensor  # smallest rise of `recent_bests` in nats
-    slow: Tensor  # 1 if they have risen by less
+    recent_bests: Tensor  # the best bound after each of the last `RECENT_ROUNDS`
+    enough: Tensor  # smallest sufficient rise of `recent_bests`, in nats
+    slow: Tensor  # 1 if `recent_bests` has risen by less than `enough`
 
     def with_bound(self, bound: Tensor) -> Self:
-        """The record with the bound of this round among the last best ones, and whether these have risen too little."""
-        best = torch.where(bound > self.best_value, bound, self.best_value)  # NaN is not larger
-        slow = best - self.recent_bests[0] < self.enough  # infinite before there are as many
+        """The record with this round's bound in `recent_bests`, and with `slow` computed from them."""
+        best = torch.where(bound > self.best_value, bound, self.best_value)  # a NaN bound is ignored
+        slow = best - self.recent_bests[0] < self.enough  # the rise is infinite in the first `RECENT_ROUNDS`
         return replace(self, recent_bests=torch.cat([self.recent_bests[1:], best[None]]), slow=slow.to(best))
 
-    def way_back(self, q: Gaussian, bound: Tensor, fall: float) -> tuple[Gaussian, Self] | None:
-        """The q to try in place of a rejected one of bound L(q), and the new record; None to go on from q."""
+    def after_rejection(self, q: Gaussian, bound: Tensor, fall: float) -> tuple[Gaussian, Self] | None:
+        """The q that replaces a rejected q with bound L(q), and the new record; None if q is accepted."""
         if bool(self.slow):
             return (q if bool(bound > self.best_value) else self.best), self
         if not bool(self.best_value.isfinite()):
@@ -93,102 +95,104 @@ class Climb:
         if bool(length < SAME_BOUND_DISTANCE) and bool(bound.isfinite()):
             return None
         radius = shorter_radius(length)
-        again = self._returned(radius)
-        if bool(again.returns >= MAX_RETURNS):
-            return self.best, again
+        after_return = self._returned(radius)
+        if bool(after_return.returns >= MAX_RETURNS):
+            return self.best, after_return
         fraction = fraction_within(self.best, self.onward, 1.0, float(radius))
         if not fraction:
             return self._narrowed(self.best)
-        return self.best.product(self.onward.power(fraction)), replace(again, radius=radius)
+        return self.best.product(self.onward.power(fraction)), replace(after_return, radius=radius)
 
     def after_acceptance(self, q: Gaussian, bound: Tensor, move: Gaussian, fall: float) -> Self:
-        """The record with a larger radius and the best q, for an accepted q, its bound and the clients' change there.
+        """The record after q is accepted, with its bound and the clients' change there.
 
-        If q was kept although L is lower, the old best value was wrong, and is discarded.
+        If q was accepted although L is lower, the old best value was wrong and is discarded.
         """
-        grown = replace(self, radius=self.radius * RADIUS_GROWTH)
-        unbelieved = bool(bound < self.best_value - fall)
-        if unbelieved or bool(bound >= self.best_value):
-            grown = replace(grown, best=q, onward=move, best_value=bound)
-        return replace(grown, recent_bests=torch.full_like(self.recent_bests, -torch.inf)) if unbelieved else grown
+        record = replace(self, radius=self.radius * RADIUS_GROWTH)
+        best_is_wrong = bool(bound < self.best_value - fall)
+        if best_is_wrong or bool(bound >= self.best_value):
+            record = replace(record, best=q, onward=move, best_value=bound)
+        return replace(record, recent_bests=torch.full_like(self.recent_bests, -torch.inf)) if best_is_wrong else record
 
     def _returned(self, radius: Tensor) -> Self:
-        """The record after another return to the best q, with this radius."""
+        """The record after one more return to the best q, with this radius."""
         best, shortest = self.best_value, self.return_radius
-        again = best <= self.returned_to + NEGLIGIBLE
+        same_best = best <= self.returned_to + NEGLIGIBLE
         return replace(
             self,
-            returns=torch.where(again & (radius >= RADIUS_SHRINKAGE * RADIUS_GROWTH * shortest), self.returns + 1, 1.0),
-            returned_to=torch.where(again, self.returned_to, best),
-            return_radius=torch.where(again, torch.minimum(shortest, radius), radius),
+            returns=torch.where(
+                same_best & (radius >= RADIUS_SHRINKAGE * RADIUS_GROWTH * shortest), self.returns + 1, 1.0
+            ),
+            returned_to=torch.where(same_best, self.returned_to, best),
+            return_radius=torch.where(same_best, torch.minimum(shortest, radius), radius),
         )
 
     def _is_too_wide(self, q: Gaussian, bound: Tensor) -> bool:
-        """Whether the log density under a start is lower than under any Gaussian near a mode of a network."""
+        """Whether the expected log density under a network's start is too far below the mode."""
         expected = bound - q.entropy()
         return bool(expected < self.level - MAX_FALL_PER_PARAMETER * q.dim)
 
     def _narrowed(self, q: Gaussian) -> tuple[Gaussian, Self] | None:
-        """A Gaussian with half its SDs, without an earlier bound to compare with; None after too many halvings."""
+        """The Gaussian with its SDs halved, and a record without best bounds; None after too many halvings."""
         if int(self.narrowed) >= HALVINGS:
             return None
-        value, bests = (torch.full_like(known, -torch.inf) for known in (self.best_value, self.recent_bests))
-        anew = replace(self, narrowed=self.narrowed + 1, best_value=value, recent_bests=bests)
-        return at_mean(type(q)(q.precision * 4, q.eta), q.mean()), anew
+        no_bound, no_bests = (torch.full_like(known, -torch.inf) for known in (self.best_value, self.recent_bests))
+        record = replace(self, narrowed=self.narrowed + 1, best_value=no_bound, recent_bests=no_bests)
+        return at_mean(type(q)(q.precision * 4, q.eta), q.mean()), record
 
 
 def has_fallen(bound: Tensor, best: Tensor, fall: float) -> Tensor:
-    """Whether bounds have fallen from the best ones by more than a step may lose, or are not finite, of any shape."""
+    """Whether bounds, of any shape, are not finite or more than `fall` below the best ones."""
     return best.isfinite() & ~(bound.isfinite() & (bound >= best - fall))
 
 
 def shorter_radius(length: Tensor) -> Tensor:
-    """The radius after a step of some length, in SDs, that was taken back, of any shape."""
+    """The radius after rejected steps of some length, in SDs, of any shape."""
     return (RADIUS_SHRINKAGE * length.nan_to_num(nan=torch.inf)).clamp_max(MAX_FIRST_RADIUS)
 
 
 def first_climb(q: Gaussian) -> Climb:
-    """The state before the first round: no best q, an infinite radius, no gain required."""
-    nothing, zero, endless = flat_like(q), q.eta.new_zeros(()), q.eta.new_full((), torch.inf)
+    """The record before the first round: no best q, an infinite radius, no gain required."""
+    flat, zero, infinity = flat_like(q), q.eta.new_zeros(()), q.eta.new_full((), torch.inf)
     return Climb(
-        best=nothing,
-        onward=nothing,
-        best_value=-endless,
-        radius=endless,
+        best=flat,
+        onward=flat,
+        best_value=-infinity,
+        radius=infinity,
         narrowed=zero,
-        level=-endless,
+        level=-infinity,
         returns=zero,
-        returned_to=-endless,
-        return_radius=endless,
+        returned_to=-infinity,
+        return_radius=infinity,
         recent_bests=q.eta.new_full((RECENT_ROUNDS,), -torch.inf),
         enough=zero,
         slow=zero,
     )
 
 
-def of_network(level: float, rows: int, dim: int = 0) -> dict[str, float]:
+def network_start_entries(level: float, rows: int, dim: int = 0) -> dict[str, float]:
     """Entries of the server's state for a network that starts at a mode of log density `level`.
 
-    `rows` are those of the bound, of all clients; `dim` is D in rounds by a part of the rows, else 0.
+    `rows` is the number of rows in the bound; `dim` is D in rounds on a subset of the rows, else 0.
     """
     return {"level": level, "enough": max(MIN_RISE_PER_ROW * rows, MIN_RISE_PER_PARAMETER * dim)}
 
 
 def fraction_within(q: Gaussian, move: Gaussian, fraction: float, radius: float) -> float:
-    """A fraction of a change, halved until it leaves a Gaussian no further away than a radius; 0 if there is none."""
+    """The fraction of a change, halved until the Gaussian it leads to is within the radius; 0 if none is."""
     if math.isinf(radius):
         return fraction
-    before = moments_of(q)
+    old_moments = moments_of(q)
 
     def is_near(fraction: float) -> bool:
         new = q.product(move.power(fraction))
-        return bool(new.is_proper()) and float(largest_move(before, moments_of(new))) <= radius
+        return bool(new.is_proper()) and float(largest_move(old_moments, moments_of(new))) <= radius
 
     return halved(is_near, fraction)
 
 
-def reached_end(state: State) -> dict[str, float]:
-    """Why the round returned to the best q for the last time, as a figure: repeatedly "in_vain", or a "slow" rise."""
+def reasons_to_end(state: State) -> dict[str, float]:
+    """Why the rounds end at the best q, as figures: "in_vain" for repeated returns, "slow" for a slow rise."""
     in_vain = "returns" in state and bool(state["reset"]) and bool(state["returns"] >= MAX_RETURNS)
     slow = "slow" in state and bool(state["slow"])
     return {name: 1.0 for name, ended in (("in_vain", in_vain), ("slow", slow)) if ended}

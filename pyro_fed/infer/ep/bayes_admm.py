@@ -4,23 +4,22 @@ Source: Moellenhoff, Swaroop, Doshi-Velez & Khan (2025), *Federated ADMM from Ba
 
     min Σ_k E_{q_k}[-log p_k] + KL(q ‖ p_0)     such that  μ_k = μ          μ the expectation parameters, λ the natural
 
-with duals v_k, natural parameters of a site t_k, and divergences in place of ADMM's squares, ρ KL(q_k ‖ q) at a client
-and ρ KL(q ‖ q_k) at the server:
+The duals v_k are the natural parameters of the sites t_k. Divergences replace the squared distances of ADMM: ρ KL(q_k ‖
+q) at a client and ρ KL(q ‖ q_k) at the server:
 
-    q_k ← arg min E_q'[-log p_k] + <v_k, μ'> + ρ KL(q' ‖ q)          that is KL(q' ‖ p_k^(1/ρ) q / t_k^(1/ρ)) times ρ
+    q_k ← arg min E_q'[-log p_k] + <v_k, μ'> + ρ KL(q' ‖ q)          = arg min ρ KL(q' ‖ p_k^(1/ρ) q / t_k^(1/ρ))
     v_k ← v_k + ρ (λ_k - λ)
     λ   ← (λ_0 + Σ_k v_k + ρ Σ_k λ_k) / (1 + ρ K)
 
-so that a client's is partitioned variational inference of a tempered likelihood, and the server averages besides: with
-Δ_k = ρ (λ_k - λ), which a client sends, and e = λ - λ_0 - Σ_k v_k before the round,
+A client's step is that of partitioned variational inference with a tempered likelihood; the server also averages. A
+client sends Δ_k = ρ (λ_k - λ). With e = λ - λ_0 - Σ_k v_k before the round, the server's step is
 
     λ ← λ + (2 Σ_k Δ_k + Δ_0 - e) / (1 + ρ K)
 
-Where nothing moves Δ_k = 0 and e = 0: that is PVI's fixed point. With isotropic Gaussians of fixed variance it is ADMM.
+At a fixed point Δ_k = 0 and e = 0, as in PVI. With isotropic Gaussians of fixed variance the algorithm is ADMM.
 
-Letters: ρ `rho`, e `ahead_`, Δ_0 `prior_delta_`. Deviations: the prior's λ_0 is a site of its own where the prior is
-not Gaussian; clients that are not at work send no Δ_k and count as if at q; a step of λ is backtracked so that q stays
-a distribution.
+Letters: ρ `rho`, e `ahead_`, Δ_0 `prior_delta_`. Deviations: a prior that is not Gaussian has a site λ_0 that is
+updated too; an absent client counts as if λ_k = λ; the step of λ is backtracked so that q stays a distribution.
 """
 
 from __future__ import annotations
@@ -62,9 +61,9 @@ class BayesADMM(Converging, WarmStarted):
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
         guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
-        client: the clients' inference: "newton" is ten steps; "ivon" is the default on large models.
+        client: the clients' inference: "newton" takes ten steps; "ivon" is the default on large models.
         start: as of `FedEP`.
-        rho: ρ, how hard a client is held to q; none of it changes the fixed point.
+        rho: ρ, the strength of the pull of a client towards q; the fixed point does not depend on it.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -78,7 +77,7 @@ class BayesADMM(Converging, WarmStarted):
     """
 
     without: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("damping", "step_control", "optimisers"), "the steps are the method's, by its rho"),
+        **dict.fromkeys(("damping", "step_control", "optimisers"), "the length of the steps follows from rho"),
     }
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 
@@ -89,7 +88,9 @@ class BayesADMM(Converging, WarmStarted):
         super().__post_init__()
         check_positive(self, "rho")
         if self.solver.newton_steps == 1:
-            raise SettingError(f"{type(self).__name__}: one Newton step is FedEP's; take steps=2 or more, or FedEP")
+            raise SettingError(
+                f"{type(self).__name__}: client='newton' must take at least 2 steps, received 1; use FedEP for one step"
+            )
 
     def new_sites(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Approximate t̂_k of p_k^(1/ρ) q_-k, to the power ρ."""
@@ -105,28 +106,28 @@ class BayesADMM(Converging, WarmStarted):
         return gaussian(received).quotient(site.power(1 / self.rho))
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Take the server's average, and record how far it is ahead of the product of the sites."""
+        """Compute the server's average λ, and its difference e from the product of the sites."""
         server, ahead = entries_as(Server, shared), gaussian(shared, "ahead_")
         sent = self.changes_of(messages).product_over(0)
-        known = is_finite(server.prior_change)
-        prior_change = kept_where(known, server.prior_change)
+        prior_is_finite = is_finite(server.prior_change)
+        prior_change = kept_where(prior_is_finite, server.prior_change)
         share = 1 / (1 + self.rho * int(server.num_clients))
-        whole = sent.power(2.0).product(prior_change).quotient(ahead).power(share)
-        taken = backtrack(server.q, whole)
-        step = whole.power(taken)
-        after = replace(
+        full_step = sent.power(2.0).product(prior_change).quotient(ahead).power(share)
+        fraction = backtrack(server.q, full_step)
+        step = full_step.power(fraction)
+        new_server = replace(
             server,
             q=server.q.product(step),
             prior=server.prior.product(prior_change),
             prior_change=flat_like(server.q),  # it was this round's
             fractions=messages["usable"].double(),
-            cut=(~known | (taken < 1)).double(),
+            cut=(~prior_is_finite | (fraction < 1)).double(),
             memory=server.memory | as_state(ahead.product(step).quotient(sent).quotient(prior_change), "ahead_"),
         )
-        return as_entries(after)
+        return as_entries(new_server)
 
     def part_taken(self, after: State) -> float:
-        """The share 1 / (1 + ρ K) of the whole step."""
+        """The share 1 / (1 + ρ K) of the full step that a round takes."""
         return 1.0 / (1 + self.rho * int(after["num_clients"]))
 
     def contributions(self) -> Contributions:

@@ -1,7 +1,7 @@
-r"""Expectation propagation over clients: the rounds of FedEP, PVI, FedSEP, FedPA, BCM, FedLap and their kin.
+r"""Expectation propagation over clients: the rounds of FedEP, PVI, FedSEP, FedPA, BCM, FedLap and BayesADMM.
 
 Source: Guo et al., *Federated learning as variational inference*, Algorithms 1, 3 and 4; Vehtari et al. (2020). The
-answer is q = t_0 Π_k t_k, a product of Gaussian sites, whose natural parameters add up. One round:
+approximation is q = t_0 Π_k t_k, a product of Gaussian sites, whose natural parameters add up. One round:
 
     server   prepare      Δ_0 = (site of an expected Newton step at q) / t_0     the prior's
              download     q                                                      Algorithm 1, 3
@@ -9,19 +9,19 @@ answer is q = t_0 Π_k t_k, a product of Gaussian sites, whose natural parameter
              new_sites    t̂_k = q̂_k / q_-k, from q̂_k ≈ p_k q_-k                  Algorithm 4, 3
              local_step   Δ_k = t̂_k / t_k = q̂_k / q                              Algorithm 4, 4
     server   combine      q ← q Π_k (Δ_k)^s_k,   t_0 ← t_0 (Δ_0)^s_0             Algorithm 3, 2
-             feedback     tells each client its s_k
+             feedback     s_k, to each client
     client   settle       t_k ← t_k (Δ_k)^s_k                                    Algorithm 4, 5
 
-The prior's site t_0 has η_0 = E_q[∇ log p_0] + Λ_0 m and Λ_0 = E_q[-∇² log p_0], which are the same at every q where
-the prior is Gaussian on the unconstrained scale: then no round computes Δ_0. Prior and clients move by the same rule,
+The prior's site t_0 has η_0 = E_q[∇ log p_0] + Λ_0 m and Λ_0 = E_q[-∇² log p_0]. If the prior is Gaussian on the
+unconstrained scale, they are the same at every q, and no round computes Δ_0. Prior and clients move by the same rule,
 so q = t_0 Π_k t_k holds in every round. A step rule (`steps`) determines the fractions s_k, a tilted inference
 (`tilted`) q̂_k, and the setting `start` (`settings`) the first q.
 
-Where a change is one expected Newton step at q, messages also have E_q[log p_k]: with E_q[log p_0] and q's entropy
-their sum is the evidence's lower bound, and the server takes back a step that lowers it (`ascent`).
+If a change is one expected Newton step at q, a message also contains E_q[log p_k]. The sum of these, E_q[log p_0] and
+the entropy of q is the evidence lower bound; the server rejects a step that lowers it (`ascent`).
 
 Letters: q, t_0, Δ_0 and s_k are `Server`'s `q`, `prior`, `prior_change` and `fractions`; t_k is `local`; δ `damping`.
-Guo et al. write q_global, q_k and q̂_\k for q, t_k and q̂_k. The paper has δ alone: s_k = δ, unless a step is shortened.
+Guo et al. write q_global, q_k and q̂_\k for q, t_k and q̂_k, and have s_k = δ; here a step may be shortened.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Multiples of q's SDs at which the prior's site is compared; a Gaussian prior has the same site at each.
+#: Multiples of q's SDs at which the prior's sites are compared; they are equal for a Gaussian prior.
 NEAR_AND_FAR = (1.0, 100.0)
-#: Change of the prior's site, relative to it, that is rounding: half the digits of single precision.
+#: Largest relative change of the prior's site that counts as rounding: half the digits of single precision.
 ROUNDING_SHARE = torch.finfo(torch.float32).eps ** 0.5
 
 
@@ -82,7 +82,7 @@ ROUNDING_SHARE = torch.finfo(torch.float32).eps ** 0.5
 class EP(SpreadGaussian, SiteKeeping):
     """The rounds of expectation propagation; a public algorithm sets the clients' inference and the step rule."""
 
-    #: If the server clips a message, it returns the correction, and `settle` applies it.
+    #: The server returns what it clips from a message, and `settle` corrects the site by it.
     corrected: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = step_control.UNKNOWN
 
@@ -95,7 +95,7 @@ class EP(SpreadGaussian, SiteKeeping):
         self._take_covariance_from_guide()
 
     def _take_covariance_from_guide(self) -> None:
-        """Set `covariance` to that of an automatic guide; other guides are refused."""
+        """Set `covariance` to that of an automatic guide; refuse other guides."""
         if self.guide is not None:
             object.__setattr__(self, "covariance", guided_covariance(self, self.guide, self.covariance))
 
@@ -105,7 +105,7 @@ class EP(SpreadGaussian, SiteKeeping):
         return gaussian(received).quotient(site)
 
     def old_site(self, received: State, local: State) -> Gaussian:
-        """t_k, (C,), the site that the change is relative to: the client's own."""
+        """t_k, (C,), the site that the change is relative to."""
         return gaussian(local)
 
     def new_sites(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
@@ -117,44 +117,44 @@ class EP(SpreadGaussian, SiteKeeping):
         site = self.old_site(shared, local)
         cavity = self.cavity(shared, site)
         received = Received(self.begin_at(shared, local, cavity), cavity)
-        answer = self.new_sites(problem, received, data, noise)
-        empty = data.num_rows == 0  # a client without rows has the site one
-        usable = (answer.usable & is_finite(answer.site)) | empty
-        new_site = kept_where(usable & ~empty, answer.site)
+        tilted = self.new_sites(problem, received, data, noise)
+        empty = data.num_rows == 0  # the site of a client without rows is flat
+        usable = (tilted.usable & is_finite(tilted.site)) | empty
+        new_site = kept_where(usable & ~empty, tilted.site)
         change = kept_where(usable, new_site.quotient(site))
         message = {**as_state(change), "usable": usable}
         if self.isotropic:
             message["precision"] = change.precision[:, :1]
         if self.bound_is_known:
-            message["value"] = torch.where(usable, answer.info["expected_log_lik"], 0.0).nan_to_num()
-        info = {**answer.info, "cavity_proper": cavity.is_proper().double(), "usable": usable.double()}
+            message["value"] = torch.where(usable, tilted.info["expected_log_lik"], 0.0).nan_to_num()
+        info = {**tilted.info, "cavity_proper": cavity.is_proper().double(), "usable": usable.double()}
         return message, {**local, **as_state(change, CHANGE)}, info
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Update q ← q Π_k (Δ_k)^s_k and t_0 ← t_0 (Δ_0)^s_0, Algorithm 3, step 2; `weights` only gives the number."""
+        """Update q ← q Π_k (Δ_k)^s_k and t_0 ← t_0 (Δ_0)^s_0, Algorithm 3, step 2; `weights` gives only C."""
         server = entries_as(Server, shared)
         changes = prepend_gaussian(server.prior_change, self.changes_of(messages))
         step = self.step_rule(len(weights)).step(server, changes, server.lower_bound(messages))
         return as_entries(step.server_after(server, messages["usable"]))
 
-    def settle(self, told: State, local: State) -> State:
-        """Update t_k ← t_k (Δ_k)^s_k, step 5 of Algorithm 4, with the client's share of the added part."""
+    def settle(self, feedback: State, local: State) -> State:
+        """Update t_k ← t_k (Δ_k)^s_k, step 5 of Algorithm 4, and multiply by the client's share of the acceleration."""
         change = gaussian(local, CHANGE)
-        if "correction_eta" in told:  # the server has shortened the message
-            change = change.product(gaussian(told, "correction_"))
-        if "weight" in told:
-            change = change.power(told["weight"])
-        taken, memory = self.client_steps(told, local, change)  # (Δ_k)^s_k
-        site = gaussian(local).power(1 - told["reset"])  # t_k; a flat site (t_k = 1) if the server has reset
-        return {**as_state(site.product(taken).product(gaussian(told, "share_"))), **memory}
+        if "correction_eta" in feedback:  # the server has shortened the message
+            change = change.product(gaussian(feedback, "correction_"))
+        if "weight" in feedback:
+            change = change.power(feedback["weight"])
+        damped_change, memory = self.client_steps(feedback, local, change)  # (Δ_k)^s_k
+        site = gaussian(local).power(1 - feedback["reset"])  # t_k; a flat site (t_k = 1) if the server has reset
+        return {**as_state(site.product(damped_change).product(gaussian(feedback, "share_"))), **memory}
 
-    def client_steps(self, told: State, local: State, change: Gaussian) -> tuple[Gaussian, State]:
-        """The damped change (Δ_k)^s_k, (C,), and the optimiser state to keep."""
-        return change.power(told["fraction"]), {}
+    def client_steps(self, feedback: State, local: State, change: Gaussian) -> tuple[Gaussian, State]:
+        """The damped change (Δ_k)^s_k, (C,), and the new state of the client's optimiser."""
+        return change.power(feedback["fraction"]), {}
 
     # -- the rest of a round --------------------------------------------------------------------------------
     def prepare(self, problem: Problem, shared: State) -> State:
-        """Compute Δ_0, the change of the prior's site, by the same step as the clients'; none if it never changes."""
+        """Compute Δ_0, the change of the prior's site, by the clients' step, unless the site is the same at every q."""
         server = entries_as(Server, shared)
         if bool(server.skips_prior):
             return shared
@@ -162,12 +162,12 @@ class EP(SpreadGaussian, SiteKeeping):
         return as_entries(replace(server, prior_change=change, prior_value=value))
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
-        """What clients receive (s_k, their share of what was added to q, whether sites are discarded), and figures."""
+        """For each client s_k, its share of the acceleration, and whether sites are discarded; and figures."""
         server = entries_as(Server, after)
         return server.feedback(len(clients)), {"fraction": server.fractions}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The Gaussian q, which clients receive."""
+        """The Gaussian q."""
         return super().download(as_state(gaussian(shared)), clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
@@ -175,21 +175,21 @@ class EP(SpreadGaussian, SiteKeeping):
         return self.solver.draw_noise(problem, num_rows, generator)
 
     def changes_of(self, messages: State) -> Gaussian:
-        """Δ_k, (C,), from what the clients sent."""
+        """Δ_k, (C,), from the clients' messages."""
         precision, eta = messages["precision"], messages["eta"]
         return gaussian({"precision": precision.expand_as(eta) if self.isotropic else precision, "eta": eta})
 
     @property
     def isotropic(self) -> bool:
-        """Whether every site's precision is a multiple of the identity, of which one number is sent (Section 2.2.2)."""
+        """Whether precisions are multiples of the identity, of which messages contain one number (Section 2.2.2)."""
         return False
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Reasons to reject messages, with the clients (C,) of each: changes too large beside q and the others'."""
+        """Reasons to reject messages, with the clients (C,) of each: changes that are too large beside the others'."""
         return self.solver.objections(gaussian(received), self.changes_of(messages), messages.get("value"))
 
     def begin_at(self, received: State, local: State, cavity: Gaussian) -> Gaussian:
-        """The Gaussians (C,) at which the clients' inference begins: q; FedLap, which learns curvatures, has others."""
+        """The Gaussians (C,) at which the clients' inference begins: q, except in FedLap."""
         return gaussian(received)
 
     # -- what public algorithms override --------------------------------------------------------------------
@@ -200,11 +200,11 @@ class EP(SpreadGaussian, SiteKeeping):
 
     @property
     def by_newton(self) -> bool:
-        """Whether clients take expected Newton steps, by which the default covariance and the cures are chosen."""
+        """Whether clients take expected Newton steps; default covariances and cures depend on it."""
         return self.solver.newton_steps > 0
 
     def step_rule(self, clients: int) -> StepRule:
-        """The rule by which the server follows the changes of a round's clients."""
+        """The rule for the server's step from the changes of this many clients."""
         damping, steps = self.damping_for(clients), self.solver.newton_steps
         if steps == 0:
             return Backtracked(damping)
@@ -212,42 +212,42 @@ class EP(SpreadGaussian, SiteKeeping):
 
     @property
     def control(self) -> StepControl:
-        """The settings by which expected Newton steps are accelerated and held back."""
+        """The settings of acceleration and of limits on expected Newton steps."""
         return StepControl()
 
     def damping_for(self, clients: int) -> float:
-        """δ: one for Newton's steps; for others one over the clients, so that q is the mean of their q̂_k."""
+        """δ: 1 for Newton steps, otherwise 1 / C, so that q is the geometric mean of the clients' q̂_k."""
         return 1.0 if self.solver.newton_steps else 1.0 / clients
 
     @property
     def bound_is_known(self) -> bool:
-        """Whether clients send E_q[log p_k]: of one expected Newton step, if q stays the product of their own sites."""
+        """Whether clients send E_q[log p_k]: they take one expected Newton step, and q is the product of sites."""
         return self.solver.newton_steps == 1 and self.is_product and not self.additive
 
     @property
     def server_optimiser(self) -> Optimiser | None:
-        """The optimiser that decides on the steps of q; None takes fractions."""
+        """The optimiser of q; None for steps by fractions of the changes."""
         return None
 
     @property
     def is_product(self) -> bool:
-        """Whether q = t_0 Π_k t_k holds: optimisers move q and the sites by different amounts."""
+        """Whether q = t_0 Π_k t_k holds; with optimisers it does not."""
         return True
 
     # -- start of a run -------------------------------------------------------------------------------------
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from the prior, with sites equal to one."""
+        """Start from the prior, with flat sites."""
         q = fit_prior(self, problem, generator)
         return self.first_states(problem, q, q, flat_site(problem, self.structure, num_clients))
 
     def first_states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
-        """The server's and the clients' states at sites t_k, (K,), with the prior's t_0 and q = t_0 Π_k t_k."""
+        """The server's and the clients' states for q = t_0 Π_k t_k, with `prior` t_0 and `sites` t_k (K,)."""
         num_clients, flat = len(sites.eta), flat_like(q)
         one = torch.ones((), dtype=torch.float64, device=q.eta.device)
         zero = torch.zeros_like(one)
-        # A bound needs E_q[log p_0] in every round, whether or not t_0 changes.
+        # The bound needs E_q[log p_0] in every round, even if t_0 does not change.
         skips_prior = not self.bound_is_known and prior_never_changes(self, problem, q, prior)
         server = Server(
             q=q,
@@ -269,7 +269,7 @@ class EP(SpreadGaussian, SiteKeeping):
         return as_state(sites)
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
-        """Start from an earlier run with other clients: those still present keep their sites, new ones get a flat one.
+        """Start from an earlier run with other clients: those still present keep their sites, new ones get flat sites.
 
         `origin` (K,) is the number of each client in the earlier run's `local`, -1 for a new one.
         """
@@ -279,28 +279,34 @@ class EP(SpreadGaussian, SiteKeeping):
             raise no_distribution_left(self)
         return self.first_states(problem, q, prior, sites)
 
-    # -- how it ends ----------------------------------------------------------------------------------------
+    # -- end of a run ---------------------------------------------------------------------------------------
     def default_rounds(self, num_clients: int) -> int:
-        """At most 50 rounds, until q has converged; for a random inference its own number, or 20."""
+        """At most 50 rounds; for a random inference, which does not converge, its own number or 20."""
         return 50 if self.solver.deterministic else self.solver.default_rounds
 
     def part_taken(self, after: State) -> float:
-        """δ, by which `monitor` divides the change; 1 where it is no share of what is left: of optimisers, of noise."""
+        """δ, by which `monitor` divides the change; 1 with optimisers or noise, where δ is no share of the distance."""
         converges = self.solver.deterministic and self.is_product
         return self.damping_for(len(after["fractions"])) if converges else 1.0
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The figures of the round; `change` is that of the whole step, which is the remaining distance."""
-        figures, own = super().monitor(before, after), self.solver.figures(gaussian(before), gaussian(after))
-        left = {"change": figures["change"] / self.part_taken(after)}
-        return {**figures, **own, **ascent.reached_end(after), **left, **entries_as(Server, after).figures()}
+        """The figures of the round; `change` is that of the undamped step, which estimates the remaining distance."""
+        figures, solver_figures = super().monitor(before, after), self.solver.figures(gaussian(before), gaussian(after))
+        remaining = {"change": figures["change"] / self.part_taken(after)}
+        return {
+            **figures,
+            **solver_figures,
+            **ascent.reasons_to_end(after),
+            **remaining,
+            **entries_as(Server, after).figures(),
+        }
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """True, which ends the rounds, if they return to one best q or the bound hardly rises; `findings` says so."""
+        """True if rounds keep returning to one best q or the bound hardly rises; `warnings` then reports it."""
         return True if figures[-1].get("in_vain") or figures[-1].get("slow") else None
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about rounds that ended early, unused messages, a q that still moved, and the inference's own."""
+        """Warnings about rounds that ended early, unused messages, a q that still moved, and the clients' inference."""
         ends = findings.ended_early(record)
         notes = ends or findings.unused_sites(record, self.by_newton)
         notes += few_rows_findings(problem, self.solver.few_rows)
@@ -308,42 +314,42 @@ class EP(SpreadGaussian, SiteKeeping):
         return notes + self.solver.findings(record, problem)
 
     def unsettled(self, record: Record) -> list[Finding]:
-        """A warning if q still moved in the last round."""
+        """Warnings if q still moved in the last round."""
         return findings.still_moving(record, newton=self.by_newton, diagonal=self.structure == "diag")
 
     # -- faulty clients, privacy ----------------------------------------------------------------------------
     def contributions(self) -> Contributions:
-        """The server's knowledge of each client's part in q, which bounds faulty clients and is used for privacy."""
+        """Each client's contribution to q, for limits on faulty clients and for privacy."""
         return EPContributions(self)
 
     def clippable_part(self, messages: State) -> State:
-        """η and Λ, without the expected log-likelihoods, by which a single client could have a step undone."""
+        """η and Λ, without expected log-likelihoods, which would let a single client reject a step."""
         return without_value(messages)
 
     def for_private_rounds(self) -> Self:
-        """This algorithm with steps that do not depend on earlier steps, which would follow the noise."""
+        """This algorithm without acceleration, which would amplify the noise of private rounds."""
         return self.controlled_by(self.control.evenly())
 
     def controlled_by(self, control: StepControl) -> Self:
-        """This algorithm with another control of Newton steps; itself where that is no setting (see `Controlled`)."""
+        """This algorithm with another control of Newton steps, if it has such a setting (see `Controlled`)."""
         return self
 
 
 def prior_change_at(
     algorithm: SpreadGaussian, solver: TiltedInference, problem: Problem, server: Server
 ) -> tuple[Gaussian, Tensor]:
-    """Δ_0 at the server's q, and E_q[log p_0], (); inferences by gradients try a few points first."""
-    q, most = add_batch_axis(server.q), algorithm.points(add_batch_axis(server.q))
-    few = solver.by_gradients and len(most) > MIN_POINTS
-    points = spread_points(q, MIN_POINTS) if few else most
+    """Δ_0 at the server's q, and E_q[log p_0], (); with inferences by gradients from a few points if they suffice."""
+    q, all_points = add_batch_axis(server.q), algorithm.points(add_batch_axis(server.q))
+    few_points_first = solver.by_gradients and len(all_points) > MIN_POINTS
+    points = spread_points(q, MIN_POINTS) if few_points_first else all_points
     moments, change = _newton_step(algorithm, problem, q, server.prior, points)
-    if few and not _is_rounding(server.prior, change):  # a Gaussian prior needs no more
-        moments, change = _newton_step(algorithm, problem, q, server.prior, most)
+    if few_points_first and not _is_rounding(server.prior, change):  # a Gaussian prior needs no more points
+        moments, change = _newton_step(algorithm, problem, q, server.prior, all_points)
     return change, moments.value[0]
 
 
 def prior_never_changes(algorithm: SpreadGaussian, problem: Problem, q: Gaussian, prior: Gaussian) -> bool:
-    """Whether t_0, `prior`, is the same near the initial q and far from it."""
+    """Whether the prior's site is `prior` both near the initial q and far from it."""
     if not bool(q.is_proper()):
         return False
     for wide in NEAR_AND_FAR:
@@ -363,9 +369,9 @@ def _newton_step(
 
 
 def _is_rounding(prior: Gaussian, change: Gaussian) -> bool:
-    """Whether a change Δ_0, as few points show it, is zero up to rounding."""
-    own = prior.precision.diagonal() if prior.dense else prior.precision
-    root = own.abs().sqrt()
-    most = ROUNDING_SHARE * (root.unsqueeze(-1) * root if prior.dense else own.abs())
-    still = change.eta.abs() <= ROUNDING_SHARE * (prior.eta.abs() + root)  # not a number is not less
-    return bool(still.all() and (change.precision.abs() <= most).all())
+    """Whether a change Δ_0, computed at few points, is zero up to rounding."""
+    diagonal = prior.precision.diagonal() if prior.dense else prior.precision
+    root = diagonal.abs().sqrt()
+    tolerance = ROUNDING_SHARE * (root.unsqueeze(-1) * root if prior.dense else diagonal.abs())
+    eta_is_equal = change.eta.abs() <= ROUNDING_SHARE * (prior.eta.abs() + root)  # False for NaN
+    return bool(eta_is_equal.all() and (change.precision.abs() <= tolerance).all())

@@ -1,35 +1,35 @@
-"""Federated expectation propagation, accurate by default, and its stochastic form, whose clients keep nothing.
+"""Federated expectation propagation (FedEP), and its stochastic form (FedSEP), whose clients keep no state.
 
-This module composes groups of settings. The equations are in `expectation_propagation`, the step rules in `steps`, the
-clients' inferences in `tilted`.
+This module combines groups of settings. The equations are in `expectation_propagation`, the step rules in `steps`, and
+the clients' inferences in `tilted`.
 
-    paper                       here by default                  to have the paper's
+    paper                       default here                     setting for the paper's method
     clients by M, I, L or V     an expected Newton step at q     client="mcmc", "identity", "fisher", "ngvi"
     steps by optimisers         the largest fractions            optimisers=pf.infer.Optimisers(...), damping=
-    sum of the changes          sum                              changes="mean" of them, as the authors' code
-    start by FedAvg             the federated Laplace's          start=pf.infer.Averaging()
+    sum of the changes          sum                              changes="mean", as in the authors' code
+    start by FedAvg             federated Laplace approximation  start=pf.infer.Averaging()
 
-The default inference, `tilted.Newton`, takes the site of an expected Newton step at q itself, at the same Sobol points
-for all clients. Its fixed point is the Gaussian of smallest KL(q ‖ posterior), reached as Newton's method does:
+The default inference, `tilted.Newton`, computes the site of an expected Newton step at q, with the same Sobol points
+for all clients. Its fixed point is the Gaussian of smallest KL(q ‖ posterior):
 
     Λ_k ← E_q[-∇² log p_k],   η_k ← E_q[∇ log p_k] + Λ_k m
 
-Deviations: by default clients do not fit their tilted distributions; each takes a natural-gradient step at q, which
-does not depend on its cavity. EP proper is client="mcmc". A prior that is not Gaussian gets a site of its own at the
-server. Steps are shortened to keep q proper; precisions are never modified. With all clients at work single Newton
-steps are accelerated, because they alternate without end if the precision of one parameter follows the mean of another,
-and a diagonal curvature oversteps.
+Deviations: by default clients do not fit their tilted distributions. Each takes a natural-gradient step at q, which
+does not depend on its cavity; client="mcmc" is EP proper. A prior that is not Gaussian has a site at the server. Steps
+are shortened to keep q proper; precisions are never modified. Single Newton steps of all clients are accelerated:
+without acceleration they may oscillate if the precision of one parameter depends on the mean of another, and diagonal
+curvatures overshoot.
 
-The authors' code sums shares of one over the clients of the round, `changes="mean"`, as the published recipes do: the
-sum with a learning rate of 0.5 and momentum 0.9 overshoots. It also clips Δ_k, at a norm chosen by hand for each task
-and inference; there is no clipping here.
+The authors' code averages the changes of the round's clients, `changes="mean"`, as do the published recipes: the sum
+with a learning rate of 0.5 and momentum 0.9 overshoots. It also clips Δ_k at a norm chosen by hand for each task and
+inference; there is no clipping here.
 
-FedSEP (Guo et al., Section 2.2.4; Li et al. 2015) has K copies of one average site t̄ = (q / p_0)^(1/K) for all clients:
+FedSEP (Guo et al., Section 2.2.4; Li et al. 2015) uses one average site t̄ = (q / p_0)^(1/K) for every client:
 
     q ∝ p_0 t̄^K,    q_-k ∝ q / t̄,    q ← q Π_k (Δ_k)^δ
 
-With all clients at work every round has FedEP's fixed point. With few, q is a moving average over the last K / C rounds
-and keeps noise, which a smaller δ reduces.
+If all K clients take part in every round, the fixed point is that of FedEP. With C < K clients per round, q is a moving
+average over about K / C rounds and remains noisy; a smaller δ reduces the noise.
 """
 
 from __future__ import annotations

@@ -1,32 +1,33 @@
-"""Laplace's form of partitioned variational inference: FedLap-Cov, with covariances, and FedLap, which is ADMM.
+"""Partitioned variational inference by Laplace approximations: FedLap-Cov, with covariances, and FedLap, which is ADMM.
 
 Source: Swaroop, Khan & Doshi-Velez (2025), *Connecting federated ADMM to Bayes*; derived here from the client's step
 of partitioned variational inference by the delta method, E_q[f] ≈ f(m), with sites t_k(θ) = exp(v_k'θ - θ'V_kθ / 2):
 
     θ_k ← arg max log p_k(θ) + log q_-k(θ),    q_-k ∝ q / t_k
-    V_k ← (1 - δ) V_k + δ (-∇² log p_k(θ_k)),    v_k likewise, of the Gaussian at θ_k           FedLap-Cov
+    V_k ← (1 - δ) V_k + δ (-∇² log p_k(θ_k)),    the same for v_k of the Gaussian at θ_k        FedLap-Cov
     V_k = 0,    v_k ← v_k + δ Λ_0 (θ_k - m)                                                      FedLap
 
-with q ∝ p_0 Π_k t_k of mean m, and Λ_0 the prior's precision: without covariances the cavity is
+Here m is the mean of q ∝ p_0 Π_k t_k and Λ_0 the prior's precision. Without covariances the cavity is
 -log q_-k = v_k'θ + ½ (θ - m)' Λ_0 (θ - m), and θ_k, v_k, m are the steps of ADMM with the prior's precision as its
-penalty. Where nothing moves, θ_k = m and v_k = ∇ log p_k(m) (+ V_k m): the mode of the posterior, and with covariances
-Laplace's approximation there; on conjugate Gaussian models FedLap-Cov's q is the posterior. δ is one over the clients,
-because FedLap with K ≥ 3 alike and δ = 1 diverges: H_k ≫ Λ_0 turns Σ_k v_k by -(K - 1) a round. It is slow if the prior
-is weak against a client's data: about K (1 + H_k / Λ_0) rounds for each factor of e.
+penalty. At a fixed point θ_k = m and v_k = ∇ log p_k(m) (+ V_k m): m is the mode of the posterior, and with covariances
+q is the Laplace approximation there. On conjugate Gaussian models FedLap-Cov's q is the posterior. The default δ is one
+over the number of clients, because FedLap with δ = 1 and K ≥ 3 equal clients diverges: if H_k ≫ Λ_0 a round multiplies
+the error of Σ_k v_k by -(K - 1). FedLap is slow if the prior is weak compared with a client's data: the error falls by
+a factor of e in about K (1 + H_k / Λ_0) rounds.
 
-FedLap's q has the prior's width, which does not show how far its point is from the mode in SDs of the posterior. With
-e_k = ∇ log p_k(m) - v_k the score at m is Σ_k e_k; each client's tilted mode is θ_k = m + P_k⁻¹ e_k, P_k = Λ_0 + H_k,
-which is no more than the posterior's precision P = Λ_0 + Σ_k H_k. So each client sends its term of the bound
+FedLap's q has the prior's width, which does not show how far its point is from the mode in posterior SDs. With
+e_k = ∇ log p_k(m) - v_k the score at m is Σ_k e_k. Each client's tilted mode is θ_k = m + P_k⁻¹ e_k with
+P_k = Λ_0 + H_k, which is at most the posterior's precision P = Λ_0 + Σ_k H_k. Each client sends its term of the bound
 
     ‖m - mode‖_P = ‖Σ_k e_k‖_(P⁻¹) ≤ Σ_k ‖e_k‖_(P_k⁻¹) = Σ_k ‖θ_k - m‖_(P_k)                     `gap`
 
-(for log densities that are quadratic between m and θ_k, with H_k ≥ 0), and a run has converged when it is below the
-tolerance.
+which holds for log densities that are quadratic between m and θ_k, with H_k ≥ 0. A run has converged when the bound is
+below the tolerance.
 
-Deviations: curvatures are Hessians; the prior is any prior, by a site at m if it is not Gaussian. On large models modes
-and diagonal curvatures are by `sites.online_newton` with draws and steps of `CURVATURE_SPREAD` SDs, without a
-criterion; FedLap's clients keep the curvatures, which set the length of these steps. The sites of a start become duals
-of the same point.
+Deviations: curvatures are Hessians; a prior that is not Gaussian is replaced by its site at m. On large models, modes
+and diagonal curvatures are computed by `sites.online_newton` with draws and steps of `CURVATURE_SPREAD` SDs, without a
+convergence criterion; FedLap's clients keep the curvatures, which set the length of these steps. The sites of a start
+become duals with the same point.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ from pyro_fed.infer.ep.tilted import Laplace, Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Spread of draws, in SDs, that approximates none: differences of scores over less are lost in single precision. No
-#: step is longer either: curvatures are those within it, and if the prior is weak an SD is far (a network of 1,510
-#: parameters on ten clients reached an accuracy of 0.38 with steps of one SD, of 0.96 with these).
+#: Spread of the draws in SDs, close to zero; smaller differences of scores are lost in single precision. It also limits
+#: the steps: curvatures hold within it, and under a weak prior one SD is a long way (a network of 1,510 parameters on
+#: ten clients reached an accuracy of 0.38 with steps of one SD, and 0.96 with these).
 CURVATURE_SPREAD = 0.1
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class FedLapCov(Converging, WarmStarted, Optimising, Controlled):
-    """FedLap with covariances: partitioned variational inference by Laplace's approximation at each client.
+    """FedLap with covariances: partitioned variational inference by a Laplace approximation at each client.
 
     Args:
         covariance: of q: "full", "diag", or "auto": full up to 100 parameters.
@@ -90,18 +91,18 @@ class FedLapCov(Converging, WarmStarted, Optimising, Controlled):
     start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "prior"
 
     def default_rounds(self, num_clients: int) -> int:
-        """Ten times the clients, at least 50: a round closes one over them of the gap, and e⁻¹⁰ is below tolerances."""
+        """10 K, at least 50: a round closes 1 / K of the distance, and e⁻¹⁰ is below usual tolerances."""
         return max(50, 10 * num_clients) if self.solver.deterministic else 20
 
     def points(self, q: Gaussian) -> Tensor:
-        """The mean alone, (1, 1, D), where a prior that is not Gaussian is expanded too."""
+        """The mean alone, (1, 1, D), at which a prior that is not Gaussian is expanded."""
         return q.mean()[None]
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class FedLap(FedLapCov):
-    """FedLap: ADMM whose penalty is the prior's precision; the mode, a point and no posterior.
+    """FedLap: ADMM whose penalty is the prior's precision; it finds the mode, not a posterior.
 
     Args:
         covariance: of q: "full", "diag", or "auto": full up to 100 parameters.
@@ -128,10 +129,10 @@ class FedLap(FedLapCov):
 
     draws_are: ClassVar[str] = "point"
 
-    client: TiltedInference | str = Laplace(steps=2)  # from m, which is its own fixed point however few
+    client: TiltedInference | str = Laplace(steps=2)  # they start at m, so their number does not change the fixed point
 
     def new_sites(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
-        """Compute v_k = Λ_-k θ_k - η_-k, which puts the mean of q_-k t_k at the tilted mode; and that mode's gap."""
+        """Compute v_k = Λ_-k θ_k - η_-k, which puts the mean of q_-k t_k at the tilted mode θ_k, and the gap of θ_k."""
         answer, cavity = super().new_sites(problem, received, data, noise), received.cavity
         tilted, m = answer.site.product(cavity), received.q.mean()
         mode = tilted.mean()
@@ -140,11 +141,11 @@ class FedLap(FedLapCov):
         return answer._replace(site=site, info={**answer.info, "gap": gap, "curvature": answer.site.precision})
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 500 rounds, because convergence is slow, see the module's header."""
+        """At most 500 rounds, because convergence is slow (see the module's docstring)."""
         return 500
 
     def first_states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
-        """The first states, with duals in place of sites that have a precision, so that the point is unchanged."""
+        """The first states, with sites replaced by duals that leave the point unchanged."""
         curvature = sites.precision
         if bool((curvature != 0).any()):
             sites = type(sites)(torch.zeros_like(curvature), sites.score(q.mean()))
@@ -154,7 +155,7 @@ class FedLap(FedLapCov):
         return shared | {"gap": torch.full_like(shared["cut"], torch.inf)}, local | learnt
 
     def begin_at(self, received: State, local: State, cavity: Gaussian) -> Gaussian:
-        """Gaussians at m; if curvatures are learnt in steps, with the client's present ones."""
+        """Gaussians at m; for inferences that learn curvatures, with the curvatures that each client has kept."""
         q = gaussian(received)
         if "curvature" not in local:
             return q
@@ -162,34 +163,34 @@ class FedLap(FedLapCov):
         return type(q)(precision, precision * q.mean())
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Compute the change as `FedEP`, and the distance of the client's mode from the server's point."""
-        message, after, info = super().local_step(problem, shared, local, data, noise)
+        """Compute the change as in `FedEP`, and the distance of the client's mode from the server's point."""
+        message, new_local, info = super().local_step(problem, shared, local, data, noise)
         usable, curvature = message["usable"], info.pop("curvature")
         if "curvature" in local:
-            after["curvature"] = torch.where(usable.unsqueeze(-1), curvature, local["curvature"])
-        return message | {"gap": torch.where(usable, info["gap"], 0.0).nan_to_num()}, after, info
+            new_local["curvature"] = torch.where(usable.unsqueeze(-1), curvature, local["curvature"])
+        return message | {"gap": torch.where(usable, info["gap"], 0.0).nan_to_num()}, new_local, info
 
-    def settle(self, told: State, local: State) -> State:
-        """Settle as `FedEP`; curvatures remain the client's own."""
-        return super().settle(told, local) | {name: local[name] for name in ("curvature",) if name in local}
+    def settle(self, feedback: State, local: State) -> State:
+        """Update the sites as in `FedEP`, and keep the client's curvature."""
+        return super().settle(feedback, local) | {name: local[name] for name in ("curvature",) if name in local}
 
     def clippable_part(self, messages: State) -> State:
-        """The change without the distances, by which one client could end a run."""
+        """The change without the distance, which would let a single client end a run."""
         return {name: value for name, value in super().clippable_part(messages).items() if name != "gap"}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Combine as `FedEP`, and add up the bound, which is infinite if it is not known."""
-        before = shared["gap"]
-        known = "gap" in messages and bool(messages["usable"].all())
-        gap = messages["gap"].sum().to(before) if known else torch.full_like(before, torch.inf)
+        """Combine as in `FedEP`, and sum the terms of the bound, which is infinite if unknown."""
+        old_gap = shared["gap"]
+        is_known = "gap" in messages and bool(messages["usable"].all())
+        gap = messages["gap"].sum().to(old_gap) if is_known else torch.full_like(old_gap, torch.inf)
         return super().combine(shared, messages, weights) | {"gap": gap}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The figures of `FedEP`, and `bound`, in posterior SDs, on the point's distance from the mode before it."""
+        """The figures of `FedEP`, and `bound`, on the previous point's distance from the mode in posterior SDs."""
         return {**super().monitor(before, after), "bound": float(after["gap"])}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the bound, over a full pass of the clients, is below the tolerance."""
+        """Whether the bound is below the tolerance in a full pass over the clients."""
         if not self.solver.deterministic:
             return None
         window = math.ceil(1 / figures[-1]["share"])

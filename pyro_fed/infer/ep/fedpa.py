@@ -1,4 +1,4 @@
-"""Methods whose clients work independently: posterior averaging, and the Bayesian committee machine.
+"""Algorithms whose clients work independently: posterior averaging and the Bayesian committee machine.
 
 Sources: Al-Shedivat et al. (2021), *Federated learning via posterior averaging*; Guo et al., Section 2.1, Remark;
 Tresp (2000), *A Bayesian committee machine*.
@@ -6,9 +6,9 @@ Tresp (2000), *A Bayesian committee machine*.
     FedPA   q_k ≈ p_k,          q ∝ p_0 Π_k q_k           cavity q_-k ∝ 1
     BCM     q_k ≈ p_k p_0,      q ∝ Π_k q_k / p_0^(K-1)   cavity q_-k = p_0, one round
 
-Deviation of FedPA: the whole Gaussian is averaged, in natural parameters; the paper averages Σ_k⁻¹(θ - μ_k), the same
-sum's gradient, and keeps the mean alone. Its covariance by dynamic programming is the shrinkage estimator of
-`tilted.chain`, which is formed directly here.
+Deviation of FedPA: the natural parameters of the whole Gaussian are averaged. The paper averages the gradients
+Σ_k⁻¹(θ - μ_k) of the same log density and keeps only the mean. Its covariance by dynamic programming is the shrinkage
+estimator of `tilted.chain`, which is computed directly here.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ class FedPA(WarmStarted, Optimising, Controlled):
     """
 
     without: ClassVar[Mapping[str, str]] = {
-        "tolerance": "the clients' answers do not depend on q, so that nothing converges",
+        "tolerance": "the clients' sites do not depend on q, so that there is no criterion of convergence",
     }
 
     client: TiltedInference | str = MCMC()
     damping: float | None = 1.0
 
     def cavity(self, received: State, site: Gaussian) -> Gaussian:
-        """The flat cavity q_-k = 1, (C,): a client uses its own likelihood alone."""
+        """The flat cavity q_-k = 1, (C,): a client uses only its likelihood."""
         return flat_like(site)
 
     def default_rounds(self, num_clients: int) -> int:
-        """The rounds as set: the clients' answers do not depend on q, except for their chains' starts."""
+        """The number of rounds; the clients' sites depend on q only by where their chains start."""
         return 5
 
 
@@ -103,7 +103,7 @@ class BCM(Damped):
 
     without: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("start", "tolerance", "step_control"), ONE_PASS),
-        "optimisers": "its one step is the product of sites",
+        "optimisers": "its one step is the product of the clients' sites",
     }
 
     client: TiltedInference | str = Laplace()
@@ -114,7 +114,7 @@ class BCM(Damped):
         return 1
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The Gaussian q and the prior, which clients receive."""
+        """The Gaussian q and the prior."""
         return Algorithm.download(
             self, {**as_state(gaussian(shared)), **as_state(gaussian(shared, "prior_"), "prior_")}, clients
         )
@@ -124,5 +124,5 @@ class BCM(Damped):
         return gaussian(received, "prior_")
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """True after the one round."""
+        """True after the only round."""
         return True

@@ -11,16 +11,16 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.infer.ep import ascent
 
-#: A q that moves by more SDs than this in its last round, or in the last step of a client's turn, has not converged.
+#: Largest move of a converged q in the last round, or in the last step of a client's turn, in SDs.
 UNSETTLED_SDS = 1.0
-#: If less than this share of a step could be taken in the last `MAX_RETURNS` rounds, steps were rejected repeatedly.
+#: Steps were rejected repeatedly if the last `MAX_RETURNS` rounds took less than this share of them.
 STALLED_FRACTION = 1e-3
 
 
 def at_rest(figures: list[dict[str, float]], tolerance: float) -> bool:
-    """Whether no change in a full pass of the clients reached the tolerance, nor would all later ones together.
+    """Whether changes in a full pass over the clients, and all later changes together, are below the tolerance.
 
-    Passes converge linearly: where each moves q by a share ρ of the one before, the passes that are left move it by
+    Passes converge linearly: if each moves q by a share ρ of the previous one, all later passes together move it by
     ρ / (1 - ρ) times the last.
     """
     window = math.ceil(1 / figures[-1]["share"])
@@ -35,12 +35,12 @@ def at_rest(figures: list[dict[str, float]], tolerance: float) -> bool:
 
 
 def unrestricted_pass(figures: list[dict[str, float]], window: int) -> bool:
-    """Whether these are all rounds of a pass, and nothing was held back in them."""
+    """Whether these are all rounds of a pass, with whole steps of all clients' changes."""
     return len(figures) == window and all(f["fraction"] > 0 and not f.get("cut") for f in figures)
 
 
 def ended_early(record: Record) -> list[Finding]:
-    """Warnings about rounds that ended though q moves: they gain too little, or steps were rejected repeatedly."""
+    """Warnings about rounds that ended before convergence: gains are too small, or steps were rejected repeatedly."""
     samplers = record.untried("FSGLD", "DSVGD", "NUTS")
     if record.latest.get("slow"):
         return [sentences.weights_still_move(rounds=RECENT_ROUNDS, nats=ascent.MIN_RISE_PER_ROW, samplers=samplers)]
@@ -50,31 +50,31 @@ def ended_early(record: Record) -> list[Finding]:
 
 
 def unused_sites(record: Record, newton: bool) -> list[Finding]:
-    """Warnings about clients, by name, whose last message could not be used, of expected Newton steps or others."""
+    """Warnings that name the clients whose last message could not be used; `newton`: of expected Newton steps."""
     usable, fraction = record.last("usable"), record.last("fraction")
     clients = next((r.clients for r in reversed(record.rounds) if "fraction" in r.info), [])
-    if not len(usable):  # where sums alone are known, a client's own word is in none of the figures
+    if not len(usable):  # with secure aggregation, figures of single clients are unknown
         usable = np.ones(len(clients), bool)
-    skipped = [
+    unused = [
         record.client_names[k]
-        for k, good, taken in zip(clients, usable, fraction, strict=True)
-        if not good or not taken
+        for k, is_usable, share in zip(clients, usable, fraction, strict=True)
+        if not is_usable or not share
     ]
-    if not skipped:
+    if not unused:
         return []
-    if newton and usable.all() and len(skipped) == len(clients):
+    if newton and usable.all() and len(unused) == len(clients):
         return [sentences.last_step_taken_back()]
     cures = ["Give the model a proper prior, or pool small clients" + ("" if newton else ", or use client='newton'")]
-    if len(skipped) == len(clients):
+    if len(unused) == len(clients):
         cures.append(
-            "It may also be that the density has no finite second derivative at some row, as 0 ** k, sqrt(0) and "
-            "the logarithm of a difference that is rounded to 0 have none: write these rows in another form"
+            "The density may also lack a finite second derivative at some row, as 0 ** k, sqrt(0) and the "
+            "logarithm of a difference that rounds to 0 do: rewrite these terms"
         )
-    return [sentences.sites_not_used(clients=skipped, of_clients=len(clients), cures=cures)]
+    return [sentences.sites_not_used(clients=unused, of_clients=len(clients), cures=cures)]
 
 
 def still_moving(record: Record, newton: bool, diagonal: bool) -> list[Finding]:
-    """A warning if q still moved by more than `UNSETTLED_SDS` in its last round, with the cure."""
+    """A warning with its cure if q moved by more than `UNSETTLED_SDS` in the last round."""
     latest, last = record.latest, record.figures[-ascent.MAX_RETURNS :]
     if newton and record.converged is False and all(f.get("cut") and f["fraction"] < STALLED_FRACTION for f in last):
         fraction = max(f["fraction"] for f in last)
@@ -85,7 +85,7 @@ def still_moving(record: Record, newton: bool, diagonal: bool) -> list[Finding]:
     if record.has_private_noise:
         cure = (
             "the noise of differential privacy moves it: use lower damping, a smaller noise_multiplier, or more "
-            "clients a round"
+            "clients per round"
         )
     elif newton and diagonal:
         cure = (
@@ -94,9 +94,9 @@ def still_moving(record: Record, newton: bool, diagonal: bool) -> list[Finding]:
         )
     elif newton:
         cure = (
-            "raise num_rounds; if it goes on moving, no Gaussian is near this posterior: sample it, with "
+            "raise num_rounds; if it keeps moving, no Gaussian is close to this posterior: sample it, with "
             + record.untried("FSGLD", "DSVGD", "NUTS")
         )
     else:
-        cure = "use lower damping, or more steps or samples a round"
+        cure = "use lower damping, or more steps or samples per round"
     return [sentences.gaussian_still_moves(sds=change, cures=[cure])]

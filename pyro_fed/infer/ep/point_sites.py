@@ -1,14 +1,14 @@
-"""Diagonal sites at a point that averaging has found: the start of FedEP and its kin on a network.
+"""Diagonal sites at the point of a federated average: the start of FedEP and related algorithms on a network.
 
     S_k ≈ E_q[-∇² log p_k],   q = N(m, 1 / (Λ_0 + K S_k))                  m the point, Λ_0 and η_0 of the prior's site
     t_k  of precision S_k and η_k = S_k m + (Λ_0 m - η_0) / K
 
-by the steps of `sites.online_newton` with the mean fixed, at each client by itself, which assumes that the other
-clients have its own curvature; later rounds correct that. So q = t_0 Π t_k has its mean at the point: prior and
-likelihoods do not balance where averaging stops, and a diagonal Newton step from there is too long.
+Each client computes S_k by the steps of `sites.online_newton` with the mean fixed, assuming that the other clients have
+the same curvature; later rounds correct this. The mean of q = t_0 Π t_k is the point itself: averaging stops before
+the scores of prior and likelihoods cancel, and a diagonal Newton step from there would be too long.
 
-As published (Guo et al., Section 3.2: "as in FedPA, we run a few rounds of FedAvg as burn-in before switching to
-FedEP") with `Averaging`: FedAvg by SGD, and S_k = α_cov N_k, with which the authors' code begins.
+`Averaging` is the published start (Guo et al., Section 3.2: "as in FedPA, we run a few rounds of FedAvg as burn-in
+before switching to FedEP"): FedAvg by SGD, and S_k = α_cov N_k as in the authors' code.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ CURVATURE_STEPS = OnlineNewton(steps=20)
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class Averaging(Settings):
-    """A start by averaging as published, and its sites: FedAvg by SGD, then α_cov for each row.
+    """A start by federated averaging as published: FedAvg by SGD, then sites of precision α_cov per row.
 
     Args:
-        rounds: of averaging.
+        rounds: rounds of averaging.
         chain_steps: SGD steps of a client a round, or epochs, see `unit`.
-        step_size: of SGD, on the log-likelihood a row.
-        momentum: of SGD.
-        batch_size: rows a step; None takes all.
+        step_size: learning rate of SGD, for the log-likelihood of a row.
+        momentum: momentum of SGD.
+        batch_size: rows in a step; None takes all.
         unit: "epochs" or "steps".
-        prior: add the client's share of the log prior, in place of the weight decay of the authors' code.
+        prior: whether to add the client's share of the log prior, in place of the authors' weight decay.
         damping: the server's learning rate.
-        server_optimiser: of the averaged step, as of `FedAvg`.
-        scale: α_cov, the precision that a row gives its client's first site.
+        server_optimiser: optimiser of the averaged step, as in `FedAvg`.
+        scale: α_cov, the precision that each row adds to its client's first site.
 
     Raises:
         SettingError: a setting out of its range, or unknown.
@@ -98,7 +98,7 @@ class RoundsOfAveraging(FedAvg):
 
 
 class Sent(NamedTuple):
-    """What the server sends: the point m, Λ_0, each site's share of the prior's pull (D,), and K; or (C, ...)."""
+    """The server's message: the point m, Λ_0, the prior's part of each site's η (D,), and K; (C, ...) at clients."""
 
     point: Tensor
     prior_precision: Tensor
@@ -107,14 +107,14 @@ class Sent(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The server's state: what it sends, q and the prior's site."""
+    """The server's state: its message, q and the prior's site."""
 
     sent: Sent
     q: Annotated[Gaussian, ""]
     prior: Gaussian
 
     def with_curvature(self, curvature: Tensor) -> Server:
-        """The state with q at the point, by the clients' curvatures together, (D,)."""
+        """The state whose q has its mean at the point and the clients' total curvature, (D,)."""
         precision = self.prior.precision + curvature
         return self._replace(q=DiagGaussian(precision, precision * self.sent.point))
 
@@ -145,21 +145,23 @@ class PointSites(SpreadGaussian):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from the averaged point, the prior's site about it, and sites of a row's assumed curvature."""
+        """Start from the averaged point, the prior's site there, and sites of an assumed curvature per row."""
         point = required_start(start, self).shared["point"].double()
-        first = FIRST_CURVATURE if self.scale is None else self.scale
-        share = torch.full_like(point, first * problem.num_rows / num_clients)
-        narrow = DiagGaussian.from_moments(point, 1 / (num_clients * share))
-        prior = self.prior_site(problem, narrow)
-        # A prior with tails is not log-concave everywhere; q's mean is at the point whatever the site's precision.
+        row_curvature = FIRST_CURVATURE if self.scale is None else self.scale
+        site_precision = torch.full_like(point, row_curvature * problem.num_rows / num_clients)
+        narrow_q = DiagGaussian.from_moments(point, 1 / (num_clients * site_precision))
+        prior = self.prior_site(problem, narrow_q)
+        # A prior with heavy tails is not log-concave everywhere; the mean of q does not depend on its site's precision.
         prior = DiagGaussian(prior.precision.abs(), prior.eta)
         pull = (prior.precision * point - prior.eta) / num_clients
         server = Server(Sent(point, prior.precision, pull, torch.tensor(num_clients)), prior, prior)
-        site = DiagGaussian(share.expand(num_clients, -1), (share * point + pull).expand(num_clients, -1))
-        return as_entries(server.with_curvature(share * num_clients)), as_state(site)
+        site = DiagGaussian(
+            site_precision.expand(num_clients, -1), (site_precision * point + pull).expand(num_clients, -1)
+        )
+        return as_entries(server.with_curvature(site_precision * num_clients)), as_state(site)
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The point, the prior's precision, and the sites' share of the prior, which clients receive."""
+        """The point, the prior's precision, and the prior's part of each site."""
         return super().download(entries_as(Sent, shared)._asdict(), clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:

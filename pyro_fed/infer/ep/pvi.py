@@ -4,17 +4,17 @@ Source: Kassab & Simeone, Algorithm 2, after Bui et al. (2018).
 
     q_k ← arg min_q KL(q ‖ p_k q_-k),    t_k ← t_k q_k / q,    q ← q_k
 
-One client a round in turn ("sequential", as in the paper), or all at once ("synchronous", with backtracking). The
-local free energy is minimised by expected Newton steps, natural gradients of step one (`tilted.Newton`), or by Adam
-(`tilted.SVI`).
+Either one client updates in each round, in turn ("sequential", as in the paper), or all do ("synchronous", with
+backtracking). The local free energy is minimised by expected Newton steps, which are natural gradients of step one
+(`tilted.Newton`), or by Adam (`tilted.SVI`).
 
-Broderick et al. (2013), *Streaming variational Bayes*, Section 2.2, take one turn of each client, whose prior is the
-posterior of those before it. Every site is still one then, so that the cavity is q itself:
+In *Streaming variational Bayes* (Broderick et al. 2013, Section 2.2) each client has one turn, and its prior is the
+posterior of the clients before it. Its site is still flat, so that the cavity is q itself:
 
     q_0 = p_0,    q_k ← arg min_q KL(q ‖ p_k q_(k-1)),    k = 1, ..., K
 
-It is exact for conjugate models; otherwise the result depends on the order of the clients, which further passes, as in
-`PVI`, correct.
+The result is exact for conjugate models. For others it depends on the order of the clients; further passes, as in
+`PVI`, correct this.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Order = Literal["sequential", "synchronous"]
 
 #: The default inference: ten steps with the cavity held fixed.
 TEN_STEPS = Newton(steps=10)
-#: The default if the client has more turns, between which other clients move q by more than a tenth of its own step.
+#: The default with several turns per client: other clients then move q by more than a tenth of the client's own step.
 TURN = replace(TEN_STEPS, enough=0.1)
 
 
@@ -69,7 +69,7 @@ class GuidedPVI(GuidedFedEP):
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class PVI(FedEP):
-    """Partitioned variational inference: each client minimises its own free energy, the cavity held fixed.
+    """Partitioned variational inference: each client minimises its local free energy with the cavity held fixed.
 
     Args:
         covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
@@ -81,8 +81,8 @@ class PVI(FedEP):
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
             global sites are exponential families, which is federated in their natural parameters.
         client: how a client minimises its free energy: `pf.infer.tilted.Newton`, `pf.infer.tilted.SVI`, or its name;
-            "newton" is ten steps, or until one is a tenth of the first; "ivon" is taken on models of more than 1000
-            parameters if none is set.
+            "newton" takes ten steps, or fewer if one is shorter than a tenth of the first; None is "ivon" on models of
+            more than 1000 parameters.
         start: "laplace" (federated, with all clients), "mode" (the same, to the end of Newton's method), "prior",
             "fedavg" (diagonal sites at the point that averaging finds, which is taken on large models), a
             `pf.infer.Averaging` (the same as published), or "auto": the prior if it is proper and there are more than
@@ -174,10 +174,10 @@ class StreamingVB(EP):
     remedy: ClassVar[str] = cures.OF_ONE_PASS
 
     without: ClassVar[Mapping[str, str]] = {
-        "order": "clients take turns, one after the other; use PVI",
+        "order": "clients take turns in sequence; use PVI",
         **dict.fromkeys(("start", "tolerance"), ONE_PASS),
-        **dict.fromkeys(("damping", "step_control"), "a client has one turn, which is taken whole; use PVI"),
-        "optimisers": "an optimiser has no second round to remember for",
+        **dict.fromkeys(("damping", "step_control"), "each client has one turn, with its full step; use PVI"),
+        "optimisers": "an optimiser has no effect in a single round",
     }
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 
@@ -189,7 +189,7 @@ class StreamingVB(EP):
 
     @property
     def control(self) -> StepControl:
-        """The control without limits, because a turn is taken whole."""
+        """The control without limits, because each turn is a full step."""
         return StepControl().without_limits()
 
     def default_schedule(self) -> Schedule:
@@ -201,21 +201,25 @@ class StreamingVB(EP):
         return num_clients
 
     def damping_for(self, clients: int) -> float:
-        """1: the whole change, whatever the client's inference."""
+        """1, the full change, for every inference of the clients."""
         return 1.0
 
     def unsettled(self, record: Record) -> list[Finding]:
-        """No warning: the last turn's move of q is not the remaining distance."""
+        """No warnings: the last turn's move of q is not the remaining distance."""
         return []
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about clients whose rows are only partly used, beside those of the last turn."""
-        turns = [(past.clients, float(past.info["fraction"][0])) for past in record.rounds if "fraction" in past.info]
-        partly = [record.client_names[k] for clients, taken in turns if taken < 1 for k in clients]
+        """Warnings about clients whose rows are only partly used, and those of the last turn."""
+        turns = [
+            (one_round.clients, float(one_round.info["fraction"][0]))
+            for one_round in record.rounds
+            if "fraction" in one_round.info
+        ]
+        partly_used = [record.client_names[k] for clients, fraction in turns if fraction < 1 for k in clients]
         missing = set(record.client_names) - {record.client_names[k] for clients, _ in turns for k in clients}
         notes = super().warnings(record, problem)
-        if partly:
-            notes.append(sentences.rows_went_in_partly(clients=partly))
+        if partly_used:
+            notes.append(sentences.rows_went_in_partly(clients=partly_used))
         if turns and missing:
             notes.append(sentences.clients_had_no_turn(clients=sorted(missing)))
         return notes

@@ -1,17 +1,17 @@
-"""Groups of settings that algorithms of expectation propagation share; each takes those that have an effect on it.
+"""Groups of settings shared by the algorithms of expectation propagation.
 
-    Converging     when a run has converged
+    Converging     criterion of convergence
     Damped         δ
     Optimising     optimisers of q and of the clients' sites in place of fractions
-    Controlled     how expected Newton steps are accelerated and held back
-    WarmStarted    where a run begins
-    Guided         guides that are functions, which another algorithm federates
+    Controlled     acceleration and limits of expected Newton steps
+    WarmStarted    start of a run
+    Guided         hand-written guides, which another algorithm federates
 
-A run that starts by "few_rows" begins at the q of rounds by a quarter of the rows, run to their end, and these by a
-quarter of theirs: a network needs many rounds, each at the cost of its rows. q_n ∝ p_0 Π t_k is that of n rows as a
-posterior of its own, since few rows that counted as many would be learned by heart. Rounds by 4 n rows begin at
-q_4n ≈ q_n⁴, with an equal share of q_4n / p_0 for every client; the true one lies some 1.7 SDs away in each of D
-directions, and has half the SD.
+start="few_rows" is for networks, which need many rounds whose cost grows with the number of rows. The run starts at the
+q of a run on a quarter of the rows, which itself starts on a quarter of those. q_n ∝ p_0 Π t_k is the posterior of n
+rows without reweighting, because a network would overfit few rows that count as many. The run on 4 n rows starts at
+q_4n ≈ q_n⁴, with an equal share of q_4n / p_0 for every client. The true q_4n is about 1.7 SDs away in each of D
+directions and has half the SD.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from pyro_fed.infer.sites.gaussian_sites import (
 )
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Why an algorithm of one round or pass has no settings for more.
-ONE_PASS = "one pass from the prior is all; use FedEP"
+#: Why algorithms with a single round or pass have no settings for more.
+ONE_PASS = "there is only one pass, from the prior; use FedEP"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Converging(EP):
         check_positive(self, "tolerance")
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether q is at rest (`findings.at_rest`); None for a random inference, whose q never is."""
+        """Whether q has converged (`findings.at_rest`); None for random inferences, which have no criterion."""
         ended = super().converged(figures)
         return at_rest(figures, self.tolerance) if ended is None and self.solver.deterministic else ended
 
@@ -96,14 +96,14 @@ class Damped(EP):
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class Optimisers(Settings):
-    """Optimisers of changes in place of fractions, Section 2.2.3 of Guo et al.; their learning rate is `damping`.
+    """Optimisers in place of fractions of the changes, Section 2.2.3 of Guo et al.; their learning rate is `damping`.
 
     Args:
-        server: of Σ_k Δ_k: a `pf.infer.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam". None
-            adds the changes, each to the fraction that leaves q a distribution.
-        client: the same, of each client's Δ_k; None takes the fractions that the server took.
-        changes: the input of the server's optimiser: the "sum" of the clients' changes, as in Algorithm 3, or their
-            "mean", as the authors' code; the clients' optimisers are then given that share of their own.
+        server: optimiser of Σ_k Δ_k: one of `pf.infer.optim`, or its name for the defaults: "sgd", "adagrad", "adam".
+            None takes the largest fraction of the changes that leaves q a distribution.
+        client: optimiser of each client's Δ_k, as `server`; None takes the server's fractions.
+        changes: input of the server's optimiser: the "sum" of the clients' changes, as in Algorithm 3, or their
+            "mean", as in the authors' code. With "mean", the clients' optimisers receive Δ_k divided by C as well.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -124,9 +124,9 @@ class Optimisers(Settings):
         resolve(self, "client", Optimiser, allow_none=True)
         check_choice(self, "changes", ("sum", "mean"))
         if self.server is None:
-            refuse_unused(self, "it is what the server's optimiser is given; set server", "changes")
+            refuse_unused(self, "it is the input of the server's optimiser; set server", "changes")
             if self.client is None:
-                raise SettingError("Optimisers: give an optimiser of the server or of the clients")
+                raise SettingError("Optimisers: server or client must be an optimiser, received None for both")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +165,12 @@ class Optimising(Damped):
 
     @property
     def by_mean(self) -> bool:
-        """Whether the server's optimiser is given the mean of the changes."""
+        """Whether the input of the server's optimiser is the mean of the changes."""
         return self.optimisers is not None and self.optimisers.changes == "mean"
 
     @property
     def is_product(self) -> bool:
-        """Whether q = t_0 Π_k t_k holds, which it does not if an optimiser decides on steps of q or the sites."""
+        """Whether q = t_0 Π_k t_k holds, which is not so if an optimiser moves q or the sites."""
         return self.optimisers is None
 
     @property
@@ -185,19 +185,19 @@ class Optimising(Damped):
         return Optimised(self.server_optimiser, self.prior_optimiser, self.rate, mean=self.by_mean)
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
-        """What clients receive as of the other settings, and for changes="mean" each change's share."""
-        told, figures = super().feedback(after, clients)
+        """The feedback of the other settings, and with changes="mean" the weight of each change."""
+        feedback, figures = super().feedback(after, clients)
         if self.by_mean:
-            told["weight"] = torch.full_like(after["fractions"], 1.0 / len(clients))
-        return told, figures
+            feedback["weight"] = torch.full_like(after["fractions"], 1.0 / len(clients))
+        return feedback, figures
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """The warnings of the other settings, and one if optimisers gave up q = t_0 Π_k t_k."""
+        """The warnings of the other settings, and one if q = t_0 Π_k t_k did not hold with optimisers."""
         notes = super().warnings(record, problem)
         return notes if self._kept_product(record.figures) else [*notes, sentences.sites_are_not_the_quotient()]
 
     def _kept_product(self, figures: list[dict[str, float]]) -> bool:
-        """Whether q = t_0 Π_k t_k held: steps of q were the sum of the sites', by one linear rule, none shortened."""
+        """Whether q = t_0 Π_k t_k held: by the same linear optimiser of q and the sites, without shortened steps."""
         if self.is_product:
             return True
         plain = SGD(momentum=0.0)
@@ -207,7 +207,8 @@ class Optimising(Damped):
         rounds = [one for one in figures if one]
         optimised = self.server_optimiser is not None
         whole = all(not one["cut"] and (optimised or one["fraction"] >= self.rate) for one in rounds)
-        # Momentum adds up to the same only if no site missed a round; sites that no client keeps are q's own share.
+        # With momentum, the sites' steps sum to that of q only if no client missed a round. Sites that no client keeps
+        # are shares of q.
         return whole and (rule == plain or self.additive or all(one["share"] == 1 for one in rounds))
 
     def client_state(self, sites: Gaussian) -> State:
@@ -220,10 +221,10 @@ class Optimising(Damped):
         each = {name: value.expand(len(sites.eta), *value.shape).clone() for name, value in zero.items()}
         return {**state, **prefixed(OPTIM, each)}
 
-    def client_steps(self, told: State, local: State, change: Gaussian) -> tuple[Gaussian, State]:
+    def client_steps(self, feedback: State, local: State, change: Gaussian) -> tuple[Gaussian, State]:
         """The optimiser's steps, if there is an optimiser."""
         if self.client_optimiser is None:
-            return super().client_steps(told, local, change)
+            return super().client_steps(feedback, local, change)
         return optimised_site_steps(self.client_optimiser, self.rate, local, change)
 
 
@@ -239,9 +240,9 @@ class Controlled(EP):
             name = type(self).__name__
             raise SettingError(f"{name}: step_control must be a pf.infer.StepControl, received {self.step_control!r}")
         if not self.solver.newton_steps:
-            refuse_unused(self, "it accelerates and holds back the steps of client='newton' alone", "step_control")
+            refuse_unused(self, "it controls only the steps of client='newton'", "step_control")
         if self.server_optimiser is not None:
-            refuse_unused(self, "the server's optimiser decides on its steps", "step_control")
+            refuse_unused(self, "the server's optimiser determines the steps", "step_control")
 
     @property
     def control(self) -> StepControl:
@@ -283,19 +284,19 @@ class WarmStarted(EP):
         )
 
     def rows_before(self, problem: Problem) -> int:
-        """The number of rows in the rounds of start="few_rows"."""
+        """The number of rows in the run that start="few_rows" begins with."""
         return fewer_rows(self.rows_of_rounds(problem.num_rows))
 
     def rows_of_rounds(self, num_rows: int) -> int:
-        """The number of rows in a round, of all clients."""
+        """The number of rows of all clients in a round."""
         return self.solver.few_rows or num_rows
 
     def point_sites(self) -> Algorithm:
-        """The phase that gives the clients their sites at an averaged point; refuses a full covariance."""
+        """The phase that computes the clients' sites at an averaged point; refuses a full covariance."""
         if self.structure == "full":
             raise SettingError(
-                f"{type(self).__name__}: sites at an averaged point are diagonal, and those of this model are full: "
-                "take covariance='diag', or leave start out"
+                f"{type(self).__name__}: sites at an averaged point are diagonal, but the covariance is full: "
+                "use covariance='diag', or another start"
             )
         if not isinstance(self.start, Averaging):
             return PointSites(temperature=self.temperature)
@@ -304,14 +305,14 @@ class WarmStarted(EP):
 
     @property
     def isotropic(self) -> bool:
-        """Whether sites are multiples of the identity: with `Identity` of a given scale, if the first ones are."""
+        """Whether sites are multiples of the identity: those of the start, and `client` is `Identity` with a scale."""
         starts_so = self.start == "prior" or isinstance(self.start, Averaging)
         return self.solver.isotropic and starts_so and self.covariance == "diag" and not self.additive
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from the warm start's sites, or from the prior with sites equal to one."""
+        """Start from the warm start's sites, or from the prior with flat sites."""
         if start is None:
             return super().init(problem, num_clients, generator, start)
         self._refuse_no_mode(problem, start)
@@ -340,19 +341,19 @@ class WarmStarted(EP):
             )
 
     def _network_thresholds(self, problem: Problem, shared: State, start: Start) -> State:
-        """The state entries by which `ascent` judges starts and gains of a network; empty for other models."""
+        """The state entries with `ascent`'s limits on starts and gains of a network; empty for other models."""
         if "level" not in shared or not problem.traits.layers:
             return {}
         dim = problem.dim if self.solver.few_rows is not None else 0
-        known = ascent.of_network(mode_level(start.shared), self.rows_of_rounds(problem.num_rows), dim)
+        known = ascent.network_start_entries(mode_level(start.shared), self.rows_of_rounds(problem.num_rows), dim)
         if self.start == "few_rows":
-            known["radius"] = ascent.MAX_FIRST_RADIUS  # q is that near
+            known["radius"] = ascent.MAX_FIRST_RADIUS  # q is close already
         return {name: torch.full_like(shared[name], value) for name, value in known.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guided(EP):
-    """Expectation propagation with guides that are functions: `guided` federates their exponential families."""
+    """Expectation propagation with guides; `guided` federates the exponential families of hand-written guides."""
 
     guided: ClassVar[type[GuidedFedEP]] = GuidedFedEP
 
@@ -366,7 +367,7 @@ class Guided(EP):
             super()._take_covariance_from_guide()
 
     def delegate(self) -> Algorithm:
-        """This algorithm, or with a hand-written guide the one that federates the guide's families."""
+        """This algorithm, or for a hand-written guide the algorithm that federates the guide's families."""
         if not is_hand_written(self.guide):
             return self
         return with_own_families(self, self.guided, EP.num_points)
@@ -374,9 +375,11 @@ class Guided(EP):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start as of the other settings; refuse a hand-written guide, which another algorithm federates."""
+        """Start as the other settings say; refuse a hand-written guide, which another algorithm federates."""
         if is_hand_written(self.guide):
-            raise SettingError(f"{type(self).__name__}: a hand-written guide is federated by `delegate()`, as run does")
+            raise SettingError(
+                f"{type(self).__name__}: a hand-written guide needs the algorithm that `delegate()` returns"
+            )
         return super().init(problem, num_clients, generator, start)
 
 
@@ -385,8 +388,8 @@ def warm_sites(
 ) -> tuple[Gaussian, Gaussian, Gaussian]:
     """q, sites (K,) and the prior's site of a federated Laplace approximation, from its last state.
 
-    Where its curvature is not positive definite, its point is no mode, or its prior has no site at an edge (t_0 is flat
-    then), q takes |H| around the point, `narrowed`, and the sites share the difference equally.
+    If the curvature is not positive definite, the point is not a mode, or the prior has no site there and t_0 is flat,
+    q has the precision |H| around the point, `narrowed`, and each site gets an equal share of the difference.
     """
     q, sites, prior = gaussian(start.shared), gaussian(start.local), gaussian(start.shared, "prior_")
     proper, indefinite = absolute(q)
@@ -395,5 +398,5 @@ def warm_sites(
         return q, sites, prior
     prior = prior if inside else flat_like(prior)
     proper = narrowed(at_mean(proper, start.shared["point"]))
-    apart = proper.quotient(prior.product(sites.product_over(0)))
-    return proper, sites.product(apart.power(1.0 / len(sites.eta))), prior
+    difference = proper.quotient(prior.product(sites.product_over(0)))
+    return proper, sites.product(difference.power(1.0 / len(sites.eta))), prior

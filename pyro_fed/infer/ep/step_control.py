@@ -1,19 +1,20 @@
-"""The step rule of expected Newton steps: their sum, taken back, held back or accelerated at the server.
+"""The step rule of expected Newton steps: the sum of the clients' changes, rejected, shortened or accelerated.
 
-With all clients at work a step after which the evidence's lower bound has fallen is taken back (`ascent`), and
-Anderson's acceleration is added (`ops.anderson`).
+If all clients take part, the server rejects a step that lowers the evidence lower bound (`ascent`), and uses Anderson
+acceleration (`ops.anderson`).
 
-The steps of a part of the clients cannot be taken back. A diagonal precision P has not the posterior's curvature: with
-correlated parameters the mean step P⁻¹r, r the score of q's mean, is too long by up to a factor of D, and beyond q's
-spread the curvature of a likelihood that saturates vanishes, so that the next step is longer still. So diagonal steps
-are held back in two ways, P' being the precision after the step; neither has an effect near the solution:
+Steps of a subset of the clients cannot be rejected, because the bound is unknown. A diagonal precision P is not the
+posterior's curvature. With correlated parameters the mean step P⁻¹r, where r is the score at q's mean, is too long by
+up to a factor of D. Beyond q's spread the curvature of a saturating likelihood vanishes, so that the next step is even
+longer. Diagonal steps are therefore limited in two ways, which have no effect near the solution. With P' the precision
+after the step,
 
-    δ ≤ `reach` √D / ‖P'⁻¹r‖_P           no further than q itself reaches, where its expectations were taken;
-    δ is halved for good where ‖r‖_{P'⁻¹} > `growth` times the shortest so far, and beyond `reach` √D
+    δ ≤ `reach` √D / ‖P'⁻¹r‖_P           no step leaves the region where q's expectations are computed;
+    δ is halved in all later rounds if ‖r‖_{P'⁻¹} exceeds `reach` √D and `growth` times the shortest so far
 
-A full precision is halved until the step is within reach. If the clients' log-likelihoods must not be used
-(`combination.Bounded`), steps of all clients that reverse the one before are shortened by Aitken's rule (Irons & Tuck
-1969), with r' the last undamped step and r this one, in SDs; it can only shorten, whatever a client sends:
+With a full precision the step is halved until it is within reach. If the clients' log-likelihoods must not be used
+(`combination.Bounded`), steps of all clients that reverse the previous step are shortened by Aitken's rule (Irons &
+Tuck 1969), with r' the last undamped step and r this one, in SDs. No message can lengthen a step:
 
     δ ← δ ⟨r', r' - r⟩ / ‖r' - r‖²  within [`MIN_TURNING_SHARE`, 1]
 """
@@ -39,30 +40,32 @@ from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.backtrack import halved
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Smallest factor on steps that reverse each other: q still covers 99 % of the way in 35 of them.
+#: Smallest factor on steps that reverse each other: 35 of them still cover 99 % of the distance.
 MIN_TURNING_SHARE = 0.125
-#: Rounds in the acceleration's history and its longest step if none are set, by structure.
+#: Default number of rounds in the acceleration's history, and its longest step, by structure.
 ACCELERATION = {"full": (4, 5.0), "diag": (20, 1e4)}
-#: Entries of the server's state that are NaN or infinite if nothing is recorded.
+#: Entries of the server's state that are NaN or infinite while unknown.
 UNKNOWN = ascent.UNKNOWN | {"shortest", "points_precision", "points_eta", "moves_precision", "moves_eta"}
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class StepControl(Settings):
-    """Settings by which FedEP's server accelerates the sum of expected Newton steps, or holds it back.
+    """Acceleration and limits of the sum of expected Newton steps at FedEP's server.
 
-    It is for `client=pf.infer.tilted.Newton()` without an optimiser: nothing else takes steps whose length is known.
+    The settings are for `client=pf.infer.tilted.Newton()` without an optimiser.
 
     Args:
-        memory: rounds that the acceleration remembers, at least 2, or 0 for none; None takes 4 for a full covariance
-            and 20 for a diagonal one.
-        longest_step: of the acceleration, in lengths of the undamped step; None takes 5 and 10,000.
-        growth: the acceleration starts again if a step is this many times longer than one in its history; diagonal
-            steps of a part of the clients are halved there.
-        reach: no step of a part of the clients goes beyond this many times √D SDs of q.
-        fall: a step of all clients that loses more than this of the evidence's lower bound, in nats, is taken back, as
-            is one to where a likelihood or its derivatives are not finite; expectations at few points err by less.
+        memory: rounds in the history of the acceleration, at least 2, or 0 for no acceleration; None takes 4 for a
+            full covariance and 20 for a diagonal one.
+        longest_step: longest step of the acceleration, in lengths of the undamped step; None takes 5 for a full
+            covariance and 10,000 for a diagonal one.
+        growth: the acceleration restarts if a step is this many times longer than one in its history; diagonal steps
+            of a subset of the clients are halved then.
+        reach: longest step of a subset of the clients, in units of √D SDs of q.
+        fall: a step of all clients is rejected if it lowers the evidence lower bound by more than this, in nats, or
+            leads to where a likelihood or a derivative is not finite. The error of expectations at few points is
+            smaller.
 
     Raises:
         SettingError: a setting out of its range, or unknown.
@@ -87,7 +90,7 @@ class StepControl(Settings):
         check_positive(self, "growth", "reach", "fall")
 
     def evenly(self) -> StepControl:
-        """These settings without acceleration, which would follow the noise of changes."""
+        """These settings without acceleration, which would amplify the noise of changes."""
         return replace(self, memory=0)
 
     def without_limits(self) -> StepControl:
@@ -96,11 +99,11 @@ class StepControl(Settings):
 
 
 class Memory(NamedTuple):
-    """What the rule keeps of past rounds."""
+    """The rule's record of past rounds."""
 
-    caution: Tensor  # factor on δ for diagonal steps of a part of the clients
-    shortest: Tensor  # length of the shortest of these, in SDs; infinite before the first
-    turning: Tensor  # factor on a step that reverses the one before
+    caution: Tensor  # factor on δ for diagonal steps of a subset of the clients
+    shortest: Tensor  # length of the shortest of these steps, in SDs; infinite before the first
+    turning: Tensor  # factor on a step that reverses the previous one
     turned: Tensor  # the last undamped step, in SDs, (2 D,); zero before the first
     points: Gaussian  # q of the last rounds, oldest first, (M,); NaN where there is none
     moves: Gaussian  # the undamped changes of these, (M,)
@@ -109,15 +112,15 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class NewtonSteps(StepRule):
-    """The sum of expected Newton steps, taken back if the bound falls, held back if unknown, and accelerated."""
+    """The sum of expected Newton steps: rejected if the bound falls, shortened if it is unknown, and accelerated."""
 
     control: StepControl
     damping: float  # δ
-    accelerates: bool  # whether each client's change is one step at q itself, as the acceleration needs
-    takes_back: bool  # whether the clients send their parts of the bound, so that a step that lowers it is undone
+    accelerates: bool  # whether each client's change is one step at q, as acceleration requires
+    takes_back: bool  # whether clients send their terms of the bound, so that a step that lowers it is rejected
 
     def memory(self, q: Gaussian) -> State:
-        """The state with no best q, an empty history, and nothing held back."""
+        """The state without a best q, with an empty history and no limits."""
         empty = self._no_history(q)
         return as_entries(
             Memory(
@@ -132,58 +135,58 @@ class NewtonSteps(StepRule):
         )
 
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
-        """The step q Π_k (Δ_k)^s_k with the acceleration's addition, or to a q in place of a rejected one."""
+        """The step q Π_k (Δ_k)^s_k times the acceleration, or the step to the q that replaces a rejected one."""
         q, move, memory = server.q, changes.product_over(0), entries_as(Memory, server.memory)
-        everyone = len(changes.eta) - 1 == int(server.num_clients)
+        all_clients = len(changes.eta) - 1 == int(server.num_clients)
         radius = torch.inf
-        if self.takes_back and everyone and bound is not None:
+        if self.takes_back and all_clients and bound is not None:
             climb = memory.climb.with_bound(bound)
-            if (back := climb.way_back(q, bound, self.control.fall)) is not None:
-                return self._back_to(back[0], server, changes, back[1])
+            if (rejection := climb.after_rejection(q, bound, self.control.fall)) is not None:
+                return self._step_to(rejection[0], server, changes, rejection[1])
             if bool(bound.isfinite()):
                 climb = climb.after_acceptance(q, bound, move, self.control.fall)
                 radius = float(climb.radius)
             memory = memory._replace(climb=climb)
-        # Steps of all clients go free, but where the parts of a bound that would be known have been withheld.
-        free = everyone and (bound is not None or not self.takes_back)
-        fraction, memory = (1.0, memory) if free else self._held_back(memory, q, move, everyone)
+        # Steps of all clients are not limited, unless the bound could be known but its terms are withheld.
+        free = all_clients and (bound is not None or not self.takes_back)
+        fraction, memory = (1.0, memory) if free else self._limited_factor(memory, q, move, all_clients)
         within = ascent.fraction_within(q, move, fraction, radius)
         fractions = largest_fractions(q, changes, self.damping * within)
-        taken = changes.power(fractions)
-        whole = self.accelerates and free and bool((fractions == self.damping).all())
+        damped = changes.power(fractions)
+        undamped = self.accelerates and free and bool((fractions == self.damping).all())
         added, memory = (
-            self._accelerated(memory, q, move) if whole else (flat_like(q), self._without_history(memory, q))
+            self._accelerated(memory, q, move) if undamped else (flat_like(q), self._without_history(memory, q))
         )
-        new, kept = q.product(taken.product_over(0)).product(added), server.memory | as_entries(memory)
-        return Step(new, drop_batch_axis(taken), fractions[1:], added, kept, cut=within < fraction)
+        new_q, new_memory = q.product(damped.product_over(0)).product(added), server.memory | as_entries(memory)
+        return Step(new_q, drop_batch_axis(damped), fractions[1:], added, new_memory, cut=within < fraction)
 
-    def _back_to(self, new: Gaussian, server: Server, changes: Gaussian, climb: Climb) -> Step:
-        """The step to another q, with equal shares of it as sites: changes of older ones would look like outliers."""
-        before = entries_as(Memory, server.memory)._replace(climb=climb)
-        memory = server.memory | as_entries(self._without_history(before, server.q))
-        skipped, added = new.eta.new_zeros(len(changes.eta) - 1), new.quotient(server.prior)
-        return Step(new, flat_like(new), skipped, added, memory, cut=bool(server.cut), reset=True)
+    def _step_to(self, new_q: Gaussian, server: Server, changes: Gaussian, climb: Climb) -> Step:
+        """The step to another q, with equal shares of it as sites: changes of older sites would look like outliers."""
+        old_memory = entries_as(Memory, server.memory)._replace(climb=climb)
+        memory = server.memory | as_entries(self._without_history(old_memory, server.q))
+        no_fractions, added = new_q.eta.new_zeros(len(changes.eta) - 1), new_q.quotient(server.prior)
+        return Step(new_q, flat_like(new_q), no_fractions, added, memory, cut=bool(server.cut), reset=True)
 
-    def _held_back(self, memory: Memory, q: Gaussian, move: Gaussian, everyone: bool) -> tuple[float, Memory]:
-        """The factor on δ for a step that cannot be undone later, and the memory with it."""
+    def _limited_factor(self, memory: Memory, q: Gaussian, move: Gaussian, all_clients: bool) -> tuple[float, Memory]:
+        """The factor on δ for a step that cannot be rejected later, and the memory with it."""
         control = self.control
-        if everyone and q.dense and control.memory != 0:
-            memory = _with_turn(memory, q, move)
+        if all_clients and q.dense and control.memory != 0:
+            memory = _with_reversal_factor(memory, q, move)
             return float(memory.turning) * self._within_reach(q, move), memory
-        after = q.precision + move.precision
-        if q.dense or not bool((after > 0).all()):
+        new_precision = q.precision + move.precision
+        if q.dense or not bool((new_precision > 0).all()):
             return self._within_reach(q, move), memory
         score = move.score(q.mean())
-        length, reach = (score.square() / after).sum().sqrt(), control.reach * q.dim**0.5
-        far = (length > control.growth * memory.shortest) & (length > reach)
-        caution = torch.where(far, memory.caution / 2, memory.caution)
-        shortest = torch.where(far, length, torch.minimum(length, memory.shortest))
-        step = ((score / after).square() * q.precision).sum().sqrt()
+        length, reach = (score.square() / new_precision).sum().sqrt(), control.reach * q.dim**0.5
+        too_long = (length > control.growth * memory.shortest) & (length > reach)
+        caution = torch.where(too_long, memory.caution / 2, memory.caution)
+        shortest = torch.where(too_long, length, torch.minimum(length, memory.shortest))
+        step = ((score / new_precision).square() * q.precision).sum().sqrt()
         factor = float(caution * (reach / step).clamp_max(1.0))
         return factor, memory._replace(caution=caution, shortest=shortest)
 
     def _within_reach(self, q: Gaussian, move: Gaussian) -> float:
-        """The largest fraction 1, 1/2, ... of a change that moves the mean no further than q reaches."""
+        """The largest fraction 1, 1/2, ... of a change that moves the mean by at most `reach` √D SDs."""
         mean = q.mean()
 
         def is_near(fraction: float) -> bool:
@@ -193,7 +196,7 @@ class NewtonSteps(StepRule):
         return halved(is_near)
 
     def _accelerated(self, memory: Memory, q: Gaussian, move: Gaussian) -> tuple[Gaussian, Memory]:
-        """The addition by Anderson's rule to the undamped change of q, and the history of these."""
+        """The factor that Anderson acceleration adds to the undamped change of q, and the memory with its history."""
         control = self.control
         if control.memory == 0:
             return flat_like(q), self._without_history(memory, q)
@@ -217,15 +220,15 @@ def _structure(q: Gaussian) -> str:
     return "full" if q.dense else "diag"
 
 
-def _with_turn(memory: Memory, q: Gaussian, move: Gaussian) -> Memory:
-    """The memory with the factor on a step that reverses the one before, and this step."""
+def _with_reversal_factor(memory: Memory, q: Gaussian, move: Gaussian) -> Memory:
+    """The memory with the factor on a step that reverses the previous one, and with this step."""
     covariance = q.moments()[1]
     variance = covariance.diagonal()
     mean = covariance @ move.score(q.mean()) * variance.rsqrt()
     narrower = 0.5 * (covariance @ move.precision * covariance).sum(-1) / variance
-    step, before = torch.cat([mean, narrower]), memory.turned
-    away = before - step
-    factor = memory.turning * (before * away).sum() / away.square().sum()
-    known = bool(before.any()) and bool(factor.isfinite())
-    turning = factor.clamp(MIN_TURNING_SHARE, 1.0) if known else torch.ones_like(factor)
+    step, last_step = torch.cat([mean, narrower]), memory.turned
+    away = last_step - step
+    factor = memory.turning * (last_step * away).sum() / away.square().sum()
+    is_known = bool(last_step.any()) and bool(factor.isfinite())
+    turning = factor.clamp(MIN_TURNING_SHARE, 1.0) if is_known else torch.ones_like(factor)
     return memory._replace(turned=step, turning=turning)

@@ -1,12 +1,12 @@
-"""Step rules of expectation propagation: how far the server follows the clients' changes in a round; its state.
+"""Step rules of expectation propagation, which determine the server's step from the clients' changes, and its state.
 
     q ← q Π_k (Δ_k)^s_k,    t_k ← t_k (Δ_k)^s_k,    k = 0 the prior          Guo et al., Algorithms 3 and 4
 
-Prior and sites move by the same fractions, so q = t_0 Π_k t_k holds in every round, whatever they are. Three rules:
+q moves by the same fractions as the prior's site and the clients' sites, so q = t_0 Π_k t_k holds in every round.
 
     Backtracked    all s_k are the largest fraction up to the damping δ that leaves q a distribution
-    Optimised      q follows an optimiser of the product of the changes (Section 2.2.3)
-    NewtonSteps    Backtracked, held back and accelerated; for expected Newton steps (`step_control`)
+    Optimised      an optimiser moves q along the product of the changes (Section 2.2.3)
+    NewtonSteps    Backtracked, with limits and acceleration, for expected Newton steps (`step_control`)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyro_fed.infer.sites.gaussian_sites import as_state, drop_batch_axis, flat_
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Entry of a client's state for the change that it has sent, until it knows the part that was taken.
+#: Prefix of the change that a client has sent, in its state until it receives the fraction s_k.
 CHANGE = "delta_"
 #: Prefix of the state of the optimiser that moves the prior's site.
 PRIOR_OPTIM = "prior_optim"
@@ -38,30 +38,30 @@ class Server:
     prior: Gaussian  # t_0
     prior_change: Annotated[Gaussian, "prior_delta_"]  # Δ_0 of this round
     prior_value: Tensor  # E_q[log p_0]
-    skips_prior: Annotated[Tensor, "prior_known"]  # whether rounds compute neither, t_0 being the same at every q
+    skips_prior: Annotated[Tensor, "prior_known"]  # whether rounds omit these two, since t_0 is the same at every q
     num_clients: Tensor  # K, an integer
     fractions: Tensor  # s_k of the last round's clients, (C,)
-    added: Gaussian  # the addition of acceleration to q besides the changes; each site has an equal share of it
-    reset: Tensor  # 1 if the last round went back: sites are discarded, and `added` replaces them
+    added: Gaussian  # the factor that acceleration adds to q; each site has an equal share of it
+    reset: Tensor  # 1 if the last step was rejected: shares of `added` replace the sites
     cut: Tensor  # 1 if the last step was shortened
     memory: State  # the step rule's state, and further entries of derived algorithms
 
     def lower_bound(self, messages: State) -> Tensor | None:
-        """The bound Σ_k E_q[log p_k] + E_q[log p_0] + H(q), (), NaN if a part is; None without the clients' values."""
+        """The bound Σ_k E_q[log p_k] + E_q[log p_0] + H(q), (), NaN if a term is; None without the clients' values."""
         if "value" not in messages:
             return None
-        sound = messages["usable"].all() & is_finite(self.prior_change)
+        is_finite_everywhere = messages["usable"].all() & is_finite(self.prior_change)
         value = self.prior_value + messages["value"].sum() + self.q.entropy()
-        return torch.where(sound, value, torch.nan)
+        return torch.where(is_finite_everywhere, value, torch.nan)
 
     def feedback(self, clients: int) -> State:
-        """What the round's clients receive, (C, ...): s_k, whether sites are discarded, their share of `added`."""
+        """For each of the round's clients (C, ...): s_k, whether sites are discarded, and its share of `added`."""
         shares = as_state(self.added.power(1.0 / clients), "share_")
-        each = {name: part.expand(clients, *part.shape) for name, part in shares.items()}
-        return {"fraction": self.fractions, "reset": self.reset.expand(clients), **each}
+        client_shares = {name: part.expand(clients, *part.shape) for name, part in shares.items()}
+        return {"fraction": self.fractions, "reset": self.reset.expand(clients), **client_shares}
 
     def figures(self) -> dict[str, float]:
-        """The smallest fraction taken, sites skipped, whether the step was cut, and the share of clients at work."""
+        """The smallest fraction, the number of zero fractions, whether the step was cut, and the share of clients."""
         return {
             "fraction": float(self.fractions.min()),
             "skipped": float((self.fractions == 0).sum()),
@@ -82,12 +82,12 @@ class Step(NamedTuple):
     reset: bool = False
 
     def server_after(self, server: Server, usable: Tensor) -> Server:
-        """The server's state after the step; `usable` (C,) says whose change could be used."""
+        """The server's state after the step; `usable` (C,) is whether each client's change could be used."""
         return replace(
             server,
             q=self.q,
             prior=server.prior.product(self.prior_taken),
-            prior_change=flat_like(self.q),  # it was this round's
+            prior_change=flat_like(self.q),
             fractions=self.client_fractions * usable,
             added=self.added,
             reset=torch.full_like(server.reset, float(self.reset)),
@@ -97,7 +97,7 @@ class Step(NamedTuple):
 
 
 class StepRule(ABC):
-    """A rule for how far the server follows the clients' changes."""
+    """A rule for the server's step from the clients' changes."""
 
     def memory(self, q: Gaussian) -> State:
         """The rule's state before the first round, which begins at q."""
@@ -105,7 +105,7 @@ class StepRule(ABC):
 
     @abstractmethod
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
-        """The step by the changes Δ of the prior's site and the clients', (1 + C,), and `Server.lower_bound`."""
+        """The step from the changes Δ_0 and Δ_k, (1 + C,), and from `Server.lower_bound`."""
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,16 @@ class Backtracked(StepRule):
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
         """The step q Π_k (Δ_k)^s_k."""
         fractions = largest_fractions(server.q, changes, self.damping)
-        taken = changes.power(fractions)
-        q = server.q.product(taken.product_over(0))
-        return Step(q, drop_batch_axis(taken), fractions[1:], flat_like(q), server.memory)
+        damped = changes.power(fractions)
+        q = server.q.product(damped.product_over(0))
+        return Step(q, drop_batch_axis(damped), fractions[1:], flat_like(q), server.memory)
 
 
 @dataclass(frozen=True)
 class Optimised(StepRule):
     """An optimiser's step of q along the product of the changes, backtracked.
 
-    The prior's site moves as a client's does: what q takes of its change later, the site has to take later too.
+    The prior's site moves as a client's site does, so that momentum acts on q and the site alike.
     """
 
     optimiser: Optimiser  # of q's natural parameters
@@ -148,21 +148,21 @@ class Optimised(StepRule):
             weights = torch.full_like(changes.eta[:, 0], 1.0 / (len(changes.eta) - 1))
             weights[0] = 1.0
             changes = changes.power(weights)
-        move, after = _optimised(self.optimiser, self.rate, q, changes.product_over(0), memory)
+        move, new_state = _optimised(self.optimiser, self.rate, q, changes.product_over(0), memory)
         fraction = backtrack(q, move)
         fractions = q.eta.new_full((len(changes.eta),), self.rate if float(fraction) > 0 else 0.0)
-        prior_taken, memory = drop_batch_axis(changes.power(fractions)), {**server.memory, **prefixed(OPTIM, after)}
+        prior_taken, memory = drop_batch_axis(changes.power(fractions)), {**server.memory, **prefixed(OPTIM, new_state)}
         if self.site_optimiser is not None:
-            own, change = within(server.memory, PRIOR_OPTIM), drop_batch_axis(changes)
-            prior_taken, own = _optimised(self.site_optimiser, self.rate, server.prior, change, own)
-            memory |= prefixed(PRIOR_OPTIM, own)
-        moved = q.product(move.power(fraction))
-        return Step(moved, prior_taken, fractions[1:], flat_like(q), memory, cut=bool(fraction < 1))
+            prior_state, change = within(server.memory, PRIOR_OPTIM), drop_batch_axis(changes)
+            prior_taken, prior_state = _optimised(self.site_optimiser, self.rate, server.prior, change, prior_state)
+            memory |= prefixed(PRIOR_OPTIM, prior_state)
+        new_q = q.product(move.power(fraction))
+        return Step(new_q, prior_taken, fractions[1:], flat_like(q), memory, cut=bool(fraction < 1))
 
 
 def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:
-    """The fractions s_k (C,) up to δ that leave q a distribution: one for all, or if there is none, one by one."""
-    if not damping > 0:  # no part of the change is within reach
+    """The fractions s_k (C,) up to δ that leave q a distribution: a common one, or if there is none, one by one."""
+    if not damping > 0:  # the limits leave no part of the change
         return torch.zeros(len(changes.eta), dtype=torch.float64, device=q.eta.device)
     joint, count = float(backtrack(q, changes.product_over(0), max_fraction=damping)), len(changes.eta)
     if joint > 0:

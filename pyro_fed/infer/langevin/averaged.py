@@ -1,4 +1,4 @@
-"""Chains whose clients all make T steps from the same point, which are then averaged: what `FALD` and `VRFALD` share.
+"""Chains whose clients take T steps in parallel from one point and are then averaged: the base of `FALD` and `VRFALD`.
 
     θ^c ← θ^c + h/2 v_c(θ^c) + sqrt(h / p_c) ξ^c,    ξ^c ~ N(0, I),    then    θ ← Σ_c p_c θ^c
 
@@ -59,7 +59,7 @@ class AveragedLangevin(Langevin):
         return arrivals._asdict() | {"weight": self.visit_weights(shared, clients)}
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Make T steps with the noise of the clients' own."""
+        """Take T steps with the clients' own noise."""
         scaled = {**noise, "normal": self.clients_noise(shared, noise["normal"])}
         message, news, info = super().local_step(problem, shared, local, data, scaled)
         return message | {"weight": shared["weight"]}, news, info

@@ -18,16 +18,17 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from pyro_fed.conventions.limits import MIN_EFFECTIVE_DRAWS
 from pyro_fed.ops.memory import count_in_cache
 
 Array = NDArray[np.float64]
-#: Effective draws below which a run warns: this many for each chain, as is usual, up to four chains.
-MIN_ESS_PER_CHAIN, USUAL_CHAINS = 100, 4
+#: Chains of a usual run, which share `MIN_EFFECTIVE_DRAWS`.
+USUAL_CHAINS = 4
 
 
 def fewest_effective(num_chains: int) -> int:
-    """Number of effective draws of all `num_chains` chains together below which a run warns."""
-    return MIN_ESS_PER_CHAIN * min(num_chains, USUAL_CHAINS)
+    """Effective draws of all `num_chains` chains together below which a run warns: fewer of fewer than usual."""
+    return MIN_EFFECTIVE_DRAWS * min(num_chains, USUAL_CHAINS) // USUAL_CHAINS
 
 
 def r_hat_limit(num_chains: int) -> float:
@@ -41,7 +42,7 @@ def r_hat_limit(num_chains: int) -> float:
 
 
 def chains_converged(num_chains: int, r_hat: float, ess: float, wanted: int | None) -> bool:
-    """Whether chains agree by the largest R-hat, as a single one does, and their smallest ESS together is as wanted."""
+    """Whether chains agree by the largest R-hat, and their smallest total ESS is at least `wanted`."""
     return wanted is not None and ess >= wanted and (num_chains == 1 or r_hat <= r_hat_limit(num_chains))
 
 
@@ -57,7 +58,7 @@ def _of_few(draws: Array) -> tuple[Array, Array]:
     """R-hat and bulk ESS of a block of coordinates."""
     half = draws.shape[1] // 2
     halves = np.concatenate([draws[:, :half], draws[:, -half:]]).transpose(2, 0, 1)  # (D, m, n)
-    halves = np.ascontiguousarray(halves)  # sorting what is apart in memory takes twice as long
+    halves = np.ascontiguousarray(halves)  # sorting strided arrays takes twice as long
     scores, median = _normal_scores(halves)
     folded, _ = _normal_scores(np.abs(halves - median[:, None, None]))
     return np.maximum(_rhat(scores), _rhat(folded)), _ess(scores)

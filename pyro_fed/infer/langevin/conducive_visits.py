@@ -1,18 +1,18 @@
-"""Visits by conducive gradients, v_s(θ) + α g_s(θ), Eq. (7) of el Mekkaoui et al.: what `FSGLD` and `FALD` share.
+"""Visits with conducive gradients, v_s(θ) + α g_s(θ), Eq. (7) of el Mekkaoui et al.: the base of `FSGLD` and `FALD`.
 
 A client's effect on the chains that visit it is limited by the surrogates and the cohort's departures from them. A
-visit's randomness follows from the run's seed, the round and the client, so that the server can make the same visit to
-the Gaussian q = p Π_s q_s that it knows: p_t are that chain's positions. At a client whose score differs from q's by e,
-in SDs of a parameter, the true positions are
+visit's randomness depends on the run's seed, the round and the client, so that the server can compute the same visit to
+the Gaussian q = p Π_s q_s, with positions p_t. At a client whose score differs from q's by e, in SDs of a parameter,
+the true positions are
 
     z_t = p_t + O(t h / 2) e        h the step, in preconditioned time
 
-and the positions sent are cut back to |z_t - p_t|_i ≤ R_i t h / 2 in SDs of θ_i, with
+and the received positions are limited to |z_t - p_t|_i ≤ R_i t h / 2 in SDs of θ_i, with
 
     R_i = max(b m_i, `ACCEPTED_SHIFT_SDS` K)   m_i the cohort's own departures, root mean square (`Mismatch`)
 
-A chain spends 1/K of its time at each of K clients: a malicious one moves the mean by at most R_i / K SDs in the long
-run. Honest visits within R_i are unchanged, to the bit.
+A chain spends 1/K of its time at each of K clients, so that a malicious client moves the mean by at most R_i / K SDs in
+the long run. Honest visits within R_i are unchanged, bit by bit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.dsgld import VisitingLangevin
-from pyro_fed.infer.langevin.gradients import ConduciveScore, Score, conducive_gradients
+from pyro_fed.infer.langevin.gradients import conducive_gradients
 from pyro_fed.infer.langevin.visits import Beginning, ClientState
 from pyro_fed.infer.surrogates.surrogates import one_each
 
@@ -46,8 +46,8 @@ class Conducive(Settings):
     """The conducive gradient α g_s, which makes the expected score nearly the same at all clients.
 
     Args:
-        alpha: exploration weight α, positive; of `FSGLD` every value is unbiased, and 1 is the paper's.
-        trust: the gradient stops growing at √D + trust posterior SDs from the mode; None: nowhere.
+        alpha: exploration weight α, positive; every value is unbiased in `FSGLD`, and the paper has 1.
+        trust: the gradient stops growing at √D + trust posterior SDs from the mode; None means nowhere.
 
     Raises:
         SettingError: a setting out of its range, or unknown.
@@ -83,7 +83,7 @@ class VisitContributions(Contributions):
         return why
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Visits cut back to the reach around p_t; their steps are those that the server knows."""
+        """Visits limited to the reach around p_t, with the step sizes that the server knows."""
         messages, stride, midpoint = sent.messages, self.algorithm.step_sizes.stride, self.algorithm.rule.midpoint
         steps, noise, _ = self._replay(shared, sent)
         mean, root = shared["held_mean"], shared["held_root"]
@@ -108,7 +108,7 @@ class VisitContributions(Contributions):
         reach = torch.cat([time[stride - 1 :: stride], time[-1:]]).unsqueeze(-1) * rate * spread
         departure = positions - expected
         over = (departure.abs() - reach).clamp_min(0) / spread
-        still = (messages["position"] == start).all(-1)  # a visit that failed, or might as well have
+        still = (messages["position"] == start).all(-1)  # a visit that failed, or did not move
         beyond = torch.where(still, 0.0, over.flatten(1).amax(1))
         within = expected + torch.minimum(torch.maximum(departure, -reach), reach)
         positions = torch.where((beyond > 0).reshape(-1, 1, 1), within, positions)
@@ -212,11 +212,6 @@ class ConduciveVisits(VisitingLangevin):
         radius = torch.full_like(visit_share, math.sqrt(len(begin.anchor)) + self.conducive.trust)
         return clients._replace(metric=metric.expand(len(visit_share), *metric.shape), trust_radius=radius)
 
-    def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
-        """v_s + α g_s, Eq. (7), whose f-weighted mean is the posterior's score."""
-        unbiased = super().build_gradient(client, anchor)
-        return unbiased if client.conducive is None else ConduciveScore(unbiased, client.conducive)
-
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
@@ -232,9 +227,9 @@ class ConduciveVisits(VisitingLangevin):
     def incomparable(self) -> str:
         """The reason why a visit cannot be compared with one to the surrogates, and the cure; "" if it can."""
         if self.surrogates is None or not self.rule.preconditions:
-            return "visits are compared with those to surrogates: give surrogates, and a step that preconditions"
+            return "visits are compared with visits to surrogates: set surrogates, and a step that preconditions"
         if self.batch_size is not None and not self.control_variate:
-            return "the noise of minibatches cannot be told from a lie: batch_size=None, or control_variate=True"
+            return "the noise of minibatches looks like a faulty client: use batch_size=None or control_variate=True"
         return ""
 
     def contributions(self) -> Contributions:

@@ -3,9 +3,9 @@
     θ_{t+1} = θ_t + h_t/2 v_s(θ_t) + η_t                                                              (3)
     v_s(θ) = ∇ log p(θ) + N_s/(f_s m) ∇ log p(x_s^(m) | θ)                                       (4)
 
-FSGLD without conducive gradients. A chain that stays at a client for more than a few steps drifts towards the posterior
-of that client's data counted 1/f_s times, so that visits must be short (`VisitingLangevin`), and many local steps
-sample a mixture of those posteriors. Letters and deviations as in `langevin.langevin`.
+This is FSGLD without conducive gradients. A chain that stays at a client for more than a few steps drifts towards the
+posterior of that client's data counted 1/f_s times. Visits must therefore be short (`VisitingLangevin`); with many
+local steps, chains sample a mixture of these posteriors. Letters and deviations as in `langevin.langevin`.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def one_client(sweeps: bool, probabilities: tuple[float, ...] | None) -> Schedul
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class DSGLD(VisitingLangevin):
-    """Distributed SGLD: each chain makes `local_steps` steps on one client's rows, then moves on.
+    """Distributed SGLD: each chain takes `local_steps` steps on one client's rows, then moves to the next client.
 
-    Surrogates serve the preconditioner, the start and the control variate alone.
+    Surrogates are used only for the preconditioner, the start and the control variate.
 
     Args:
         num_chains: M, chains that run at once.

@@ -7,8 +7,8 @@ the chosen set makes T steps from the server's θ,
     θ^c ← θ^c + h/2 score_c(θ^c) + sqrt(h / p_c) ξ^c,    ξ^c ~ N(0, I),    then    θ ← Σ_c p_c θ^c
 
 with p_c = f_c / Σ f over the chosen set, and score_c of `langevin.gradients`, whose f-weighted mean is the posterior's
-score. The averaged noise has variance Σ_c p_c² h / p_c = h: the average is Eq. (1) of FSGLD's paper, up to what the
-scores change while the clients are apart. Conducive gradients are the control variate: with surrogates equal to the
+score. The averaged noise has variance Σ_c p_c² h / p_c = h: the average follows Eq. (1) of FSGLD's paper, up to changes
+of the scores while the clients are apart. Conducive gradients are the control variate: with surrogates equal to the
 likelihoods all clients have the same linear score, and the average is exact for every T.
 
 Letters: f_c `probabilities`, p_c `weight`, T `local_steps`, h `step_size`, α `conducive.alpha`.
@@ -16,10 +16,10 @@ Deviations: none of the noise is shared by the clients (the source's ρ is 0), a
 place of Plassier's stochastic control variates, which `langevin.vr_fald` has. Those of `langevin.langevin` hold too, as
 settings.
 
-A client's own noise, h T / p_c in posterior variances, is 1/p_c times the average's: there the average of scores that
-are not linear is biased, and the bias grows with h T and the number of clients. If no step size is given, a round
-before the first (`surrogates.measuring`) measures the bias, and visits are so short that it is at most
-`step.visit_error`. One step for each visit, `local_steps=1` with `step.midpoint=False`, has no bias.
+A client's own noise, h T / p_c in posterior variances, is 1/p_c times that of the average. It biases the average of
+nonlinear scores, and the bias grows with h T and the number of clients. If no step size is set, a round before the
+first (`surrogates.measuring`) measures the bias, and visits are short enough for it to be at most `step.visit_error`.
+One step per visit, `local_steps=1` with `step.midpoint=False`, has no bias.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AveragedVisitContributions(VisitContributions):
         return super().bounding_obstacle() or (
             ""
             if self.algorithm.conducive
-            else "without conducive gradients visits differ as lies do: conducive=pf.infer.Conducive()"
+            else "without conducive gradients honest visits differ too much: use conducive=pf.infer.Conducive()"
         )
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:

@@ -49,11 +49,10 @@ from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chains import ChainStore, chain_findings
 from pyro_fed.infer.langevin.trajectories import HmcState, first_step, retuned_factor, retuned_step, steps_of
 from pyro_fed.infer.langevin.visits import at_surrogates
-from pyro_fed.infer.pooled.nuts_kernel import MAX_ENERGY_ERROR
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, surrogate_phase
-from pyro_fed.ops.annealing import LENGTH_JITTER
 from pyro_fed.ops.entries import choose
+from pyro_fed.ops.hamiltonian import LENGTH_JITTER, MAX_ENERGY_ERROR, acceptance, fresh_momenta
 
 #: Trajectories of the first window; each window is twice as long as the one before.
 FIRST_WINDOW = 8
@@ -170,29 +169,27 @@ class FedHMC(Tempered):
     def _ended(self, state: HmcState, value: Tensor, score: Tensor) -> HmcState:
         """The state after trajectories' ends, of these densities and scores, with the next trajectories begun."""
         generator = torch.Generator().manual_seed(int(state.key) + int(state.chains.steps))
-        uniform, shape = torch.rand(self.num_chains, generator=generator, dtype=torch.float64), state.prior_score.shape
+        uniform = torch.rand(self.num_chains, generator=generator, dtype=torch.float64)
         gain = state.trajectory.energy_gain(value, score, state.factor)
-        accept = uniform < gain.exp()
-        trajectory = state.trajectory.accepted(accept, value, score)
+        trajectory = state.trajectory.accepted(uniform < acceptance(gain), value, score)
         moved = state._replace(trajectory=trajectory if int(state.chains.steps) else trajectory.inside())
         moved = self._with_figures(moved.with_draws(self.target_ess), gain)
-        momentum = torch.randn(shape, generator=generator, dtype=torch.float64)
-        jitter = LENGTH_JITTER * (2 * torch.rand(self.num_chains, 1, generator=generator, dtype=torch.float64) - 1)
+        momentum, length = fresh_momenta(state.prior_score, generator, LENGTH_JITTER)
         step = float(moved.step_size)
-        count, steps = steps_of(self.length, step), step * (1 + jitter)  # lengths differ, so that none is resonant
-        return moved._replace(trajectory=moved.trajectory.launched(momentum, steps, count, moved.factor))
+        count = steps_of(self.length, step)
+        return moved._replace(trajectory=moved.trajectory.launched(momentum, step * length, count, moved.factor))
 
     def _with_figures(self, state: HmcState, gain: Tensor) -> HmcState:
         """The state with the figures of trajectories; ε and A change at the end of a window, in the first ε at once."""
         if not int(state.chains.steps) > 1:
             return state  # the first round only finds the density where the chains begin
         inside = gain[gain > -torch.inf]
-        acceptance = float(inside.exp().clamp(max=1.0).mean()) if len(inside) else 0.0
+        accepted = float(acceptance(inside).mean()) if len(inside) else 0.0
         diverged = torch.stack([state.diverged[0], state.diverged[1] + (inside < -MAX_ENERGY_ERROR).sum()])
-        state = state._replace(done=state.done + 1, acceptance=state.acceptance + acceptance, diverged=diverged)
+        state = state._replace(done=state.done + 1, acceptance=state.acceptance + accepted, diverged=diverged)
         first, step = int(state.window) == 0, float(state.step_size)
         if first:
-            step = retuned_step(step, acceptance, self.target_accept)
+            step = retuned_step(step, accepted, self.target_accept)
             state = state._replace(step_size=state.step_size.new_tensor(step))
         if int(state.done) < FIRST_WINDOW * 2 ** int(state.window):
             return state

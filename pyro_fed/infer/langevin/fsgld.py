@@ -3,28 +3,28 @@
     θ_{t+1} = θ_t + h_t/2 (v_s(θ_t) + α g_s(θ_t)) + η_t                                            (5), (7)
     g_s(θ) = ∇ log q(θ) - 1/f_s ∇ log q_s(θ),    q = Π_s q_s                                          (6)
 
-The f-weighted mean of g_s over the clients is zero, so the estimator stays unbiased; where q_s is close to
-p(x_s | θ) its expectation hardly depends on s, and a chain may stay at a client for many steps. With Gaussian
-surrogates g_s is linear: a client keeps its value at one point and one matrix, whatever the number of clients.
-They are sent once, before the first round (D + D² numbers, or 2 D for diagonal surrogates).
+The f-weighted mean of g_s over the clients is zero, so the estimator stays unbiased. If q_s is close to p(x_s | θ), its
+expectation hardly depends on s, and a chain may stay at a client for many steps. With Gaussian surrogates g_s is
+linear: a client keeps its value at one point and one matrix, for any number of clients. They are sent once, before the
+first round (D + D² numbers, or 2 D for diagonal surrogates).
 
-Algorithm 1, and where it stands here:
+Algorithm 1 in this package:
 
     the chains go to their clients              `Langevin.download`
     Update: T steps of Eq. (5)                  `Langevin.local_step`; a step is `Integrator.step`
         v_s(θ), Eq. (4)                         `MinibatchScore`, or `ControlVariateScore`
         g_s(θ), Eq. (6)                         `ConduciveGradient.at`, by `conducive_gradients`
-        v_s(θ) + α g_s(θ), Eq. (7)              `ConduciveScore`, which `ConduciveVisits.build_gradient` asks for
+        v_s(θ) + α g_s(θ), Eq. (7)              `ConduciveScore`; `ClientState.score` joins them
     Reassign_chain: samples are stored          `Langevin.combine`, `ChainStore.store`
 
 Letters: α `conducive.alpha`; all others, and the deviations, as in `langevin.langevin`. Eq. (7) of the paper omits the
 prior, which Algorithm 1 has; it is included here.
 
-Deviation: if no step size is given, a round before the first (`surrogates.measuring`) measures how far the surrogates'
-scores are from the clients', and visits are so short that no parameter's variance grows by more than
-`step.visit_error` from it (`ops.langevin` has the derivation). It also measures the largest curvature λ that a chain
-meets at a client; steps are at most `STABLE_STEP_SHARE` of 4/λ, as a posterior may be steeper elsewhere. Such visits
-have five steps of 800 rows rather than forty of 100, with as much noise of minibatches and an eighth of the calls.
+Deviation: if no step size is set, a round before the first (`surrogates.measuring`) measures the differences between
+the scores of surrogates and clients. Visits are short enough that these increase no parameter's variance by more than
+`step.visit_error` (`ops.langevin` has the derivation). The round also measures the largest curvature λ of a chain's
+score at a client. Steps are at most `STABLE_STEP_SHARE` of 4/λ, since a posterior may be steeper elsewhere. Such visits
+have five steps of 800 rows instead of forty of 100, with the same minibatch noise and an eighth of the calls.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from pyro_fed.ops.langevin import STABLE, longest_visit
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class FSGLD(ConduciveVisits):
-    """Federated SGLD: chains visit clients, and the conducive gradient makes the expected score alike at all of them.
+    """Federated SGLD: chains visit clients, and the conducive gradient makes expected scores at all clients similar.
 
     Args:
         num_chains: M, chains that run at once.
@@ -101,7 +101,7 @@ class FSGLD(ConduciveVisits):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.conducive is None:
-            raise SettingError("FSGLD: conducive=None is DSGLD; use that, or give a pf.infer.Conducive")
+            raise SettingError("FSGLD: conducive must be a pf.infer.Conducive, received None; use DSGLD without it")
 
     def default_schedule(self) -> Schedule:
         """One client for each chain: in random sweeps, or drawn with probabilities f_s."""

@@ -1,4 +1,4 @@
-"""Estimates of the posterior's score at a client: one class for each equation, whose fields are what a client keeps.
+"""Estimates of the posterior's score at a client: one class for each equation; its fields are the client's state.
 
 Source: el Mekkaoui et al., *Federated stochastic gradient Langevin dynamics*, Eq. (4)-(7), Algorithm 1.
 
@@ -8,22 +8,22 @@ Source: el Mekkaoui et al., *Federated stochastic gradient Langevin dynamics*, E
     SagaScore             v_s(θ) = ∇ log p(θ) + 1/f_s Σ_batch w_i [∇ log p(x_i | θ) - g_i] + 1/f_s Σ_all g_i
     ConduciveScore        v_s(θ) + α g_s(θ),    g_s(θ) = ∇ log q(θ) - 1/f_s ∇ log q_s(θ),   q = Π_s q_s     (6), (7)
 
-The control variate is taken at one point θ* (Baker et al., 2019), or where the chain is when a visit begins, which is
-SVRG-LD (Dubey et al., 2016, Algorithm 2). SAGA-LD (Algorithm 1 there) keeps the gradient g_i that each row had when it
-was last drawn, in a memory that each step passes to the next. The f-weighted mean of each estimate over clients and
-minibatches is the posterior's score.
+The control variate is computed at one point θ* (Baker et al., 2019), or at the chain's position at the start of a visit
+as in SVRG-LD (Dubey et al., 2016, Algorithm 2). SAGA-LD (Algorithm 1 there) stores the gradient g_i of each row from
+when it was last drawn, in a memory that each step passes to the next. The f-weighted mean of each estimate over clients
+and minibatches is the posterior's score.
 
-With Gaussian surrogates g_s is linear, so that a client holds its value at one point θ* and its slope:
+With Gaussian surrogates g_s is linear, so that a client stores its value at one point θ* and its slope:
 
     g_s(θ) = g_s(θ*) - (P - P_s/f_s)(θ - θ*),    P = Σ_s P_s
 
-and one evaluation costs one product of a matrix and a vector, whatever the number of clients.
+and one evaluation costs one product of a matrix and a vector, for any number of clients.
 
-Deviation (`trust`): beyond R posterior SDs from θ*, g_s is taken at the point of that distance in θ's direction.
-P - P_s/f_s is indefinite, so that far from θ* g_s would drive a chain away exponentially while it stays at one client.
-The point is the same for all clients, so the f-weighted mean of g_s is still zero.
+Deviation (`trust`): beyond R posterior SDs from θ*, g_s is evaluated at the point of that distance in θ's direction.
+P - P_s/f_s is indefinite, so that far from θ*, g_s would drive a chain away exponentially during a visit. The point is
+the same for all clients, so the f-weighted mean of g_s is still zero.
 
-Fields have a leading axis of clients outside of steps; in a step they are those of one client.
+Fields have a leading axis of clients outside of steps; in a step they belong to one client.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class MinibatchScore(NamedTuple):
 
 
 class ControlVariateScore(NamedTuple):
-    """Eq. (4) with each row's gradient less the one at θ*, whose sum over all rows is known."""
+    """Eq. (4) with each row's gradient minus the one at θ*, whose sum over all rows is known."""
 
     inverse_f: Tensor  # 1/f_s
     anchor: Tensor  # θ*, (D,)
@@ -99,7 +99,7 @@ class Table(NamedTuple):
 
 
 class SagaScore(NamedTuple):
-    """Eq. (4) with each row's gradient less the one from when it was last drawn; `inverse_f` is 1/f_s."""
+    """Eq. (4) with each row's gradient minus the one from when it was last drawn; `inverse_f` is 1/f_s."""
 
     inverse_f: Tensor
 
@@ -139,7 +139,7 @@ class ConduciveGradient(NamedTuple):
     def at(self, z: Tensor) -> Tensor:
         """α g_s(θ), or at the nearest trusted point, (D,)."""
         offset = z - self.anchor
-        # Both matrices are symmetric: compiled, sums that run along columns are several times as fast.
+        # Both matrices are symmetric; compiled sums along columns are several times as fast.
         change = times_transposed(self.slope, offset)
         if self.region:
             change = self.region.reach(offset) * change

@@ -4,29 +4,28 @@ Source: el Mekkaoui et al., *Federated stochastic gradient Langevin dynamics*, A
 
     θ_{t+1} = θ_t + h_t/2 v(θ_t) + η_t,    η_t ~ N(0, h_t I)                                          (1), (3), (5)
 
-`Langevin` joins the estimate v of the score (`gradients`), where chains begin and T steps of a visit (`visits`), and
-the store of the chains at the server (`chains`). In a round each chain goes to one client, comes back, and is stored.
+`Langevin` combines the estimate v of the score (`gradients`), the start and the T steps of a visit (`visits`), and the
+server's record of the chains (`chains`). In a round each chain visits one client, returns, and is stored.
 
 Letters: θ `position`, h `step_size`, v `score`, f_s `probabilities`, m `batch_size`, T `local_steps`, q_s
 `surrogates`, S clients. Several chains run at once, each at its own client.
 
-Deviations, all settings, all off in the papers' recipes, and those of `gradients` and `visits`:
+Deviations, in addition to those of `gradients` and `visits`; all are settings, and off in the papers' recipes:
 
 * `step.precondition`: G = A A' in place of I, the covariance of the Gaussian p(θ) Π_s q_s(θ), so that one step size
   serves posteriors of any scale: in the coordinates A⁻¹θ the posterior is about N(0, I).
 * the default step size, in preconditioned coordinates: min(`step.largest`, t / T), for visits of time t,
-  at most `visit_time`. During a visit the score has an error of its own, that of one client's surrogate, so that a
-  visit must be short against the chain's own relaxation time, which is 2 there; `FSGLD` measures these errors and
-  chooses t by them. SGLD has no clients and takes `step.largest`. If the step is shorter than for t = `visit_time`,
-  burn-in is longer by the same factor.
-* `sweeps`: if f_s is uniform, clients in random sweeps (`schedule.Shuffled`) instead of drawn anew for each visit:
-  the errors of one client and the others cancel, see `ops.langevin`.
+  at most `visit_time`. During a visit the score has the error of one client's surrogate, so that a visit must be short
+  compared with the chain's relaxation time, which is 2 there; `FSGLD` measures these errors and chooses t accordingly.
+  SGLD has no clients and takes `step.largest`. If the step is shorter than for t = `visit_time`, burn-in is longer by
+  the same factor.
+* `sweeps`: if f_s is uniform, clients are visited in random sweeps (`schedule.Shuffled`) instead of drawn independently
+  for each visit, so that the errors of one client and the others cancel (see `ops.langevin`).
 * `target_ess`: the run ends when the slowest coordinate has this many effective draws and R-hat is small.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, cast
@@ -43,7 +42,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, ClientData, Minibatch
+from pyro_fed.density.rows.batches import Batch, ClientData, draw_independent_minibatches
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chains import (
     ChainStore,
@@ -52,13 +51,14 @@ from pyro_fed.infer.langevin.chains import (
     longer_burn_in,
     require_one_client_each,
 )
-from pyro_fed.infer.langevin.gradients import MinibatchScore, Score
+from pyro_fed.infer.langevin.gradients import Score
 from pyro_fed.infer.langevin.step import Derived, Fixed, Step, check_scale_known, check_step_fits
 from pyro_fed.infer.langevin.visits import (
     Arrival,
     Beginning,
     ClientState,
     Integrator,
+    PickRows,
     StepSizes,
     Visit,
     VisitNoise,
@@ -73,7 +73,7 @@ from pyro_fed.infer.surrogates.surrogates import Surrogates, check_surrogates, s
 
 @dataclass(frozen=True, kw_only=True)
 class Langevin(Tempered, Chains):
-    """Chains of Langevin steps: what all samplers of this family share."""
+    """Chains of Langevin steps: the base of all samplers of this family."""
 
     draws_are: ClassVar[str] = "chains"
     #: The kinds of steps that have an effect.
@@ -132,13 +132,10 @@ class Langevin(Tempered, Chains):
         """Whether a visit computes a gradient of its own before its steps."""
         return False
 
-    def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
-        """v, that of Eq. (4) unless a sampler overrides it; a control variate is taken at the `anchor`, if any."""
-        return MinibatchScore(client.inverse_f)
-
-    @abstractmethod
-    def draw_picks(self, num_rows: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype) -> Minibatch:
-        """The minibatches of a visit to a client with more rows than one minibatch, (T, m)."""
+    @property
+    def pick_rows(self) -> PickRows:
+        """How minibatches are drawn: independently."""
+        return draw_independent_minibatches
 
     # -- the step sizes -------------------------------------------------------------------------------------
     @property
@@ -187,14 +184,14 @@ class Langevin(Tempered, Chains):
     @property
     def visit_noise(self) -> VisitNoise:
         """The randomness of a visit."""
-        return VisitNoise(self.local_steps, self.batch_size, self.draw_picks)
+        return VisitNoise(self.local_steps, self.batch_size, self.pick_rows)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """Standard normal noise (T, D) and the minibatches of a visit."""
         return self.visit_noise.draw(problem, num_rows, generator)
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Make T steps of each chain at its client (`Update` of Algorithm 1)."""
+        """Take T steps of each chain at its client (`Update` of Algorithm 1)."""
         arrival = entries_as(Arrival, shared)
         client, news = self.after_first_visit(problem, arrival, entries_as(ClientState, local), data)
         score = self.score_of_visit(problem, client, arrival.position, data)
@@ -208,7 +205,7 @@ class Langevin(Tempered, Chains):
         if bool(client.ready.all()):
             return client, {}
         batch = data.full_batch()
-        limits = step_limits(type(self).__name__, problem, arrival, client, self.build_gradient(client), batch)
+        limits = step_limits(type(self).__name__, problem, arrival, client, client.score(), batch)
         news = {"ready": torch.ones_like(client.ready), **self.first_gradients(problem, client, batch), **limits}
         return client._replace(**news), news
 
@@ -218,7 +215,7 @@ class Langevin(Tempered, Chains):
 
     def score_of_visit(self, problem: Problem, client: ClientState, position: Tensor, data: ClientData) -> Score:
         """The estimate in the visits that begin at these positions, on which control variates depend."""
-        return self.build_gradient(client)
+        return client.score()
 
     def takes_all_rows(self, data: ClientData) -> bool:
         """Whether every step takes all rows of these clients."""
@@ -236,7 +233,7 @@ class Langevin(Tempered, Chains):
         return entries_as(ServerState, shared).arrivals(clients)._asdict()
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to ends, or draws on the way, that have grown far beyond where the chain was."""
+        """Objections to positions or draws that have grown far beyond the start of a visit."""
         start = {**received, "draws": received["position"].unsqueeze(1)}
         return message_limits.grown(start, messages)
 
@@ -311,7 +308,7 @@ class Langevin(Tempered, Chains):
         return entries_as(ChainStore, shared).columns(draws.shape[1])
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of a chain that became non-finite: a smaller step, or less noise from minibatches."""
+        """The cure for a chain that became infinite or NaN: a smaller step, or less minibatch noise."""
         present = "derived" if self.rule.given_size is None else "present"
         step = f"{float(before['step_size']):.3g}"
         return f"give a step=pf.infer.step.Fixed(size=...) below the {present} {step}, or raise batch_size"

@@ -1,4 +1,4 @@
-"""Langevin steps of the server on the clients' quantised scores: a byte for each number that is sent.
+"""Langevin steps of the server with the clients' quantised scores, which take one byte per number.
 
 Source: Vono, Plassier, Durmus, Dieuleveut & Moulines (2022), *QLSD: quantised Langevin stochastic dynamics for Bayesian
 federated learning*, Algorithms 1 and 2; the quantiser is QSGD's (Alistarh et al. 2017).
@@ -8,14 +8,14 @@ federated learning*, Algorithms 1 and 2; the quantiser is QSGD's (Alistarh et al
                 θ' = θ + h/2 (∇ log p_0(θ) + S/α) + √h ξ,    ξ ~ N(0, I)                                     (3)
     C(v)_j = |v| sign(v_j) floor(s |v_j| / |v| + u_j) / s,    u_j ~ U(0, 1)                                  (4)
 
-C has no bias, and its variance is at most ω |v|², ω = min(D / s², √D / s). M is the sum of all m_k, so that S has no
-bias either. Where clients differ, their scores at the posterior's mode are far from zero and so is the noise of C;
-with the memory m_k, which goes after the client's mean score, only what is left is quantised. `memory=False` is
-Algorithm 1 of the source, a = 0. The source's step is h/2.
+C is unbiased, and its variance is at most ω |v|², ω = min(D / s², √D / s). M is the sum of all m_k, so that S is
+unbiased too. If clients differ, their scores at the posterior's mode are far from zero, and the noise of C is large.
+The memory m_k follows the client's mean score, so that only the difference is quantised. `memory=False` is Algorithm 1
+of the source, a = 0. The source's step is h/2.
 
 Deviations: clients compute the scores of all their rows, which is the source's case without minibatches, so that its
-reference points (Algorithm 2's ζ) have nothing to reduce; a = 1/(1 + ω), the largest rate of its theory; M chains, each
-with a quantiser and a memory of its own. The noise of C widens the draws by about h/4 Σ_k E|C(v_k) - v_k|² of h.
+reference points (Algorithm 2's ζ) are not needed; a = 1/(1 + ω), the largest rate of its theory; there are M chains,
+each with its own quantiser and memory. The noise of C widens the draws by about h/4 Σ_k E|C(v_k) - v_k|² of h.
 
 Letters: s `levels`, m and M `memory`, a `rate`; the others are those of `summed`.
 """
@@ -57,10 +57,9 @@ class Quantised(NamedTuple):
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class QLSD(SummedChains):
-    """Quantised Langevin stochastic dynamics: chains on scores that clients send in a byte for each number.
+    """Quantised Langevin stochastic dynamics: chains with scores that clients send in one byte per number.
 
-    Coordinates are the unconstrained ones: parameters should have posteriors of like widths, as those of standardised
-    covariates have.
+    Coordinates are unconstrained. Posterior SDs of parameters should be similar, as with standardised covariates.
 
     Args:
         step_size: h; about a quarter of the narrowest posterior variance.
@@ -112,7 +111,7 @@ class QLSD(SummedChains):
         return message_limits.outlying_clients(message_limits.sizes(self._scores_of(messages)), "score")
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Make a step of Eq. (2) and (3)."""
+        """Take a step of Eq. (2) and (3)."""
         (state, memory), sent = entries_as(QuantisedState, shared), self._scores_of(messages).sum(0)
         scale, h = int(state.num_clients) / len(messages["norm"]), float(state.step_size)
         summed = self.after_step(state, memory + scale * sent, h, h**0.5 * self.normal(state))

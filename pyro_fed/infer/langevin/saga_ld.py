@@ -1,4 +1,4 @@
-"""SAGA-LD: Langevin dynamics on the pooled data, with a gradient kept for every row.
+"""SAGA-LD: Langevin dynamics on the pooled data, with a stored gradient for every row.
 
 Source: Dubey et al. (2016), *Variance reduction in stochastic gradient Langevin dynamics*, Algorithm 1.
 
@@ -6,14 +6,14 @@ Source: Dubey et al. (2016), *Variance reduction in stochastic gradient Langevin
     θ_{t+1} = θ_t + h_t/2 v(θ_t) + η_t,    η_t ~ N(0, h_t I)
     g_i ← ∇ log p(x_i | θ_t)    for the rows i in I_t
 
-The estimate v is `gradients.SagaScore`, the step `integrator.Integrator`. The table begins with the gradients where the
-chain does.
+The estimate v is `gradients.SagaScore`, the step `integrator.Integrator`. The table starts with the gradients at the
+chain's start.
 
 Letters: g `table` (N, D) of each chain, Σ g `table_sum`, I_t `picks`, m `batch_size`; the others as in
 `langevin.langevin`.
 
-The minibatch's noise comes from the gradients' changes since their rows were last drawn, and shrinks with the step,
-without SVRG-LD's gradient of all rows in every epoch. It costs N times D numbers for each chain. With the deviations of
+The minibatch noise is that of the gradients' changes since their rows were last drawn. It shrinks with the step,
+without SVRG-LD's gradient of all rows in every epoch. Each chain stores N × D numbers. The deviations are those of
 `langevin.langevin` (preconditioner, midpoint, derived step), all off in `inference/saga_ld.toml`.
 """
 
@@ -29,7 +29,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData, Minibatch, draw_independent_minibatches
+from pyro_fed.density.rows.batches import BATCHES, ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.gradients import SagaScore, Table, row_scores
 from pyro_fed.infer.langevin.langevin import Langevin
@@ -82,10 +82,6 @@ class SAGALD(Langevin):
         super().__post_init__()
         if self.batch_size is None:
             raise SettingError("SAGALD: batch_size=None takes all rows, and there is nothing to correct; use SGLD")
-
-    def draw_picks(self, num_rows: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype) -> Minibatch:
-        """Independent draws of rows."""
-        return draw_independent_minibatches(num_rows, batch_size, self.local_steps, generator, dtype)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

@@ -3,13 +3,13 @@
     θ_{t+1} = θ_t + h_t/2 v(θ_t) + η_t,    η_t ~ N(0, h_t I)                                          (1)
     v(θ) = ∇ log p(θ) + N/m ∇ log p(x^(m) | θ)                                                        (2)
 
-Equation numbers are those of el Mekkaoui et al.; letters and deviations as in `langevin.langevin`, with S = 1. Two
-more:
+Equation numbers are those of el Mekkaoui et al.; letters and deviations as in `langevin.langevin`, with S = 1. Further
+deviations:
 
 * `control_variate` (`gradients.ControlVariateScore`) at θ*, the mode of p(θ) Π_s q_s(θ), where each client computes the
-  gradient of all its rows once; or at the chain's own position when a visit begins, where it computes it every time:
-  SVRG-LD (Dubey et al., 2016, Algorithm 2) at one client with visits as long as an epoch, which needs no mode.
-* `minibatches`: pieces of a permutation in place of draws anew in each step, whose noise cancels over an epoch.
+  gradient of all its rows once; or at the chain's position at the start of each visit. The latter needs no mode, and is
+  SVRG-LD (Dubey et al., 2016, Algorithm 2) for one client with visits as long as an epoch.
+* `minibatches`: pieces of a permutation in place of independent draws, so that their noise cancels over an epoch.
 """
 
 from __future__ import annotations
@@ -17,24 +17,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import (
-    BATCHES,
-    Batch,
-    ClientData,
-    Minibatch,
-    draw_independent_minibatches,
-    draw_minibatches,
-)
-from pyro_fed.infer.langevin.gradients import ControlVariateScore, Score, likelihood_score
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, draw_minibatches
+from pyro_fed.infer.langevin.gradients import Score, likelihood_score
 from pyro_fed.infer.langevin.langevin import Langevin
-from pyro_fed.infer.langevin.visits import Beginning, ClientState
+from pyro_fed.infer.langevin.visits import Beginning, ClientState, PickRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +58,10 @@ class CorrectedLangevin(Langevin):
         """Whether a visit computes a gradient of its own before its steps."""
         return self.control_variate == "visit"
 
-    def draw_picks(self, num_rows: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype) -> Minibatch:
-        """Pieces of permutations, or independent draws."""
-        drawn = draw_independent_minibatches if self.minibatches == "anew" else draw_minibatches
-        return drawn(num_rows, batch_size, self.local_steps, generator, dtype)
-
-    def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
-        """Eq. (4), with its control variate at θ* if the client knows the gradient of all rows there."""
-        if anchor is None or client.anchor_score is None:
-            return super().build_gradient(client)
-        return ControlVariateScore(client.inverse_f, anchor, client.anchor_score)
+    @property
+    def pick_rows(self) -> PickRows:
+        """How minibatches are drawn: as pieces of permutations, or independently."""
+        return super().pick_rows if self.minibatches == "anew" else draw_minibatches
 
     def equip(self, clients: ClientState, begin: Beginning, visit_share: Tensor) -> ClientState:
         """The clients' states with an entry for the gradient of all rows at θ*, which first visits compute."""
@@ -92,19 +78,17 @@ class CorrectedLangevin(Langevin):
     def score_of_visit(self, problem: Problem, client: ClientState, position: Tensor, data: ClientData) -> Score:
         """The estimate with θ* at the mode, or at the chains' positions; with all rows there is no correction."""
         if client.anchor_score is None or self.takes_all_rows(data):
-            return self.build_gradient(client)
+            return client.score()
         if self.control_variate == "visit":
             score = problem.mapped(likelihood_score, (0, BATCHES))(position, data.full_batch())
-            return self.build_gradient(client._replace(anchor_score=score), position)
-        return self.build_gradient(
-            client, client.anchor.clone()
-        )  # a compiled step distinguishes its inputs by identity
+            return client._replace(anchor_score=score).score(position)
+        return client.score(client.anchor.clone())  # a compiled step distinguishes its inputs by identity
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class SGLD(CorrectedLangevin):
-    """Centralised stochastic gradient Langevin dynamics: `local_steps` steps a round on minibatches of all rows.
+    """Centralised stochastic gradient Langevin dynamics: `local_steps` steps per round on minibatches of all rows.
 
     Args:
         num_chains: M, chains that run at once.

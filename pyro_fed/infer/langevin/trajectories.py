@@ -5,9 +5,8 @@ momenta r ~ N(0, I) and s the gradient of the log density f in θ, a trajectory 
 
     r ← r + ε/2 A's(θ),    θ ← θ + ε A r,    r ← r + ε/2 A's(θ)                                              (1)
 
-and its end is accepted with probability min(1, exp(H - H')), H = |r|²/2 - f(θ). A step is its own inverse once r has
-changed its sign, and preserves volume, so that f is the exact stationary density whatever ε, n and A are, as long as
-they do not depend on where the trajectory is.
+and its end is accepted with probability min(1, exp(H - H')), H = |r|²/2 - f(θ), as `ops.hamiltonian` has it: f is the
+exact stationary density whatever ε, n and A are, as long as they do not depend on where the trajectory is.
 
 For N(0, I) in D dimensions a quarter of a turn, n ε = π/2, swaps θ and r, and H' - H has the mean μ = D ε⁴ / 32 and
 about the variance 2 μ. The mean acceptance is then
@@ -31,7 +30,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.infer.langevin.chains import DRAWS_PER_EFFECTIVE, ChainStore, Draws
-from pyro_fed.infer.pooled.nuts_kernel import MAX_ENERGY_ERROR
+from pyro_fed.ops.hamiltonian import MAX_ENERGY_ERROR, drifted, energy_fall, kicked, kinetic_energy
 from pyro_fed.ops.matrices import times, times_transposed
 
 #: The largest factor by which a step changes at once.
@@ -72,16 +71,16 @@ class Trajectory(NamedTuple):
 
     def launched(self, momentum: Tensor, step: Tensor, num_steps: int, factor: Tensor) -> Trajectory:
         """New trajectories from `start`, up to the first point of which a score is needed."""
-        half = momentum + step / 2 * times_transposed(factor[None], self.score)
-        point = self.start + step * times(factor[None], half)
-        kinetic = momentum.square().sum(-1) / 2
+        half = kicked(momentum, times_transposed(factor[None], self.score), step / 2)
+        point = drifted(self.start, times(factor[None], half), step)
+        kinetic = kinetic_energy(momentum)
         begun = {"kinetic": kinetic, "point": point, "momentum": half, "step": step}
         return self._replace(**begun, steps_left=torch.tensor(num_steps))._without_lost()
 
     def stepped(self, score: Tensor, factor: Tensor) -> Trajectory:
         """The trajectories one step of Eq. (1) on, which is not the last, with the `score` (M, D) at `point`."""
-        momentum = self.momentum + self.step * times_transposed(factor[None], score)
-        point = self.point + self.step * times(factor[None], momentum)
+        momentum = kicked(self.momentum, times_transposed(factor[None], score), self.step)
+        point = drifted(self.point, times(factor[None], momentum), self.step)
         return self._replace(point=point, momentum=momentum, steps_left=self.steps_left - 1)._without_lost()
 
     def _without_lost(self) -> Trajectory:
@@ -96,9 +95,8 @@ class Trajectory(NamedTuple):
 
     def energy_gain(self, value: Tensor, score: Tensor, factor: Tensor) -> Tensor:
         """H - H' (M,) of trajectories that end at `point`; -inf where the density is zero or not a number."""
-        momentum = self.momentum + self.step / 2 * times_transposed(factor[None], score)
-        gain = (value - self.value) - (momentum.square().sum(-1) / 2 - self.kinetic)
-        return gain.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        momentum = kicked(self.momentum, times_transposed(factor[None], score), self.step / 2)
+        return energy_fall(value - self.value, kinetic_energy(momentum) - self.kinetic)
 
     def accepted(self, accept: Tensor, value: Tensor, score: Tensor) -> Trajectory:
         """The chains at their ends where these are accepted, (M,), and where they began elsewhere."""

@@ -35,7 +35,15 @@ from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, Minibatch, batch_of, with_batches
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.gradients import ConduciveGradient, Memory, Score, TrustRegion
+from pyro_fed.infer.langevin.gradients import (
+    ConduciveGradient,
+    ConduciveScore,
+    ControlVariateScore,
+    Memory,
+    MinibatchScore,
+    Score,
+    TrustRegion,
+)
 from pyro_fed.infer.surrogates.surrogates import fitted_surrogates
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.langevin import STABLE, drifted, injected, pulled
@@ -65,6 +73,13 @@ class ClientState(NamedTuple):
         if self.metric is None or self.trust_radius is None:
             return ConduciveGradient(self.anchor, self.pull, self.pull_slope)
         return ConduciveGradient(self.anchor, self.pull, self.pull_slope, TrustRegion(self.metric, self.trust_radius))
+
+    def score(self, anchor: Tensor | None = None) -> Score:
+        """v_s, Eq. (4), with the control variate at `anchor` if there is one; with α g_s if there is that, Eq. (7)."""
+        unbiased: Score = MinibatchScore(self.inverse_f)
+        if anchor is not None and self.anchor_score is not None:
+            unbiased = ControlVariateScore(self.inverse_f, anchor, self.anchor_score)
+        return unbiased if self.conducive is None else ConduciveScore(unbiased, self.conducive)
 
     def limit_step(self, step_size: Tensor, at: Tensor | slice = slice(None)) -> Tensor:
         """h of visits, no longer than each client allows; `at` has the chains' clients, by default each its own."""
@@ -162,13 +177,17 @@ def minibatches_at(position: Tensor, weight: Tensor, num_rows: Tensor, steps: in
     return Minibatch(position, torch.where(whole, has.to(weight.dtype), weight))
 
 
+#: Minibatches (T, m) of so many rows, by: their number, m, T, a generator, and the dtype of weights.
+PickRows = Callable[[int, int, int, torch.Generator, torch.dtype], Minibatch]
+
+
 @dataclass(frozen=True)
 class VisitNoise:
     """The randomness of visits: ξ, and the minibatches of clients with more than m rows."""
 
     local_steps: int  # T
     batch_size: int | None  # m; None takes all rows
-    draw_picks: Callable[[int, int, torch.Generator, torch.dtype], Minibatch]
+    pick_rows: PickRows  # the minibatches of a visit to a client with more than m rows
 
     def draw(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """Standard normal noise (T, D) and the minibatches of a visit."""
@@ -177,7 +196,7 @@ class VisitNoise:
             return {"normal": normal}
         if num_rows <= self.batch_size:
             return {"normal": normal, **no_picks(self.batch_size, problem.dtype)}
-        picks = self.draw_picks(num_rows, self.batch_size, generator, problem.dtype)
+        picks = self.pick_rows(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)
         return {"normal": normal, "position": picks.position, "weight": picks.weight}
 
     def draw_many(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:

@@ -41,7 +41,7 @@ from pyro_fed.algorithm.contract import LocalResult, Noise, Start, State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_between
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData, Minibatch, draw_independent_minibatches
+from pyro_fed.density.rows.batches import BATCHES, ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.averaged import AveragedLangevin
 from pyro_fed.infer.langevin.gradients import ControlVariateScore, likelihood_score
@@ -115,10 +115,6 @@ class VRFALD(AveragedLangevin):
     def scores_every_visit(self) -> bool:
         """Whether a visit computes a gradient of its own before its steps."""
         return True
-
-    def draw_picks(self, num_rows: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype) -> Minibatch:
-        """Independent draws of rows."""
-        return draw_independent_minibatches(num_rows, batch_size, self.local_steps, generator, dtype)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

@@ -1,20 +1,20 @@
-"""Federated Newton's method: the posterior mode, Laplace's approximation there, and a Gaussian site a client.
+"""Federated Newton's method: the posterior mode, the Laplace approximation there, and a Gaussian site of each client.
 
 Source: Smola et al. (2003), *Laplace propagation*; Nocedal & Wright (2006), Sections 3.1 and 3.4; Dauphin et al.
 (2014) for the rule at saddles. With f = log p_0 + Σ_k log p_k and H = -∇²f, each round is a step
 
     θ ← θ + s d,    d = |H|⁻¹ ∇f(θ)
 
-A round: the server sends θ, d and an aim, one of the fractions s_j. Every client sends its log-likelihood at θ + s_j d
-for every s_j (the line search), and score and curvature at the aim, the fraction that was best in the round before. If
-another fraction turns out much better the server goes there and asks again, with d = 0, except for steps too short for
-values to show it (`SHORT_STEP`). A mode search that leaves the mass for a spike of the density returns to the point
-around which it found most mass, f(θ) |H|^(-1/2). Fractions that move a logarithm or a logit by more than `MAX_LOG_STEP`
-do not count: a likelihood is flat far away, and a density at e^40 is rounding.
+In a round the server sends θ, d and an aim, which is one of the fractions s_j: the best one of the previous round.
+Every client sends its log-likelihood at θ + s_j d for every s_j (the line search), and score and curvature at the aim.
+If another fraction is much better, the server moves there and requests score and curvature with d = 0, except after
+steps too short for reliable values (`SHORT_STEP`). A mode search that leaves the posterior mass for a spike of the
+density returns to the point of largest mass, f(θ) |H|^(-1/2). Fractions that move a logarithm or a logit by more than
+`MAX_LOG_STEP` are ignored: likelihoods are flat far away, and densities at e^40 are dominated by rounding.
 
 |H| has the eigenvalues of H in absolute value, after H is scaled to a diagonal of ±1 (so that no parameter's unit
-matters) and not below `ops.matrices.MIN_EIGENVALUE`; a positive definite H is left as it is. With a diagonal structure
-H is its own diagonal.
+matters) and not below `ops.matrices.MIN_EIGENVALUE`; a positive definite H is unchanged. With a diagonal structure H
+stands for its diagonal.
 
 Letters: θ `point`, d `direction`, s_j `fractions`, H `precision`; sites as in `gaussian_sites`:
 Λ_k = -∇² log p_k(θ), η_k = ∇ log p_k(θ) + Λ_k θ.
@@ -68,39 +68,41 @@ from pyro_fed.infer.sites.gaussian_sites import (
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Where Newton's method ends before a run, in SDs; before a run that has to know whether there is a mode, it goes on.
+#: Tolerance of Newton's method before a run, in SDs; it is smaller if the run has to know whether there is a mode.
 WARM_TOLERANCE = 0.5
-#: Longest step of an entry that is a logarithm or a logit: a factor of 5e8.
+#: Longest step of a logarithm or a logit: a factor of 5e8.
 MAX_LOG_STEP = 20.0
-#: Near the mode, the values of a step shorter than this many SDs are not reliable up to as many nats: integrals over
-#: rows' own latents jump by 1e-4 nats where two modes merge, also at a mode of all rows. Newton's step is then taken.
+#: For a step shorter than this many SDs, differences of values below this many nats are not reliable, and the Newton
+#: step is taken: integrals over rows' own latents jump by 1e-4 nats where two modes merge.
 SHORT_STEP = 0.01
-#: The step aimed at is taken if it gains at least this share of the best fraction's gain, because that saves a round.
+#: Smallest share of the best fraction's gain for which the step aimed at is taken, which saves a round.
 AIM_SHARE = 0.5
 
 
-def held_values(
+def limited_values(
     sites: Gaussian, point: Tensor, line: Tensor, values: Tensor, pull: float, rows: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Values on a line (K, L), limited by the clients' sites and the cohort's departures, and their sum at `point`.
 
-    Sites are quadratics, so that honest values depart from them by terms of third order, of similar size row for row.
-    Departures beyond `pull` SDs of the cohort's are cut. All levels become the median one, because nothing can check
-    them. `line` (L + 1, D) has the points' differences from `point`, then the present point's.
+    Sites are quadratic, so that honest values depart from them by terms of third order, of similar size per row.
+    Departures beyond `pull` SDs of the cohort's are limited. Levels cannot be checked and are set to the median.
+    `line` (L + 1, D) has the differences of the line's points, and last of the current point, from `point`.
     """
-    score, still = sites.score(point.expand_as(sites.eta)), torch.zeros_like(sites.eta)
-    turned = torch.stack([type(sites)(sites.precision, still).score(each.expand_as(still)) for each in line], 1)
-    expected = score @ line.T + 0.5 * (turned * line).sum(-1)
-    here = int((line[:-1] - line[-1]).abs().amax(-1).argmin())
-    expected = expected[:, :-1] - expected[:, here : here + 1]
-    level = values[:, here : here + 1]
-    apart = values - level - expected
+    score, zero = sites.score(point.expand_as(sites.eta)), torch.zeros_like(sites.eta)
+    curved = torch.stack([type(sites)(sites.precision, zero).score(direction.expand_as(zero)) for direction in line], 1)
+    expected = score @ line.T + 0.5 * (curved * line).sum(-1)
+    nearest = int((line[:-1] - line[-1]).abs().amax(-1).argmin())
+    expected = expected[:, :-1] - expected[:, nearest : nearest + 1]
+    level = values[:, nearest : nearest + 1]
+    departure = values - level - expected
     row_ratio = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
-    known = median_of(apart.abs() / row_ratio.unsqueeze(-1), row_ratio) / NORMAL_MEDIAN_DEVIATION
-    reach = pull * row_ratio.clamp_min(1.0).sqrt().unsqueeze(-1) * known
-    usual = level.median()
-    fits = apart.abs() <= reach
-    return usual + expected + torch.where(fits, apart, redescending(apart, reach)), len(values) * usual
+    departure_sd = median_of(departure.abs() / row_ratio.unsqueeze(-1), row_ratio) / NORMAL_MEDIAN_DEVIATION
+    reach = pull * row_ratio.clamp_min(1.0).sqrt().unsqueeze(-1) * departure_sd
+    median_level = level.median()
+    fits = departure.abs() <= reach
+    return median_level + expected + torch.where(fits, departure, redescending(departure, reach)), len(
+        values
+    ) * median_level
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,18 @@ class LaplaceContributions(SiteContributions):
         """The expansions of the clients' log-likelihoods at the last point."""
         return as_state(gaussian(local)) if "eta" in local else None
 
-    def client_sites_after(self, sites: State, messages: State, told: State) -> State | None:
-        """The sites that were sent: each replaces the one before."""
+    def client_sites_after(self, sites: State, messages: State, feedback: State) -> State | None:
+        """The sites in the messages, which replace the previous ones."""
         return as_state(gaussian(messages))
 
     def site_changes(self, shared: State, ledger: State, sent: SentMessages) -> Gaussian:
-        """The differences from the expansions at the point before, or from flat sites."""
-        sites, own = gaussian(sent.messages), self.client_sites(shared, ledger) if ledger else None
-        old = sites.power(0.0) if own is None else gaussian({n: v[sent.clients] for n, v in own.items()})
+        """The differences from the expansions at the previous point, or from flat sites."""
+        sites, ledger_sites = gaussian(sent.messages), self.client_sites(shared, ledger) if ledger else None
+        old = (
+            sites.power(0.0)
+            if ledger_sites is None
+            else gaussian({n: v[sent.clients] for n, v in ledger_sites.items()})
+        )
         return sites.quotient(old)
 
     def bounding_obstacle(self) -> str | None:
@@ -126,19 +132,21 @@ class LaplaceContributions(SiteContributions):
         return ""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Sites within the limits, and values on the line no further apart than these sites and the cohort explain."""
+        """Sites within the limits, and values on the line limited by these sites and the cohort."""
         server = entries_as(Server, shared)
         point = server.line.end
         limited = limits.sites(server.prior, gaussian(sent.messages), point, sent.own_rows)
-        values, start = held_values(
+        values, start = limited_values(
             limited.sites, point, self._along(server), sent.messages["values"], limits.pull, sent.own_rows
         )
         usable = sent.messages["usable"]
-        usable = torch.full_like(usable, bool(usable.double().mean() > 0.5))  # not as one client says
-        # Values go on from where those of the round before have come to: the median level is another at another point,
-        # and the posterior's mass there would be compared with that of other levels.
-        known = server.value - server.prior_value[self._shortest]
-        level = torch.where(known.isfinite(), known - start, 0.0) / len(values)
+        usable = torch.full_like(
+            usable, bool(usable.double().mean() > 0.5)
+        )  # the majority's, so that no client decides alone
+        # Values continue from the last value: the median level differs from point to point, and masses at different
+        # points are compared.
+        last_value = server.value - server.prior_value[self._shortest]
+        level = torch.where(last_value.isfinite(), last_value - start, 0.0) / len(values)
         return BoundedMessages(
             shared,
             {**sent.messages, **as_state(limited.sites), "values": values + level, "usable": usable},
@@ -161,7 +169,7 @@ class LaplaceContributions(SiteContributions):
         return fractions.index(min(fractions))
 
     def _along(self, server: Server) -> Tensor:
-        """The line's points relative to the one aimed at, the nearest to the present point last, (L + 1, D)."""
+        """The line's points relative to the point aimed at, (L + 1, D); the last is nearest to the current point."""
         fractions = server.point.new_tensor([*self.algorithm.fractions, self.algorithm.fractions[self._shortest]])
         return (fractions - server.aim).unsqueeze(-1) * server.direction
 
@@ -180,13 +188,12 @@ class FedLaplace(GaussianAlgorithm):
             the covariance is full by default.
         tolerance: the run has converged when the next Newton step is shorter than this many posterior SDs,
             (d'Hd)^(1/2).
-        start: "zeros" on the unconstrained scale (a point near them, or a draw of the prior, where the density or a
-            derivative is not finite there), a draw from the "prior", the point that averaging finds, "fedavg", or
-            "auto": that of networks, whose log density is stationary at zeros and has many modes, most of them worse
-            than what averaging finds, and zeros of all other models.
-        fractions: of the Newton step that the line search tries; the first must be 1.
-        few_rows: about this many rows of all clients, whose posterior is found, as when `FedEP` begins by few; None is
-            all rows.
+        start: "zeros" on the unconstrained scale (or a nearby point or a draw of the prior if the density or a
+            derivative is not finite there), a draw from the "prior", the average of "fedavg", or "auto": "fedavg" for
+            networks, whose log density is stationary at zeros and has many modes, and "zeros" for other models.
+        fractions: fractions of the Newton step that the line search tries; the first must be 1.
+        few_rows: number of rows of all clients, approximately, whose posterior is approximated, as for the start of
+            `FedEP` with few rows; None takes all rows.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -209,7 +216,7 @@ class FedLaplace(GaussianAlgorithm):
         | {"prior_value", "prior_precision", "prior_eta"}
     )
 
-    without: ClassVar[Mapping[str, str]] = {"num_points": "it works at one point; expectations are FedEP's"}
+    without: ClassVar[Mapping[str, str]] = {"num_points": "it evaluates single points; use FedEP for expectations"}
 
     tolerance: float = 1e-4
     start: Literal["auto", "zeros", "prior", "fedavg"] = "auto"
@@ -240,7 +247,7 @@ class FedLaplace(GaussianAlgorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start at zeros (`Problem.regular_start`), at a draw from the prior or an average, with sites equal to one."""
+        """Start at zeros (`Problem.regular_start`), at a draw from the prior or an average, with flat sites."""
         structure = self.structure
         site = flat_site(problem, structure)
         if self.start == "prior":
@@ -257,13 +264,13 @@ class FedLaplace(GaussianAlgorithm):
         return {**shared, **{name: value[0] for name, value in entries.items()}}
 
     def of_the_prior(self, problem: Problem, line: Line) -> State:
-        """The prior's part at C states; `line` is what the server sends, (C, ...)."""
+        """The prior's part at C states; `line` is the server's message, (C, ...)."""
         moments = self.derivatives().of_prior(problem, line.end[None])
         values = problem.mapped(prior_values, (0,))(line.trials(self.fractions).to(problem.dtype)).double()
         return {"prior_value": values, **as_state(site_of(moments, line.end), "prior_")}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The point, the direction and the aim, which clients receive."""
+        """The point, the direction and the aim."""
         return super().download(entries_as(Line, shared)._asdict(), clients)
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
@@ -272,7 +279,7 @@ class FedLaplace(GaussianAlgorithm):
         if self.few_rows is not None:
             data = pick_rows(problem, data, self.few_rows)[0]
         derivatives = self.derivatives()
-        moments = derivatives.under(problem, line.end, None, 1, data)
+        moments = derivatives.under(problem, line.end, None, data)
         if moments is None:
             moments = derivatives.of_likelihood(problem, line.end[None], data.full_batch())
         values = clients_log_likelihoods(problem, line.trials(self.fractions).to(problem.dtype), data)
@@ -311,22 +318,22 @@ class FedLaplace(GaussianAlgorithm):
         best, aimed = int(totals.argmax()), self.fractions.index(float(server.aim))
         gain, aimed_gain = float(totals[best] - server.value), float(totals[aimed] - server.value)
         slack = float(server.rounding * totals[aimed].abs())
-        still, whole = not bool(server.direction.any()), torch.ones_like(server.aim)
-        next_aim = server.aim if still else self.fractions[best] * whole
-        good = still or aimed_gain >= max(AIM_SHARE * gain, 0.0) - slack
-        known = bool(messages["usable"].all() & is_finite(server.prior))
-        if good and bool(torch.isfinite(totals[aimed])) and known:
+        requested_again, one = not bool(server.direction.any()), torch.ones_like(server.aim)
+        next_aim = server.aim if requested_again else self.fractions[best] * one
+        aim_is_good = requested_again or aimed_gain >= max(AIM_SHARE * gain, 0.0) - slack
+        is_usable = bool(messages["usable"].all() & is_finite(server.prior))
+        if aim_is_good and bool(torch.isfinite(totals[aimed])) and is_usable:
             return replace(state_after_arrival(server, gaussian(messages), totals[aimed]), aim=next_aim)
         shows_fall = bool(server.indefinite) or not float(server.decrement) <= SHORT_STEP or aimed_gain < -SHORT_STEP
-        if not (shows_fall or still) and known:
+        if not (shows_fall or requested_again) and is_usable:
             if aimed == self.fractions.index(1.0):
                 return state_after_arrival(server, gaussian(messages), totals[aimed])
-            return replace(server, aim=whole)
+            return replace(server, aim=one)
         if gain > 0 and best != aimed:
             point = server.point + self.fractions[best] * server.direction
             return replace(server, point=point, direction=torch.zeros_like(point), value=totals[best], aim=next_aim)
-        least = min(self.fractions)
-        return replace(server, direction=server.direction * least, length=server.length * least, aim=whole)
+        smallest = min(self.fractions)
+        return replace(server, direction=server.direction * smallest, length=server.length * smallest, aim=one)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Length of the next Newton step in SDs, whether H is indefinite, its fall, and whether the search returned."""
@@ -342,11 +349,11 @@ class FedLaplace(GaussianAlgorithm):
         return figures[-1]["change"] < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of Laplace's approximation, (1, num_draws, D); if H is indefinite, with `|H|` (see `warnings`)."""
+        """Draws of the Laplace approximation, (1, num_draws, D), with `|H|` if H is indefinite (see `warnings`)."""
         return shared["point"] + self._centred(shared).even_sample(num_draws, generator)[None]
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
-        """The log density of Laplace's approximation at the last point."""
+        """The log density of the Laplace approximation at the last point."""
         return self._centred(shared).log_factor(draws - shared["point"])
 
     def _centred(self, shared: State) -> Gaussian:
@@ -358,7 +365,7 @@ class FedLaplace(GaussianAlgorithm):
         return LaplaceContributions(self)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about a point that is not a maximum, or that goes to infinity."""
+        """Warnings about a point that is not a maximum, or a mode at infinity."""
         return [*self._no_maximum(record, problem), *few_rows_findings(problem, self.few_rows)]
 
     def _no_maximum(self, record: Record, problem: Problem) -> list[Finding]:

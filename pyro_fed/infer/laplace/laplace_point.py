@@ -1,6 +1,6 @@
-"""What federated Newton's method keeps and knows at a point: its state, the step from there, and when to turn back.
+"""The state of federated Newton's method at a point, the next step, and the return from a spike of the density.
 
-See `fedlaplace` for the letters and the source.
+`fedlaplace` has the letters and the source.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from pyro_fed.infer.sites.gaussian_sites import absolute
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import MIN_EIGENVALUE, equilibrated_cholesky
 
-#: A curvature that falls by this log factor for each posterior SD is that of a mode at infinity: there a Newton step
-#: keeps its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on
-#: the log scale. A shorter step shows nothing: at a kink, as of a network of ReLU units, the curvature falls at once.
+#: A fall of the log curvature by this much per posterior SD indicates a mode at infinity, where Newton steps keep their
+#: length in the parameters' units while the posterior SDs grow. For a Gamma density with shape a, on the log scale, the
+#: fall is a^(-1/2). Shorter steps are not conclusive: at a kink, as of ReLU units, the curvature falls abruptly.
 MAX_CURVATURE_FALL = 100.0
-#: If the curvature is not positive definite, a Newton step shorter than this, in SDs of |H|, is at a saddle.
+#: Longest Newton step at a saddle, where the curvature is not positive definite, in SDs of |H|.
 MAX_SADDLE_STEP = 1.0
-#: A mode search that has lost this many nats of mass, log f - log|H|^(1/2), since a point where H was positive
-#: definite, and has not converged, has left the posterior for a spike, as where a hierarchy's scale goes to zero. The
-#: spike holds less than a thousandth of the mass.
+#: Loss of mass, log f - log|H|^(1/2), since a point where H was positive definite, in nats, after which a search that
+#: has not converged has left the posterior for a spike, as where a hierarchy's scale goes to zero. The spike contains
+#: less than a thousandth of the mass.
 MAX_LOST_MASS = 7.0
-#: The same where H was not positive definite, with a limit on the points without a larger mass: masses by |H| may be
-#: wrong by some nats.
+#: The same for points where H was not positive definite, whose masses by |H| may be wrong by a few nats, with the
+#: required number of points since the largest mass.
 MAX_ROUGHLY_LOST_MASS, MAX_FRUITLESS_POINTS = 20.0, 5
 
 
 class Line(NamedTuple):
-    """What the server sends: a point θ and Newton's direction d, both (D,) or (C, D), and the aim s, () or (C,)."""
+    """The server's message: a point θ and the Newton direction d, both (D,) or (C, D), and the aim s, () or (C,)."""
 
     point: Tensor
     direction: Tensor
@@ -55,25 +55,25 @@ class Server:
     """The server's state."""
 
     point: Tensor  # θ
-    direction: Tensor  # d; zero where curvature and score at θ are not known yet
+    direction: Tensor  # d; zero if curvature and score at θ are not known yet
     value: Tensor  # f(θ)
     decrement: Tensor  # length of the next Newton step in SDs
-    length: Tensor  # the same, of the part of it that is tried
-    fall: Tensor  # minus the log ratio of the curvatures along the last step, a posterior SD
+    length: Tensor  # length of the part of it that is tried
+    fall: Tensor  # minus the log ratio of the curvatures along the last step, per posterior SD
     indefinite: Tensor  # 1 if H was not positive definite
-    most_mass: Tensor  # largest mass f |H|^(-1/2) of a point where H was positive definite, as a logarithm
+    most_mass: Tensor  # log of the largest mass f |H|^(-1/2) of a point where H was positive definite
     best_point: Tensor  # the point of `most_mass`
-    rough_mass: Tensor  # the same of all points, by |H|
+    rough_mass: Tensor  # log of the largest mass of all points, by |H|
     rough_point: Tensor  # the point of `rough_mass`
-    fruitless: Tensor  # points since `rough_point`
-    back: Tensor  # 1 if the search has left the mass and turned back
+    fruitless: Tensor  # number of points since `rough_point`
+    back: Tensor  # 1 if the search has left the mass and returned
     aim: Tensor  # the fraction that is aimed at
     transformed: Tensor  # 1 for entries that are logarithms or logits, (D,)
     num_clients: Tensor  # K, an integer
     prior_value: Tensor  # log p_0 at the line's points, (L,)
     q: Annotated[Gaussian, ""]  # H and its η, at the last point whose curvature is known
     prior: Gaussian  # the prior's site at the point aimed at
-    rounding: Tensor  # share of f that is rounding
+    rounding: Tensor  # relative rounding error of f
 
     @property
     def line(self) -> Line:
@@ -84,7 +84,7 @@ class Server:
 def first_server(
     point: Tensor, site: Gaussian, transformed: Tensor, num_clients: int, trials: int, rounding: float
 ) -> Server:
-    """The server before the first round, which knows only the point; `site` is flat, and `trials` L of the line."""
+    """The server before the first round, with only the point known; `site` is flat, `trials` is L."""
     zero, unknown = point.new_zeros(()), point.new_tensor(-torch.inf)
     return Server(
         point=point,
@@ -111,55 +111,55 @@ def first_server(
 
 
 def mode_level(state: State) -> float:
-    """The log density at a federated Laplace approximation's point; -inf if unknown, as on the way back to a point."""
-    on_the_way = bool(state.get("back", False)) and bool(state["decrement"] > 0)
-    return float(state["value"]) if "value" in state and not on_the_way else -math.inf
+    """The log density at the point of a federated Laplace approximation; -inf if unknown, as during a return."""
+    is_returning = bool(state.get("back", False)) and bool(state["decrement"] > 0)
+    return float(state["value"]) if "value" in state and not is_returning else -math.inf
 
 
 def state_after_arrival(server: Server, sites: Gaussian, value: Tensor) -> Server:
-    """The state at the point aimed at, by the clients' sites and f there; or back at the point of most mass."""
+    """The state at the point aimed at, from the clients' sites and f there; or at the point of largest mass."""
     q = sites.product_over(0).product(server.prior)
     point = server.line.end
     metric, indefinite = absolute(q)
     direction = type(q)(metric.precision, q.score(point)).mean()
     decrement = (direction * q.score(point)).sum().clamp_min(0).sqrt()
     if bool(indefinite & (decrement < MAX_SADDLE_STEP)):
-        down = _outward(q, q.score(point))
-        direction, decrement = direction + down, torch.where(down.any(), MAX_SADDLE_STEP, decrement)
+        saddle_step = _saddle_step(q, q.score(point))
+        direction, decrement = direction + saddle_step, torch.where(saddle_step.any(), MAX_SADDLE_STEP, decrement)
     mass = value - metric.log_det() / 2
-    if bool(server.back):  # to stay
+    if bool(server.back):  # the search has returned, and stays
         direction, decrement = torch.zeros_like(direction), torch.zeros_like(decrement)
-    elif bool(decrement > MAX_SADDLE_STEP) and (turned_to := _way_back(server, mass)) is not None:
-        back = torch.ones_like(server.back)
-        return replace(server, point=turned_to, direction=torch.zeros_like(point), back=back)
-    best, rough = ~indefinite & (mass > server.most_mass), mass > server.rough_mass
+    elif bool(decrement > MAX_SADDLE_STEP) and (return_point := _return_point(server, mass)) is not None:
+        one = torch.ones_like(server.back)
+        return replace(server, point=return_point, direction=torch.zeros_like(point), back=one)
+    is_best, is_best_rough = ~indefinite & (mass > server.most_mass), mass > server.rough_mass
     return replace(
         server,
-        most_mass=torch.where(best, mass, server.most_mass),
-        best_point=torch.where(best, point, server.best_point),
-        rough_mass=torch.where(rough, mass, server.rough_mass),
-        rough_point=torch.where(rough, point, server.rough_point),
-        fruitless=torch.where(rough, 0.0, server.fruitless + 1),
+        most_mass=torch.where(is_best, mass, server.most_mass),
+        best_point=torch.where(is_best, point, server.best_point),
+        rough_mass=torch.where(is_best_rough, mass, server.rough_mass),
+        rough_point=torch.where(is_best_rough, point, server.rough_point),
+        fruitless=torch.where(is_best_rough, 0.0, server.fruitless + 1),
         point=point,
         direction=direction,
         value=value,
         decrement=decrement,
         length=decrement,
-        fall=_fall(server, q),
+        fall=_curvature_fall(server, q),
         indefinite=indefinite.double(),
         q=q,
     )
 
 
-def _way_back(server: Server, mass: Tensor) -> Tensor | None:
-    """The point (D,) to which a search returns that has lost the mass; None if it goes on."""
+def _return_point(server: Server, mass: Tensor) -> Tensor | None:
+    """The point (D,) to which a search returns that has left the mass; None if it continues."""
     if bool((server.fruitless >= MAX_FRUITLESS_POINTS) & (mass < server.rough_mass - MAX_ROUGHLY_LOST_MASS)):
         return server.rough_point
     return server.best_point if bool(mass < server.most_mass - MAX_LOST_MASS) else None
 
 
-def _outward(q: Gaussian, score: Tensor) -> Tensor:
-    """A step off a saddle: along the most negative curvature, one SD of |H| long, uphill; zero if none is negative."""
+def _saddle_step(q: Gaussian, score: Tensor) -> Tensor:
+    """A step off a saddle, uphill along the most negative curvature, of one SD of |H|; zero if none is negative."""
     matrix = q.precision if q.dense else q.precision.diag_embed()
     scale = matrix.diagonal().abs().sqrt()
     scale = torch.where(scale > 0, scale, scale.amax().clamp_min(MIN_EIGENVALUE))
@@ -176,19 +176,21 @@ def _outward(q: Gaussian, score: Tensor) -> Tensor:
     return signs * away
 
 
-def _fall(server: Server, q: Gaussian) -> Tensor:
-    """How fast the curvature along a Newton step fell: minus its log ratio for each SD; 0 for a shorter step."""
+def _curvature_fall(server: Server, q: Gaussian) -> Tensor:
+    """Minus the log ratio of the curvatures along a full Newton step per SD; 0 for a shortened step."""
     step, centred = server.direction, type(q)(q.precision, torch.zeros_like(q.eta))
     # Of a Gaussian around zero: far from there two scores' difference would be rounding.
-    before, after = server.length.square(), -(step * centred.score(step)).sum()
+    old_curvature, new_curvature = server.length.square(), -(step * centred.score(step)).sum()
     length = server.aim * server.length
-    known = before.isfinite() & (before > 0) & (after > 0) & step.any()
-    short = step.any() & ((server.aim < 1) | (server.length < server.decrement))
-    return torch.where(short, 0.0, torch.where(known, (before / after).log() / length, server.fall))
+    is_known = old_curvature.isfinite() & (old_curvature > 0) & (new_curvature > 0) & step.any()
+    is_shortened = step.any() & ((server.aim < 1) | (server.length < server.decrement))
+    return torch.where(
+        is_shortened, 0.0, torch.where(is_known, (old_curvature / new_curvature).log() / length, server.fall)
+    )
 
 
 def semidefinite(site: Gaussian) -> Tensor:
-    """Whether each client's curvature is not negative in any direction, up to rounding: (C,)."""
+    """Whether each client's curvature is positive semidefinite up to rounding, (C,)."""
     if not site.dense:
         return (site.precision >= 0).all(-1)
     size = site.precision.diagonal(dim1=-2, dim2=-1).abs()

@@ -1,17 +1,17 @@
-"""Laplace's approximation without a server: Newton's method whose sums are taken by consensus.
+"""The Laplace approximation without a server: Newton's method whose sums are computed by consensus.
 
-Every agent runs the server's part of `FedLaplace` by itself, on the sums over all agents that it finds by average
-consensus: agent i puts in its message divided by its centrality v_i, and after enough steps every agent holds Σ_i v_i
-(m_i / v_i) = Σ_i m_i, up to `gossip_tolerance` of the largest. All then take the same decision.
+Every agent runs the server's part of `FedLaplace` by itself, on sums over all agents that it obtains by average
+consensus. Agent i contributes its message m_i divided by its centrality v_i. After enough steps every agent has
+Σ_i v_i (m_i / v_i) = Σ_i m_i, up to `gossip_tolerance` of the largest. All agents then make the same decision.
 
-Curvatures are sent in single precision after a round's first step. So that their rounding affects only the direction of
-Newton's step, and not where it is zero, agents send the scores g_i = η_i - P_i a_i at the points a_i of their sites,
-which are the same but for rounding, and those points. With ā their mean, Σ_i η_i = Σ_i g_i + P ā for the P that the
-agent has; rounding in it moves the step by its own share of it, and not at all where the scores cancel.
+Curvatures are sent in single precision after a round's first step. Their rounding must not move the point where the
+Newton step is zero. Agents therefore send the points a_i of their sites, which are equal up to rounding, and the scores
+g_i = η_i - P_i a_i there. With ā the mean of the points, Σ_i η_i = Σ_i g_i + P ā for the agent's P; a rounding error of
+P changes the step by the same relative amount, and leaves it zero where the scores cancel.
 
-It is where `P2PVI` starts by default: expectations under a belief need a belief, and an agent's own likelihood may be
-unbounded (as many parameters as rows) where the pooled one is not. An agent knows the sums (`Sums`), and keeps the
-state of `FedLaplace`'s server (`local`).
+`P2PVI` starts here by default: expectations under a belief need a proper belief, and an agent's own likelihood may be
+unbounded (as many parameters as rows) where the pooled one is not. Each agent has the sums (`Sums`) and the state of
+`FedLaplace`'s server (`local`).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.entries import with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Stands for a step length that is not known yet, and for a log-likelihood of minus infinity, which cannot be mixed: so
-#: far below all others that the least share of it tells in a mean.
+#: Finite stand-in for a log-likelihood of minus infinity and for an unknown step length, since infinities cannot be
+#: mixed: so low that the smallest share of it shows in a mean.
 UNKNOWN_LENGTH, LOWEST_LOG_LIK = 1e6, -1e200
-#: Stands for the number of agents whose site cannot be used, before any is known.
+#: Number of agents whose site cannot be used, before the first round.
 NO_SITES_YET = -1.0
 
 
 class Sums(NamedTuple):
-    """The sums over all agents that each agent knows, (A, ...), and in a message its part of them."""
+    """Each agent's estimates of the sums over all agents, (A, ...); in a message, the agent's terms."""
 
     values: Tensor  # log-likelihoods on the line, (A, L)
     unusable: Tensor  # number of agents whose site cannot be used, (A,)
@@ -57,7 +57,7 @@ class Sums(NamedTuple):
     decrement: Tensor  # length of the next Newton step, in SDs, (A,)
 
     def product(self) -> Gaussian:
-        """The product of the sites, from the sum of their scores at the points' mean."""
+        """The product of the sites, from the sum of their scores at the mean of the points."""
         q = gaussian({"precision": self.precision, "eta": self.eta})
         return type(q)(q.precision, q.score(-self.aim))
 
@@ -80,14 +80,14 @@ class ConsensusLaplace(Algorithm, OnGraph):
         return self.consensus(graph, sleepers).steps
 
     def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
-        """The consensus with the fewest messages; if agents may sleep, steps that preserve the sums."""
+        """The consensus with the fewest messages; if agents may be absent, steps that preserve the sums."""
         return graph.consensus(self.gossip_tolerance) if sleepers else graph.sums(self.gossip_tolerance)
 
     def default_rounds(self, num_clients: int) -> int:
         return self.newton.default_rounds(num_clients)
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """Averaging over the graph if Newton's method begins so; agents' points are the same but for rounding."""
+        """Averaging over the graph if Newton's method starts with it; the agents' points are equal up to rounding."""
         if chosen_setting(self.newton, "start") != "fedavg":
             return None
         return PeerBurnIn(gossip_tolerance=self.gossip_tolerance)
@@ -95,7 +95,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start every agent at the same point, with no sums known."""
+        """Start every agent at the same point, with unknown sums."""
         server, _ = self.newton.init(problem, 1, generator, None)
         local = {name: value.expand(num_clients, *value.shape).clone() for name, value in server.items()}
         if start is not None:
@@ -108,33 +108,33 @@ class ConsensusLaplace(Algorithm, OnGraph):
         return Sums(values, none + NO_SITES_YET, site.precision, site.eta, aim, none + UNKNOWN_LENGTH)._asdict(), local
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Decide at each agent from the sums it knows, then evaluate at the point it chose."""
+        """Take the server's decision at each agent from its sums, then evaluate at the chosen point."""
         sums = entries_as(Sums, shared)
         states = []
         for i in range(len(data.num_rows)):
-            own = {name: value[i] for name, value in local.items()}
-            states.append(self._decide(Sums(*(part[i] for part in sums)), own))
+            agent_state = {name: value[i] for name, value in local.items()}
+            states.append(self._decide(Sums(*(part[i] for part in sums)), agent_state))
         server = {name: torch.stack([state[name] for state in states]) for name in local}
         line = entries_as(Line, server)
         server |= self.newton.of_the_prior(problem, line)
         site, _, info = self.newton.local_step(problem, line._asdict(), {}, data, noise)
 
-        def put_in(part: Tensor) -> Tensor:
+        def over_centrality(part: Tensor) -> Tensor:
             """m_i / v_i, whose consensus is Σ_i m_i."""
             return part.double() / with_trailing_axes(shared["centrality"], part)
 
         message = Sums(
-            values=put_in(site["values"].clamp_min(LOWEST_LOG_LIK)),
-            unusable=put_in(~site["usable"]),
-            precision=put_in(site["precision"]),
-            eta=put_in(gaussian(site).score(line.end)),
+            values=over_centrality(site["values"].clamp_min(LOWEST_LOG_LIK)),
+            unusable=over_centrality(~site["usable"]),
+            precision=over_centrality(site["precision"]),
+            eta=over_centrality(gaussian(site).score(line.end)),
             aim=line.end.double(),
             decrement=server["decrement"].clamp_max(UNKNOWN_LENGTH),
         )
         return message._asdict(), server, info
 
     def _decide(self, sums: Sums, server: State) -> State:
-        """The server's part of a round, at one agent; before the first round nothing is known."""
+        """The server's part of a round at one agent; nothing changes before the first sums."""
         if float(sums.unusable) == NO_SITES_YET:
             return server
         usable = sums.unusable[None] < 0.5
@@ -153,8 +153,8 @@ class ConsensusLaplace(Algorithm, OnGraph):
     def witness(self, before: State, after: State) -> State:
         return {"decrement": entries_as(Sums, after).decrement}
 
-    def figures_of_witness(self, told: State) -> dict[str, float]:
-        return {"change": float(told["decrement"].max())}
+    def figures_of_witness(self, witness: State) -> dict[str, float]:
+        return {"change": float(witness["decrement"].max())}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         return self.newton.converged(figures)

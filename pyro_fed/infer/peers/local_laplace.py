@@ -1,15 +1,15 @@
-"""Each agent's own Laplace approximation, with nothing exchanged: where serverless algorithms start.
+"""Each agent's own Laplace approximation, without messages: the start of algorithms without a server.
 
-    maximise  f_i(θ) = log p(D_i | θ) + c_i log p(θ)       by damped Newton steps (`ops.newton_ascent`), all at once
+    maximise  f_i(θ) = log p(D_i | θ) + c_i log p(θ)       by damped Newton steps (`ops.newton_ascent`), batched
 
-A step is taken where f_i rises. The agents have converged when a step would gain each less than the rounding of f_i, so
-that no trial could show it. Steps do not depend on the scales of the coordinates. An agent whose rows leave directions
-open (fewer rows than parameters, a constant covariate) does not move in them, and its site is flat there.
+A step is accepted if f_i rises. The agents have converged when the predicted gain of a step is below the rounding error
+of f_i for each. Steps do not depend on the scales of the coordinates. If an agent's rows do not determine a direction
+(fewer rows than parameters, a constant covariate), the agent does not move along it, and its site is flat there.
 
-The site is Λ with its negative part removed (in the coordinates where diag |Λ| = 1), and eta = ∇f_i + Λ θ:
-its mode moves exactly as Newton's step would in the directions that the data inform.
+The site has the precision Λ without its negative part (in coordinates where diag |Λ| = 1) and eta = ∇f_i + Λ θ. In the
+directions that the data determine, its mode is at the end of a Newton step.
 
-Here, too, is where every belief begins, and what is asked of a batch of them, one for each agent.
+The module also has the initial belief, and functions of a batch of beliefs, one for each agent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent
 def local_laplace(
     derivatives: Derivatives, problem: Problem, batch: Batch, prior_share: Tensor | None, start: Tensor
 ) -> Gaussian:
-    """Laplace sites (C,), not negative, from `start` (C, D); `prior_share` (C,) is c_i, None for zero."""
+    """Laplace sites (C,), positive semidefinite, by a search from `start` (C, D); `prior_share` (C,) is c_i or None."""
     ascent = NewtonAscent.begin(start, dense=derivatives.structure == "full")
     for _ in range(MAX_ITERATIONS):
         points = ascent.trial[None]
@@ -42,9 +42,9 @@ def local_laplace(
         gain = ascent.length.square()
         if bool((gain <= torch.finfo(gain.dtype).eps * ascent.value.abs()).all()):
             break
-    found = Moments(ascent.value, ascent.score, _positive_part(ascent.curvature))
-    site = site_of(found, ascent.points)
-    # A climb that has seen no finite density has the curvature it began with, which is of no rows.
+    at_end = Moments(ascent.value, ascent.score, _positive_part(ascent.curvature))
+    site = site_of(at_end, ascent.points)
+    # A search that has evaluated no finite density still has its initial curvature, which is no information.
     unknown = type(site)(site.precision * torch.nan, site.eta * torch.nan)
     return where(ascent.value.isfinite(), site, unknown)
 
@@ -55,8 +55,8 @@ def _positive_part(curvature: Tensor) -> Tensor:
         return curvature.clamp_min(0.0)
     diagonal = curvature.diagonal(dim1=-2, dim2=-1).abs()
     root = diagonal.clamp_min(torch.finfo(diagonal.dtype).tiny).sqrt()
-    kept = positive_part(curvature / root.unsqueeze(-1) / root.unsqueeze(-2))
-    return kept * root.unsqueeze(-1) * root.unsqueeze(-2)
+    scaled = positive_part(curvature / root.unsqueeze(-1) / root.unsqueeze(-2))
+    return scaled * root.unsqueeze(-1) * root.unsqueeze(-2)
 
 
 def gaussian_prior(algorithm: SpreadGaussian, problem: Problem, drawn: bool, generator: torch.Generator) -> Gaussian:
@@ -77,7 +77,7 @@ def gaussian_prior(algorithm: SpreadGaussian, problem: Problem, drawn: bool, gen
 
 
 def repeated(q: Gaussian, agents: int) -> Gaussian:
-    """One Gaussian (1,) for each of so many agents, (A,)."""
+    """One Gaussian (1,), repeated for this many agents, (A,)."""
     return type(q)(*(part.expand(agents, *part.shape[1:]) for part in (q.precision, q.eta)))
 
 
@@ -93,5 +93,5 @@ def range_over_agents(values: Tensor) -> Tensor:
 
 
 def or_infinity(value: Tensor) -> float:
-    """A diagnostic as a number, infinite where it is undefined (beliefs that are not proper yet)."""
+    """A diagnostic as a number; infinite if undefined, as for beliefs that are not proper yet."""
     return float(value) if bool(torch.isfinite(value)) else float("inf")

@@ -3,25 +3,25 @@
 Source: Guo et al., *Federated learning as variational inference*, Algorithm 1 (FedEP: cavity, tilted, site);
 Kia et al., *Tutorial on dynamic average consensus* (2019), for tracking a sum whose terms change.
 
-Agent i holds its site t_i and its own copy q_i of the global approximation. In a round, at its copy,
+Agent i has a site t_i and a copy q_i of the global approximation. In a round it computes at its copy
 
     cavity   q_i / t_i,        tilted   p̃_i ∝ q_i p(D_i | θ) p(θ)^(c_i) / t_i
     q̂_i = the Gaussian with the tilted distribution's moments,     t_i^new = t_i q̂_i / q_i
     b_i = q_i (t_i^new / t_i)^(1 / v_i),     q_i ← Π_j b_j^(W_ij)
 
-so that Σ_i v_i q_i = Σ_i t_i at all times (see `peers.peer_gaussian`), and where nothing moves any more all
-copies are one q = Π t_i of which every tilted distribution has the moments: FedEP's fixed point, on any
-connected graph, one that changes from round to round included.
+so that Σ_i v_i q_i = Σ_i t_i in every round (see `peers.peer_gaussian`). At a fixed point all copies are equal,
+q = Π t_i, and every tilted distribution has the moments of q. This is FedEP's fixed point, on any connected graph,
+including graphs that change from round to round.
 
 Tilted moments are self-normalised averages at the standardised Sobol points z_s of q_i,
 
     w_s ∝ p(D_i | z_s) p(z_s)^(c_i) / t_i(z_s),
 
-which are uniform where the site is as good as its likelihood, so that the rule is exact for a conjugate model and needs
-no gradient. The record shows the share of effective points. It starts from `P2PVI`'s answer.
+which are uniform if the site equals the likelihood, so that the rule is exact for conjugate models. It needs no
+gradients. The record contains the share of effective points. The run starts from the result of `P2PVI`.
 
-Deviation: a covariance's tilted moments use the same points for both moments, so a cavity that is much wider than q_i
-is seen only where q_i has mass; `min_effective` holds back a site whose weights are too uneven.
+Deviation: mean and covariance use the same points, which cover a cavity much wider than q_i only where q_i has mass. A
+site is not updated if its weights leave fewer effective points than the share `min_effective`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class P2PEP(PeerGaussian):
         num_points: Sobol points for expectations under a belief in `P2PVI`, which comes first; even.
         tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
             more than this share, and agents differ by no more.
-        damping: share of a site's change that is made in a round, in (0, 1].
+        damping: fraction of a site's change in a round, in (0, 1].
         gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
             `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each
             round).
@@ -109,9 +109,9 @@ class P2PEP(PeerGaussian):
         usable = q.is_proper() & (effective >= self.min_effective) & matched.is_proper()
         change = where(usable, matched / q, flat_like(q))
         message, fraction = public_belief(q, change ** (1.0 / shared["centrality"]), q.is_proper(), self.damping)
-        after = agent._replace(site=agent.site * change**fraction)
+        new_agent = agent._replace(site=agent.site * change**fraction)
         info = {"fraction": fraction * usable, "effective_points": effective, **self.traces(q)}
-        return as_state(message), {**local, **as_entries(after)}, info
+        return as_state(message), {**local, **as_entries(new_agent)}, info
 
     def _tilted(
         self, problem: Problem, q: Gaussian, site: Gaussian, batch: Batch, prior_share: Tensor

@@ -1,11 +1,11 @@
-"""Decentralised federated averaging: the baseline that peer-to-peer inference is compared with.
+"""Decentralised federated averaging, a baseline for peer-to-peer inference.
 
 Source: McMahan et al. (2017), over a graph as in Lian et al. (2017), references [10] and [22] of Wang et al.
 
     θ_i ← Σ_j W_ij (θ_j after L local steps of SGD on -log p_j / N_j)
 
 Wang et al., Section V-B1: "FedAvg can also be viewed as a decentralized SGD method over a fully connected
-network", W_ij = 1/N. A point at every agent, not a posterior: agents' single draws are labelled so.
+network", W_ij = 1/N. The result is a point at every agent, not a posterior.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class P2PFedAvg(LocalSGD, OnGraph):
 
     additive: ClassVar[bool] = False
     without: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("damping", "server_optimiser"), "agents mix by the graph; FedAvg has a server"
+        ("damping", "server_optimiser"), "agents mix over the graph; use FedAvg, which has a server"
     )
 
     gossip_steps: int = 1
@@ -69,8 +69,8 @@ class P2PFedAvg(LocalSGD, OnGraph):
         check_at_least(self, 1, "gossip_steps")
 
     def contributions(self) -> Contributions:
-        """The agents' steps, which cannot be bounded: the points that agents mix keep what they have received."""
-        obstacle = "what a lie has moved no later round takes back; use FedAvg, or P2PVI, whose agents keep sites"
+        """The agents' steps, which cannot be bounded, because mixed points cannot be corrected later."""
+        obstacle = "later rounds cannot undo a malicious update; use FedAvg, or P2PVI, whose agents keep sites"
         return StepContributions(self, obstacle)
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
@@ -85,7 +85,7 @@ class P2PFedAvg(LocalSGD, OnGraph):
         return {"point": server["point"].expand(num_clients, -1).clone()}, local
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Make L steps of SGD; the message is their end."""
+        """Take L steps of SGD; the message is the last point."""
         total = torch.full_like(data.num_rows, problem.num_rows)
         message, local, info = super().local_step(problem, {**shared, "num_rows": total}, local, data, noise)
         return {"point": shared["point"] + message["delta"]}, local, info
@@ -97,11 +97,11 @@ class P2PFedAvg(LocalSGD, OnGraph):
         return {"point": mix(weights, messages["point"])}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Largest step of an agent, and the largest distance of an agent from the mean."""
-        apart = (after["point"] - after["point"].mean(0)).norm(dim=-1).amax()
+        """The largest step of an agent, and the largest distance of an agent from the mean."""
+        disagreement = (after["point"] - after["point"].mean(0)).norm(dim=-1).amax()
         return {
             "change": float((after["point"] - before["point"]).norm(dim=-1).amax()),
-            "distance": float(apart),
+            "distance": float(disagreement),
         }
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -111,7 +111,7 @@ class P2PFedAvg(LocalSGD, OnGraph):
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class PeerBurnIn(P2PFedAvg, BurnIn):
-    """`P2PFedAvg` on minibatches by Adam, for the rounds with which another algorithm begins."""
+    """`P2PFedAvg` on minibatches by Adam, for the first rounds of another algorithm."""
 
     step_size: float = BurnIn.step_size  # Adam's rate, from round `rising` on
     batch_size: int | None = BurnIn.batch_size  # rows a step; None takes all
@@ -124,13 +124,13 @@ class PeerBurnIn(P2PFedAvg, BurnIn):
         return shared, {**local, "rounds_before": torch.zeros(num_clients, dtype=torch.int64)}
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Make L steps of Adam, at the rate of the agent's own count of rounds."""
+        """Take L steps of Adam, at the rate for the agent's own count of rounds."""
         known = {**shared, "rounds_before": local["rounds_before"]}
         message, _, info = super().local_step(problem, known, local, data, noise)
         return message, {"rounds_before": local["rounds_before"] + 1}, info
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """As many steps in a round as make the agents agree; one if groups take turns."""
+        """The number of steps after which agents agree; one if groups take turns."""
         if graph.active(0) is not None:
             return 1
         return graph.consensus(self.gossip_tolerance).steps

@@ -166,7 +166,3 @@ class GuidedP2PVI(PeerBeliefs, GuideSites):
         each = zip(shared["natural"], shared["seed"], strict=True)
         draws = [family.sample(natural, self.kept_draw_count, int(seed)) for natural, seed in each]
         return {**shared, "draws": torch.stack(draws)}
-
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Each agent's draws, each once: (A, S, D), or the first `num_draws` of them."""
-        return shared["draws"][:, :num_draws]

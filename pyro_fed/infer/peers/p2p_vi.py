@@ -5,35 +5,35 @@ Every round, agent i
     1. updates its belief by its own data,  b_i = argmin_π KL(π || q_i) + E_π[-log f(D_i)]           (3)
     2. sends b_i to its neighbours and takes the weighted product,  q_i = Π_j b_j^(W_ij) / Z          (4), (8)
 
-Update (3) is solved by a tilted inference, as at clients of FedEP (`ep.tilted`): by default by an expected Newton
-step (a natural gradient of the ELBO), in closed form where the model is conjugate: the site of a batch, t, is the
-quadratic with E_π[∇ log f] and E_π[∇² log f], and b_i = q_i t. Or by Bayes by backprop, as in Section V: u steps of
-Adam on a Gaussian guide (`guides.gaussian_guides`).
+Update (3) is solved by a tilted inference, as at the clients of FedEP (`ep.tilted`). The default is an expected Newton
+step, a natural gradient of the ELBO, which is exact for conjugate models: the site t of a batch is the quadratic with
+E_π[∇ log f] and E_π[∇² log f], and b_i = q_i t. The alternative is Bayes by backprop as in Section V: u steps of Adam
+on a Gaussian guide (`guides.gaussian_guides`).
 Letters: W `graph`, v `centrality`, q_i `shared`, b_i message, t_i `local`.
 
-Weighting. As published, beliefs end near  p(θ) Π_j p(D_j | θ)^(v_j)  after each datum was used once: about
-1/A of the data count; and agents that use their data again in every round, as in Section V, count them
-again without end. `weighting="paper"` is that. `weighting="exact"` is the default: likelihoods are raised
-to 1/v_i, and an agent that comes back to its data replaces its old site instead of adding a new one (see
-`peers.peer_gaussian`), so that every agent ends at one posterior, that of the pooled data: exactly, for a
-conjugate model; the variational posterior (PVI's and FedEP's fixed point), otherwise.
+Weighting. As published, beliefs are near  p(θ) Π_j p(D_j | θ)^(v_j)  after each datum was used once, which counts about
+1/A of the data. Agents that reuse their data in every round, as in Section V, count them again each time.
+`weighting="paper"` does this. With the default, `weighting="exact"`, likelihoods are raised to 1/v_i, and an agent that
+reuses its data replaces its old site instead of adding a new one (see `peers.peer_gaussian`). Every agent then
+converges to the posterior of the pooled data, or for models that are not conjugate to the variational posterior (the
+fixed point of PVI and FedEP).
 
-Data. `batch_size=None`: all of an agent's rows in every round. With a batch size each round takes the
-agent's next rows, in order, each once; its belief then waits for the others.
+Data. With `batch_size=None` every round uses all of an agent's rows. With a batch size each round uses the agent's next
+rows, in order, each once; afterwards the agent's site does not change.
 
-Acceleration. After the consensus an agent sees what the step from the last point was, x → G(x) = q_i, and takes its
-next site not at q_i but at the point that Anderson's rule extrapolates from there (`peer_sites.History`). The sum of
-the sites, and so the posterior to which all converge, does not depend on where sites were taken on the way.
-Acceleration needs agents that agree: with a hundredth of their disagreement left over (changes go into beliefs 1 / v_i
-times) steps differ from agent to agent, and rounds are twice as many.
+Acceleration. After the consensus an agent knows the step from its last point, x → G(x) = q_i. It takes its next site at
+the point that Anderson acceleration extrapolates from there (`peer_sites.History`). The sum of the sites, and hence the
+limit, does not depend on the points at which earlier sites were taken. Acceleration requires agents that agree: if a
+hundredth of their disagreement remains, steps differ from agent to agent (changes enter beliefs 1 / v_i times), and
+twice as many rounds are needed.
 
-Scores that jump, as those of a median regression's rows, have no curvature at a point, so there is no Laplace
-approximation, and the expected curvature changes over the SDs of the belief. Agents then begin at the prior, if that is
-proper, and make half of a change in a round. (Whole changes overshoot, each by more than the last.)
+Non-smooth rows. Discontinuous scores, as of a median regression, have no curvature at a point, so there is no Laplace
+approximation, and the expected curvature changes within the SDs of the belief. Agents then start from the prior, if it
+is proper, and take half of a change in a round; whole changes overshoot and diverge.
 
-Ambiguous in the paper: whether in Section V q^(t-1) stands fixed during the u local updates of a round (here it does),
-how a minibatch's likelihood is scaled there against the KL of Eq. (3) (each row counts once a round), and whether an
-agent outside the current star trains (it sleeps).
+Ambiguous in the paper: whether q^(t-1) stays fixed during the u local updates of a round in Section V (here it does),
+how a minibatch's likelihood is scaled relative to the KL of Eq. (3) (here each row counts once per round), and whether
+an agent outside the current star trains (here it does not).
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ from pyro_fed.infer.peers.peer_sites import (
     Agent,
     History,
     Turn,
+    complete_consensus_belief,
+    improper_with_sites,
     new_site,
     public_belief,
-    seen_whole,
-    without_distribution,
 )
 from pyro_fed.infer.peers.update import Newton, Update, check_update
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, is_finite, where
@@ -93,8 +93,8 @@ class P2PVI(PeerGaussian):
         tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
             more than this share, and agents differ by no more. There is no such end with "svi", whose steps are
             random, nor as published if data count again in every round.
-        damping: share of a site's change that is made in a round, in (0, 1]; a half if it is not set and
-            scores jump, as those of a median regression or of a lasso's prior.
+        damping: fraction of a site's change in a round, in (0, 1]; 1/2 if it is not set and scores are discontinuous,
+            as those of a median regression or of a lasso's prior.
         gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
             `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each
             round).
@@ -147,19 +147,16 @@ class P2PVI(PeerGaussian):
         resolve(self, "update", Update)
         self._check_start()
         check_update(self, self.solver, self.accelerates)
-        if not self._ends:
+        if not self._has_criterion:
             refuse_unused(
                 self,
-                "this update has no criterion of convergence, it takes all its rounds; one that has is update='newton' "
-                "with weighting='exact'",
+                "this update has no criterion of convergence; use update='newton' with weighting='exact' for one",
                 "tolerance",
             )
 
     def _check_start(self) -> None:
         if self.weighting == "exact" and self.start == "draw":
-            raise SettingError(
-                "P2PVI: start='draw' puts a false prior mean into the answer; it needs weighting='paper'"
-            )
+            raise SettingError("P2PVI: start='draw' uses a wrong prior mean; it needs weighting='paper'")
         averages = self.solver.by_gradients
         if (self.start == "fedavg") != (averages and self.start != "auto") or (averages and self.weighting == "paper"):
             raise SettingError(
@@ -196,7 +193,7 @@ class P2PVI(PeerGaussian):
 
     @property
     def keeps_site(self) -> bool:
-        """Whether an agent replaces its site instead of adding to its belief."""
+        """Whether an agent replaces its old site instead of adding a new one."""
         return self.weighting == "exact" and self.batch_size is None
 
     def weight(self, v: Tensor) -> Tensor:
@@ -220,7 +217,7 @@ class P2PVI(PeerGaussian):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from flat beliefs, or from the prior at every agent; no row is used."""
+        """Start from flat beliefs, or from the prior at every agent, without using rows."""
         if self.start == "fedavg":
             shared, local = networks.first_states(problem, num_clients, start, self)
             return shared, local | as_entries(Turn(torch.zeros_like(shared["eta"][:, 0], dtype=torch.int64)))
@@ -236,19 +233,19 @@ class P2PVI(PeerGaussian):
         return shared, local | as_entries(turn)
 
     def on_graph(self, graph: Graph) -> Self:
-        """Turn acceleration off if a round's consensus is not complete: agents then do not see whole steps."""
+        """This algorithm; without acceleration if a round's consensus is incomplete, since steps are then unknown."""
         peers = super().on_graph(graph)
         complete = graph.active(0) is None and not graph.random and self.gossip_steps is None
         return peers if complete else peers.unaccelerated()
 
     @property
     def accelerates(self) -> bool:
-        """Whether sites are taken at Anderson's points, which needs single, undamped steps that are seen whole."""
+        """Whether sites are taken at accelerated points, which needs single, undamped steps and complete consensus."""
         single = self.keeps_site and self.solver.newton_steps == 1 and self.damping == 1
         return single and self.solver.memory > 1
 
     def unaccelerated(self) -> Self:
-        """The algorithm with an update that keeps no history of rounds."""
+        """The algorithm with an update that has no history of rounds."""
         if self.solver.memory == 1:
             return self
         return replace(self, update=replace(cast(Newton, self.update), memory=1))
@@ -258,47 +255,51 @@ class P2PVI(PeerGaussian):
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Solve Eq. (3): the public beliefs b_i = q_i (t_i^new / t_i)^(s / v_i) of C agents."""
-        held = self.share_held(local["prior_share"], shared["centrality"])
+        prior_share = self.site_prior_share(local["prior_share"], shared["centrality"])
         if self.start == "fedavg":
             solver = cast(IVON, self.solver)
-            belief, news, made = networks.step(self, solver, self.damping, problem, shared, local, held, data, noise)
+            belief, new_entries, fraction = networks.step(
+                self, solver, self.damping, problem, shared, local, prior_share, data, noise
+            )
         else:
-            belief, news, made = self._tilted_step(problem, shared, local, held, data, noise)
-        next_row = entries_as(Turn, {**local, **news}).next_row
-        left = data.num_rows - next_row if self.batch_size else torch.zeros_like(next_row)
-        info = {"fraction": made, "rows_left": left.double(), **self.traces(gaussian(shared))}
-        return as_state(belief), {**news, "prior_share": held}, info
+            belief, new_entries, fraction = self._tilted_step(problem, shared, local, prior_share, data, noise)
+        next_row = entries_as(Turn, {**local, **new_entries}).next_row
+        rows_left = data.num_rows - next_row if self.batch_size else torch.zeros_like(next_row)
+        info = {"fraction": fraction, "rows_left": rows_left.double(), **self.traces(gaussian(shared))}
+        return as_state(belief), {**new_entries, "prior_share": prior_share}, info
 
     def _tilted_step(
-        self, problem: Problem, shared: State, local: State, held: Tensor, data: ClientData, noise: Noise
+        self, problem: Problem, shared: State, local: State, prior_share: Tensor, data: ClientData, noise: Noise
     ) -> tuple[Gaussian, State, Tensor]:
-        """b_i, the changes of the agents' states, and the fraction s of each site's change that is made, (C,)."""
+        """b_i, the changes of the agents' states, and the fraction s of each site's change, (C,)."""
         q, weight, agent = gaussian(shared), self.weight(shared["centrality"]), entries_as(Agent, local)
-        old = agent.site if self.keeps_site else flat_like(q)  # as published a site is added to those before
-        turn, at, lost, news = entries_as(Turn, local), q, without_distribution(q, agent.site), State()
+        old_site = agent.site if self.keeps_site else flat_like(q)  # as published, a new site is added
+        turn, points, is_improper, new_entries = entries_as(Turn, local), q, improper_with_sites(q, agent.site), State()
         rows, next_row = turn.rows(data, self.batch_size)
         if self.accelerates:
             history = entries_as(History, local).look_ahead(q)
-            at = history.at
-            news |= as_entries(history)
-        strict = None if turn.strict is None else turn.strict | lost
+            points = history.at
+            new_entries |= as_entries(history)
+        strict = None if turn.strict is None else turn.strict | is_improper
         pace = None if turn.pace is None else turn.pace * self.solver.round_decay
-        news |= as_entries(Turn(next_row, strict, pace))
-        share = held if self.keeps_site else torch.where(agent.prior_share == 0, held, 0.0)
-        numerics, received = numerics_of(self, problem, share), Received(at, at / old, turn.pace)
-        answer, known = new_site(self.solver, problem, numerics, received, rows, noise, agent, weight, lost)
-        improper = ~answer.usable & is_finite(answer.site)  # what is not finite is sent: the round refuses it
-        site, proper = where(improper, old, answer.site), known & q.is_proper()
-        change = site / old
+        new_entries |= as_entries(Turn(next_row, strict, pace))
+        share = prior_share if self.keeps_site else torch.where(agent.prior_share == 0, prior_share, 0.0)
+        numerics, received = numerics_of(self, problem, share), Received(points, points / old_site, turn.pace)
+        tilted, is_proper = new_site(self.solver, problem, numerics, received, rows, noise, agent, weight, is_improper)
+        improper = ~tilted.usable & is_finite(
+            tilted.site
+        )  # sites that are not finite are sent, and the round rejects them
+        site, proper = where(improper, old_site, tilted.site), is_proper & q.is_proper()
+        change = site / old_site
         if strict is not None:
-            belief, fraction = seen_whole(q, old, site, weight, proper, strict)
+            belief, fraction = complete_consensus_belief(q, old_site, site, weight, proper, strict)
         else:
             belief, fraction = public_belief(q, change**weight, proper, self.damping)
-        site = old * change**fraction if self.keeps_site else agent.site
-        return belief, {**as_entries(agent._replace(site=site)), **news}, fraction * answer.usable
+        site = old_site * change**fraction if self.keeps_site else agent.site
+        return belief, {**as_entries(agent._replace(site=site)), **new_entries}, fraction * tilted.usable
 
     @property
-    def _ends(self) -> bool:
+    def _has_criterion(self) -> bool:
         """Whether there is a criterion of convergence."""
         return self.solver.deterministic and (self.weighting == "exact" or self.batch_size is not None)
 
@@ -306,14 +307,14 @@ class P2PVI(PeerGaussian):
         return PeerContributions(self)
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether agents agree and have converged; where data stream in, whether they do not move at all."""
-        if not self._ends:
+        """Whether agents agree and have converged; with a batch size, whether beliefs do not move at all."""
+        if not self._has_criterion:
             return None
-        settled = super().converged(figures)
-        return settled if self.batch_size is None else settled and figures[-1]["change"] < SAME_SHARE
+        has_converged = super().converged(figures)
+        return has_converged if self.batch_size is None else has_converged and figures[-1]["change"] < SAME_SHARE
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about a target other than the posterior, and about rows that no round has reached."""
+        """Warnings about a target other than the posterior, and about rows that no round has used."""
         published, drawn = self.weighting == "paper", self.start == "draw"
         return [
             *(findings.published_target(record, self.batch_size, drawn) if published else []),

@@ -1,22 +1,22 @@
-"""What peer-to-peer algorithms of Gaussian beliefs share: states, consensus, disagreement.
+"""Base classes of peer-to-peer algorithms with Gaussian beliefs: states, consensus and disagreement.
 
 Source: Wang et al., *Peer-to-peer variational federated learning over arbitrary graphs*, Eq. (4) and (8);
 Kia et al., *Tutorial on dynamic average consensus* (2019), for tracking.
 
     q_i ← Σ_j W_ij b_j        on natural parameters, Eq. (8)
 
-with q_i the agents' beliefs (`shared`), b_i the public ones (messages), and t_i the agents' sites (`peer_sites.Agent`).
+with q_i the agents' beliefs (`shared`), b_i the public beliefs (messages), and t_i the sites (`peer_sites.Agent`).
 
-**Every change counts once.** With v(t) = v(t+1) W(t), consensus keeps Σ_i v_i q_i, so a change that agent i adds to its
-belief enters every belief with weight v_i(t). An agent whose site changes by δ_i therefore adds δ_i / v_i(t):
+**Every change counts once.** With v(t) = v(t+1) W(t), consensus preserves Σ_i v_i q_i, so a change that agent i adds to
+its belief enters every belief with weight v_i(t). An agent whose site changes by δ_i therefore adds δ_i / v_i(t):
 
     b_i = q_i + (t_i^new - t_i^old) / v_i(t)     ⟹     Σ_i v_i(t) q_i(t) = Σ_i t_i     in every round
 
-which is dynamic average consensus. Beliefs start flat (zero), so that the sum is exactly that of the sites,
-and the prior is shared out: agent i's site is that of  log p(D_i | θ) + c_i log p(θ)  with c_i = v_i at the
-agent's first round, Σ_i c_i = 1. No agent needs to know more than its own centrality.
+which is dynamic average consensus. Beliefs start flat (zero), so that the sum is exactly that of the sites. The prior
+is divided among the agents: agent i's site is that of  log p(D_i | θ) + c_i log p(θ)  with c_i = v_i at the agent's
+first round, Σ_i c_i = 1. An agent needs to know only its own centrality.
 
-Sites and the beliefs that follow from them are in `peer_sites`.
+`peer_sites` computes sites and public beliefs.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ from pyro_fed.infer.sites.gaussian_sites import (
 from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Where Newton's method ends before beliefs are mixed, in SDs: later rounds take sites anew. On the way to a mode at
-#: infinity steps get shorter in SDs, and agents that ended at half an SD there would call an improper posterior normal.
+#: Tolerance of Newton's method before beliefs are mixed, in SDs; later rounds replace the sites. On the way to a mode
+#: at infinity steps shorten in SDs, and a tolerance of half an SD would accept an improper posterior.
 START_TOLERANCE = 1e-2
-#: Share of their disagreement that agents have after a round's consensus, if none is set.
+#: Default share of the agents' disagreement that remains after a round's consensus.
 GOSSIP_TOLERANCE = 1e-2
 #: The same if rounds are accelerated.
 ACCELERATED_GOSSIP_TOLERANCE = 1e-4
@@ -78,7 +78,7 @@ class PeerBeliefs(Algorithm, OnGraph):
     draws_are: ClassVar[str] = "agents"
 
     tolerance: float = 1e-4
-    damping: float = 1.0  # share of a site's change that is made in a round
+    damping: float = 1.0  # fraction of a site's change in a round
     # consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
     # `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each round)
     gossip_steps: int | None = None
@@ -92,27 +92,31 @@ class PeerBeliefs(Algorithm, OnGraph):
             check_between(self, "gossip_tolerance", 0, MAX_TOLERANCE)
         check_at_least(self, 1, "gossip_steps", allow_none=True)
         if self.gossip_steps is not None:
-            refuse_unused(self, f"gossip_steps={self.gossip_steps} says how many; leave that out", "gossip_tolerance")
+            refuse_unused(
+                self,
+                f"gossip_steps={self.gossip_steps} already determines the number of steps; remove it",
+                "gossip_tolerance",
+            )
 
     @property
     def accelerates(self) -> bool:
-        """Whether sites are taken at points beyond the beliefs, which needs whole steps."""
+        """Whether sites are taken at extrapolated points, which needs complete consensus."""
         return False
 
     @property
-    def left_apart(self) -> float:
-        """The share of their disagreement that agents have after a round; by default less with acceleration."""
+    def remaining_disagreement(self) -> float:
+        """The share of the agents' disagreement that remains after a round; less with acceleration by default."""
         if self.gossip_tolerance is not None:
             return self.gossip_tolerance
         return ACCELERATED_GOSSIP_TOLERANCE if self.accelerates else GOSSIP_TOLERANCE
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """The number of steps as set; exactness needs a centrality that sleepers and failures do not change."""
+        """The number of steps; exactness needs a centrality that absent agents and failures do not change."""
         if self.needs_centrality:
             require_centrality(graph, type(self).__name__, sleepers)
         grouped = graph.active(0) is not None
         if self.gossip_steps is None:
-            return 1 if grouped else graph.consensus(self.left_apart).steps
+            return 1 if grouped else graph.consensus(self.remaining_disagreement).steps
         if grouped and self.gossip_steps > 1:
             raise GraphError(f"gossip_steps must be 1 where groups take turns, received {self.gossip_steps}")
         return self.gossip_steps
@@ -121,12 +125,12 @@ class PeerBeliefs(Algorithm, OnGraph):
         """The fewest steps that shrink disagreement by the tolerance; or `gossip_steps` steps of W itself."""
         steps = self.consensus_steps(graph, sleepers)
         if self.gossip_steps is None and graph.active(0) is None:
-            return graph.consensus(self.left_apart)
+            return graph.consensus(self.remaining_disagreement)
         return Consensus((0.0,) * steps)
 
     @property
     def needs_centrality(self) -> bool:
-        """Whether the answer depends on a correct centrality."""
+        """Whether the result depends on a correct centrality."""
         return True
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
@@ -134,20 +138,20 @@ class PeerBeliefs(Algorithm, OnGraph):
         return {name: mix(weights, value) for name, value in messages.items()}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Largest move of an agent's mean (in SDs) or log SD, and the largest distance between agents'."""
+        """The largest move of an agent's mean (in SDs) or log SD, and the largest distance between agents."""
         return self.figures_of_witness(self.witness(before, after))
 
-    def figures_of_witness(self, told: State) -> dict[str, float]:
+    def figures_of_witness(self, witness: State) -> dict[str, float]:
         """The largest of the moves, and the largest distance between the beliefs."""
-        mean, sd = told["mean"], told["sd"]
-        apart = torch.maximum(range_over_agents(mean) / sd.mean(0), range_over_agents(sd.log())).amax()
-        return {"change": or_infinity(told["moved"].amax()), "disagreement": or_infinity(apart)}
+        mean, sd = witness["mean"], witness["sd"]
+        disagreement = torch.maximum(range_over_agents(mean) / sd.mean(0), range_over_agents(sd.log())).amax()
+        return {"change": or_infinity(witness["moved"].amax()), "disagreement": or_infinity(disagreement)}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         return max(figures[-1]["change"], figures[-1]["disagreement"]) < self.tolerance
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about agents that disagree at the end, and about sites that could not move."""
+        """Warnings about agents that disagree at the end, and about sites that could not change."""
         return findings.disagreement(record) + findings.stalled_agents(record)
 
 
@@ -195,7 +199,7 @@ class PeerGaussian(PeerBeliefs, SpreadGaussian):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from flat beliefs and sites, or from those of the phase before."""
+        """Start from flat beliefs and sites, or from the states of the previous phase."""
         if start is not None and "anchor_eta" in start.local:
             return dict(start.shared), dict(start.local)
         flat = beliefs = anchor = flat_site(problem, self.structure, num_clients)
@@ -205,7 +209,7 @@ class PeerGaussian(PeerBeliefs, SpreadGaussian):
                 anchor = repeated(add_batch_axis(fit_prior(self, problem, generator)), num_clients)
         else:
             point, anchor = start.local["point"], gaussian(start.local)
-            if bool((back := start.local["back"].bool()).any()):  # of a point that is no mode
+            if bool((back := start.local["back"].bool()).any()):  # the point is not a mode
                 around = at_mean(absolute(anchor)[0], point)
                 anchor = where(back, self.narrowed(problem, around), anchor)
         if self.starts_at_prior:
@@ -219,22 +223,22 @@ class PeerGaussian(PeerBeliefs, SpreadGaussian):
 
     @property
     def starts_at_prior(self) -> bool:
-        """Whether beliefs begin as the prior, so that no site holds a share of it."""
+        """Whether beliefs start as the prior, so that sites contain no share of it."""
         return self.start in ("prior", "draw")
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         return message_limits.outlying_sites(messages)
 
     # -- sites ----------------------------------------------------------------------------------------------
-    def share_held(self, share: Tensor, centrality: Tensor) -> Tensor:
-        """c_i, (C,), that each agent's site holds from this round on; zero if the beliefs hold the prior."""
+    def site_prior_share(self, share: Tensor, centrality: Tensor) -> Tensor:
+        """c_i, (C,), the prior's share in each agent's site from this round on; 0 if beliefs contain the prior."""
         if self.starts_at_prior:
             return torch.zeros_like(share)
         return torch.where(share > 0, share, centrality)
 
     # -- what the record shows ------------------------------------------------------------------------------
     def traces(self, q: Gaussian) -> State:
-        """Means and SDs at the beginning of the round, if they are recorded."""
+        """Means and SDs at the beginning of the round, if `trace` is set."""
         if not self.trace:
             return {}
         mean, sd = moments_of(q)

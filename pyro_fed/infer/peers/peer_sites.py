@@ -1,28 +1,27 @@
-"""An agent's new site, and the belief that it makes public: what `P2PVI` and its kin do between two consensus steps.
+"""An agent's new site and its public belief: the local part of a round of `P2PVI` and related algorithms.
 
     t_i^new   the expected Newton site of  log p(D_i | θ) + c_i log p(θ)  under the belief q_i
     b_i = q_i (t_i^new / t_i)^(s / v_i)        s the largest share up to the damping that leaves b_i proper,
-                                               or its part of the consensus, see `seen_whole`
+                                               or its part of the consensus, see `complete_consensus_belief`
 
-An agent whose belief is not yet proper cannot take expectations under it: its first site is taken under the
-Laplace approximation of `consensus_laplace`, its anchor, or is its own (`local_laplace`).
+Expectations need a proper belief. An agent whose belief is not yet proper takes its first site under the Laplace
+approximation of `consensus_laplace`, its anchor, or uses its own Laplace approximation (`local_laplace`).
 
-The product of the first sites need not be a distribution: expected Hessians of a network are negative in some
-directions. That of the sites l_i of the curvature at the anchor's mean is one: Π_i l_i is the anchor. So a first site
-without a precision of its own is
+The product of the first sites may be improper, because expected Hessians of a network are negative in some directions.
+The product of the sites l_i with the curvature at the anchor's mean is proper: Π_i l_i is the anchor. A first site that
+is improper is therefore replaced by
 
     l_i (t_i / l_i)^s       s the largest share that leaves  anchor (t_i / l_i)^(s / v_i)  proper
 
-whose product is a mean of these, and proper.
+so that the product is proper.
 
-The product of these with sites that have a precision of their own may not be a distribution: every agent sees that
-after the consensus. From then on, until beliefs are proper, all agents' first sites are bent in the same way, towards
-a_i, the agent's part anchor^(v_i) of the anchor in place of l_i: their product is the anchor, even if Newton's method
-has not converged, and the product of the l_i, curvatures at a point that is not a mode, is no distribution.
+The product with the proper first sites of other agents may still be improper, which every agent observes after the
+consensus. Until beliefs are proper, all agents then replace their first sites by the same rule with anchor^(v_i) in
+place of l_i. The product of these is the anchor, even if Newton's method has not converged. The product of the l_i,
+curvatures at a point that is not a mode, would be improper then.
 
-Letters: c_i `prior_share`, as in `peer_gaussian`. What agents keep between rounds is here too: `History` is Anderson
-acceleration (`ops.anderson`) seen from one agent. Histories agree as far as beliefs do; where they differ, only the
-points differ at which sites are taken.
+Letters: c_i `prior_share`, as in `peer_gaussian`. `History` is Anderson acceleration (`ops.anderson`) at one agent. If
+the histories of agents differ, only the points at which they take sites differ.
 """
 
 from __future__ import annotations
@@ -46,26 +45,26 @@ from pyro_fed.ops.gaussian import Gaussian
 
 
 class Agent(NamedTuple):
-    """An agent of `PeerGaussian` and its kin."""
+    """The state of an agent of `PeerGaussian` and related algorithms."""
 
     site: Annotated[Gaussian, ""]  # t_i
     prior_share: Tensor  # c_i, the prior's share in it, (A,); zero before the first round
-    # Laplace's approximation of all data, under which the first site is taken; improper where it has none
+    # the Laplace approximation of all data, under which the first site is taken; improper if there is none
     anchor: Gaussian
-    start: Tensor  # the point (A, D) at which its search for one of its own data begins
+    start: Tensor  # start of the search for the Laplace approximation of its own data, (A, D)
 
 
 class Turn(NamedTuple):
-    """Where an agent of `P2PVI` stands in its turns."""
+    """The position of an agent of `P2PVI` in its data, and its rates."""
 
     next_row: Tensor  # the row at which its next turn begins, (A,)
-    # whether its beliefs have to be proper, as the product of all sites once was not, (A,); None where rounds are not
-    # accelerated
+    # whether public beliefs must be proper, since the product of all sites was improper once, (A,); None without
+    # acceleration
     strict: Tensor | None = None
-    pace: Tensor | None = None  # factor of the rate of its stochastic steps, (A,); None is one
+    pace: Tensor | None = None  # factor on the rate of stochastic steps, (A,); None is 1
 
     def rows(self, data: ClientData, batch_size: int | None) -> tuple[ClientData, Tensor]:
-        """This turn's rows, all if `batch_size` is None, and the row (A,) where the next turn begins."""
+        """This turn's rows, all if `batch_size` is None, and the first row (A,) of the next turn."""
         if batch_size is None:
             return data, self.next_row
         position = self.next_row[:, None] + torch.arange(batch_size, device=self.next_row.device)
@@ -75,7 +74,7 @@ class Turn(NamedTuple):
 
 
 class History(NamedTuple):
-    """An agent's last rounds; leading axes are agents."""
+    """The last rounds of each agent; leading axes are agents."""
 
     at: Gaussian  # x_i, the point of its last site; NaN before the first
     points: Gaussian  # those of the last M rounds, oldest first, (A, M)
@@ -89,7 +88,7 @@ class History(NamedTuple):
         return cls(at, past, past)
 
     def look_ahead(self, q: Gaussian) -> History:
-        """The histories with a round that ended at beliefs q (A,), `at` the points for the next sites."""
+        """The histories with a round that ended at beliefs q (A,), and with the extrapolated points `at`."""
         points = remember(_swap_leading_axes(self.points), self.at)
         moves = remember(_swap_leading_axes(self.moves), q.quotient(self.at))
         ahead = q.product(acceleration(points, moves, 1.0, StepControl.growth, ACCELERATION["full"][1]))
@@ -111,66 +110,66 @@ def new_site(
     noise: Noise,
     agent: Agent,
     weight: Tensor,
-    lost: Tensor,
+    is_improper: Tensor,
 ) -> tuple[Tilted, Tensor]:
-    """Sites under beliefs or anchors, or an agent's own Laplace approximation; and (C,) whether beliefs are proper."""
+    """Sites under beliefs or anchors, or own Laplace approximations; and whether beliefs are proper, (C,)."""
     q = received.q
-    known = q.is_proper()
-    if bool(known.all()) or not solver.newton_steps:
-        return solver.infer(problem, numerics, received, data, noise), known
-    anchor, usable = agent.anchor, torch.ones_like(known)
+    is_proper = q.is_proper()
+    if bool(is_proper.all()) or not solver.newton_steps:
+        return solver.infer(problem, numerics, received, data, noise), is_proper
+    anchor, usable = agent.anchor, torch.ones_like(is_proper)
     anchored = anchor.is_proper()
-    under = where(known, q, where(anchored, anchor, type(q).from_moments(agent.start, unit_spread(q))))
-    found = known | anchored
-    own = None
-    if not bool(found.all()):
-        own = local_laplace(numerics.derivatives, problem, data.full_batch(), numerics.prior_share, agent.start)
-        if not bool(found.any()):
-            return Tilted(own, usable, {}), known
-    site = site_of(numerics.expected(problem, under, data), under.mean())
-    held = anchored & ~known & ~lost & ~site.is_proper()
-    if bool(held.any()):
-        point = under.mean()[None]
+    base = where(is_proper, q, where(anchored, anchor, type(q).from_moments(agent.start, unit_spread(q))))
+    has_base = is_proper | anchored
+    own_laplace = None
+    if not bool(has_base.all()):
+        own_laplace = local_laplace(numerics.derivatives, problem, data.full_batch(), numerics.prior_share, agent.start)
+        if not bool(has_base.any()):
+            return Tilted(own_laplace, usable, {}), is_proper
+    site = site_of(numerics.expected(problem, base, data), base.mean())
+    needs_anchor = anchored & ~is_proper & ~is_improper & ~site.is_proper()
+    if bool(needs_anchor.any()):
+        point = base.mean()[None]
         moments = numerics.derivatives.of_likelihood(problem, point, data.full_batch())
         moments = with_prior(numerics.derivatives, problem, point, moments, numerics.prior_share)
-        site = where(held, _proper_first_sites(under, site, site_of(moments, under.mean()), weight), site)
-    if bool((lost & anchored).any()):
-        site = where(lost & anchored, _proper_first_sites(under, site, under ** (1.0 / weight), weight), site)
-    return Tilted(site if own is None else where(found, site, own), usable, {}), known
+        site = where(needs_anchor, _proper_first_sites(base, site, site_of(moments, base.mean()), weight), site)
+    if bool((is_improper & anchored).any()):
+        site = where(is_improper & anchored, _proper_first_sites(base, site, base ** (1.0 / weight), weight), site)
+    return Tilted(site if own_laplace is None else where(has_base, site, own_laplace), usable, {}), is_proper
 
 
-def without_distribution(q: Gaussian, old: Gaussian) -> Tensor:
-    """(C,) whether beliefs with sites in them are no distributions; `old`, the sites in them, are flat at first."""
+def improper_with_sites(q: Gaussian, old: Gaussian) -> Tensor:
+    """Whether beliefs are improper although they contain sites, (C,); `old` are these sites, flat at first."""
     return ~q.is_proper() & (old.precision != 0).flatten(1).any(1)
 
 
 def _proper_first_sites(anchor: Gaussian, site: Gaussian, base: Gaussian, weight: Tensor) -> Gaussian:
-    """First sites bent towards a base whose product is the anchor, so that theirs is a distribution: see above."""
+    """First sites moved towards base sites whose product is the anchor, so that their product is proper."""
     change = site / base
     fraction = backtrack(anchor, change**weight, max_fraction=1.0)
     return where(fraction == 1, site, move(base, change, fraction))
 
 
-def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -> tuple[Gaussian, Tensor]:
-    """b = q δ^s, with the largest share s up to `damping` that leaves a proper belief proper; and s (C,)."""
-    safe = where(known, q, type(q).from_moments(q.eta, unit_spread(q)))
-    taken = backtrack(safe, delta, max_fraction=damping)
-    fraction = torch.where(known, taken, 1.0)
+def public_belief(q: Gaussian, delta: Gaussian, is_proper: Tensor, damping: float) -> tuple[Gaussian, Tensor]:
+    """b = q δ^s, with the largest s up to `damping` that leaves a proper belief proper; and s (C,)."""
+    proper_q = where(is_proper, q, type(q).from_moments(q.eta, unit_spread(q)))
+    backtracked = backtrack(proper_q, delta, max_fraction=damping)
+    fraction = torch.where(is_proper, backtracked, 1.0)
     return q * delta**fraction, fraction
 
 
-def seen_whole(
-    q: Gaussian, old: Gaussian, site: Gaussian, weight: Tensor, known: Tensor, strict: Tensor
+def complete_consensus_belief(
+    q: Gaussian, old: Gaussian, site: Gaussian, weight: Tensor, is_proper: Tensor, strict: Tensor
 ) -> tuple[Gaussian, Tensor]:
-    """b = q (t_new / t_old)^(s / v), if agents use not b itself but the consensus of all, and s (C,)."""
+    """b = q (t_new / t_old)^(s / v) and s (C,), if agents use only the consensus of all b and not b itself."""
     change = site / old
-    belief, fraction = public_belief(q, change**weight, known, 1.0)
+    belief, fraction = public_belief(q, change**weight, is_proper, 1.0)
     if bool((fraction == 1).all()):
         return belief, fraction
-    safe = where(known, q, type(q).from_moments(q.eta, unit_spread(q)))
+    proper_q = where(is_proper, q, type(q).from_moments(q.eta, unit_spread(q)))
     concave = (
-        torch.stack([safe.relative_change(one).amin(-1) for one in (site, old)]).amin(0) > -SAME_SHARE
-    )  # but for rounding
-    alone = backtrack(safe, change, max_fraction=1.0)
-    further = torch.where(known & concave & ~strict, torch.maximum(alone, fraction), fraction)
-    return where(further == fraction, belief, q * change ** (weight * further)), further
+        torch.stack([proper_q.relative_change(one).amin(-1) for one in (site, old)]).amin(0) > -SAME_SHARE
+    )  # up to rounding
+    site_fraction = backtrack(proper_q, change, max_fraction=1.0)
+    larger_fraction = torch.where(is_proper & concave & ~strict, torch.maximum(site_fraction, fraction), fraction)
+    return where(larger_fraction == fraction, belief, q * change ** (weight * larger_fraction)), larger_fraction

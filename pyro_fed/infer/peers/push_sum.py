@@ -1,19 +1,19 @@
-"""Variational inference over directed graphs by PushSum: agents need to know only how many others hear them.
+"""Variational inference over directed graphs by PushSum: an agent needs to know only the number of its receivers.
 
 Sources: Kempe, Dobra & Gehrke (2003), *Gossip-based computation of aggregate information*; Nedić & Olshevsky (2015),
 *Distributed optimization over time-varying directed graphs*. The sites are those of Wang et al., Eq. (3).
 
-    P_ij = 1 / d_j where i hears j, or i = j;    d_j = how many hear j, itself among them
+    P_ij = 1 / d_j if i receives from j, or i = j;    d_j the number of receivers of j, including j
     s_i ← Σ_j P_ij s_j,    w_i ← Σ_j P_ij w_j,    q_i = s_i / w_i          on natural parameters
 
-Columns of P sum to one: an agent distributes what it has, Σ_i s_i and Σ_i w_i are always preserved, and each ratio s_i
-/ w_i tends to the mean of all contributions. With A agents, s_i gains A δ_i if agent i's site changes by δ_i, so that
-the mean is the product of all sites at all times, and the rounds end where those of `P2PVI` end.
+Columns of P sum to one: an agent distributes all it has, so that Σ_i s_i and Σ_i w_i are preserved, and each ratio
+s_i / w_i tends to the mean of all contributions. With A agents, s_i increases by A δ_i if agent i's site changes by
+δ_i. The mean is then the product of all sites in every round, and the fixed point is that of `P2PVI`.
 
-`P2PVI` is exact on a directed graph too, but by its agents' centralities, v = v W, which take the whole graph to know
-and change with every link that fails. Here a link that fails is a share that its sender keeps.
+`P2PVI` is also exact on directed graphs, but it uses the agents' centralities, v = v W, which depend on the whole graph
+and change with every link that fails. In PushSum the sender keeps the share of a link that fails.
 
-Letters: s `precision`, `eta`; w `mass`; P from where the graph's W has an entry, whose weights are not used.
+Letters: s `precision`, `eta`; w `mass`. P has the sparsity pattern of the graph's W; the weights of W are not used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pyro_fed.graph.mixing import mix
 from pyro_fed.infer.ep.tilted import Newton, Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
-from pyro_fed.infer.peers.peer_sites import Agent, new_site, public_belief, without_distribution
+from pyro_fed.infer.peers.peer_sites import Agent, improper_with_sites, new_site, public_belief
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
@@ -48,7 +48,7 @@ from pyro_fed.ops.gaussian import Gaussian
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class P2PPushSum(PeerGaussian):
-    """Peer-to-peer variational inference by PushSum: exact on directed graphs whose agents know their listeners alone.
+    """Peer-to-peer variational inference by PushSum: exact on directed graphs, without centralities.
 
     Args:
         covariance: of the beliefs: "full", "diag", or "auto": full up to 100 parameters.
@@ -57,7 +57,7 @@ class P2PPushSum(PeerGaussian):
         num_points: Sobol points for expectations under a belief; even.
         tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
             more than this share, and agents differ by no more.
-        damping: share of a site's change that is made in a round, in (0, 1].
+        damping: fraction of a site's change in a round, in (0, 1].
         gossip_steps: PushSum steps a round; None takes those that shrink disagreement by `gossip_tolerance`.
         gossip_tolerance: share of the agents' disagreement that a round leaves, if `gossip_steps` is None; None is
             0.01.
@@ -103,11 +103,11 @@ class P2PPushSum(PeerGaussian):
         """The number of steps as set, or by the second eigenvalue of P."""
         if self.gossip_steps is not None or not isinstance(graph, FixedGraph):
             return super().consensus_steps(graph, sleepers)
-        rate = second_eigenvalue(sparse.csr_array(shares_out(graph.matrix).T))
-        return max(1, int(rounds_of_gap(1.0 - min(rate, 1.0), self.left_apart)))
+        rate = second_eigenvalue(sparse.csr_array(sending_shares(graph.matrix).T))
+        return max(1, int(rounds_of_gap(1.0 - min(rate, 1.0), self.remaining_disagreement)))
 
     def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
-        """Steps of P itself, because polynomials of W have another pattern."""
+        """Steps of P itself, because polynomials of W have another sparsity pattern."""
         return Consensus((0.0,) * self.consensus_steps(graph, sleepers))
 
     def init(
@@ -119,30 +119,33 @@ class P2PPushSum(PeerGaussian):
         return shared | {"mass": one}, local | {"agents": num_clients * one}
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Solve Eq. (3) at each agent's ratio; the message is what the agent then distributes."""
+        """Solve Eq. (3) at each agent's ratio; the message is what the agent distributes."""
         q, agent, agents, mass = _ratio(shared), entries_as(Agent, local), local["agents"], shared["mass"]
-        prior_share, lost = self.share_held(agent.prior_share, 1.0 / agents), without_distribution(q, agent.site)
+        prior_share, is_improper = (
+            self.site_prior_share(agent.prior_share, 1.0 / agents),
+            improper_with_sites(q, agent.site),
+        )
         numerics, received = numerics_of(self, problem, prior_share), Received(q, q / agent.site)
-        answer, known = new_site(Newton(), problem, numerics, received, data, noise, agent, agents, lost)
-        change = answer.site / agent.site
-        belief, fraction = public_belief(q, change ** (agents / mass), known & q.is_proper(), self.damping)
-        after = agent._replace(site=agent.site * change**fraction, prior_share=prior_share)
+        tilted, is_proper = new_site(Newton(), problem, numerics, received, data, noise, agent, agents, is_improper)
+        change = tilted.site / agent.site
+        belief, fraction = public_belief(q, change ** (agents / mass), is_proper & q.is_proper(), self.damping)
+        new_agent = agent._replace(site=agent.site * change**fraction, prior_share=prior_share)
         figures = {"fraction": fraction, "mass": mass, **self.traces(q)}
-        return {**as_state(belief**mass), "mass": mass}, {**as_entries(after), "agents": agents}, figures
+        return {**as_state(belief**mass), "mass": mass}, {**as_entries(new_agent), "agents": agents}, figures
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Objections to ratios far above the other agents', or to masses that are not positive."""
-        found = message_limits.outlying_sites(as_state(_ratio(messages)))
-        return {**found, "a mass that is not positive": messages["mass"] <= 0}
+        outlying = message_limits.outlying_sites(as_state(_ratio(messages)))
+        return {**outlying, "a mass that is not positive": messages["mass"] <= 0}
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """Add up the shares that each agent has received: P s and P w."""
+        """Sum the shares that each agent receives: P s and P w."""
         if weights.shape[0] != weights.shape[1]:
             raise SettingError(
-                "P2PPushSum: an agent's own row does not say how many hear its neighbours: agents in processes of "
-                "their own cannot run it; use P2PVI there"
+                "P2PPushSum: agents in separate processes know only their own row of the graph, and not the number of "
+                "receivers of their neighbours; use P2PVI there"
             )
-        shares = shares_out(weights)
+        shares = sending_shares(weights)
         return {name: mix(shares, value) for name, value in messages.items()}
 
     def witness(self, before: State, after: State) -> State:
@@ -160,9 +163,9 @@ def _ratio(state: State) -> Gaussian:
     return gaussian(state) ** (1.0 / state["mass"])
 
 
-def shares_out(weights: Any) -> sparse.csr_array:
-    """P (C, C), equal parts that an agent gives to those that hear it and itself, by the pattern of W (C, C) alone."""
-    heard = sparse.csr_array(weights != 0).astype(np.float64)
-    heard = sparse.csr_array((heard + sparse.eye_array(heard.shape[0], format="csr")) != 0).astype(np.float64)
-    listeners = np.asarray(heard.sum(axis=0)).ravel()
-    return sparse.csr_array(heard @ sparse.diags_array(1.0 / listeners))
+def sending_shares(weights: Any) -> sparse.csr_array:
+    """P (C, C), equal shares for an agent's receivers and itself, from the sparsity pattern of W (C, C)."""
+    receives = sparse.csr_array(weights != 0).astype(np.float64)
+    receives = sparse.csr_array((receives + sparse.eye_array(receives.shape[0], format="csr")) != 0).astype(np.float64)
+    receivers = np.asarray(receives.sum(axis=0)).ravel()
+    return sparse.csr_array(receives @ sparse.diags_array(1.0 / receivers))

@@ -2,11 +2,11 @@
 
     b_i = argmin_π KL(π ‖ q_i) + E_π[-log f(D_i)] = q_i t_i          a belief update: the site t_i and the belief b_i
 
-The belief stands for q, and the belief without the agent's own site for the cavity, so that any `pf.infer.tilted`
-inference solves it from beliefs that begin as the prior. Two have settings of their own here: what an agent without a
-server remembers from round to round.
+The belief takes the place of q, and the belief without the agent's own site that of the cavity, so that any
+`pf.infer.tilted` inference solves Eq. (3) if beliefs start as the prior. The classes here add to two of them what an
+agent without a server carries over from round to round.
 
-An instance has settings of its own, ``update=pf.infer.update.SVI(steps=50)``; a name has the defaults,
+Pass an instance to change settings, ``update=pf.infer.update.SVI(steps=50)``, or a name for the defaults,
 ``update="svi"``.
 """
 
@@ -42,7 +42,7 @@ class Update(TiltedInference):
 
     @classmethod
     def kinds(cls) -> dict[str, type[Any]]:
-        """The classes of `pf.infer.tilted`, replaced by those here that have the same name."""
+        """The classes of `pf.infer.tilted`; a class of this module replaces the one of the same name."""
         return TiltedInference.kinds() | super().kinds()
 
     @classmethod
@@ -56,16 +56,16 @@ class Update(TiltedInference):
 class Newton(tilted.Newton, Update):
     """Expected Newton steps at Sobol points of the belief: natural gradients, in closed form where conjugate.
 
-    The algorithm's `num_points`, `curvature` and `damping` set how the steps are computed and how much of one is made.
+    The algorithm's `num_points`, `curvature` and `damping` determine how the steps are computed and damped.
 
     Args:
-        steps: steps a round, at most; with more than one the cavity is held fixed, and each is backtracked, or taken
-            back.
-        enough: as of `pf.infer.tilted.Newton`.
-        begin: as of `pf.infer.tilted.Newton`.
-        few_rows: as of `pf.infer.tilted.Newton`.
-        memory: rounds in the history of the acceleration of a single, undamped step; 1 is none, which graphs also get
-            if a round does not make the agents agree.
+        steps: largest number of steps per round. With more than one the cavity is held fixed, and each step is
+            backtracked or rejected.
+        enough: as in `pf.infer.tilted.Newton`.
+        begin: as in `pf.infer.tilted.Newton`.
+        few_rows: as in `pf.infer.tilted.Newton`.
+        memory: rounds in the history of the acceleration of single, undamped steps; 1 turns it off, as does a graph on
+            which agents do not agree after a round.
 
     References:
         Khan & Nielsen (2018), Fast yet simple natural-gradient descent for variational inference.
@@ -87,13 +87,13 @@ class SVI(Update):
     """Bayes by backprop: Adam on the evidence lower bound of a Gaussian guide around the belief, afresh every round.
 
     Args:
-        steps: u, Adam's steps a round.
+        steps: u, Adam steps per round.
         step_size: Adam's rate, in `units`.
-        units: of the rate: "sds" of the belief, which is free of the parameters' units, or "parameters": their own, as
-            published; of diagonal beliefs alone.
-        round_decay: the rate's factor from one round to the next, in (0, 1]: 0.99 and 0.998 in Tables I and II.
-        num_samples: draws of the guide a step.
-        batch_size: B, rows a step, weighted to all of the agent's; None takes all.
+        units: units of the rate: "sds" of the belief, which do not depend on the parameters' units, or "parameters",
+            the parameters' own units as published, for diagonal beliefs only.
+        round_decay: factor on the rate from one round to the next, in (0, 1]: 0.99 and 0.998 in Tables I and II.
+        num_samples: draws of the guide per step.
+        batch_size: B, rows per step, weighted to all of the agent's; None takes all.
 
     References:
         Wang et al., Section V-B1. Blundell et al. (2015), Weight uncertainty in neural networks.
@@ -126,7 +126,7 @@ class SVI(Update):
 
     @property
     def guide_fit(self) -> GuideFit:
-        """The fit of a guide with these settings, at Adam's own β and ε."""
+        """The fit of a guide with these settings, and Adam's default β and ε."""
         return GuideFit(
             steps=self.steps,
             step_size=self.step_size,
@@ -145,7 +145,7 @@ class SVI(Update):
 
 
 def check_update(algorithm: PeerGaussian, solver: TiltedInference, accelerates: bool) -> None:
-    """Refuse settings of an algorithm that have no effect with its update, or contradict it."""
+    """Refuse settings of an algorithm that have no effect with its update or contradict it."""
     name = type(algorithm).__name__
     remembers = solver.newton_steps and solver.memory not in (1, Newton.memory)
     if remembers and not (accelerates and algorithm.gossip_steps is None):

@@ -38,13 +38,12 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import progress
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
+from pyro_fed.ops.hamiltonian import drifted, kicked
 
 #: Statistics of a trajectory, under ArviZ's names.
 STATISTICS = ("energy", "diverging", "acceptance_rate", "step_size", "tree_depth", "n_steps")
 #: The one site of the flat vector, and the name of its block of the mass matrix.
 SITE, BLOCK = "z", ("z",)
-#: An error in H of this many nats is a divergence, as in Pyro and Stan.
-MAX_ENERGY_ERROR = 1000.0
 #: Leapfrog steps of a tree of five doublings, a usual number.
 LEAPFROGS_PER_DRAW = 31
 
@@ -71,11 +70,10 @@ def leapfrog(
     energy: Tensor,
 ) -> Leaf:
     """One step from z with momentum r, both (D,); `energy` is H at the beginning of the trajectory."""
-    half = r - 0.5 * step * gradient
-    velocity = root.square() * half if root.dim() == 1 else root.T @ (root @ half)
-    z = z + step * velocity
+    half = kicked(r, -gradient, 0.5 * step)
+    z = drifted(z, root.square() * half if root.dim() == 1 else root.T @ (root @ half), step)
     gradient, potential = value_and_gradient(z)
-    r = half - 0.5 * step * gradient
+    r = kicked(half, -gradient, 0.5 * step)
     unscaled = root * r if root.dim() == 1 else root @ r
     error = potential + 0.5 * unscaled @ unscaled - energy
     error = torch.where(error.isnan(), torch.inf, error)
@@ -96,10 +94,11 @@ class Tree(NamedTuple):
     leaves: int  # number of leaves
 
 
-def turning(first: NDArray[Any], last: NDArray[Any], momentum: NDArray[Any]) -> bool:
-    """Whether a trajectory makes a U-turn (Betancourt 2017, A.4.2), from p at its ends and the sum of p, each (D,)."""
+def turning(first: NDArray[Any], last: NDArray[Any], momentum: NDArray[Any]) -> NDArray[Any]:
+    """Whether trajectories make a U-turn (Betancourt 2017, A.4.2): p at their ends and sums of p, (..., D) → (...)."""
     along = momentum - (first + last) / 2
-    return bool(first @ along <= 0 or last @ along <= 0)
+    turns: NDArray[Any] = ((first * along).sum(-1) <= 0) | ((last * along).sum(-1) <= 0)
+    return turns
 
 
 class Density(NamedTuple):
@@ -177,7 +176,7 @@ class CompiledNUTS(mcmc.NUTS):
             other.proposal if taken else half.proposal,
             momentum,
             weight,
-            other.turning or turning(half.first, other.last.unscaled.numpy()[0], momentum),
+            other.turning or bool(turning(half.first, other.last.unscaled.numpy()[0], momentum)),
             other.diverging,
             half.acceptance + other.acceptance,
             half.leaves + other.leaves,

@@ -1,4 +1,4 @@
-"""What algorithms of Gaussian sites share: FedLaplace, FedEP and its kin, FSGLD's surrogates, P2P's messages.
+"""Base classes and functions for Gaussian sites: of FedLaplace, FedEP, FSGLD's surrogates and peer-to-peer messages.
 
     q(θ) ∝ t_0(θ) Π_k t_k(θ),    t_k(θ) = exp(-θ'Λ_kθ/2 + η_k'θ),    t_0 the prior's own site
 
@@ -6,10 +6,10 @@ The format, on the flat unconstrained vector, always float64, "full" or "diag":
 
     shared   precision (D, D) or (D,), eta (D,)              q
              prior_precision, prior_eta, the same            t_0
-    local    precision (K, D, D) or (K, D), eta (K, D)       t_k, one a client; may be indefinite
+    local    precision (K, D, D) or (K, D), eta (K, D)       t_k of each client; may be indefinite
 
-A prior that is not Gaussian on the unconstrained scale gets a site of its own, by the same expected Newton step
-as a client, at the server (`prepare`), at standardised antithetic Sobol points, the same for all (`ops.points`):
+A prior that is not Gaussian on the unconstrained scale has a site that the server updates (`prepare`) by the clients'
+expected Newton step, at standardised antithetic Sobol points that are the same for all (`ops.points`):
 
     Λ ← E_q[-∇² log p],    η ← E_q[∇ log p] + Λ E_q[θ]
 """
@@ -40,15 +40,15 @@ from pyro_fed.ops.gaussian import STRUCTURES, Gaussian
 from pyro_fed.ops.matrices import times, with_absolute_eigenvalues
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 
-#: A Gaussian is no start if the log prior's expectation under it is this many nats for each parameter below its value
-#: at the mean (half a nat for the Laplace approximation of a Gaussian).
+#: Largest fall of the log prior from its value at a start's mean to its expectation, in nats per parameter (half a nat
+#: for the Laplace approximation of a Gaussian).
 MAX_PRIOR_FALL = 1e3
-#: Largest total of numbers of the points of an expectation: large models have fewer points, since their densities,
-#: scores and curvatures at all points are held together.
+#: Largest number of entries of the points of an expectation: large models have fewer points, since densities, scores
+#: and curvatures at all points are in memory together.
 MAX_POINT_NUMBERS = 1_000_000
 #: Smallest number of points; a density that is Gaussian on the unconstrained scale needs two.
 MIN_POINTS = 8
-#: Draws of the prior that show where a search begins.
+#: Draws of the prior whose moments give the start of a search.
 PRIOR_DRAWS = 32
 
 
@@ -60,20 +60,20 @@ class GaussianAlgorithm(Tempered):
     curvature: Literal["auto", "hessian", "fisher"] = "auto"
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of natural parameters that became non-finite: no step size, because the cause is the model."""
+        """The cure for natural parameters that became non-finite."""
         funnel = set(problem.traits.effects) - set(problem.traits.in_units_of_scale)
         if not funnel and self.structure == "full" and problem.traits.layers:
             return (
-                "the approximation that it starts at had not come to rest: a network's log density has many modes, and "
-                "full steps lead away from them; leave covariance and start out, which takes diagonal "
-                "covariances by stochastic gradients, or take FedEP, which goes back where a step was one for the worse"
+                "the approximation at the start had not converged: a network's log density has many modes, and full "
+                "steps lead away from them. Remove covariance and start, so that diagonal covariances are computed by "
+                "stochastic gradients, or use FedEP, which rejects steps that lower the evidence lower bound"
             )
         damping = getattr(self, "damping", None)
-        less = f"set damping below {damping:g}, " if isinstance(damping, float) else ""
+        damping_cure = f"set damping below {damping:g}, " if isinstance(damping, float) else ""
         return (
-            "the curvature where it is taken is no number, or beyond all bounds: in the neck of a funnel, which has no "
-            f"Gaussian near it, or where a density overflows; {less}give parameters of very different scales a common "
-            "one, or take draws in place of a Gaussian, by DSVGD or NUTS"
+            "the curvature is NaN or infinite at a point: in the neck of a funnel, which no Gaussian approximates, or "
+            f"where a density overflows; {damping_cure}rescale parameters of very different scales, or sample the "
+            "posterior with DSVGD or NUTS"
         )
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class GaussianAlgorithm(Tempered):
 
     @property
     def by_newton(self) -> bool:
-        """Whether rounds are exact Newton steps, for which full Hessians cost little along linear predictors."""
+        """Whether rounds are Newton steps; full Hessians along linear predictors are then the default."""
         return False
 
     @property
@@ -92,7 +92,7 @@ class GaussianAlgorithm(Tempered):
         return cast(Structure, chosen_setting(self, "covariance"))
 
     def derivatives(self, structure: Structure | None = None) -> Derivatives:
-        """The computation of scores and curvatures; `structure` replaces the algorithm's."""
+        """The computation of scores and curvatures, in the algorithm's structure if `structure` is None."""
         return Derivatives(structure or self.structure, self.kind)
 
     @property
@@ -101,7 +101,7 @@ class GaussianAlgorithm(Tempered):
         return cast(Kind, chosen_setting(self, "curvature"))
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Largest move of a mean in SDs, or change of a log SD."""
+        """The largest move of a mean in SDs or change of a log SD."""
         return {"change": float(largest_move(*(moments_of(gaussian(state)) for state in (before, after))))}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -144,10 +144,10 @@ class SpreadGaussian(GaussianAlgorithm):
         value = log_prior(problem, mean[None]).value
         for _ in range(HALVINGS):
             fall = value - log_prior(problem, self.points(batch)).value
-            far = ~(fall <= MAX_PRIOR_FALL * batch.dim)
-            if not bool(far.any()):
+            too_wide = ~(fall <= MAX_PRIOR_FALL * batch.dim)
+            if not bool(too_wide.any()):
                 break
-            batch = where(far, at_mean(type(batch)(batch.precision * 4, batch.eta), mean), batch)
+            batch = where(too_wide, at_mean(type(batch)(batch.precision * 4, batch.eta), mean), batch)
         return batch if q.eta.dim() > 1 else drop_batch_axis(batch)
 
 
@@ -181,7 +181,7 @@ def moves(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor
 
 
 def flat_site(problem: Problem, structure: Structure, *batch: int) -> Gaussian:
-    """Sites equal to one."""
+    """Flat sites, t = 1."""
     return STRUCTURES[structure].zeros(batch, problem.dim, device=problem.rows[0].device)
 
 
@@ -209,7 +209,7 @@ def site_of(moments: Moments, mean: Tensor) -> Gaussian:
 def with_prior(
     derivatives: Derivatives, problem: Problem, points: Tensor, moments: Moments, prior_share: Tensor | None
 ) -> Moments:
-    """A likelihood's moments at points (S, C, D) plus the prior's, times `prior_share`, (C,), or None for zero."""
+    """A likelihood's moments at points (S, C, D) plus `prior_share` (C,) times the prior's; None is 0."""
     if prior_share is None or not bool((prior_share != 0).any()):
         return moments
     prior = derivatives.of_prior(problem, points)
@@ -230,7 +230,7 @@ def prepend_gaussian(first: Gaussian, others: Gaussian) -> Gaussian:
 
 
 def kept_where(keep: Tensor, sites: Gaussian) -> Gaussian:
-    """The sites where `keep` (C,) is true, and one elsewhere."""
+    """The sites where `keep` (C,) is true, and flat sites elsewhere."""
     return type(sites)(choose(keep, sites.precision, 0.0), choose(keep, sites.eta, 0.0))
 
 
@@ -240,12 +240,12 @@ def where(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
 
 
 def is_finite(q: Gaussian) -> Tensor:
-    """Whether all natural parameters are finite, for each of a batch (C,), or for one, ()."""
+    """Whether all natural parameters are finite, of each Gaussian of a batch (C,) or of one ()."""
     return q.precision.flatten(q.eta.dim() - 1).isfinite().all(-1) & q.eta.isfinite().all(-1)
 
 
 def absolute(q: Gaussian) -> tuple[Gaussian, Tensor]:
-    """The Gaussian with |H| in place of a precision H that is indefinite (`ops.matrices`), and whether H was, (...)."""
+    """The Gaussian with |H| in place of an indefinite precision H (`ops.matrices`), and whether H was, (...)."""
     proper = q.is_proper()
     if bool(proper.all()):
         return q, ~proper
@@ -263,7 +263,7 @@ def spread_points(q: Gaussian, count: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def sobol(count: int, dim: int) -> Tensor:
-    """Cached standardised points: Sobol's, or pseudo-random ones in more dimensions than Sobol's sequence has."""
+    """Cached standardised points: Sobol points, or pseudo-random ones beyond the dimension of the Sobol sequence."""
     return standardised_sobol(count, dim) if dim <= MOST_SOBOL_DIMS else standardised_random(count, dim)
 
 
@@ -291,10 +291,10 @@ class SiteContributions(Contributions, ABC):
 
     @abstractmethod
     def site_changes(self, shared: State, ledger: State, sent: SentMessages) -> Gaussian:
-        """The changes of the clients' sites that come with messages, (C,); arguments as of `client_shift_sds`."""
+        """The changes of the clients' sites in messages, (C,); arguments as of `client_shift_sds`."""
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """Shifts of the mean of q in SDs by the changes of the sites, in the coordinate that moves most, (C,)."""
+        """Shifts of the mean of q in SDs by each site's change, in the coordinate that moves most, (C,)."""
         q, changes = self.answer(shared), self.site_changes(shared, ledger, sent)
         if not bool(q.is_proper()):
             return torch.zeros(len(changes.eta), dtype=torch.float64)
@@ -304,7 +304,7 @@ class SiteContributions(Contributions, ABC):
         return (score * covariance.sqrt()).abs().amax(-1)
 
 
-def held_changes(
+def limited_changes(
     limits: Bounded,
     base: Gaussian,
     sites: Gaussian,
@@ -313,11 +313,10 @@ def held_changes(
     centre: Tensor,
     rows: Tensor | None = None,
 ) -> tuple[Gaussian, Tensor, Tensor]:
-    """Changes of sites (C,) after which no client's site is beyond the cohort's, by how much each was, and `widened`.
+    """Changes (C,) that keep sites within the cohort's limits, the excess of each site (C,), and `widened` (C,).
 
-    `base` is the factor of q without the sites of all clients before the round (K,), one for those that have sent
-    nothing yet; `deltas` (C,) are as sent by `clients`, `centre` is near q's mean, and `rows` (K,) None for as many
-    each.
+    `base` is q without the `sites` (K,) before the round, which are flat for clients that have not sent any. `deltas`
+    (C,) are the changes that `clients` sent, `centre` is near q's mean, and `rows` (K,) is None for equal numbers.
     """
     precision, eta = sites.precision.clone(), sites.eta.clone()
     precision[clients] += deltas.precision
@@ -331,6 +330,6 @@ def held_changes(
     excess[has_sent] = limited.limit_excess
     widened = torch.ones_like(excess)
     widened[has_sent] = limited.widened
-    cut = excess[clients]
-    held = type(sites)(precision[clients] - sites.precision[clients], eta[clients] - sites.eta[clients])
-    return where(cut > 0, held, deltas), cut, widened[clients]
+    client_excess = excess[clients]
+    limited_deltas = type(sites)(precision[clients] - sites.precision[clients], eta[clients] - sites.eta[clients])
+    return where(client_excess > 0, limited_deltas, deltas), client_excess, widened[clients]

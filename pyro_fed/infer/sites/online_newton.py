@@ -10,24 +10,24 @@ The improved variational online Newton method (IVON), each step at a few antithe
     v ← β v + (1 - β) r
     m ← m + α_t v / P                                            at most `longest` SDs in a coordinate
 
-g and ĥ estimate E_q̂[∇f] and E_q̂[-∂²f/∂θ²] (Price's identity); the score itself, which would be most of the noise of ĥ,
-cancels. A step's ε is a part of the client's pool of independent normal numbers, from a random place on and cyclically
-past its end, so that a round of any number of steps holds one vector.
+g and ĥ estimate E_q̂[∇f] and E_q̂[-∂²f/∂θ²] (Price's identity); the score, which would be most of the noise of ĥ,
+cancels. A step's ε is a segment of the client's pool of independent normal numbers, which begins at a random place and
+continues cyclically, so that a round of any number of steps needs only one vector.
 
 Source: Shen et al. (2024), *Variational learning is effective for large deep networks*, Algorithm 1; Lin et al. (2020)
 for the term in ρ². Letters: Λ_-k and η_-k `cavity`, S `site`, P_0 the total where a round begins, f `largest_factor`, ρ
 1 - `curvature_memory`, β `momentum`, α_t `rate`, c `most_gain`, N_k the client's rows.
 
-Deviations: the prior is not a weight decay but part of the cavity, which holds the other clients' sites too; S begins
-as the site of the round before; draws are antithetic; the rate is in units of the Newton step and falls linearly to
-zero in a round, so that the noise of its last minibatches is not sent. The term in ρ² is no larger than that in ρ,
-because ĥ of a narrow parameter beside wide ones may be a thousand times P, and its square would leave SDs that no run
-widens again. P is limited to a factor f because ĥ of a unit that few rows reach has heavy tails, and a client whose
-precision rises twentyfold dominates the geometric mean of the clients' Gaussians.
+Deviations: the prior is not a weight decay but part of the cavity, which also contains the other clients' sites; S
+starts as the site of the previous round; draws are antithetic; the rate is in units of the Newton step and falls
+linearly to zero in a round, so that the noise of the last minibatches is not sent. The term in ρ² is limited by the
+term in ρ: ĥ of a narrow parameter among wide ones may be a thousand times P, and its square would make SDs too small to
+recover. P changes at most by a factor f per round: ĥ of a unit that few rows activate has heavy tails, and a client
+whose precision rises twentyfold would dominate the geometric mean of the clients' Gaussians.
 
-The score r is cut so that the predicted gain α ‖r‖² of its step is at most c nats for each row. N_k rows whose scores
-sum up to r have a curvature of at least ‖r‖² / N_k along the step, in units of P, and a longer step overshoots; a
-diagonal P does not show it with many more parameters than rows.
+The score r is scaled down so that the predicted gain α ‖r‖² of its step is at most c nats per row. If the scores of N_k
+rows sum to r, the curvature along the step is at least ‖r‖² / N_k in units of P, and a longer step overshoots. With
+many more parameters than rows, a diagonal P does not reveal this curvature.
 """
 
 from __future__ import annotations
@@ -46,34 +46,34 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.ops.gaussian import DiagGaussian, Gaussian
 
-#: Smallest pool, in numbers, so that models with few parameters have enough.
+#: Smallest size of the pool, for models with few parameters.
 MIN_POOL = 4096
-#: Assumed curvature of a row if nothing is known of it.
+#: Assumed curvature of a row before the first estimate.
 FIRST_CURVATURE = 0.1
 
 
 class Draws(NamedTuple):
-    """Draws of one client's round: `pool`, (1, L) normal numbers, L ≥ D, and `turns`, (steps, pairs) places in it."""
+    """Draws of one client's round: `pool`, (1, L) normal numbers, L ≥ D, and `turns`, (steps, pairs) starts in it."""
 
     pool: Tensor
     turns: Tensor
 
 
 def draw(steps: int, pairs: int, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Draws:
-    """The randomness of one client's round; a step has `pairs` draws (D,), each with its opposite."""
+    """The randomness of one client's round; a step has `pairs` antithetic pairs of draws (D,)."""
     length = max(dim, MIN_POOL)
     pool = torch.randn(1, length, generator=generator, dtype=torch.float64).to(dtype)
     return Draws(pool, torch.randint(length, (steps, pairs), generator=generator))
 
 
 def draws_from_pool(pool: Tensor, turns: Tensor, dim: int) -> Tensor:
-    """The draws of a step, (pairs, D), from the pool (L,) and the place where each begins, (pairs,)."""
+    """The draws of a step, (pairs, D), from the pool (L,) and the start of each, (pairs,)."""
     place = torch.arange(dim, device=pool.device) + turns.unsqueeze(-1)
     return torch.cat([pool, pool[:dim]])[place]
 
 
 def score_and_curvature(problem: Problem, mean: Tensor, sd: Tensor, eps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """g and ĥ of the header, (D,), under N(mean, sd²) by the draws `eps` (pairs, D)."""
+    """g and ĥ of the module's docstring, (D,), under N(mean, sd²) from the draws `eps` (pairs, D)."""
     away = sd * eps
     points = torch.cat([mean + away, mean - away])
 
@@ -87,7 +87,7 @@ def score_and_curvature(problem: Problem, mean: Tensor, sd: Tensor, eps: Tensor,
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineNewton:
-    """Settings of the steps, and the steps; base of the settings named IVON."""
+    """Variational online Newton steps and their settings; base of the classes named IVON."""
 
     steps: int = 10
     pairs: int = 1
@@ -148,17 +148,17 @@ class OnlineNewton:
         return (mean + sd * step, site, velocity), ()
 
     def _cut(self, score: Tensor, sd: Tensor, batch: Batch) -> Tensor:
-        """The score of the mean, cut so that a step predicts at most `most_gain` nats for each weighted row: (D,)."""
+        """The score of the mean, (D,), scaled so that a step predicts at most `most_gain` nats per weighted row."""
         length, most = (sd * score).norm(), (self.most_gain / self.rate * batch.weight.sum()).sqrt()
-        longer = torch.maximum(length, most).clamp_min(torch.finfo(score.dtype).tiny)  # who has no rows has neither
+        longer = torch.maximum(length, most).clamp_min(torch.finfo(score.dtype).tiny)  # both are zero without rows
         return score * (most / longer)
 
     def curvature(
         self, problem: Problem, point: Tensor, prior: Tensor, clients: Tensor, data: ClientData, noise: Noise
     ) -> Tensor:
-        """S_k ≈ E_q[-∇² log p_k] with q = N(point, 1 / (Λ_0 + K S_k)), as if all clients were alike; (C, D), float64.
+        """S_k ≈ E_q[-∇² log p_k], (C, D), float64, with q = N(point, 1 / (Λ_0 + K S_k)), as if all clients were equal.
 
-        `prior` is Λ_0 (C, D), positive, and `clients` K (C,); a client without rows has no curvature.
+        `prior` is Λ_0 (C, D), positive, and `clients` K (C,); the curvature of a client without rows is zero.
         """
         draws, _, picks = noise
         batch, dims = with_batches(data, self.batch_size)
@@ -171,7 +171,7 @@ class OnlineNewton:
         return curvature
 
     def _measure(self, problem: Problem, site: Tensor, const: Any, x: Any) -> tuple[Tensor, tuple[()]]:
-        """The curvature after one step of one client, which stands for all of them in the total."""
+        """The curvature after one step of one client, assuming that all clients have the same."""
         (point, prior, clients, pool), rows = const
         turns, picks = x
         total = prior + clients * site.clamp_min(0)

@@ -1,12 +1,12 @@
-"""States as typed records, and records as the flat dictionaries that travel and are written to disk.
+"""Conversion between typed records and states, the flat dictionaries that are sent and saved.
 
-    a tensor        the entry of its field's name; if it may be None it need not be there
+    a tensor        the entry with the field's name; it may be missing if the field may be None
     a Gaussian      `{name}_precision` and `{name}_eta`
-    a record        its own entries
-    a `State`       all entries that no other field has
+    a record        its entries
+    a `State`       all entries that belong to no other field
 
-`Annotated[Tensor, "other"]` is the entry of another name. A Gaussian, a record or a `State` that is annotated in this
-way has the entries of that prefix.
+`Annotated[Tensor, "other"]` is the entry named "other". For a Gaussian, a record or a `State`, the annotation is a
+prefix of the entries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Record = TypeVar("Record")
 
 
 class _Field(NamedTuple):
-    """A field: its name, that of its entry or their prefix, its kind if it has several, and whether it may be None."""
+    """A field: its name, the name or prefix of its entries, its kind if it has several, and whether it may be None."""
 
     name: str
     entry: str
@@ -71,7 +71,7 @@ def as_entries(record: Any, prefix: str = "") -> State:
 
 @cache
 def _names(kind: Any) -> tuple[frozenset[str], tuple[str, ...]]:
-    """The entries that fields of a record have to themselves, and the prefixes of those of its prefixed states."""
+    """The names of entries that belong to the fields of a record, and the prefixes of its prefixed states."""
     if issubclass(kind, Gaussian):
         return frozenset({"precision", "eta"}), ()
     names, prefixes = set[str](), list[str]()

@@ -1,7 +1,7 @@
 """Stein variational gradient descent: particles that visit the clients in turn, or use pooled data.
 
-dsvgd, parallel_dsvgd, svgd          the defaults of this package
-survey                               where particles start, after modes and importance
+dsvgd, parallel_dsvgd, svgd          the default algorithms of this package
+survey                               the start of particles, after `modes` and `importance`
 states, at_rest, contributions       parts of dsvgd
 """
 

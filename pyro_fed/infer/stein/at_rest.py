@@ -1,16 +1,16 @@
-"""When particles have converged, and when a run ends.
+"""Convergence of particles, and the end of a run.
 
-**When a run ends.** It ends after a pass over the clients in which the kernelised Stein discrepancy is a twentieth of
-that of N exact draws of the posterior (`ksd_and_noise`), or has stopped falling. To go on would fit the particles to
-the discrepancy of N points, not to the posterior: along a skewed parameter, such as the precision of a hierarchical
-prior, they would drift outwards while the discrepancy falls.
+**End of a run.** A run ends after a pass over the clients in which the kernelised Stein discrepancy is a twentieth of
+that of N exact draws of the posterior (`ksd_and_noise`), or has stopped falling. Further steps would fit the particles
+to the discrepancy of N points instead of the posterior: along a skewed parameter, such as the precision of a
+hierarchical prior, particles would drift outwards while the discrepancy falls.
 
-**When it has converged.** A small discrepancy does not show that the particles are right. Its reference, the
-discrepancy of exact draws, is computed at the particles, so that bad particles raise it; and with too small a step it
-stops falling at once. So a run goes on unless, in addition, the scores at the particles show that no mean is off by
-`MATTERS` SDs and no SD by the factor `SD_MATTERS` (`ops.stein.moments_off`, in units that no particle can stretch), and
-the discrepancy is not larger than that of exact draws by chance. A run that meets these two conditions after its last
-pass has converged too, even if its discrepancy is still falling.
+**Convergence.** A small discrepancy does not show that the particles are right. Its reference, the discrepancy of exact
+draws, is computed at the particles, so that bad particles raise it. With too small a step, the discrepancy stops
+falling at once. A run therefore continues unless two further conditions hold: the scores at the particles show that no
+mean is wrong by `MATTERS` SDs and no SD by the factor `SD_MATTERS` (`ops.stein.moments_off`, in units that single
+particles cannot distort), and the discrepancy is not larger than that of exact draws by chance. A run that meets these
+two conditions after its last pass has also converged, even if its discrepancy is still falling.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class EndOfRun(Settings):
     """End of a run of particles: after a pass over the clients whose scores are consistent with the moments.
 
     Args:
-        noise: share of the kernelised Stein discrepancy of N exact draws at which it ends.
-        min_fall: it also ends when the discrepancy has not fallen by this share
-        patience: for this many passes.
-        max_passes: passes over the clients, at most.
+        noise: the run ends at this share of the kernelised Stein discrepancy of N exact draws.
+        min_fall: the run also ends if the discrepancy has not fallen by this share in `patience` passes.
+        patience: number of passes for `min_fall`.
+        max_passes: largest number of passes over the clients.
 
     Raises:
         SettingError: a setting out of its range, or unknown.
@@ -85,7 +85,7 @@ class EndOfRun(Settings):
         check_at_least(self, 1, "patience", "max_passes")
 
     def reached(self, figures: list[Figures]) -> bool | None:
-        """Whether the rounds so far are enough; None for particles that started apart, which have no criterion."""
+        """Whether the run may end; None for particles that started apart, which have no criterion."""
         if figures[-1]["apart"]:
             return None
         if len(figures) < 2:

@@ -1,21 +1,22 @@
-"""Contributions of clients to particles: residuals of their scores from their Gaussian sites', and turns of a client.
+"""Contributions of clients to particles: residuals of their scores from those of their Gaussian sites, and turns.
 
-Of client k's score at the n-th particle the server knows the surrogate's and, from what k has sent, the residual
+At the n-th particle the server knows the score of client k's surrogate and, from k's messages, the residual
 
     r_{k,n} = ∇ log p_k(z_n) - (η_k - Λ_k z_n)         R_k = (mean_n |r_{k,n}|²)^(1/2)
 
-in SDs of the Gaussian that the particles are whitened by: a residual of e moves the mean by e SDs. It is cut back to
+in SDs of the Gaussian that whitens the particles: a residual of e moves the mean by e SDs. It is limited to
 
     R_k ≤ max(b ρ_k^(1/2) med_j R_j / ρ_j^(1/2), `ACCEPTED_SHIFT_SDS`)
 
-with ρ the rows over the median client's, at least 1 for R_k; and beyond twice that bound as in `algorithm.bounding`.
-The server validates the new particles: it makes the turn itself, towards the prior and all clients' sites with the
-residuals it had, and takes the client's particles if all are within one turn's longest move of its own,
+with ρ the rows over the median client's, at least 1 for R_k; beyond twice this bound it is reduced as in
+`algorithm.bounding`. The server validates the new particles: it computes the turn itself, towards the prior and all
+clients' sites with the previous residuals, and accepts the client's particles if all are within one turn's longest move
+of its own,
 
     L h (1 + t / `DECAY_OFFSET`)^-`decay`
 
-otherwise its own. AdaGrad's state and the figures by which a run ends are the server's own. The next clients have exact
-scores of their own at these particles, which makes up for a turn that was too short or too long.
+Otherwise it uses its own. AdaGrad's state and the figures of convergence are also computed by the server. The next
+clients have exact scores at these particles, which corrects turns that were too short or too long.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from pyro_fed.ops.whitening import site_scores
 def held_residuals(
     known: Tensor, clients: Tensor, sent: Tensor, rows: Tensor | None, pull: float
 ) -> tuple[Tensor, Tensor]:
-    """Residuals (C, N, D) within the cohort's limits, `known` (K, N, D) before; and how far each was beyond, (C,)."""
+    """Residuals (C, N, D) within the cohort's limits, given earlier ones (K, N, D); and each one's excess, (C,)."""
     everyone = known.clone()
     everyone[clients] = sent.to(known)
     row_ratio = relative_rows(known.new_ones(len(known)) if rows is None else rows.to(known))
@@ -58,10 +59,10 @@ class TurnContributions(Contributions):
         return {"residual": local["residual"]}
 
     def bounding_obstacle(self) -> str | None:
-        """The reason why a turn cannot be compared with one towards the clients' sites; "" if it can."""
+        """Why a turn cannot be compared with one towards the clients' sites; "" if it can."""
         if self.algorithm.start == "gaussian":
             return ""
-        return "turns are compared with those towards Gaussian sites: start='gaussian'"
+        return "turns are compared with turns towards Gaussian sites: use start='gaussian'"
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Limit the client's residual by the cohort's, and its particles to the reach of the server's own turn."""
@@ -92,10 +93,10 @@ class TurnContributions(Contributions):
 
 @dataclass(frozen=True)
 class ResidualContributions(TurnContributions):
-    """Contributions to `ParallelDSVGD`, whose server moves the particles: clients send changes of their residuals."""
+    """Contributions to `ParallelDSVGD`: clients send changes of their residuals, and the server moves particles."""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Limit changes so that no client's residual is beyond the cohort's."""
+        """Limit changes so that no client's residual exceeds the cohort's limits."""
         state = _with_account(shared, ledger)
         claimed = state["claimed"][sent.clients] + sent.messages["change"]
         accepted, cut = held_residuals(state["taken"], sent.clients, claimed, sent.rows, limits.pull)
@@ -123,13 +124,13 @@ def _ledger_after_messages(state: State, clients: Tensor, claimed: Tensor, taken
 
 @dataclass(frozen=True)
 class SurveyContributions(Contributions):
-    """Contributions to `Survey`: the clients' scores at its points, which are compared with their sites'."""
+    """Contributions to `Survey`: the clients' scores at its points, compared with those of their sites."""
 
     def account_for_bounds(self, shared: State, local: State) -> State:
         return {name: local[name] for name in ("precision", "eta")}
 
     def bounding_obstacle(self) -> str | None:
-        """The reason why scores cannot be compared with those of the clients' sites; "" if they can."""
+        """Why scores cannot be compared with those of the clients' sites; "" if they can."""
         if self.algorithm.begin == "gaussian":
             return ""
         return (
@@ -138,7 +139,7 @@ class SurveyContributions(Contributions):
         )
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Limit scores so that none is further from its client's site than the cohort's; the server keeps them."""
+        """Limit the distances of scores from those of the clients' sites by the cohort's; the server keeps them."""
         expected = site_scores(ledger["precision"], ledger["eta"], shared["white"])
         residual = sent.messages["scores"] - expected[sent.clients]
         accepted, cut = held_residuals(torch.zeros_like(expected), sent.clients, residual, sent.rows, limits.pull)

@@ -9,35 +9,36 @@ with the prior p_0, client k's likelihood p_k and site t_k, and particles z_n in
 **A round** visits one client.
 
     1. The server sends client k the particles and Π_j t_j.                                     `download`, `Received`
-    2. The client divides by its own site, which gives the tilted target p̃_k, Eq. (11).         `TiltedTarget`
+    2. The client divides by its site, which gives the tilted target p̃_k, Eq. (11).             `TiltedTarget`
     3. L steps of SVGD move the particles towards p̃_k, Eq. (13).                                `_step_by_rows`
-    4. Its new site is exact where the particles are now, in place of Eq. (17).                 `Site.corrected`
+    4. Its new site is exact at the particles, in place of Eq. (17).                            `Site.corrected`
     5. It sends particles and Π_j t_j back, and the server adopts them.                         `combine`
 
-**The sites here.** In the paper they are ratios of kernel density estimates, whose gradients vanish beyond a few
-dimensions, and which are improper in their tails (`papers.dsvgd`). Here `survey` gives a Gaussian approximation of each
-client's likelihood (its surrogate: Λ_k, η_k), and r_{k,n} corrects its gradient where client k left particle n after
-its last turn. p_0 and p_k are exact. Once the particles converge, so are all r_{j,n} and the score at every particle:
-the fixed point is that of SVGD on the pooled data, whatever the surrogates are and whichever client came last (the
-argument is that of SAGA). The surrogates only decide how fast particles get there, and how many local steps are safe.
+**The sites.** In the paper they are ratios of kernel density estimates, whose gradients vanish beyond a few dimensions,
+and which are improper in their tails (`papers.dsvgd`). Here `survey` gives a Gaussian approximation of each client's
+likelihood (its surrogate: Λ_k, η_k), and r_{k,n} corrects its gradient at the position of particle n after client k's
+last turn. p_0 and p_k are exact. When the particles have converged, all r_{j,n} and the score at every particle are
+exact. The fixed point is that of SVGD on the pooled data, for all surrogates and every order of the clients (as in
+SAGA). The surrogates determine only the speed of convergence, and how many local steps are safe.
 
-**Likelihoods that are nearly their surrogates**, as of many rows or of linear models. If a client's residuals hardly
-vary over the particles (`_straight`), it uses its own site, too, during the steps (`_steps_by_sites`). Its residuals
-are exact before and after: the fixed point is the same, and a turn takes two scores of its rows in place of L + 2.
+**Likelihoods close to their surrogates**, as for many rows or linear models. If a client's residuals hardly vary over
+the particles (`_residuals_are_constant`), the client also uses its own site during the steps (`_steps_by_sites`). Its
+residuals are exact before and after: the fixed point is the same, and a turn takes two scores of its rows in place of L
++ 2.
 
-**Kernel, start and end.** The kernel `Balanced` keeps two moments and the marginals right. Particles start as
-standardised points of the Gaussian of `survey`, or, where it finds several modes or mass elsewhere, at these. Steps and
-turns are shorter where the start is the Gaussian nearest to a posterior of one mode. `at_rest` has a run's end.
+**Kernel, start and end.** The kernel `Balanced` makes two moments and the marginals accurate. Particles start as
+standardised points of the Gaussian of `survey`, or at several modes or weighted points if it finds these. Steps and
+turns are shorter if the start is the Gaussian nearest to a posterior of one mode. `at_rest` defines the end of a run.
 
-**Without a maximum.** Where the Gaussian phase finds no maximum (`survey`, "apart"), as of neural networks, surrogates
-would be wrong, and residuals out of date once particles have left a basin. Then particles start as draws of the prior,
+**Without a maximum.** If the Gaussian phase finds no maximum (`survey`, "apart"), as for neural networks, surrogates
+would be wrong, and residuals out of date once particles have left a basin. Particles then start as draws of the prior,
 in units of its SDs, and a turn has L steps of SVGD with the RBF kernel towards
 
-    log p_0 + (n / n_k) log p_k                        n rows in all, n_k of client k
+    log p_0 + (n / n_k) log p_k                        n rows in total, n_k of client k
 
-an incremental gradient method. The last client biases it, to first order in the step. To remove that, each particle's
-mean position over the last pass is returned (an exponential mean, over at least 20 rounds). What is left vanishes with
-the decaying step. The figure `apart` of every round says that this is done.
+This is an incremental gradient method, biased towards the last client to first order in the step. To remove the bias,
+the result is each particle's mean position over the last pass (an exponential mean over at least 20 rounds). The
+remaining bias vanishes with the decaying step. The figure `apart` of every round is 1 in this case.
 
 Letters: N `num_particles`, L `local_steps`, z `white`, Λ_j `precision`, η_j `eta`, r_j `residual`, Σ_j r_j `residuals`,
 n / n_k `own_weight`. A client receives: particles, Σ_j r_j, AdaGrad's state (N, D each), and m, A, Σ_j Λ_j, Σ_j η_j.
@@ -89,7 +90,7 @@ from pyro_fed.ops.whitening import Coordinates
 
 #: Steps after which the step has fallen to 2^-decay.
 DECAY_OFFSET = 500.0
-#: Rounds, at least a pass, over whose mean particles that started apart are returned.
+#: Smallest number of rounds, and at least a pass, of the mean positions of particles that started apart.
 AVERAGED_ROUNDS = 20
 #: One kernel object for all defaults, so that equal settings compare as equal.
 BALANCED = Balanced()
@@ -100,7 +101,7 @@ Carry = tuple[Tensor, AdaGradState]
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class DSVGD(ParticleAlgorithm, Indicators):
-    """Accurate distributed SVGD: one client a round moves the particles, the others are sites corrected at each.
+    """Accurate distributed SVGD: one client per round moves the particles; corrected sites represent the others.
 
     Args:
         num_particles: N, at least 2.
@@ -138,7 +139,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         >>> idata = pf.run(pf.DSVGD(start="apart"), fed, num_rounds=200)  # a neural network
     """
 
-    #: Scores at the particles are less informative than exact chains if the particles are in modes far apart.
+    #: Exact chains are more informative than scores at the particles if these are in modes far apart.
     provisional: ClassVar[frozenset[str]] = frozenset({sentences.particles_are_off.code})
 
     #: The phase before.
@@ -159,7 +160,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         if self.start == "apart":
             refuse_unused(
                 self,
-                "particles that start apart have all their rounds: give num_rounds to run, or start='gaussian'",
+                "particles that start apart use all rounds: set num_rounds of run, or start='gaussian'",
                 "end",
             )
             if isinstance(self.kernel, Balanced) and self.kernel != BALANCED:
@@ -197,12 +198,12 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     # -- a turn ---------------------------------------------------------------------------------------------
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Make L steps of SVGD towards the client's tilted target, Eq. (13), and correct its site at the end."""
+        """Take L steps of SVGD towards the client's tilted target, Eq. (13), and correct its site at the end."""
         arrival = Arrival.of(problem, shared, local, data, self.temperature)
         received, target, _, site = arrival
         figures, steps = self.figures_at(problem, arrival), self._turn(shared)
         carry = received.white, AdaGradState(shared["history"], shared["steps"])
-        if self._straight(problem, received, site, data):
+        if self._residuals_are_constant(problem, received, site, data):
             residual = target.others.residual + site.residual
             (white, optimiser), gains = self._steps_by_sites(problem, received, residual, carry, steps)
         else:
@@ -225,7 +226,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def _steps_by_sites(
         self, problem: Problem, received: Received, residual: Tensor, carry: Carry, steps: int
     ) -> tuple[Carry, Any]:
-        """Make steps of SVGD towards the prior and all clients' sites, with the residuals Σ_j r_j."""
+        """Take steps of SVGD towards the prior and all clients' sites, with the residuals Σ_j r_j."""
         const = (received.coordinates, received.sites._replace(residual=residual), received.pace)
         found: tuple[Carry, Any] = problem.scan(self._step_by_sites, carry, const, (), steps)
         return found
@@ -240,15 +241,15 @@ class DSVGD(ParticleAlgorithm, Indicators):
         near = self.batch_size is None and bool(shared["near"].any())
         return -(-self.local_steps // 2) if near else self.local_steps
 
-    def _straight(self, problem: Problem, received: Received, site: Site, data: ClientData) -> bool:
-        """Whether residuals vary so little over the particles that the client's site can replace its rows in a turn."""
+    def _residuals_are_constant(self, problem: Problem, received: Received, site: Site, data: ClientData) -> bool:
+        """Whether residuals hardly vary over the particles, so that a site can replace the client's rows in a turn."""
         if self.batch_size is not None or bool(received.apart.any()):
             return False
         varies = site.residual.std(-2).amax(-1)
         return bool((varies <= NEGLIGIBLE * data.num_rows / problem.num_rows).all())
 
     def mover(self, received: Received) -> Self:
-        """This algorithm with the kernel that fits the start: particles that are far apart share no linear map."""
+        """This algorithm with the kernel for the start: particles that are far apart share no linear map."""
         apart = bool(received.apart.any()) and isinstance(self.kernel, Balanced)
         return replace(self, kernel=MEDIAN_RBF) if apart else self
 
@@ -273,23 +274,23 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return shared["white"]
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to entries that have grown without bound, and to an optimiser's state that no turn produces."""
-        found = super().objections(received, messages)
+        """Objections to entries that have grown without bound, and to impossible states of the optimiser."""
+        objections = super().objections(received, messages)
         if "history" not in messages:  # where the server has it
-            return found
+            return objections
         turn = self._turn(received)
         return {
-            **found,
+            **objections,
             "its running mean of squares is negative": (messages["history"] < 0).flatten(1).any(1),
             f"it has not taken {turn} steps": messages["steps"] != received["steps"] + turn,
         }
 
-    # -- a turn that is not trusted ---------------------------------------------------------------------------
+    # -- validation of turns ----------------------------------------------------------------------------------
     def contributions(self) -> Contributions:
         return TurnContributions(self)
 
     def server_turn(self, problem: Problem, shared: State) -> tuple[State, State]:
-        """Make the server's L steps towards the prior and all clients' sites: particles and optimiser, and figures."""
+        """Particles, optimiser and figures after L steps at the server towards the prior and all clients' sites."""
         one = {name: value[None] for name, value in shared.items()}
         received = Received.of(one)
         coordinates, sites = received.coordinates, received.sites
@@ -303,7 +304,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return stein_figures(white, scores_by_sites(problem, white, coordinates, sites), self.kernel)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Adopt what the client sent, and update the particles' mean positions."""
+        """Adopt the client's particles, and update the mean positions."""
         self.require_one(weights)
         before = entries_as(Server, shared)
         server = before.adopting({name: value[0] for name, value in messages.items()})

@@ -1,23 +1,22 @@
 """The location of the posterior's mass: weighted draws of a mixture that adapts, round by round.
 
 The Laplace approximation at each mode is wrong if the posterior is curved (a banana), is a funnel, or has mass far from
-any mode. Particles that start from it are whitened by the wrong covariance, and move slowly. So half of `NUM_POINTS`
-points are drawn around the modes, and half from a mixture fitted to draws of the prior. The clients send their
-log-likelihoods there. With q = Σ_j n_j t_j, the density of all points drawn so far, the weights are
+every mode. Particles that start from it are whitened by the wrong covariance, and move slowly. Half of `NUM_POINTS`
+points are therefore drawn around the modes, and half from a mixture fitted to draws of the prior. The clients send
+their log-likelihoods there. With q = Σ_j n_j t_j, the density of all points drawn so far, the weights are
 
     w_s ∝ p(z_s) / q(z_s)
 
-**The modes' approximations are enough** if they share most of their mass with the posterior. With l for their density,
-and w and l / q normalised over the points, the mass shared is ∫ min(p, l), about Σ_s min(w_s, l_s / q_s). If it is at
-least `MIN_SHARED_MASS`, particles start from the modes' Gaussians. There is one exception: a part of the mass larger
-than `MAX_DISTANT_MASS` is so far from all modes that particles would not reach it, such as a slab's beside its spike,
-or that of a mode which the search has missed.
+**The modes' approximations suffice** if they share most of their mass with the posterior. With l their density, and w
+and l / q normalised over the points, the shared mass is ∫ min(p, l), about Σ_s min(w_s, l_s / q_s). If it is at least
+`MIN_SHARED_MASS`, particles start from the modes' Gaussians. The exception is a mass of more than `MAX_DISTANT_MASS`
+that is so far from all modes that particles would not reach it, such as the slab beside a spike, or a mode that the
+search has missed.
 
-**Otherwise** this is adaptive multiple importance sampling (`ops.adaptive_importance`), driven by rounds, until the
-points are enough (`SETTINGS`). While few points carry all the weight, a fit uses `MIN_DRAWS` points for each
-dimension.
+**Otherwise** adaptive multiple importance sampling (`ops.adaptive_importance`) follows in further rounds until the
+points suffice (`SETTINGS`). While few points have all the weight, a fit uses `MIN_DRAWS` points per dimension.
 
-Only values are needed, no derivatives: a client sends one number for each point in each round.
+Only values are needed, no derivatives: a client sends one number per point and round.
 
 Letters: z `points`, log p `value`, n, m and F of t as in `ops.student`.
 """
@@ -49,14 +48,14 @@ from pyro_fed.ops.student import Mixture, fitted
 
 #: Points of a round.
 NUM_POINTS = 1024
-#: Effective number of points that is enough: means are then known to 0.07 SD.
+#: Sufficient effective number of points: the standard error of means is then 0.07 SD.
 SETTINGS = AdaptiveSettings(enough=200, longest_tail=LARGEST_PARETO_K)
-#: The modes' approximations are enough if they share at least this much of their mass with the posterior, and at most
-#: this much of the posterior's mass is far from all modes.
+#: Smallest mass that the modes' approximations share with the posterior, and largest mass far from all modes, for which
+#: these approximations suffice.
 MIN_SHARED_MASS, MAX_DISTANT_MASS = 0.75, 0.01
 #: Draws of the prior, each of which runs the model, and components that are fitted to them.
 PRIOR_DRAWS, PRIOR_COMPONENTS = 48, 4
-#: A point is too far from a mode for particles to reach it if it is more than √D plus this many of its SDs away.
+#: Particles do not reach a point that is more than √D plus this many SDs away from a mode.
 DISTANT_SDS = 4.0
 #: Figures of a round, entries of the server's state.
 FIGURES = ("effective", "pareto_k", "shared_mass", "distant_mass")
@@ -127,7 +126,9 @@ class AdaptiveImportance(Algorithm):
         wide = fitted(draws, even, PRIOR_COMPONENTS, FIT_STEPS, generator)
         mixture = wide.shared_out(half)
         if len(modes.counts):
-            spread = modes._replace(counts=0.5 * (modes.counts + 1 / len(modes.counts)))  # a small mode is seen too
+            spread = modes._replace(
+                counts=0.5 * (modes.counts + 1 / len(modes.counts))
+            )  # so that small modes get points as well
             mixture = spread.shared_out(count - half).joined(mixture)
         seed = torch.randint(2**31, (), generator=generator)
         mixture = mixture.wider(widening(problem.dim))
@@ -143,8 +144,8 @@ class AdaptiveImportance(Algorithm):
         return super().download({f"{PREFIX}trial": weighted_points(shared).trial}, clients)
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        found = clients_log_likelihoods(problem, shared["weighted_trial"].to(problem.dtype), data)
-        return {"value": found.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE, posinf=IMPOSSIBLE)}, local, {}
+        log_lik = clients_log_likelihoods(problem, shared["weighted_trial"].to(problem.dtype), data)
+        return {"value": log_lik.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE, posinf=IMPOSSIBLE)}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         return {**shared, "weighted_new": messages["value"].sum(0) / self.temperature}
@@ -192,7 +193,7 @@ def modes_as_mixture(found: State) -> Mixture:
 
 
 def are_enough(effective: float, pareto_k: float, shared_mass: float, distant_mass: float) -> bool:
-    """Whether no more points are needed, by a round's figures."""
+    """Whether the points suffice, by a round's figures."""
     return SETTINGS.are_met(effective, pareto_k) or _modes_fit(shared_mass, distant_mass)
 
 
@@ -202,7 +203,7 @@ def _fit(sampler: AdaptiveImportanceSampler, shared: State) -> tuple[float, floa
     if not len(modes.counts):
         return 0.0, 1.0
     expected = modes.log_density(sampler.points, torch.inf) - sampler.log_proposals
-    if not bool(expected.isfinite().any()):  # a climb into a funnel's neck ended so narrow that no point is near
+    if not bool(expected.isfinite().any()):  # a mode in a funnel's neck is so narrow that no point is near it
         return 0.0, 1.0
     shared_mass = torch.minimum(weights, torch.softmax(expected, 0)).sum()
     near = torch.zeros(len(weights), dtype=torch.bool)
@@ -217,7 +218,7 @@ def _modes_fit(shared_mass: float, distant_mass: float) -> bool:
 
 
 def weighted_points_of(found: State) -> tuple[Tensor, Tensor] | None:
-    """The points (S, D) and their weights (S,), if they improve on the modes; otherwise None."""
+    """The points (S, D) and their weights (S,) if the modes' approximations do not suffice; otherwise None."""
     if "weighted_points" not in found:
         return None
     known = weighted_points(found)

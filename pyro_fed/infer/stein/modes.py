@@ -1,27 +1,26 @@
 """Modes of a federated posterior: Newton's method from many points at once, and the Gaussian nearest to a single mode.
 
-Particles that start around one mode never reach another. So all modes are searched for first: M points θ climb the log
-density f = log p_0 + Σ_k log p_k. They start at the mode that `FedLaplace` has found, at its `images`, and at draws of
-the prior (half of these are chosen among many draws to be far apart, `ops.entries.far_apart`).
+Particles that start around one mode never reach another. All modes are therefore searched for first: M points θ ascend
+the log density f = log p_0 + Σ_k log p_k. They start at the mode of `FedLaplace`, at its `images`, and at draws of the
+prior (half of which are chosen among many draws to be far apart, `ops.entries.far_apart`).
 
-**A round.** The server sends the M points. Every client answers with its log-likelihood's value, score and Hessian at
-each. For each point the server keeps the new position if f has risen, else the old one, and proposes the next one by a
-damped Newton step (`ops.newton_ascent`, with its letters).
+**A round.** The server sends the M points. Every client replies with the value, score and Hessian of its log-likelihood
+at each. For each point the server keeps the new position if f has risen, else the old one, and proposes the next one by
+a damped Newton step (`ops.newton_ascent`, with its letters).
 
-**Many rows.** An earlier phase climbs with few rows of each client that represent all (`sites.few_rows`), because far
-from a mode only the direction matters. Climbs with all rows then start at these modes, and at the known one.
+**Many rows.** An earlier phase uses a few representative rows of each client (`sites.few_rows`), because far from a
+mode only the direction matters. Searches with all rows then start at its modes, and at the known one.
 
-**One mode** (`OneMode`). With a Gaussian prior and rows that are concave in their linear predictors there is one mode,
-and no other point climbs. The clients compare tangents of their rows' log-likelihoods with these at points spread over
-the prior and at the known mode (`density.derivatives`); one row of one client that is not concave is enough
-to search modes as usual.
+**One mode** (`OneMode`). With a Gaussian prior and rows that are concave in their linear predictors there is only one
+mode, and no further search. The clients compare their rows' log-likelihoods with tangents at points spread over the
+prior and at the known mode (`density.derivatives`). If a single row is not concave, modes are searched for as usual.
 
 **The result.** Points that settle within `same_mode` SDs of each other are one mode. A mode's share of the posterior is
-its mass by Laplace's approximation, exp(f(θ)) |H|^(-1/2), normalised over the modes.
+its mass by the Laplace approximation, exp(f(θ)) |H|^(-1/2), normalised over the modes.
 
-**Then** (`Nearest`) `FedEP` finds the Gaussian q nearest to a posterior of one mode in KL(q ‖ p), in a few rounds, and
-with it the mean and SDs to which turns would have to carry particles. If there are several modes, or q has not
-converged in these rounds, Laplace's approximation is used.
+**Then** (`Nearest`) `FedEP` computes, in a few rounds, the Gaussian q nearest to a posterior of one mode in KL(q ‖ p),
+whose mean and SDs particles would otherwise reach only in many turns. If there are several modes, or q does not
+converge in these rounds, the Laplace approximation is used.
 
 Letters: M the number of points; others as in `ops.newton_ascent`.
 """
@@ -58,7 +57,7 @@ from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent
 
 @dataclass(frozen=True, kw_only=True)
 class OneMode(Algorithm):
-    """One check by the clients, between the search for one mode and that for others."""
+    """A check by the clients whether a mode is the only one, before a search for others."""
 
     draws_are: ClassVar[str] = "point"
     needs_all: ClassVar[bool] = True
@@ -117,8 +116,8 @@ class Modes(Algorithm):
     one_mode: ClassVar[type[OneMode]] = OneMode
 
     num_starts: int = 15  # number of draws of the prior as starts, chosen among `CANDIDATES` times as many
-    max_rounds: int = 30  # largest number of rounds; starts that have not settled by then are dropped
-    tolerance: float = 1e-2  # a start has settled when its next undamped step is shorter than this many posterior SDs
+    max_rounds: int = 30  # largest number of rounds; searches that have not converged by then are dropped
+    tolerance: float = 1e-2  # a search has converged when its next undamped step is shorter, in posterior SDs
     same_mode: float = 0.5  # points closer than this many SDs are one mode
     first_damping: float = 1.0  # λ at the start
     growth: float = 5.0  # λ grows by this factor after a fall, and shrinks by it after a rise
@@ -145,20 +144,20 @@ class Modes(Algorithm):
     ) -> tuple[State, State]:
         """Start from the known mode; unless it is the only one, also from modes of few rows, or draws of the prior."""
         start = required_start(start, self)
-        found = start.shared
-        if "bent" in found and not bool(found["bent"]):  # by the clients' counts the known mode is the only one
-            others = found["point"].new_zeros(0, problem.dim)
-        elif "points" in found:
-            others = modes_of(found, self.tolerance, self.same_mode)[0]
+        search = start.shared
+        if "bent" in search and not bool(search["bent"]):  # by the clients' counts the known mode is the only one
+            others = search["point"].new_zeros(0, problem.dim)
+        elif "points" in search:
+            others = modes_of(search, self.tolerance, self.same_mode)[0]
         else:
             drawn = problem.init(CANDIDATES * self.num_starts, generator)
-            others = drawn[far_apart(drawn, self.num_starts)].to(found["point"])
-            others = torch.cat([others, problem.images(found["point"].to(problem.dtype)).to(others)])
-        points = torch.cat([found["point"][None], others])
+            others = drawn[far_apart(drawn, self.num_starts)].to(search["point"])
+            others = torch.cat([others, problem.images(search["point"].to(problem.dtype)).to(others)])
+        points = torch.cat([search["point"][None], others])
         climbs = NewtonAscent.begin(points, self.first_damping)
         prior = Look(climbs.value, climbs.score, climbs.curvature)
         usable = {"prior_usable": climbs.length > 0}
-        return found | climbs._asdict() | _of_prior(prior) | usable, start.local
+        return search | climbs._asdict() | _of_prior(prior) | usable, start.local
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute the prior at the trial points."""
@@ -175,11 +174,13 @@ class Modes(Algorithm):
         points = shared["trial"].to(problem.dtype)
         if self.by_few_rows:
             few, times = pick_rows(problem, data, first_row_count(problem.dim))
-            found = Look(*(with_trailing_axes(times, part) * part for part in look_at_likelihood(problem, points, few)))
+            evaluations = Look(
+                *(with_trailing_axes(times, part) * part for part in look_at_likelihood(problem, points, few))
+            )
         else:
-            found = look_at_likelihood(problem, points, data)
-        usable = found.finite()
-        parts = {name: choose(usable, part.double(), 0.0) for name, part in found._asdict().items()}
+            evaluations = look_at_likelihood(problem, points, data)
+        usable = evaluations.finite()
+        parts = {name: choose(usable, part.double(), 0.0) for name, part in evaluations._asdict().items()}
         return {**parts, "usable": usable}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
@@ -190,7 +191,7 @@ class Modes(Algorithm):
         return shared | climbs.tell(look, usable, Damping(self.growth))._asdict()
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The longest next step in SDs, and the number of starts that have settled."""
+        """The longest next step in SDs, and the number of searches that have converged."""
         settled = float((after["length"] < self.tolerance).double().mean())
         return {"change": float(after["length"].amax()), "settled": settled}
 
@@ -202,7 +203,7 @@ class Modes(Algorithm):
 
 
 def modes_of(shared: State, tolerance: float, same_mode: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The different settled maxima, best first: points (C, D), precisions (C, D, D) and shares (C,)."""
+    """The distinct converged maxima, best first: points (C, D), precisions (C, D, D) and shares (C,)."""
     value, points, precision = shared["value"], shared["points"], shared["curvature"]
     factor = equilibrated_cholesky(precision)
     settled = (shared["length"] < tolerance) & factor.proper
@@ -230,7 +231,7 @@ LAPLACE = "laplace_"
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest(FedEP):
-    """`FedEP` from the one mode that was found, as accurate as a start needs."""
+    """`FedEP` from the only mode, as accurate as needed for a start."""
 
     may_be_infinite: ClassVar[frozenset[str]] = FedEP.may_be_infinite | set(OF_MODES)
 
@@ -241,7 +242,7 @@ class Nearest(FedEP):
     )
 
     def default_rounds(self, num_clients: int) -> int:
-        return 12  # a posterior near a Gaussian needs four to eight
+        return 12  # a nearly Gaussian posterior needs four to eight
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         return self.search()
@@ -249,16 +250,16 @@ class Nearest(FedEP):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from Laplace's sites, and keep these and the results of the search."""
+        """Start from the Laplace sites, and keep these and the results of the search."""
         start = required_start(start, self)
         whole = Start(start.shared | {"fall": torch.zeros(())}, start.local)  # no end of a climb ends the run
         shared, local = super().init(problem, num_clients, generator, whole)
-        found = {name: start.shared[name] for name in OF_MODES}
+        search_result = {name: start.shared[name] for name in OF_MODES}
         count = float(len(modes_of(start.shared, Modes.tolerance, Modes.same_mode)[0]))
         q, prior = gaussian(start.shared), gaussian(start.shared, "prior_")
         before = as_state(q, LAPLACE) | as_state(prior, f"{LAPLACE}prior_")
         figures = {"modes": torch.tensor(count), "moved": shared["eta"].new_tensor(torch.inf)}
-        return shared | found | before | figures, local | as_state(gaussian(start.local), LAPLACE)
+        return shared | search_result | before | figures, local | as_state(gaussian(start.local), LAPLACE)
 
     def combine(self, shared: State, messages: State, weights: torch.Tensor) -> State:
         """Combine as `FedEP`, and record the move of q."""
@@ -277,14 +278,14 @@ class Nearest(FedEP):
 
 
 def nearest_of(start: Start) -> Start:
-    """The particles' start: the Gaussian if it has converged at the one mode, or else Laplace's approximation."""
-    found = start.shared
-    if f"{LAPLACE}eta" not in found or is_at_rest(found):
+    """The particles' start: the Gaussian if it has converged at the only mode, or else the Laplace approximation."""
+    shared = start.shared
+    if f"{LAPLACE}eta" not in shared or is_at_rest(shared):
         return start
-    before = as_state(gaussian(found, LAPLACE)) | as_state(gaussian(found, f"{LAPLACE}prior_"), "prior_")
-    return Start(found | before, as_state(gaussian(start.local, LAPLACE)))
+    before = as_state(gaussian(shared, LAPLACE)) | as_state(gaussian(shared, f"{LAPLACE}prior_"), "prior_")
+    return Start(shared | before, as_state(gaussian(start.local, LAPLACE)))
 
 
 def is_at_rest(found: State) -> bool:
-    """Whether the Gaussian has converged at the one mode."""
+    """Whether the Gaussian has converged at the only mode."""
     return "moved" in found and bool(found["modes"] == 1) and bool(found["moved"] < Nearest.tolerance)

@@ -42,7 +42,7 @@ NO_SURROGATES = (
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class ParallelDSVGD(DSVGD):
-    """Accurate parallel DSVGD: clients send scores at the particles, the server moves these.
+    """Accurate parallel DSVGD: clients send scores at the particles, and the server moves the particles.
 
     Args:
         num_particles: N, at least 2.
@@ -54,7 +54,7 @@ class ParallelDSVGD(DSVGD):
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         kernel: of the SVGD direction, of `pyro_fed.ops`; the default keeps two moments and the marginals right.
         decay: power of the step's decay, rate (1 + t / 500)^-decay, in [0, 1]; 0 keeps it constant.
-        entropy: refused: the server moves particles towards what it makes of several clients; use the forms in turn.
+        entropy: not supported, since the server moves particles towards all clients at once; use `DSVGD`.
         start: start of the particles: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
             dimensions), "modes" (points under Laplace approximations at each mode that is
             found; in more than 12 dimensions those of one mode under FedEP's Gaussian; or weighted points where the

@@ -1,13 +1,13 @@
-"""Settings, particles at a server, and diagnostics that SVGD and its distributed forms share.
+"""Settings, particles at a server, and diagnostics of SVGD and its distributed forms.
 
-With `entropy` a run keeps by how much its steps change the entropy of the particles' density. Source: Liu & Wang
+With `entropy` a run records the change of the entropy of the particles' density by its steps. Source: Liu & Wang
 (2016), Lemma 1 and Theorem 3.1; Kassab & Simeone, Theorem 2; Yang, Liu & Kassab, Lemmas 1 and 2.
 
     T(θ) = θ + ε φ(θ),    H[T q] = H[q] + E_q log |det(I + ε ∇φ(θ))|
     F(q) = E_q[-log p̃] - H[q],    d/dε F(T q) = -S(q, p̃) at ε = 0
 
-A step is a map of the whole space, so that the change needs no estimate of the density: a mean over the particles is
-enough. With AdaGrad ε is a number for each particle and coordinate, and taken as constant around the particle.
+A step is a map of the whole space, so that the change is a mean over the particles, without an estimate of the density.
+With AdaGrad, ε differs between particles and coordinates, and is treated as constant around each particle.
 
 Letters: ε `rates`, φ as in `ops.stein`, S the squared KSD (V-statistic).
 """
@@ -119,7 +119,7 @@ class ParticleAlgorithm(Algorithm):
         return {"change": float(moved / width if width > 0 else moved), "spread": float(width)}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The particles themselves, (1, N, D): they are not draws, and their number is N."""
+        """The N particles, (1, N, D), which are not independent draws."""
         return shared["particles"][None]
 
     def start_optimiser(self, particles: Tensor) -> AdaGradState:

@@ -3,12 +3,13 @@
     ∇ log t_{k,n}(z) = η_k - Λ_k z + r_{k,n}                                   site of client k at particle n
     log p̃_k = log p_0 + w_k log p_k / α + Σ_{j≠k} log t_j                      target of client k, Eq. (11)
 
-in coordinates z that whiten a Gaussian. w_k is one. If particles started apart there are no sites, and the client's
+in coordinates z that whiten a Gaussian, with w_k = 1. If particles started apart, there are no sites, and the client's
 rows represent all rows: w_k = n / n_k.
 
-AdaGrad's first steps have one size, however near the target is. Particles that start under the Gaussian nearest to a
-posterior of one mode only have to find its shape. Those that start at weighted points of the posterior are draws of it:
-they only settle, and their pace, the factor of steps, halves after each pass that does not lower their discrepancy.
+AdaGrad's first steps have the same size for near and distant targets. The pace is a factor on the steps. It is small
+for particles that start under the Gaussian nearest to a posterior of one mode, which only have to adapt to its shape.
+Particles that start at weighted points of the posterior are already draws of it, and their pace is halved after each
+pass that does not lower their discrepancy.
 
 Letters: Λ `precision`, η `eta`, r `residual`, w `own_weight`.
 """
@@ -50,12 +51,12 @@ class Site(NamedTuple):
         return site_scores(self.precision, self.eta, white)
 
     def corrected(self, own: Tensor, white: Tensor) -> Site:
-        """The site, made exact at particles (..., N, D) by its residual, from the likelihood's scores `own` there."""
+        """The site with residuals that make it exact at particles (..., N, D); `own` are the likelihood's scores."""
         return self._replace(residual=own - self.surrogate_scores(white))
 
 
 class Received(NamedTuple):
-    """What a client receives, without AdaGrad's state; leading axes are clients."""
+    """The message to a client, without AdaGrad's state; leading axes are clients."""
 
     white: Tensor  # particles z (..., N, D)
     coordinates: Coordinates  # of z
@@ -66,7 +67,7 @@ class Received(NamedTuple):
 
     @classmethod
     def of(cls, shared: State) -> Received:
-        """The entries in the server's state, or in what a client receives of it."""
+        """The entries of the server's state, or of a client's download."""
         white = shared["white"]
         sites = Site(shared["precision"], shared["eta"], shared["residuals"])
         coordinates = Coordinates(shared["mean"], shared["factor"])
@@ -101,7 +102,7 @@ class TiltedTarget(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """The data of a turn when the particles reach a client; leading axes are clients."""
+    """The quantities at the start of a client's turn; leading axes are clients."""
 
     received: Received  # what the client received
     target: TiltedTarget  # p̃_k
@@ -110,7 +111,7 @@ class Arrival(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem, shared: State, local: State, data: ClientData, temperature: float) -> Arrival:
-        """The data by what clients received and keep, and by their rows."""
+        """The quantities from the clients' downloads, states and rows."""
         received, site = Received.of(shared), entries_as(Site, local)
         all_by_own = problem.num_rows / data.num_rows.clamp_min(1).to(problem.dtype)
         own = client_scores(problem, received.coordinates, received.white, data, temperature)
@@ -201,7 +202,7 @@ def first_pace(problem: Problem, found: SurveyState) -> float:
 
 
 def with_pace(server: Server) -> Server:
-    """The server's state with the factor after a round: halved if draws have ended a pass no nearer than before."""
+    """The server's state with the pace after a round: halved if a pass of draws has not lowered the discrepancy."""
     if not bool(server.weighted):
         return server
     total, done = server.pass_ksd + server.ksd, server.passed

@@ -7,7 +7,7 @@
                  importance weights take, the points are under the Gaussian nearest in KL(q || p) (`Nearest`). Where
                  `AdaptiveImportance` finds that the posterior is elsewhere, its weighted points are resampled, and
                  whitened by their own moments.
-    "prior"      draws of the prior. The surrogates may not fit there, so take few local steps.
+    "prior"      draws of the prior. The surrogates may not fit there, so use few local steps.
     "apart"      draws of the prior, in units of the prior's SDs and without surrogates. For densities without a useful
                  mode, as those of neural networks, where every particle finds a basin of its own.
     "checked"    "gaussian", unless m is no maximum: then "apart". Costs a round more.
@@ -24,9 +24,9 @@ points,
 
 and m is no maximum if the smallest eigenvalue is below -`saddle`.
 
-**Steep points.** Some points may be so steep that particles would become non-finite, as in the neck of a horseshoe's
-funnel, whose mode is infinitely narrow. Such points are moved half-way to the centre, round by round, until none is
-steep. Weighted points are not moved: they are where the posterior is, however narrow its modes are.
+**Steep points.** At some points the score may be so large that particles would become infinite or NaN, as in the neck
+of a horseshoe's funnel, whose mode is infinitely narrow. Such points are moved half-way to the centre in each round
+until none is steep. Weighted points are not moved, since they follow the posterior even if its modes are narrow.
 
 Letters: z `white`, m and A as in `coordinates`.
 """
@@ -161,7 +161,7 @@ def equal_sites(num_clients: int, coordinates: Coordinates) -> FullGaussian:
 
 
 class Received(NamedTuple):
-    """What clients receive: the points z (C, N, D), and m and A of their coordinates."""
+    """The message to clients: the points z (C, N, D), and m and A of their coordinates."""
 
     white: Tensor
     mean: Tensor
@@ -278,7 +278,7 @@ class Survey(Algorithm):
             near=torch.tensor(self.begin == "modes" and weighted is None and is_at_rest(start.shared)),
             settled=torch.tensor(self.begin == "modes" and weighted_points_of(start.shared) is not None),
         )
-        # A large model's scores are many: no room is taken for them before they are known.
+        # The scores of a large model need much memory, which is allocated only when they are known.
         count = len(points) if fits_in_memory(num_clients * points.numel()) else 0
         unknown = points.new_zeros(num_clients, count, problem.dim, dtype=problem.traits.scores_dtype)
         return as_entries(found), as_state(white) | {"scores": unknown}
@@ -286,7 +286,7 @@ class Survey(Algorithm):
     def _weighted_points(
         self, problem: Problem, coordinates: Coordinates, found: State, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
-        """Weighted points for a start in place of the modes' Gaussians; None if these are good enough."""
+        """Weighted points for a start in place of the modes' Gaussians; None if these suffice."""
         if self.begin != "modes":
             return None
         better = weighted_points_of(found)
@@ -303,7 +303,7 @@ class Survey(Algorithm):
         return draws, torch.full((len(draws),), 1 / len(draws), dtype=torch.float64)
 
     def _points(self, coordinates: Coordinates, draws: Tensor, found: State, seed: int) -> tuple[Tensor, Tensor]:
-        """Whitened starting points (N, D), and the modes' shares of them; one share if there is one mode."""
+        """Whitened starting points (N, D), and the share of each mode."""
         whole = torch.ones(1, dtype=torch.float64)
         if self.begin in ("prior", "apart"):
             return coordinates.white(draws), whole
@@ -343,14 +343,14 @@ class Survey(Algorithm):
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Compute the points of the next round: after the check, or if some are too steep."""
-        found = entries_as(SurveyState, shared)
-        prior = prior_scores(problem, found.coordinates.model(found.white).to(problem.dtype)).double()
-        scores = found.scores + found.coordinates.pull(prior)
-        next_points = self._checked(found, scores) if bool(found.checking) else self._less_steep(found, scores)
+        survey = entries_as(SurveyState, shared)
+        prior = prior_scores(problem, survey.coordinates.model(survey.white).to(problem.dtype)).double()
+        scores = survey.scores + survey.coordinates.pull(prior)
+        next_points = self._checked(survey, scores) if bool(survey.checking) else self._less_steep(survey, scores)
         return {**shared, **as_entries(next_points)}
 
     def _checked(self, found: SurveyState, scores: Tensor) -> SurveyState:
-        """The points themselves after those of the check, or draws of the prior where m is no maximum."""
+        """The state with the starting points after the check, or with draws of the prior if m is no maximum."""
         unchecked = torch.zeros_like(found.checking)
         found = found._replace(steep=torch.full_like(found.steep, len(scores)), checking=unchecked)
         if lowest_curvature(found.white, scores) >= -self.saddle:

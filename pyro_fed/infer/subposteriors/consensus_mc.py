@@ -1,32 +1,32 @@
-"""Consensus Monte Carlo: every client samples its own part of the posterior, and the server averages the draws.
+"""Consensus Monte Carlo: every client samples its subposterior, and the server averages the draws.
 
 Sources: Scott et al. (2016), *Bayes and big data: the consensus Monte Carlo algorithm*; Neiswanger, Wang & Xing (2014),
 *Asymptotically exact, embarrassingly parallel MCMC*.
 
     p(θ | y) ∝ Π_k p_k(θ),      p_k(θ) ∝ p(θ)^(1/K) p(y_k | θ)
 
-One round. Each client runs NUTS on p_k and sends its draws θ_k,s. All is on the unconstrained scale, where the
-Jacobians belong to p(θ) and are divided with it. With V_k the covariance of the draws of p_k and W_k = V_k⁻¹ (or I),
-draws of the product are, by the setting `rule`,
+There is one round. Each client runs NUTS on p_k and sends its draws θ_k,s. Everything is on the unconstrained scale,
+where the Jacobians are part of p(θ) and of its share p(θ)^(1/K). With V_k the covariance of the draws of p_k and
+W_k = V_k⁻¹ (or I), the setting `rule` determines the draws of the product:
 
     weighted, uniform    θ_s = (Σ_k W_k)⁻¹ Σ_k W_k θ_k,s                       Scott et al., Section 3
     gaussian             draws of Π_k N(mean_k, V_k)                            Neiswanger et al., Section 3.1
     nonparametric        draws of Π_k KDE_k, with kernels N(· | θ_k, h² V_k)    the same, Algorithm 1
 
-The last is a mixture of S^K Gaussians, whose components t = (t_1 ... t_K) are walked by Metropolis steps of one t_k at
-a time, with h = i^(-1/(4 + D)) at pass i, as published:
+The last is a mixture of S^K Gaussians. Metropolis steps change one t_k of a component t = (t_1 ... t_K) at a time, with
+h = i^(-1/(4 + D)) in pass i, as published:
 
     weight(t) ∝ exp(-Σ_k (θ_k,t_k - θ̄_t)' W_k (θ_k,t_k - θ̄_t) / 2h²),      θ | t ~ N(θ̄_t, h² (Σ_k W_k)⁻¹)
 
-If every p_k is Gaussian the default is exact. Otherwise it has an error that the draws alone do not show: a skewed p_k
-(few rows, one label) moves the mean, because its tails enter with the weight of its centre. The draws of a client whose
-rows carry little information spread over its share of the prior, which must then be proper. A few groups at a client,
-whose levels are integrated out, do not exclude a scale of zero for these, and a share of the prior hardly does: where
-the scale is less than the rounding of a level the run ends with an error.
+The default is exact if every p_k is Gaussian. Otherwise it has an error that cannot be seen from the draws: a skewed
+p_k (few rows, one label) moves the mean, because its tails have the same weight as its centre. If a client's rows are
+uninformative, its draws follow its share of the prior, which must then be proper. If a client has only a few groups,
+whose levels are integrated out, neither they nor its share of the prior exclude a scale of zero. The run ends with an
+error if the scale falls below the rounding of a level.
 
-Deviations: draws are combined in the order in which the chains made them (as in Scott et al.), chain by chain, so that
-R-hat and ESS keep their meaning; NUTS stands for the papers' Gibbs and random-walk samplers; the paper's kernels are
-N(· | θ_k, h² I): with V_k nothing depends on units, and where all p_k are Gaussian the mean is exact.
+Deviations: draws are combined in the order of the chains (as in Scott et al.), chain by chain, so that R-hat and ESS
+keep their meaning; NUTS replaces the papers' Gibbs and random-walk samplers; the paper's kernels are N(· | θ_k, h² I),
+whereas kernels with V_k do not depend on units and give the exact mean if all p_k are Gaussian.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.subposteriors.lanes import Lanes
 from pyro_fed.ops.gaussian import FullGaussian, Gaussian
 
-#: Added to the diagonal of the draws' correlations, so that fewer draws than parameters cause no error: well above the
-#: rounding of hundreds of eigenvalues.
+#: Added to the diagonal of the draws' correlations, for fewer draws than parameters: well above the rounding error of
+#: hundreds of eigenvalues.
 CORRELATION_JITTER = 1e-12
 
 
 def average_draws(draws: Tensor, *, weighted: bool = True) -> Tensor:
-    """One draw of the product for each s, (S, D), from draws (K, S, D); unweighted, all weights are equal."""
+    """Averages over clients of draws (K, S, D), (S, D), weighted by inverse covariances or equally."""
     if not weighted:
         return draws.mean(0)
     precisions = _precisions(draws)
@@ -87,32 +87,32 @@ def draw_density_product(draws: Tensor, generator: torch.Generator) -> Tensor:
     """Draws (S, D) of the product of density estimates of the draws (K, S, D): a Markov chain of passes over k."""
     number, count, dim = draws.shape
     precisions = _precisions(draws)
-    together = torch.linalg.inv(precisions.sum(0))
-    factor = torch.linalg.cholesky((together + together.T) / 2)
+    joint_covariance = torch.linalg.inv(precisions.sum(0))
+    factor = torch.linalg.cholesky((joint_covariance + joint_covariance.T) / 2)
     pulls = torch.einsum("kde,kse->ksd", precisions, draws)  # W_k θ_k,s
     sizes = (pulls * draws).sum(-1)  # θ' W θ
 
-    def spread(chosen: Tensor) -> tuple[float, Tensor]:
+    def spread(indices: Tensor) -> tuple[float, Tensor]:
         """Σ_k (θ_k - θ̄)' W_k (θ_k - θ̄), and θ̄ (D,), of one draw each (K,)."""
-        pull = pulls[clients, chosen].sum(0)
-        middle = together @ pull
-        return float(sizes[clients, chosen].sum() - pull @ middle), middle
+        pull = pulls[clients, indices].sum(0)
+        middle = joint_covariance @ pull
+        return float(sizes[clients, indices].sum() - pull @ middle), middle
 
     clients = torch.arange(number)
-    chosen = torch.randint(count, (number,), generator=generator)
-    value, middle = spread(chosen)
+    indices = torch.randint(count, (number,), generator=generator)
+    value, middle = spread(indices)
     samples = []
     for i in range(1, count + 1):
         width = float(i) ** (-1 / (4 + dim))
         proposals = torch.randint(count, (number,), generator=generator)
         chances = torch.rand(number, generator=generator).log().tolist()
         for k, chance in enumerate(chances):
-            trial = chosen.clone()
+            trial = indices.clone()
             trial[k] = proposals[k]
             # A Metropolis step between components: log weight(new) - log weight(old).
             trial_value, trial_middle = spread(trial)
             if (value - trial_value) / (2 * width**2) > chance:
-                chosen, value, middle = trial, trial_value, trial_middle
+                indices, value, middle = trial, trial_value, trial_middle
         noise = torch.randn(dim, generator=generator, dtype=draws.dtype)
         samples.append(middle + width * factor @ noise)
     return torch.stack(samples)
@@ -125,7 +125,7 @@ def gaussians_of_draws(draws: Tensor) -> FullGaussian:
 
 
 def stretch_draws(draws: Tensor, before: FullGaussian, after: Gaussian) -> Tensor:
-    """Draws (K, ..., D) of one Gaussian each, (K,), shifted and scaled to those of another."""
+    """Draws (K, ..., D) of Gaussians `before` (K,), shifted and scaled to Gaussians `after`."""
     shape = (len(draws), *[1] * (draws.dim() - 2), -1)
     away = draws - before.mean().reshape(shape)
     white = torch.einsum("kde,k...e->k...d", torch.linalg.inv(before.root()), away)
@@ -164,7 +164,7 @@ class DrawContributions(Contributions):
         )
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """An empty dictionary: the product is that of the other clients, without these clients' shares of the prior."""
+        """An empty dictionary: the product contains the other clients alone, without these shares of the prior."""
         return {}
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
@@ -247,13 +247,13 @@ class ConsensusMC(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from the starting points in place of draws."""
+        """Start with the chains' starting points in place of draws."""
         uniform = torch.rand(self.num_chains, problem.dim, generator=generator, dtype=problem.dtype)
         points, seed = (2 * uniform - 1) * self.radius, torch.randint(2**62, (), generator=generator)
         return Server(points[:, None], torch.tensor(num_clients), seed)._asdict(), {}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The starting points and the number of clients, which clients receive."""
+        """The starting points and the number of clients."""
         server = entries_as(Server, shared)
         return super().download({"draws": server.draws[:, -1:], "num_clients": server.num_clients}, clients)
 
@@ -265,7 +265,7 @@ class ConsensusMC(Algorithm):
         """Run all clients' chains at once.
 
         Raises:
-            ModelError: the clients' groups do not tell the scale of their levels.
+            ModelError: a client's groups do not determine the scale of their levels.
         """
         count = int(shared["num_clients"][0])
         how = Chains(
@@ -303,7 +303,7 @@ class ConsensusMC(Algorithm):
         return entries_as(Server, shared).draws
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings from the clients' trajectories: divergences, and chains that have not mixed."""
+        """Warnings about divergences, and about chains that have not mixed."""
         return trajectory_warnings(record, problem)
 
 

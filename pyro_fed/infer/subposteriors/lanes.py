@@ -1,14 +1,14 @@
-"""Chains of the No-U-Turn Sampler on many densities at once: each call makes one leapfrog step of all of them.
+"""The No-U-Turn Sampler on many densities at once: each call takes one leapfrog step of every chain.
 
 Sources: Hoffman & Gelman (2014), *The No-U-Turn Sampler*; Betancourt (2017), A.3.2 and A.4.2; Phan, Pradhan & Jankowiak
 (2019), *Composable effects for flexible and accelerated probabilistic programming in NumPyro*, Algorithm 2.
 
-A chain is a lane with its own pace: a lane that has ended a trajectory begins the next, so that no lane waits. The tree
-that a doubling adds is grown leaf by leaf: the n-th leaf is checked for a U-turn against the first leaf of each subtree
-that it completes, of which a lane keeps one for each level. Weights, adaptation and their settings are those of Pyro's
-kernel (and Stan's): multinomial proposals, biased towards the new half; windows in which variances are estimated, at
-whose ends a new step size is searched for; dual averaging. A lane's random numbers are its own, so that its draws do
-not depend on the others.
+Each chain is a lane that proceeds independently: when its trajectory ends, it begins the next, so that no lane waits.
+The tree of a doubling grows leaf by leaf: the n-th leaf is checked for a U-turn against the first leaf of each subtree
+that it completes, and a lane stores one such leaf per level. Weights, adaptation and their settings are those of Pyro's
+kernel (and Stan's): multinomial proposals, biased towards the new half; windows in which variances are estimated, with
+a new search for the step size at the end of each; dual averaging. A lane has its own random numbers, so that its draws
+do not depend on other lanes.
 
 Letters as in `pooled.nuts_kernel`: z position, r momentum, p `unscaled` momentum, `root` M^(-1/2), ε `step`; L lanes.
 """
@@ -33,17 +33,18 @@ from pyro_fed.conventions import progress
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.infer.pooled.nuts import NUTS
-from pyro_fed.infer.pooled.nuts_kernel import LEAPFROGS_PER_DRAW, MAX_ENERGY_ERROR, STATISTICS, Chains, Leaf
+from pyro_fed.infer.pooled.nuts_kernel import LEAPFROGS_PER_DRAW, STATISTICS, Chains, Leaf, turning
+from pyro_fed.ops.hamiltonian import MAX_ENERGY_ERROR
 
 Array = NDArray[Any]
-#: Leapfrog steps for which a lane draws its random numbers at a time.
+#: Number of leapfrog steps for which a lane draws random numbers at once.
 RANDOM_BLOCK = 512
 #: Number of ones in binary numbers of 16 digits.
 ONES = np.array([number.bit_count() for number in range(1 << 16)])
-#: Pyro's settings of dual averaging: `t0` iterations by which early ones are damped, `kappa`, how fast averages forget,
-#: and `gamma`, the scale of the steps.
+#: Pyro's settings of dual averaging: `t0` damps early iterations, `kappa` is the decay of the averages' weights, and
+#: `gamma` the scale of the steps.
 AVERAGING: Any = DualAveraging()
-#: Number of draws by whose weight an estimated covariance is shrunk, and its target; Stan's.
+#: Weight, in draws, of the target towards which an estimated covariance is shrunk, and the target, as in Stan.
 SHRINKAGE_DRAWS, SHRINKAGE_VARIANCE = 5.0, 1e-3
 
 
@@ -51,8 +52,8 @@ SHRINKAGE_DRAWS, SHRINKAGE_VARIANCE = 5.0, 1e-3
 class Lanes:
     """All chains at once."""
 
-    how: Chains  # settings as of chains that run one after the other
-    watch: Callable[[Array], None] = lambda z: None  # gets the positions (L, D) after each step; may raise
+    how: Chains  # settings of the chains
+    watch: Callable[[Array], None] = lambda z: None  # called with the positions (L, D) after each step; may raise
 
     def run(self, problem: Problem, batch: Batch, points: Tensor, seeds: Tensor, label: str) -> State:
         """Run n chains of each of K clients from `points` (K, n, D): `draws` (K, n, S, D) and statistics (K, n, S)."""
@@ -134,7 +135,7 @@ class Walk:
         return bool((self.done < self.how.warmup_steps + self.how.num_samples).any())
 
     def step(self, leapfrog: Callable[..., Leaf], drawn: Callable[[str], Any]) -> None:
-        """Make one leapfrog step of all lanes, and update each."""
+        """Take one leapfrog step of all lanes, and update each."""
         for_leaf, for_tree, for_direction = next(self.uniforms).T
         size = np.where(self.searching | (self.forward == 1), self.size, -self.size)
         leaf: Any = leapfrog(*self.end.values(), self.root, size.astype(self.energy.dtype), self.energy)
@@ -160,7 +161,7 @@ class Walk:
             yield from np.stack([own.random((RANDOM_BLOCK, 3)) for own in self.random]).swapaxes(0, 1)
 
     def _add(self, leaf: Any, chance: Array) -> Array:
-        """Add the leaf to its tree; return whether that has made a U-turn, (L,)."""
+        """Add the leaf to its tree; return whether the tree has made a U-turn, (L,)."""
         weight = np.logaddexp(self.new_weight, -leaf.error)
         taken = chance < np.exp(-leaf.error - weight)
         for name, value in self.new.items():
@@ -185,7 +186,7 @@ class Walk:
         return turned
 
     def _merge(self, at: Array, leaf: Any, chance: Array) -> Array:
-        """Merge complete new halves into their trees; return whether that ends the trajectory, one a lane of `at`."""
+        """Merge complete new halves into their trees; return whether the trajectory ends, for each lane of `at`."""
         taken = at[chance < np.exp(self.new_weight[at] - self.weight[at])]
         for name, value in self.proposal.items():
             value[taken] = self.new[name][taken]
@@ -206,7 +207,7 @@ class Walk:
         self.leaf[at], self.new_weight[at], self.new_momentum[at] = 0, -np.inf, 0.0
 
     def _draw(self, at: Array, diverged: Array) -> None:
-        """Turn complete trajectories into draws, adapt by them, and begin the next."""
+        """Store the draws of complete trajectories, adapt to them, and begin the next trajectories."""
         self.z[at], self.gradient[at] = self.proposal["z"][at], self.proposal["gradient"][at]
         self.potential[at] = self.proposal["potential"][at]
         accepted, number = self.acceptance[at] / self.leaves[at], self.done[at] - self.how.warmup_steps
@@ -289,7 +290,7 @@ class Walk:
         self.squares[at] += before[:, :, None] * after[:, None] if self.how.full_mass else before * after
 
     def _rescale(self, at: Array) -> None:
-        """Set the mass matrix to a window's covariance, and search for a step size again."""
+        """Set the mass matrix to a window's covariance, and restart the search for a step size."""
         if not len(at):
             return
         shape = (-1, *[1] * (self.root.ndim - 1))
@@ -303,13 +304,6 @@ class Walk:
             self.root[at] = np.sqrt(covariance + floor)
         self.seen[at], self.mean[at], self.squares[at] = 0.0, 0.0, 0.0
         self.searching[at] = True
-
-
-def turning(first: Array, last: Array, momentum: Array) -> Array:
-    """Whether trajectories make a U-turn (Betancourt 2017, A.4.2): ends and sums of p, (..., D) → (...)."""
-    along = momentum - (first + last) / 2
-    turns: Array = ((first * along).sum(-1) <= 0) | ((last * along).sum(-1) <= 0)
-    return turns
 
 
 def _ones(n: Array) -> Array:

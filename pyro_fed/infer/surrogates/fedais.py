@@ -6,24 +6,25 @@ After any algorithm that leaves a Gaussian site t_k at each client, the server
 
     1. draws z_s with the weights u_s = a_s / t(z_s) that make them those of the prior times the likelihoods, as far as
        the sites are right: p_0 t, annealed (`surrogates.proposals`);
-    2. sends them to all clients, who send log p_k(z_s), S numbers (of many rows by few, see `sites.few_rows`);
-    3. has  log w_s = log u_s + Σ_k log p_k(z_s),
+    2. sends them to all clients, which return log p_k(z_s), S numbers (with many rows from a sample, see
+       `sites.few_rows`);
+    3. computes  log w_s = log u_s + Σ_k log p_k(z_s),
 
-and smooths the weights (Vehtari et al. 2024). The result is S' draws of the weighted ones, and their mean is the
-evidence, for Bayes factors.
+and smooths the weights (Vehtari et al. 2024). The result consists of S' draws, resampled by weight. The mean of the
+weights is the evidence, for Bayes factors.
 
-The result is asymptotically exact for any sites, while FedEP's error stays. The weights themselves show how far it is
-from that limit: a run warns if parts of the draws disagree about a mean or an SD by a relevant amount. Mostly it is the
-prior that a Gaussian cannot follow, so that step 1 does most of the work without a message. Weights cannot detect a
-mode that the sites do not reach.
+The result is asymptotically exact for all sites, whereas FedEP's error remains. The weights show the distance from that
+limit: a run warns if parts of the draws disagree about a mean or an SD by a relevant amount. Often only the prior is
+far from a Gaussian, and step 1, which needs no messages, makes most of the correction. Weights cannot detect a mode
+that the sites do not reach.
 
-Particles and chains have no sites: if they are the surrogates, z_s are draws of a mixture around them, which in few
-dimensions follows any shape, and several modes. If the surrogates are `FedAIS` itself, the mixture is around its draws,
-chosen by their weights, which are raised to the power that leaves enough of them (adaptive importance sampling, as
-Cappé et al. 2004). A mode that the first round misses is missed by the second too.
+Particles and chains have no sites. If they are the surrogates, z_s are draws of a mixture around them, which in few
+dimensions follows all shapes and several modes. If the surrogates are `FedAIS` itself, the mixture is around its draws,
+selected by their weights to the power that leaves enough of them (adaptive importance sampling, as in Cappé et al.
+2004). A mode that the first round misses is also missed by the second.
 
-Neal (2001) has the annealing, Yao et al. (2018) the use of k for an approximation, Cappé, Guillin, Marin & Robert
-(2004), *Population Monte Carlo*, proposals around weighted draws.
+Sources: Neal (2001) for annealing; Yao et al. (2018) for the use of k with approximations; Cappé, Guillin, Marin &
+Robert (2004), *Population Monte Carlo*, for proposals around weighted draws.
 
 Letters: z `draws`, logarithm of w `log_weights`, t_k `held_` sites, S `num_proposals`.
 """
@@ -79,7 +80,7 @@ from pyro_fed.ops.whitening import Coordinates, diagonal_coordinates
 
 #: Largest number of particles, or draws, around which draws are proposed.
 MAX_CENTRES = 400
-#: Effective draws that the weights must leave if proposals are made around weighted draws.
+#: Smallest effective number of draws for proposals around weighted draws.
 MIN_EFFECTIVE_CENTRES = 100
 
 
@@ -91,23 +92,23 @@ class FedAIS(Tempered):
     Args:
         surrogates: the source of the sites: an algorithm that leaves Gaussian ones at the clients, or its name:
             "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, "local_sgld" for `LocalSGLD()`, and "auto" for "fedep"
-            up to its 100 parameters and "laplace" beyond. `Given` has them as tensors. An algorithm of particles
-            or chains, such as `DSVGD()`, or another `FedAIS()`, gives the points around which draws are proposed.
-        num_proposals: S, draws at which every client sends its log-likelihood.
-        freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian, and no part of
-            the proposals wide (`proposals`). Where the product fits, log weights get a variance of (D / (ν + D))² / 2
-            from it, less than 1/2 in any dimension.
-        levels: J, the most temperatures of the annealing. It takes as many as leave its log weights the variance
-            `spread`, or a fifth of them if that is enough.
-        flat: there is no annealing if log p_0 t - log q varies by less than this over draws, an SD.
-        spread: variance of log weights that all J temperatures are to leave.
+            up to its 100 parameters and "laplace" beyond. `Given` has them as tensors. With an algorithm of particles
+            or chains, such as `DSVGD()`, or another `FedAIS()`, draws are proposed around its points.
+        num_proposals: S, number of draws at which every client sends its log-likelihood.
+        freedom: degrees of freedom ν of the tails of the sites' product; None uses Gaussian tails and no wide proposals
+            (see `proposals`). If the product fits, the tails add a variance of (D / (ν + D))² / 2 to the log weights,
+            which is less than 1/2 in every dimension.
+        levels: J, largest number of annealing temperatures. The number is chosen so that the variance of the log
+            weights is `spread`, with a fifth of J if that suffices.
+        flat: there is no annealing if the SD of log p_0 t - log q over draws is less than this.
+        spread: target for the variance of the log weights after all temperatures.
         leapfrog_steps: leapfrog steps of an annealing transition.
-        step_size: of the leapfrog steps, in SDs of q.
-        min_effective: fewer effective draws than this are warned of.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α, the surrogates' too if they are a name.
+        step_size: size of the leapfrog steps, in SDs of q.
+        min_effective: number of effective draws below which a run warns.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α, also for surrogates given by name.
 
-    The record has `pareto_k`, `effective_draws`, `accepted` (of the transitions), and if no prior is improper the
-    `log_evidence` log p(y) with its standard error `log_evidence_se`; so have the result's `attrs`.
+    The record and the result's `attrs` have `pareto_k`, `effective_draws`, `accepted` (the acceptance rate of
+    transitions), and, if all priors are proper, `log_evidence` log p(y) with its standard error `log_evidence_se`.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -163,8 +164,8 @@ class FedAIS(Tempered):
             proposals, sites = self._annealed_proposals(problem, product, q, generator), as_state(each, HELD)
         if unknown := int(proposals.log_weights.isnan().sum()):
             raise DivergenceError(
-                f"FedAIS: the prior's density is no number at {unknown} of {len(proposals.draws)} draws around its "
-                "surrogates. Compute it in float64 (dtype=torch.float64 of the federation), or give other surrogates"
+                f"FedAIS: the prior's density is NaN at {unknown} of {len(proposals.draws)} draws around its "
+                "surrogates. Use float64 (dtype=torch.float64 of the federation), or other surrogates"
             )
         drawn = WeightedDraws.begin(proposals, num_clients, proper=not problem.traits.improper)
         return drawn._asdict(), {"answered": drawn.answered.new_zeros(num_clients)} | sites
@@ -177,12 +178,12 @@ class FedAIS(Tempered):
         coordinates, site, turn = diagonal_coordinates(whitened, whitened.site(product.to(torch.float64)))
         tails = Tails.of(site, self.freedom)
         constant = product.log_factor(coordinates.mean) - q.log_prob(coordinates.mean)
-        found = self._annealed(
+        annealed = self._annealed(
             log_ratio_of_prior_and_sites(problem, coordinates, site, constant, tails), q, turn, generator
         )
-        draws = coordinates.model(found.white).to(problem.dtype)
-        log_t = product.log_factor(draws.double()) + tails.log_ratio(found.white)[0]
-        return Proposals(draws, found.log_weights - log_t, found.accepted)
+        draws = coordinates.model(annealed.white).to(problem.dtype)
+        log_t = product.log_factor(draws.double()) + tails.log_ratio(annealed.white)[0]
+        return Proposals(draws, annealed.log_weights - log_t, annealed.accepted)
 
     def _annealed(
         self, difference: Difference, q: Gaussian, turn: Tensor | None, generator: torch.Generator
@@ -200,9 +201,9 @@ class FedAIS(Tempered):
             return anneal_sparingly(from_normal(difference), white, generator, **how)
         defence = Defence(usual)
         ends = defence.ends(difference)
-        found = anneal_sparingly(ends, defence.draws(white, generator), generator, **how)
-        narrow = difference(found.white)[0] - ends(found.white)[0][0]
-        return found._replace(log_weights=found.log_weights + narrow)
+        annealed = anneal_sparingly(ends, defence.draws(white, generator), generator, **how)
+        narrow = difference(annealed.white)[0] - ends(annealed.white)[0][0]
+        return annealed._replace(log_weights=annealed.log_weights + narrow)
 
     @property
     def _of_points(self) -> bool:
@@ -226,8 +227,8 @@ class FedAIS(Tempered):
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Compute log p_k(z_s) (step 2), (C, S), float64, zero for clients that have answered before."""
-        found = log_likelihoods_beyond_rounding(problem, shared["draws"], data)
-        values = with_few_impossible(found).clamp_min(IMPOSSIBLE)
+        log_lik = log_likelihoods_beyond_rounding(problem, shared["draws"], data)
+        values = with_few_impossible(log_lik).clamp_min(IMPOSSIBLE)
         new = 1 - local["answered"]
         message = {"log_lik": torch.where(new[:, None] > 0, values, 0.0), "answered": new}
         return message, {"answered": torch.ones_like(new)}, {}
@@ -246,7 +247,7 @@ class FedAIS(Tempered):
 
     # -- warnings about the draws ---------------------------------------------------------------------------
     def own_errors(self, figures: Mapping[str, float]) -> tuple[float, float]:
-        """The errors of a mean and an SD, by which parts of the draws disagree."""
+        """The largest differences of a mean and of an SD between parts of the draws."""
         return figures.get("mean_error", 0.0), figures.get("sd_error", 0.0)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
@@ -255,6 +256,6 @@ class FedAIS(Tempered):
     def advice(self, problem: Problem, before: State) -> str:
         return "a log-likelihood is not a number at draws of the sites' Gaussian: give other surrogates"
 
-    # -- what one client can do -----------------------------------------------------------------------------
+    # -- faulty clients -------------------------------------------------------------------------------------
     def contributions(self) -> Contributions:
         return LogLikContributions(self, sites_known=not self._of_points)

@@ -2,14 +2,14 @@
 
     θ ← θ + h_s/2 ∇ log p(x_s | θ) + η,    q_s = N(mean, covariance of the draws)
 
-The paper gives no step size. By default h_s = 0.05 × 4/λ_s, λ_s the largest curvature of the client's log-likelihood,
-taken again `stages` times during burn-in.
+The paper gives no step size. By default h_s = 0.05 × 4/λ_s, with λ_s the largest curvature of the client's
+log-likelihood, which is recomputed in each of `stages` parts of burn-in.
 
-A likelihood that is flat or runs away in some direction (separable classes, fewer rows than parameters) is improper:
-its draws drift, and their covariance says how long the chain was and nothing of the likelihood. Where the curvature
-at the draws' mean, in units of their covariance, is below 0.1 in some direction (that of a Gaussian is 1), the
-surrogate takes the positive part of the curvature as its precision instead, which is zero along flat directions: a
-tempered factor. The client is named in a warning. FSGLD stays unbiased with any surrogate.
+A likelihood that is flat or unbounded in some direction (separable classes, fewer rows than parameters) is improper.
+Its draws drift, and their covariance depends on the length of the chain. If the curvature at the mean of the draws, in
+units of their covariance, is below 0.1 in some direction (it is 1 for a Gaussian), the surrogate's precision is the
+positive part of the curvature instead, which is zero along flat directions: a tempered factor. A warning names the
+client. FSGLD is unbiased with every surrogate.
 
 Letters: h_s `step`, λ_s `curvature`.
 """
@@ -48,7 +48,7 @@ class Moments(NamedTuple):
     number: Tensor
 
     def of_one_more(self, position: Tensor) -> Moments:
-        """The moments with another position, (D,)."""
+        """The moments with one more position, (D,)."""
         number = self.number + 1
         before = position - self.mean
         mean = self.mean + before / number
@@ -72,7 +72,7 @@ class LocalSGLD(Tempered):
     Args:
         num_samples: draws a client.
         burn_in: steps before them.
-        stages: into how many parts burn-in is divided; a derived step is derived anew in each.
+        stages: number of parts of burn-in; a derived step size is recomputed in each.
         batch_size: rows a step, weighted to all of the client's; None takes all.
         step_size: h_s, the variance of the injected noise; None derives it from the client's largest curvature.
         covariance: "full", "diag", or "auto": full up to 100 parameters.
@@ -155,7 +155,7 @@ class LocalSGLD(Tempered):
     def _walk(
         self, problem: Problem, position: Tensor, data: ClientData, noise: Noise, first: int, steps: int, keep: bool
     ) -> tuple[Tensor, Tensor]:
-        """Make steps of all clients at one step size each: the last position, or mean and covariance of the draws."""
+        """The last positions of the chains, or mean and covariance of their draws, after steps of fixed size."""
         step = self._step_sizes(problem, position, data)
         picks = noise.get("picks")
         xs: dict[str, Any] = {"normal": noise["normal"][first : first + steps]}
@@ -177,7 +177,7 @@ class LocalSGLD(Tempered):
         return 0.05 * STABLE / curvature.clamp_min(torch.finfo(position.dtype).eps)
 
     def _step(self, problem: Problem, carry: tuple[Tensor, Moments], const: Any, x: Any) -> tuple[Any, tuple[()]]:
-        """Make a step, θ' = θ + h/2 ∇ log p(x_s | θ) + √h ξ, and add θ' to the moments."""
+        """Take a step, θ' = θ + h/2 ∇ log p(x_s | θ) + √h ξ, and add θ' to the moments."""
         (position, moments), (step, rows) = carry, const
         batch = batch_of(rows, x.get("picks"))
         position = langevin_step(position, grad(lambda z: problem.log_lik(z, batch))(position), step, x["normal"])

@@ -1,4 +1,4 @@
-"""One round that measures the clients' surrogates, before the run whose visits depend on it.
+"""A round that measures the clients' surrogates, before a run whose visits depend on the measurement.
 
 With C the covariance of the Gaussian q = p Π_s q_s, (C e)_i / √C_ii is the pull of a score e at parameter i, in its
 SDs. Each client sends means over standardised Sobol points under q, a few times D numbers; the server adds them up.
@@ -7,17 +7,17 @@ SDs. Each client sends means over standardised Sobol points under q, a few times
 
     e_s(θ) = 1/f_s [∇ log p(x_s | θ) - α ∇ log q_s(θ)] - (1 - α) Σ_r ∇ log q_r(θ)
 
-the part of a chain's score that is specific to client s: the f-weighted mean over clients is that of the posterior. The
-squares are about zero, and so include the part that all clients' errors share, which is harmless: they are an upper
-bound, close for more than a few clients. The record has each client's worst. The longest step depends on the largest
-curvature λ_s of a chain's score at a client, in coordinates in which q is N(0, I), A A' = C: by power iteration, at a
-few of the points, of
+the part of a chain's score that is specific to client s; the f-weighted mean over clients is that of the posterior. The
+squares are about zero and include the common part of all clients' errors, which is harmless. They are an upper bound,
+which is close with more than a few clients. The record has the largest of each client. The longest step depends on the
+largest curvature λ_s of a chain's score at a client, in coordinates in which q is N(0, I), A A' = C. It is computed by
+power iteration, at a few of the points, of
 
     I - 1/f_s A' [∇² log p(x_s | θ) + α P_s] A          prior and α ≠ 1 are left out of the brackets
 
-**OwnNoise** bounds FALD's visits by the bias of their average. Clients that step in parallel from one point have noise
-of their own, with 1/p_c times the variance of their average's. A visit of time t has client c at θ + √(u/p_c) C^½ ξ
-after the time u, and the average at θ + √u C^½ ξ. The average of scores that are not linear differs there:
+**OwnNoise** bounds FALD's visits by the bias of their average. Clients that step in parallel from one point have
+independent noise with 1/p_c times the variance of the average's. In a visit of time t, client c is at
+θ + √(u/p_c) C^½ ξ after the time u, and the average at θ + √u C^½ ξ. The averages of nonlinear scores differ by
 
     δ(θ) = Σ_c p_c E[score_c(θ + √(u/p_c) C^½ ξ) - score_c(θ + √u C^½ ξ)]
          = u Σ_c p_c (1/p_c - 1) D_c(θ) + O(u²),        D_c = ½ (C : ∇²) score_c
@@ -27,9 +27,9 @@ its variance, of
 
     E[(C δ)_i] / √C_ii        and        E[(C δ)_i (θ - m)_i] / C_ii
 
-to first order in δ, whose mean over a visit has the mean of u, `noise_time` t. Beyond the first order scores that grow
-steeply pull their clients back, so that these are usually upper bounds. E over ξ is the mean over random signs, D_c a
-second difference. Conducive gradients are linear, and do not contribute; the prior is in every client's score.
+to first order in δ; over a visit, the mean of u is `noise_time` t. Scores that grow steeply pull their clients back, so
+that these values are usually upper bounds. E over ξ is a mean over random signs, D_c a second difference. Conducive
+gradients are linear, and do not contribute; the prior is part of every client's score.
 
 Letters: f_s and p_c `visit_share`, e_s `errors`, λ `curvature`, A `root`, P_s `precision`; over u, the shift is
 `shift`, the increase `widening`.
@@ -97,7 +97,7 @@ class Measuring(Algorithm):
 
     @abstractmethod
     def measured(self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int) -> LocalResult:
-        """Measure some clients' surrogates at `num_points` points; other arguments and results as of `local_step`."""
+        """Measure the clients' surrogates at `num_points` points; other arguments and results as of `local_step`."""
 
     def default_rounds(self, num_clients: int) -> int:
         return 1
@@ -118,14 +118,14 @@ class Measuring(Algorithm):
         return super().download({name: shared[name] for name in ("precision", "eta")}, clients)
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Measure each client's surrogate, client by client if the numbers at all points are many."""
+        """Measure each client's surrogate, client by client if the points need much memory."""
         count = problem.traits.affordable_points(data.row_index.numel(), self.num_points)
         clients = len(shared["eta"])
         if clients == 1 or fits_in_memory(shared["eta"].numel() * count):
             return self.measured(problem, shared, local, data, count)
         each = [slice(client, client + 1) for client in range(clients)]
-        found = [self.measured(problem, select(shared, i), select(local, i), data.of(i), count) for i in each]
-        messages, new, figures = (concatenate(parts) for parts in zip(*found, strict=True))
+        results = [self.measured(problem, select(shared, i), select(local, i), data.of(i), count) for i in each]
+        messages, new, figures = (concatenate(parts) for parts in zip(*results, strict=True))
         return messages, new, figures
 
     def contributions(self) -> Contributions:
@@ -135,7 +135,7 @@ class Measuring(Algorithm):
         return shared | {name: value.sum(0) for name, value in messages.items()}
 
     def advice(self, problem: Problem, before: State) -> str:
-        return "the surrogates do not fit: give others (surrogates=), or a step_size, which need not measure them"
+        return "the surrogates do not fit: use others (surrogates=), or set step_size, which needs no measurement"
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         return gaussian(shared).even_sample(num_draws, generator)[None]
@@ -201,8 +201,8 @@ class Mismatch(Measuring):
         return shared | {"mismatch": squares.sum(0), "curvature": curvature.amax(0)}
 
 
-#: Distance of the scores of the second difference, in SDs of q: small enough for curvature, and large enough for the
-#: rounding of scores in single precision, of some hundred SDs each, to be below a hundredth of it.
+#: Step of the second difference of scores, in SDs of q: small enough for curvature, and large enough for the rounding
+#: of scores in single precision, of a few hundred SDs each, to be below a hundredth of it.
 SCORE_STEP_SDS = 0.3
 
 
@@ -229,18 +229,18 @@ class OwnNoise(Measuring):
         bend = pulls(q, (below - 2 * here + above) / (2 * SCORE_STEP_SDS**2))
         variance = spread if spread.dim() == mean.dim() else spread.diagonal(dim1=-2, dim2=-1)
         away = (points - mean) / variance.sqrt()
-        own = 1 - visit_share  # p_c (1/p_c - 1)
-        found = {"shift": own * bend.mean(0), "widening": own * (bend * away).mean(0)}
-        return found, {}, {name: value.abs().amax(-1) for name, value in found.items()}
+        weight = 1 - visit_share  # p_c (1/p_c - 1)
+        message = {"shift": weight * bend.mean(0), "widening": weight * (bend * away).mean(0)}
+        return message, {}, {name: value.abs().amax(-1) for name, value in message.items()}
 
 
 def noise_time(local_steps: int, midpoint: bool) -> float:
-    """The mean over a visit's scores of the time of noise before each, as a share of the visit."""
+    """The mean time of noise before a visit's scores, as a share of the visit."""
     return ((local_steps - 1) / 2 + 0.25 * midpoint) / local_steps
 
 
 def longest_parallel_visit(error: float, shared: State, local_steps: int, midpoint: bool, limit: float) -> float:
-    """The longest visit t, at most `limit`, that shifts no mean by over `error` SDs, and widens no variance by more."""
-    worst = max(float(shared[name].abs().amax()) for name in ("shift", "widening"))
-    rate = worst * noise_time(local_steps, midpoint)
+    """The longest visit t, up to `limit`, whose shifts in SDs and increases of variances are within `error`."""
+    largest_bias = max(float(shared[name].abs().amax()) for name in ("shift", "widening"))
+    rate = largest_bias * noise_time(local_steps, midpoint)
     return limit if rate * limit <= error else error / rate

@@ -1,36 +1,37 @@
-"""Draws that a server proposes from the clients' sites or from points, with the part u_s of their weights that it has.
+"""Draws that a server proposes from the clients' sites or from points, with the part u_s of their weights.
 
-With clients' likelihoods p_k the weights are w_s = u_s Π_k p_k(z_s). Of **sites** t_k and the Gaussian q, draws of N(0,
-I) in the coordinates that whiten q are taken to p_0 t by annealed importance sampling (`ops.annealing`), of weights
-a_s, and
+With the clients' likelihoods p_k the weights are w_s = u_s Π_k p_k(z_s). With **sites** t_k and the Gaussian q,
+annealed importance sampling (`ops.annealing`) moves draws of N(0, I), in coordinates that whiten q, to p_0 t with
+weights a_s, and
 
     u_s = a_s / t(z_s)
 
-t is Π_k t_k with the tails of Student's t (`ops.student`): where a likelihood falls more slowly than its Gaussian site,
-weights would have no variance. A likelihood that is flat in a direction has no site there, nor one with such tails: a
-count's overdispersion on the logarithm's scale, a ridge. The draws of prior times sites are then narrower than the
-posterior. So a share ε of proposals is wider than q (`Defence`; Hesterberg 1995, *Weighted average importance sampling
-and defensive mixture distributions*; Owen & Zhou 2000, *Safe and effective importance sampling*):
+t is Π_k t_k with the tails of Student's t (`ops.student`): with Gaussian tails, weights would have no variance if a
+likelihood falls more slowly than its site. A likelihood that is flat in a direction, such as a ridge or a count's
+overdispersion on the log scale, has a flat site there, without tails. The draws of prior times sites are then narrower
+than the posterior. Therefore a share ε of the proposals is wider than q (`Defence`; Hesterberg 1995, *Weighted average
+importance sampling and defensive mixture distributions*; Owen & Zhou 2000, *Safe and effective importance sampling*):
 
     t(z) = Student's t of ν degrees of freedom and scale σ,     s = log t - log N(0, I),
     π_0 = N(0, I) exp b,   b = log((1 - ε) + ε exp s),
     π_1 = N(0, I) exp d',  d' = log((1 - ε) exp d + ε Z exp s),    Z = E_N exp d,
 
-so that weights of the posterior p against π_1 are at most p / (ε t): bounded if p falls faster than a power. If p_0 t
-is right the share multiplies the cost of an effective draw by 1 / (1 - ε).
+so that weights of the posterior p relative to π_1 are at most p / (ε t), which is bounded if p falls faster than a
+power. If p_0 t is exact, the share multiplies the cost of an effective draw by 1 / (1 - ε).
 
-Around **points** θ_i that represent a posterior they are draws of a mixture, without annealing (`around`),
+With **points** θ_i that represent a posterior, proposals are draws of a mixture, without annealing (`around`),
 
     q(θ) = (1 - w) 1/N Σ_i t_ν(θ; θ_i, S_i) + w t_ν(θ; m, σ²S),    S_i = 1/k Σ_j∈N(i) (θ_j - θ_i)(θ_j - θ_i)'
     u_s = p_0(z_s) / q(z_s)
 
-N(i) the k nearest points to θ_i, less those that are more than `MAX_DISTANCE_RATIO` times as far as the median of them
-(a mode with fewer points than k has neighbours in another one), m and S the mean and covariance of all of them. A
-neighbourhood's own covariance follows bent, narrow and separate parts; the heavy tails, and the wide component, bound
-the weights beyond the points. Distances are in SDs of all points. S_i includes a share of a spherical covariance, so
-that q is a density even if points lie on a line.
+N(i) are the k nearest points to θ_i, without those that are more than `MAX_DISTANCE_RATIO` times as far away as the
+median one (a mode with fewer points than k has neighbours in another mode). m and S are the mean and covariance of all
+points. Covariances of neighbourhoods follow curved, narrow and separate parts; the heavy tails and the wide component
+bound the weights beyond the points. Distances are in SDs of all points. S_i includes a share of a spherical covariance,
+so that q is a density even if points lie on a line.
 
-At distant draws a log density may be NaN, or dominated by rounding: such draws are impossible, if they are few.
+At distant draws a log density may be NaN or dominated by rounding. If there are only a few such draws, they count as
+impossible.
 
 Letters: z `draws`, logarithm of u `log_weights`; ε `DEFENCE_SHARE`, σ `DEFENCE_WIDTH`, ν `DEFENCE_FREEDOM`, logarithm
 of Z `level`; w `WIDE_SHARE`.
@@ -55,20 +56,20 @@ from pyro_fed.ops.matrices import MIN_EIGENVALUE
 from pyro_fed.ops.student import Mixture, Tails
 from pyro_fed.ops.whitening import Coordinates
 
-#: Share of the proposals: as many as those of prior times sites, whose effective number at most halves.
+#: ε, the share of wide proposals: a half, so that the effective number of the others is at most halved.
 DEFENCE_SHARE = 0.5
-#: Their scale in SDs of q, which covers a variance that is too small by half; and degrees of freedom: the smallest
-#: whole number for which t has a variance, for a posterior that has one.
+#: Scale of wide proposals in SDs of q, for variances that are too small by half; and their degrees of freedom, the
+#: smallest integer for which t has a variance.
 DEFENCE_WIDTH, DEFENCE_FREEDOM = 1.5, 3.0
 
 
 class Defence(NamedTuple):
-    """The mixtures with the wide part, which `level`, the logarithm of Z, determines."""
+    """The mixtures π_0 and π_1 with the wide component; `level` is log Z."""
 
     level: float
 
     def draws(self, white: Tensor, generator: torch.Generator) -> Tensor:
-        """Draws of π_0 from as many of N(0, I), (S, D): the last share of them is widened."""
+        """Draws of π_0 from draws of N(0, I), (S, D), of which the last share is widened."""
         count = int(DEFENCE_SHARE * len(white))
         shape = torch.full((count, 1), DEFENCE_FREEDOM / 2, dtype=torch.float64)
         chi = 2 * torch._standard_gamma(shape, generator=generator).to(white)
@@ -136,11 +137,12 @@ def around(points: Tensor) -> Mixture:
     return Mixture(shares, torch.cat([points, points.mean(0)[None]]), factors)
 
 
-#: Share of the draws at which the prior, or a client's log-likelihood, may be NaN, because the proposals' tails exceed
-#: its floating-point range: these draws are impossible. With more the model or the client has failed.
+#: Largest share of draws at which the prior, or a client's log-likelihood, may be NaN because the proposals' tails
+#: exceed its floating-point range; these draws count as impossible. A larger share is a failure of the model or the
+#: client.
 UNKNOWN_SHARE = 0.1
 #: Difference in nats between the highest log-likelihood of all draws and the tenth above which it is checked for
-#: rounding; and its relative change beside the draw that shows rounding.
+#: rounding; and its relative change next to the draw that indicates rounding.
 SUSPICIOUS_NATS, MAX_ROUNDING_SHARE = 5.0, 1e-3
 #: Distances of the check, in roundings of the draw: several, because rounding has few values, and they may agree by
 #: chance, most often at powers of two.
@@ -149,8 +151,8 @@ ROUNDINGS = (16, -16, 5, -11)
 
 def log_likelihoods_beyond_rounding(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
     """The clients' log-likelihoods (C, S) at draws (S, D), NaN where they are dominated by rounding."""
-    # Far away a likelihood may be the difference of large numbers with the same leading digits, such as lgamma(a + n) -
-    # lgamma(a) at a = e^50, and be thousands of nats above all others. Next to the same draw it has another value.
+    # At distant draws a log-likelihood may be a difference of large numbers with the same leading digits, such as
+    # lgamma(a + n) - lgamma(a) at a = e^50, and thousands of nats too high. It then changes next to the draw.
     values = log_likelihoods_at(problem, draws, data)
     highest = values.nan_to_num(nan=-torch.inf).topk(min(MIN_DRAWS, values.shape[1]), 1).values
     if not bool((highest[:, 0] - highest[:, -1] > SUSPICIOUS_NATS).any()):
@@ -164,7 +166,7 @@ def log_likelihoods_beyond_rounding(problem: Problem, draws: Tensor, data: Clien
 
 
 def with_few_impossible(values: Tensor) -> Tensor:
-    """Log densities at draws (..., S), with NaN replaced by an impossible value if there are few."""
+    """Log densities at draws (..., S), with NaN replaced by that of impossible draws if there are few."""
     few = values.isnan().double().mean(-1, keepdim=True) <= UNKNOWN_SHARE
     return torch.where(values.isnan() & few, -torch.inf, values)
 

@@ -2,14 +2,14 @@
 
     q(θ) = Π_s q_s(θ),    q_s(θ) ≈ p(x_s | θ) up to a constant
 
-FSGLD stays unbiased with any surrogates, so a surrogate need not be proper; the better it is the smaller the variance
-between clients (Theorem 2). They come from any algorithm that leaves a Gaussian site at each client (the format of
-`sites.gaussian_sites`), run as a phase of its own and sent once:
+FSGLD is unbiased with all surrogates, so a surrogate need not be proper; better surrogates reduce the variance between
+clients (Theorem 2). Every algorithm that leaves a Gaussian site at each client (in the format of
+`sites.gaussian_sites`) can compute them. It runs as a separate phase, and the sites are sent once:
 
-    FedEP()                 expected curvature under q (the default as far as its covariance is full)
-    FedLaplace()            curvature at the joint mode (the default beyond)
-    LocalSGLD()             mean and covariance of local draws, the paper's way
-    Given(precision, eta)   analytic: no phase
+    FedEP()                 expected curvature under q (the default if its covariance is full)
+    FedLaplace()            curvature at the joint mode (the default otherwise)
+    LocalSGLD()             mean and covariance of local draws, as in the paper
+    Given(precision, eta)   analytic, without a phase
 
 They are kept in float64.
 """
@@ -124,14 +124,14 @@ def visit_shares(probabilities: tuple[float, ...] | None, num_clients: int) -> T
 
 
 def one_each(sites: Gaussian, num_clients: int) -> Gaussian:
-    """The surrogates, of which there must be one for each client."""
+    """The surrogates; refuses numbers other than one for each client."""
     if len(sites.eta) != num_clients:
         raise SettingError(f"surrogates: received {len(sites.eta)} surrogates for {num_clients} clients")
     return sites
 
 
 def posterior_gaussian(problem: Problem, sites: Gaussian) -> Gaussian:
-    """The Gaussian at the mode of p(θ) Π_s q_s(θ), by Newton's method; ModelError if there is no proper one."""
+    """The Gaussian at the mode of p(θ) Π_s q_s(θ), by Newton's method; ModelError if it is not proper."""
     product = sites.product_over()
     z = product.mean()
     if not bool(torch.isfinite(z).all()):
@@ -174,7 +174,7 @@ def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:
 
 
 def _diagonal(problem: Problem, z: Tensor) -> Tensor:
-    """The diagonal of ∇² log p(z), (D,), without the D² numbers of the whole matrix."""
+    """The diagonal of ∇² log p(z), (D,), without the full matrix."""
     pull = vjp(grad(problem.log_prior), z)[1]
     generator = torch.Generator().manual_seed(seeding.COMMON)
     signs = [(torch.randint(0, 2, z.shape, generator=generator) * 2 - 1).to(z) for _ in range(2)]
@@ -213,7 +213,7 @@ def check_surrogates(owner: Any, *, allow_none: bool = False) -> None:
 
 
 def surrogate_phase(surrogates: Surrogates, temperature: float = 1.0) -> Algorithm | None:
-    """The algorithm that fits the surrogates, if they have to be fitted; one that is named takes the temperature."""
+    """The algorithm that fits the surrogates, if they must be fitted; one given by name gets the temperature."""
     if isinstance(surrogates, str):
         named: Any = BY_NAME[surrogates]
         chosen: Algorithm = replace(named, temperature=temperature) if temperature != 1 else named

@@ -57,7 +57,7 @@ class WeightedDraws(NamedTuple):
         return cls(draws, log_weights, accepted, accepted.new_zeros(()), number, is_proper)
 
     def with_answers(self, log_lik: Tensor, answered: Tensor) -> WeightedDraws:
-        """The state with more clients' log-likelihoods (C, S), zero of clients that have `answered` (C,) before."""
+        """The state with further clients' log-likelihoods (C, S); `answered` (C,) is 0 for clients already included."""
         return self._replace(log_weights=self.log_weights + log_lik.sum(0), answered=self.answered + answered.sum())
 
     def figures(self) -> dict[str, float]:
@@ -65,8 +65,8 @@ class WeightedDraws(NamedTuple):
         work = {"answered": float(self.answered / self.num_clients), "accepted": float(self.accepted)}
         if work["answered"] < 1:
             return work
-        found = smoothed(self.log_weights)
-        figures = {"pareto_k": found.pareto_k, "effective_draws": found.effective}
+        smoothed_weights = smoothed(self.log_weights)
+        figures = {"pareto_k": smoothed_weights.pareto_k, "effective_draws": smoothed_weights.effective}
         if len(self.draws) >= SAMPLE_PARTS * MIN_SMOOTHED_DRAWS:
             figures["mean_error"], figures["sd_error"] = weighted_errors(self.draws, self.log_weights)
         if bool(self.proper):
@@ -74,13 +74,13 @@ class WeightedDraws(NamedTuple):
         return figures | work
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws by their smoothed weights, (num_draws, D); those with large weights occur several times."""
+        """Draws resampled by their smoothed weights, (num_draws, D), with repetitions."""
         weights = smoothed(self.log_weights).weights
         return self.draws[systematic(weights, num_draws, generator)]
 
 
 def weight_findings(record: Record, num_proposals: int, min_effective: int) -> list[Finding]:
-    """Warnings about clients that have not answered, weights with a long tail, and too few effective draws."""
+    """Warnings about clients that have not replied, long-tailed weights, and too few effective draws."""
     latest, answered = record.latest, record.latest.get("answered", 0.0)
     if answered < 1:
         return [sentences.clients_have_not_answered(share=answered)]
@@ -101,7 +101,7 @@ HELD = "held_"
 
 @dataclass(frozen=True)
 class LogLikContributions(Contributions):
-    """Contributions to `FedAIS`: log-likelihoods at its draws, beside the logarithms of the clients' sites."""
+    """Contributions to `FedAIS`: log-likelihoods at its draws, compared with the logs of the clients' sites."""
 
     messages_alike: ClassVar[bool] = False
 
@@ -111,53 +111,55 @@ class LogLikContributions(Contributions):
         return {name: value for name, value in local.items() if name.startswith(HELD)}
 
     def bounding_obstacle(self) -> str | None:
-        """The reason why log-likelihoods cannot be compared with those of the clients' sites; "" if they can."""
+        """Why log-likelihoods cannot be compared with the clients' sites; "" if they can."""
         if self.sites_known:
             return ""
-        return "particles, chains and draws have no sites to compare log-likelihoods with: surrogates='auto'"
+        return "particles, chains and draws have no sites to compare log-likelihoods with: use surrogates='auto'"
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Log-likelihoods no further from the clients' sites, draw by draw, than the cohort's are."""
+        """Log-likelihoods whose distances from the clients' sites are limited by the cohort's, draw by draw."""
         values = sent.messages["log_lik"]
         expected = _of_sites(shared, ledger, sent.clients)
         rows = sent.own_rows
         row_ratio = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
         level = (values - expected).quantile(0.5, 1, keepdim=True)
-        apart = values - expected - level
-        usual = median_of(apart.abs() / row_ratio.sqrt().unsqueeze(-1), row_ratio)
+        departure = values - expected - level
+        typical_departure = median_of(departure.abs() / row_ratio.sqrt().unsqueeze(-1), row_ratio)
         reach = (
-            limits.pull * row_ratio.clamp_min(1.0).sqrt().unsqueeze(-1) * usual / NORMAL_MEDIAN_DEVIATION
+            limits.pull * row_ratio.clamp_min(1.0).sqrt().unsqueeze(-1) * typical_departure / NORMAL_MEDIAN_DEVIATION
         ).clamp_min(
-            ACCEPTED_SHIFT_SDS  # a departure of as many nats over all draws moves a mean by at most as much
+            ACCEPTED_SHIFT_SDS  # a departure of this many nats at all draws moves a mean by at most as many SDs
         )
-        fits = apart.abs() <= reach
-        held = expected + torch.where(fits, apart, redescending(apart, reach))  # without the level
-        known = within_cohort(level / row_ratio.unsqueeze(-1), limits.pull)[0] * row_ratio.unsqueeze(-1)
-        cut = torch.where(fits, 0.0, apart.abs() - reach).square().mean(1).sqrt().clamp_max(LARGEST_RATIO)
+        fits = departure.abs() <= reach
+        limited = expected + torch.where(fits, departure, redescending(departure, reach))  # without the level
+        limited_level = within_cohort(level / row_ratio.unsqueeze(-1), limits.pull)[0] * row_ratio.unsqueeze(-1)
+        excess = torch.where(fits, 0.0, departure.abs() - reach).square().mean(1).sqrt().clamp_max(LARGEST_RATIO)
         answered = (sent.messages["answered"] != 0).to(values)
-        message = {"log_lik": answered.unsqueeze(-1) * (held + known), "answered": answered}
-        return BoundedMessages(shared, message, {}, cut)
+        message = {"log_lik": answered.unsqueeze(-1) * (limited + limited_level), "answered": answered}
+        return BoundedMessages(shared, message, {}, excess)
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """The clients' sites at the draws, from the phase before."""
+        """The clients' sites at the draws, from the previous phase."""
         values = _of_sites(shared, ledger, clients)
         return {"log_lik": values, "answered": values.new_ones(len(clients))}
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """Shifts by the client's log-likelihoods in place of its site; NaN if no site is known."""
+        """Shifts if a client's log-likelihoods replace its site; NaN if no site is known."""
         values, draws = sent.messages["log_lik"], shared["draws"].double()
         if not ledger:
             return values.new_full((len(values),), torch.nan)
-        whole = shared["log_weights"] + values.sum(0)
-        mean = whole.softmax(0) @ draws
-        others = (whole - values + _of_sites(shared, ledger, sent.clients)).softmax(1)
-        other = others @ draws
-        spread = (others @ draws.square() - other.square()).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
-        return ((mean - other).abs() / spread).amax(-1)
+        total_log_weights = shared["log_weights"] + values.sum(0)
+        mean = total_log_weights.softmax(0) @ draws
+        weights_without = (total_log_weights - values + _of_sites(shared, ledger, sent.clients)).softmax(1)
+        mean_without = weights_without @ draws
+        spread = (
+            (weights_without @ draws.square() - mean_without.square()).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+        )
+        return ((mean - mean_without).abs() / spread).amax(-1)
 
 
 def _of_sites(shared: State, ledger: State, clients: Tensor) -> Tensor:
-    """The logarithms of some clients' sites at the draws, (C, S)."""
+    """The logs of some clients' sites at the draws, (C, S)."""
     sites = gaussian({name: value[clients] for name, value in ledger.items()}, HELD)
     draws, each = shared["draws"].double(), zip(sites.precision, sites.eta, strict=True)
     return torch.stack([type(sites)(*one).log_factor(draws) for one in each])

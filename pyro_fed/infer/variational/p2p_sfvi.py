@@ -29,7 +29,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pyro.infer.autoguide import AutoDelta
-from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
@@ -195,10 +194,6 @@ class P2PSFVI(GuideAscent, OnGraph):
         """Draw from every agent's guide, at the same ε."""
         each = zip(shared["average"], shared["seed"], strict=True)
         return {**shared, "draws": torch.stack([self.final_draws(problem, *agent) for agent in each])}
-
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Each agent's draws, each once: (A, S, D), or the first `num_draws` of them."""
-        return shared["draws"][:, :num_draws]
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest step of an agent, and the largest distance of an agent from the mean."""

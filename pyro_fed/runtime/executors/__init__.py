@@ -1,4 +1,4 @@
-"""Where the clients' work is done: all at once in this process, one by one, or elsewhere."""
+"""Executors, which do the clients' work: in one batch, one by one, or in other processes."""
 
 from pyro_fed.conventions.doors import public_dir
 from pyro_fed.runtime.executors.base import Executor, Reply, Work

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem
 
 F = TypeVar("F", bound=Callable[..., Any])
-#: The question that every client answers whatever it runs: the log-likelihood of its rows at each of some draws.
+#: The query that clients answer with every algorithm: the log-likelihood of their rows at each of some draws.
 LOG_LIK = "log_lik"
-#: The most draws that a client is asked about in one message, and answers for: each answer reveals more of its rows.
+#: Largest number of draws in one query; each reply reveals more about the client's rows.
 MAX_ASKED_DRAWS = 4000
 
 
@@ -40,9 +40,9 @@ class Work:
     Attributes:
         round: the round's number, from 0, counted over all phases of the run.
         seed: the run's seed.
-        clients: numbers of the clients that work (C,); a client may appear twice (two chains at one client).
-        shared: what they receive (C, ...).
-        slots: their positions among all clients of the round, ascending; by default these are all of them.
+        clients: numbers of the clients that work (C,); a client may occur twice (two chains at one client).
+        shared: what the clients receive (C, ...).
+        slots: the clients' positions among all clients of the round, ascending; by default these are all clients.
     """
 
     round: int
@@ -56,7 +56,7 @@ class Work:
             object.__setattr__(self, "slots", tuple(range(len(self.clients))))
 
     def part(self, at: Tensor) -> Work:
-        """The part of the work for the clients at some positions; the work itself where these are all.
+        """The part of the work for the clients at some positions; the work itself if these are all positions.
 
         Tensors that are the same for all clients are expanded, not copied.
 
@@ -80,9 +80,9 @@ class Reply:
 
     Attributes:
         messages: messages of the clients that replied, in the order of the work (A, ...).
-        info: their figures, in the same order (A, ...).
-        failures: why the others did not reply, by position in `Work.clients`. If all failed, the dictionaries may be
-            empty.
+        info: figures of these clients, in the same order (A, ...).
+        failures: reasons why the others did not reply, by position in `Work.clients`. If all failed, the dictionaries
+            may be empty.
     """
 
     messages: State
@@ -105,10 +105,10 @@ def in_full_precision(method: F) -> F:
 
 
 class Executor(ABC, metaclass=Checked):
-    """Does the local steps of a round, and holds the clients' states between rounds.
+    """Does the local steps of a round, and keeps the clients' states between rounds.
 
-    New states of a round only count once `settle` names the clients whose messages the server has used. Until then, and
-    for all other clients, the states before the round count.
+    New states take effect only when `settle` names the clients whose messages the server has used. All other clients
+    keep their states from before the round.
     """
 
     def start(
@@ -132,7 +132,7 @@ class Executor(ABC, metaclass=Checked):
         self.device = device_of(algorithm, problem)
         self.working = problem if self.device == CPU else problem.placed()
         self.working_data = data.on(self.device)
-        self.local: State = {}  # the states of the phase before are freed first
+        self.local: State = {}  # the states of the previous phase are freed first
         contiguous_format = torch.contiguous_format  # of copies, which are changed in place
         self.local = {name: value.clone(memory_format=contiguous_format) for name, value in local.items()}
         self.row_counts = data.num_rows.tolist()
@@ -152,22 +152,22 @@ class Executor(ABC, metaclass=Checked):
         """
 
     @abstractmethod
-    def settle(self, taken: Tensor, told: State) -> None:
-        """Keep the states that clients made in the last round.
+    def settle(self, taken: Tensor, feedback: State) -> None:
+        """Keep the states that clients computed in the last round.
 
         Args:
             taken: slots of the clients whose messages the server has used (A,), ascending.
-            told: what the server tells these clients (A, ...), see `SiteKeeping.feedback`.
+            feedback: what the server sends to these clients (A, ...), see `SiteKeeping.feedback`.
         """
 
     @property
     def sums_alone(self) -> bool:
-        """Whether only sums of the clients' messages are known; replies are then stand-ins with the same sum."""
+        """Whether only sums of the clients' messages are known; replies are then substitutes with the same sum."""
         return False
 
     @property
     def states_are_here(self) -> bool:
-        """Whether the clients' states are in this process; if not, `collect` asks the processes that have them."""
+        """Whether the clients' states are in this process; if not, `collect` requests them from other processes."""
         return True
 
     def collect(self) -> State:
@@ -175,16 +175,16 @@ class Executor(ABC, metaclass=Checked):
         return self.local
 
     def travelled(self, clients: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Bytes that clients received (C,) and sent (C,) in the last round; None for those of plain messages."""
+        """Bytes that clients received (C,) and sent (C,) in the last round; None if these are the plain messages."""
         return None
 
     @in_full_precision
     def ask(self, kind: str, work: Work) -> State:
-        """The answers of all clients in `work` to a question: an indicator that a schedule needs, or `LOG_LIK`.
+        """The replies of all clients in `work` to a query: an indicator that a schedule needs, or `LOG_LIK`.
 
         Args:
             kind: the indicator's name, or `LOG_LIK`.
-            work: whom to ask, and what they receive.
+            work: the clients, and what they receive.
 
         Raises:
             SettingError: the algorithm has no such indicator.
@@ -201,7 +201,7 @@ class Executor(ABC, metaclass=Checked):
         return self.here(self.algorithm.indicate(kind, self.working, shared, local, self.rows_of(at)))
 
     def close(self) -> None:
-        """Release what the run has taken, such as worker processes."""
+        """Release resources of the run, such as worker processes."""
         return
 
     def at(self, clients: Sequence[int]) -> Tensor:
@@ -248,7 +248,7 @@ class Executor(ABC, metaclass=Checked):
         for client, generator in zip(clients, generators, strict=True):
             found.append(self.algorithm.draw_noise(self.problem, self.row_counts[self.place[client]], generator))
             if len(found) == 1 and not pytree.tree_leaves(found[0]):
-                return found[0]  # this algorithm's steps have no randomness
+                return found[0]  # steps without randomness
         return _stacked_trees(found)
 
 

@@ -1,4 +1,4 @@
-"""Deliberate faults: an executor whose clients fail, to test how a run copes with it."""
+"""Deliberate faults: an executor whose clients fail, to test how runs handle failures."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pyro_fed.errors import SettingError
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
 from pyro_fed.runtime.executors.local import resolve
 
-#: Faults without a reply, with the reason that the record gives.
+#: Faults without a reply, with the reasons in the record.
 SILENT = {"raises": "raised an exception", "hangs": "did not reply in time", "dies": "is gone"}
-#: Faults of a reply, with the value or factor that its numbers get.
+#: Faults of a reply, with the value or factor of its numbers.
 WRONG = {
     "nan": torch.nan,
     "huge": 1e30,
@@ -37,17 +37,17 @@ WRONG = {
 class Faulty(Executor):
     """Another executor whose clients fail at random, or always.
 
-    The faults follow from `seed`, the round, the client and how often it was asked, so that they are the same with
-    every inner executor.
+    The faults depend on `seed`, the round, the client and the attempt, so that they are the same with every inner
+    executor.
 
     Args:
         inner: the executor that does the work, or its name.
-        probability: probability of a fault, each time that a client is asked.
-        kinds: the kinds of faults, one of which is drawn each time. "raises", "hangs" and "dies" give no reply. "nan"
+        probability: probability of a fault in each attempt of a client.
+        kinds: the kinds of faults, one of which is drawn each time. "raises", "hangs" and "dies" send no reply. "nan"
             sends NaN, and "huge" 1e30. "flipped" multiplies the message by -1e6, "opposite" by -3, "negated" by -1,
             "tenfold" by 10, "hundredfold" by 100. "noise" sends normal numbers ten times as large as the message's, and
             "stale" repeats the client's first message of the phase.
-        clients: the numbers of the clients that may fail; None: all.
+        clients: the numbers of the clients that may fail; None means all.
         seed: seed of the faults.
 
     Raises:
@@ -90,8 +90,8 @@ class Faulty(Executor):
         self.algorithm, self._first = algorithm, {}
         self.inner.start(algorithm, problem, data, local, clients)
 
-    def settle(self, taken: Tensor, told: State) -> None:
-        self.inner.settle(taken, told)
+    def settle(self, taken: Tensor, feedback: State) -> None:
+        self.inner.settle(taken, feedback)
 
     @property
     def sums_alone(self) -> bool:

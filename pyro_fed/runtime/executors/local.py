@@ -1,4 +1,4 @@
-"""Executors within this process, and the forms of messages, which a step on one row tells."""
+"""Executors within this process, and the forms of messages, which are determined by a step on one row."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from pyro_fed.policy.results import uncompiled_level
 from pyro_fed.runtime.executors.base import Executor, Reply, Work, in_full_precision
 from pyro_fed.runtime.messages import Spec, spec_of, spec_of_one
 
-#: Gives what a round's clients receive: from what the clients of the round before received and sent, and the round's
-#: clients' numbers.
+#: A function that returns what a round's clients receive, from what the previous round's clients received and sent, and
+#: from the numbers of the round's clients.
 Onward = Callable[[State, State, Tensor], State]
 #: Messages, new states and figures of C clients, as `Algorithm.local_step` returns them.
 Step = tuple[State, State, State]
@@ -42,26 +42,26 @@ class NewStates(NamedTuple):
     states: State
 
 
-def keep(algorithm: Algorithm, local: State, new: Sequence[NewStates], taken: Tensor, told: State) -> None:
-    """Write new states of clients whose messages were used (slots `taken`) into `local`; `told` is the feedback."""
-    for made in new:
-        kept = torch.isin(made.slots, taken)
+def keep(algorithm: Algorithm, local: State, new: Sequence[NewStates], taken: Tensor, feedback: State) -> None:
+    """Write new states of clients whose messages were used (slots `taken`) into `local`, given the feedback."""
+    for new_states in new:
+        kept = torch.isin(new_states.slots, taken)
         if bool(kept.any()):
-            states = made.states if bool(kept.all()) else select(made.states, kept)
+            states = new_states.states if bool(kept.all()) else select(new_states.states, kept)
             if isinstance(algorithm, SiteKeeping):
-                states = algorithm.settle(select(told, torch.isin(taken, made.slots)), states)
-            write(local, made.at[kept], states)
+                states = algorithm.settle(select(feedback, torch.isin(taken, new_states.slots)), states)
+            write(local, new_states.at[kept], states)
 
 
 class Local(Executor):
     """Clients whose rows and states are in this process."""
 
     def prepare(self) -> None:
-        """Discard new states that the phase before has left unsettled."""
+        """Discard new states of the previous phase that were not settled."""
         self.waiting, self.new = -1, list[NewStates]()
 
     def execute(self, work: Work) -> Reply:
-        """Do one round's work, or the part of it that is repeated."""
+        """Do one round's work, or a repeated part of it."""
         at = self.at(work.clients)
         messages, new, info = self.steps(work, at, self.noise(work))
         if work.round != self.waiting:
@@ -78,7 +78,7 @@ class Local(Executor):
         return self.step(contiguous(shared), select(self.local, at), self.rows_of(at), noise)
 
     def in_parts(self, work: Work, at: Tensor, noise: Noise, size: int) -> Step:
-        """The local steps of all clients, so many in a call."""
+        """The local steps of all clients, `size` in each call."""
 
         def part(which: slice) -> Step:
             tick()
@@ -87,39 +87,39 @@ class Local(Executor):
         parts = (slice(first, first + size) for first in range(0, len(at), size))
         return join_steps((part(which) for which in parts), self.local, at)
 
-    def settle(self, taken: Tensor, told: State) -> None:
-        """Keep the new states, updated by the algorithm with the server's answer; see `keep`."""
-        keep(self.algorithm, self.local, self.new, taken, told)
+    def settle(self, taken: Tensor, feedback: State) -> None:
+        """Keep the new states, updated by the algorithm with the server's feedback; see `keep`."""
+        keep(self.algorithm, self.local, self.new, taken, feedback)
         self.waiting, self.new = -1, []
 
 
 class Vectorised(Local):
     """All clients of a round in one call.
 
-    With a large model there are several calls, each with as many clients as fit into memory
-    (`density.size.clients_at_once`). Calls with fewer clients than the largest so far are filled up with copies, which
-    are dropped again, so that compiled steps keep their shapes.
+    A large model takes several calls, each with as many clients as fit into memory (`density.size.clients_at_once`).
+    Calls with fewer clients than the largest so far are padded with copies, whose results are discarded, so that
+    compiled steps keep their shapes.
 
     Example:
         >>> pf.run(pf.FedEP(), fed, executor=pf.executors.Vectorised())  # the default, "vectorised")
     """
 
     def prepare(self) -> None:
-        """Discard the widths of calls so far."""
+        """Discard the widths of earlier calls."""
         super().prepare()
         self.width = 0
         self.room = clients_at_once(self.problem, self.data.row_index.shape[1])
 
     def rounds(self, first: Work, clients: Tensor, onward: Onward, replays: Set[str]) -> tuple[LocalRounds, State]:
-        """Do several rounds, one after the other; the server looks at the replies after the last.
+        """Do several successive rounds; the server inspects the replies after the last one.
 
-        The clients' new states count at once; `undo` takes them back.
+        The clients' new states take effect at once; `undo` restores the old ones.
 
         Args:
             first: the first round's work.
             clients: the numbers of each round's clients (R, C).
-            onward: gives what a round's clients receive, see `Onward`.
-            replays: names of entries of the noise that are returned too.
+            onward: function that returns what a round's clients receive, see `Onward`.
+            replays: names of entries of the noise that are also returned.
         """
         self.before: State = {}
         keys = seeding.keys_of_rounds(first.round, clients.numpy())
@@ -146,7 +146,7 @@ class Vectorised(Local):
         return LocalRounds(*(_stack_states(states) for states in (received, messages, figures))), drawn
 
     def _drawn_ahead(self, clients: Tensor, at: Tensor, generators: Iterator[torch.Generator]) -> Noise:
-        """The noise of several rounds, by the algorithm's own way to draw many at once if it has one."""
+        """The noise of several rounds, drawn at once by the algorithm if it can."""
         algorithm = cast_checked(self.algorithm, Chains)
         noise = None
         if issubclass(owner(algorithm, "draw_noises"), owner(algorithm, "draw_noise")):
@@ -174,7 +174,7 @@ class Vectorised(Local):
         return found and LocalRounds(*(self.here(part) for part in found))
 
     def undo(self) -> None:
-        """Give the clients back the states that they had before the last `rounds`."""
+        """Restore the clients' states from before the last `rounds`."""
         self.local |= self.before
 
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
@@ -186,7 +186,7 @@ class Vectorised(Local):
         return self.in_parts(work, at, noise, size)
 
     def call(self, shared: State, at: Tensor, noise: Noise) -> Step:
-        """One call for some clients, filled up with copies to the width of the widest call so far."""
+        """One call for some clients, padded with copies to the width of the widest call so far."""
         count = len(at)
         if count == self.width:
             return super().call(shared, at, noise)
@@ -206,7 +206,7 @@ class Sequential(Local):
     """
 
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
-        """The local steps of one client after the other, with batches of its own size."""
+        """The local steps of one client after the other, each with batches of its size."""
         return self.in_parts(work, at, noise, 1)
 
 
@@ -227,7 +227,7 @@ def _split_rounds(noise: Noise, rounds: int) -> list[Noise]:
 
 
 def join_steps(steps: Iterator[Step], kept: State, at: Tensor) -> Step:
-    """The steps of several groups of clients as one; clients without a new state keep theirs of `kept`, at `at`."""
+    """The steps of several groups of clients as one; clients without a new state keep that of `kept`, at `at`."""
     whole: Step = {}, {}, {}
     done = 0
     for step in steps:
@@ -241,14 +241,14 @@ def join_steps(steps: Iterator[Step], kept: State, at: Tensor) -> Step:
 
 
 def _empty_like_parts(value: Tensor, before: Tensor | None, at: Tensor) -> Tensor:
-    """A tensor for all C clients like the one of a group, filled with their earlier states if these are known."""
+    """A tensor for all C clients like that of a group, with the clients' earlier states if known."""
     if before is None or before.shape[1:] != value.shape[1:]:
         return value.new_empty(len(at), *value.shape[1:])
     return before[at].to(value)
 
 
 class Expected:
-    """The shapes and dtypes of a phase's messages, from a step on one row, taken once, at the first question."""
+    """The shapes and dtypes of a phase's messages, from a step on one row at the first use."""
 
     def __init__(self, algorithm: Algorithm, problem: Problem, data: ClientData, local: State) -> None:
         self._given = algorithm, problem, data, _first_client(local)

@@ -1,8 +1,8 @@
 """Clients in Ray actors, on one machine or many; an actor has several clients, one process and one thread.
 
-Pyro is not thread-safe, so that parallel work needs processes. An actor gets the model and the rows of its own clients
-once, builds its `Problem`, and keeps its clients' states. The model travels by cloudpickle, and Ray pickles what it
-sends: this is for one's own machine or a trusted cluster, not for clients that belong to others.
+Pyro is not thread-safe, so that parallel work needs processes. An actor receives the model and the rows of its clients
+once, builds its `Problem`, and keeps its clients' states. The model is sent by cloudpickle, and Ray pickles all
+messages. Use this executor only on your own machine or a trusted cluster, not with clients of other owners.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.runtime.executors.local import Sequential, Vectorised
 from pyro_fed.runtime.executors.remote import Host, Remote, Request, Share, share_of
 
-#: How often a phase restarts dead workers at most: a worker that its work kills would die again and again.
+#: Largest number of restarts of dead workers in a phase, since some work may kill every worker.
 MAX_RESTARTS = 3
-#: While workers are waited for, the run's limit of time is checked every so many seconds.
+#: Interval of checks of the run's time limit while waiting for workers, in seconds.
 CLOCK_INTERVAL = 0.5
 #: How an actor works through the clients of a round.
 WITHIN = {"sequential": Sequential, "vectorised": Vectorised}
@@ -38,20 +38,20 @@ WITHIN = {"sequential": Sequential, "vectorised": Vectorised}
 class Ray(Remote):
     """Clients spread over worker processes.
 
-    The answer is bit by bit that of the sequential executor, with any number of workers. Starting a worker takes
+    The result equals that of the sequential executor bit by bit, with any number of workers. Starting a worker takes
     seconds: `with pf.executors.Ray(4) as executor:` keeps the workers for several runs.
 
-    A worker that dies is restarted, at the latest for the next run. Within a run it is restarted if its clients' states
-    are known here, because they keep none or a checkpoint has just collected them. Otherwise its clients are left out
-    of the rest of the run.
+    A worker that dies is restarted for the next run at the latest. Within a run it is restarted if its clients' states
+    are known to the server, because they have none or a checkpoint has just collected them. Otherwise its clients are
+    left out of the rest of the run.
 
     Args:
         num_workers: number of actors, each with one CPU.
-        address: address of a running cluster, as for `ray.init`. By default it is the one to which this process is
-            connected, or else one on this machine, which is shut down at the end.
-        timeout: seconds that a round may take; None: no limit.
-        startup: seconds that the workers may take to start.
-        within: how an actor works through its clients: "sequential", or "vectorised", which is faster with many small
+        address: address of a running cluster, as for `ray.init`. By default it is the cluster to which this process is
+            connected, or a new one on this machine, which is shut down at the end.
+        timeout: limit on the time of a round, in seconds; None is no limit.
+        startup: limit on the time in which the workers start, in seconds.
+        within: how an actor does its clients' work: "sequential", or "vectorised", which is faster with many small
             clients and agrees up to rounding.
 
     Raises:
@@ -92,7 +92,7 @@ class Ray(Remote):
         self.close()
 
     def prepare(self) -> None:
-        """Give the actors their clients' rows, unless they have them."""
+        """Send the actors their clients' rows, unless they have them."""
         super().prepare()
         problem, data = self.problem, self.data
         self._restarts = 0
@@ -108,11 +108,11 @@ class Ray(Remote):
             self._load(problem, data)
 
     def worker_of(self, client: int) -> int:
-        """The worker of a client; clients are dealt to the workers in turn."""
+        """The worker of a client; clients are assigned to workers in turn."""
         return client % self.num_workers
 
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
-        """Ask all workers at once. The answer of a worker that died, failed or is late is a sentence that says so."""
+        """Ask all workers at once; the answer of a worker that died, failed or is late is a sentence on why."""
         calls = {worker: self._actors[worker].answer.remote(request) for worker, request in requests.items()}
         done = _wait_for_calls(list(calls.values()), self.timeout)
         return {
@@ -142,7 +142,7 @@ class Ray(Remote):
         return again
 
     def _restart(self, workers: list[int]) -> None:
-        """Replace dead actors by new ones, and give these the rows of their clients."""
+        """Replace dead actors by new ones, and send these the rows of their clients."""
         kind = _ray().remote(num_cpus=1)(_Actor)
         for worker in workers:
             self._actors[worker] = kind.remote(self.within, sys.path)
@@ -171,10 +171,10 @@ class Ray(Remote):
         self._actors = [kind.remote(self.within, sys.path) for _ in range(self.num_workers)]
 
     def _load(self, problem: Problem, data: ClientData, only: list[int] | None = None) -> None:
-        """Give workers, all by default, the rows of their clients."""
+        """Send workers, all by default, the rows of their clients."""
         ray = _ray()
         model = ray.put(pickle_model(problem.model))
-        homes = self._homes(list(self.place))
+        homes = self._positions_by_worker(list(self.place))
         loads = [
             self._actors[worker].load.remote(model, share_of(problem, data, at.tolist(), at))
             for worker, at in homes.items()
@@ -189,12 +189,12 @@ class Ray(Remote):
                 f"{free:g} CPUs are free now. Ask for fewer, or for a longer startup"
             ) from error
         except ray.exceptions.RayActorError as error:
-            raise StoppedError(f"Ray: a worker died while it was given its clients' rows: {error}") from error
+            raise StoppedError(f"Ray: a worker died while it received its clients' rows: {error}") from error
         self._loaded = problem, data
 
 
 def _wait_for_calls(calls: list[Any], timeout: float | None) -> list[Any]:
-    """The calls that have ended within `timeout` seconds; TimeIsUp if the run's own limit of time is over."""
+    """The calls that ended within `timeout` seconds; TimeIsUp if the run's time limit is reached."""
     end = math.inf if timeout is None else now() + timeout
     while True:
         done, missing = _ray().wait(calls, num_returns=len(calls), timeout=min(CLOCK_INTERVAL, max(0.0, end - now())))
@@ -204,7 +204,7 @@ def _wait_for_calls(calls: list[Any], timeout: float | None) -> list[Any]:
 
 
 def _same_problem(loaded: Problem, wanted: Problem) -> bool:
-    """Whether the actors have this problem, except for the rounds ahead, which differ from phase to phase."""
+    """Whether the actors have this problem, apart from the number of rounds, which differs from phase to phase."""
     before, now = loaded.compiler, wanted.compiler
     rest = (field.name for field in fields(loaded) if field.name != "compiler")
     same = all(getattr(loaded, name) is getattr(wanted, name) for name in rest)
@@ -230,7 +230,7 @@ class _Actor:
 
 
 def pickle_model(model: Callable[..., Any]) -> bytes:
-    """A model as bytes: by reference if it is installed, else with its module's code, which a worker may not have."""
+    """A model as bytes: by reference if it is installed, else with its module's code for workers that lack it."""
     pickler = _ray().cloudpickle
     module = sys.modules[(type(model) if isinstance(model, nn.Module) else model).__module__]
     installed = Path(getattr(module, "__file__", None) or "").is_relative_to(sysconfig.get_path("purelib"))
@@ -244,7 +244,7 @@ def pickle_model(model: Callable[..., Any]) -> bytes:
 
 
 def _ray() -> Any:
-    """Ray, set up to report no usage statistics, and to leave the accelerators that a worker sees as they are."""
+    """Ray, without usage statistics, and without changes to the accelerators that a worker sees."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:

@@ -1,9 +1,9 @@
-"""Clients at workers in other processes, several at each: what the server asks, and how a worker (`Host`) answers.
+"""Clients at workers in other processes: requests of the server, and the replies of a worker (`Host`).
 
-The server knows the clients' states at the beginning of a phase, since the algorithm makes them. It asks for them at
-the end of a phase from which another one starts, and at checkpoints. A request may be lost, and so may its answer. So
-the server adds what the worker must know, the beginning of a phase and the verdict on its last messages, to every
-request until one has been answered. The worker applies each of them once.
+The server knows the clients' states at the start of a phase, since the algorithm computes them. It requests them at the
+end of a phase from which another one starts, and at checkpoints. Requests and replies may be lost. The server therefore
+repeats the start of a phase, and the verdict on the worker's last messages, in every request until one has been
+answered; the worker applies each of them once.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class WorkerPhase:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The messages of a worker's clients in a round that the server has used, see `Executor.settle`."""
+    """The messages of a worker's clients that the server has used in a round, see `Executor.settle`."""
 
     round: int
     taken: Tensor
-    told: State
+    feedback: State
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request to a worker: for a round's work, for an answer to a question (`indicator`), or for all states."""
+    """One request to a worker: for a round's work, for replies to a query (`indicator`), or for all states."""
 
     phase: WorkerPhase | None  # until the worker has answered a request in it
     verdict: Verdict | None  # the last one, until the worker has answered a request after it
@@ -72,7 +72,7 @@ class Host:
             if request.phase is not None and request.phase.number != self.phase:
                 self._begin(request.phase)
             if request.verdict is not None and request.verdict.round == self.executor.waiting:
-                self.executor.settle(request.verdict.taken, request.verdict.told)
+                self.executor.settle(request.verdict.taken, request.verdict.feedback)
             if request.work is None:
                 return self.executor.collect()
             if request.indicator is not None:
@@ -86,7 +86,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a federation that a worker needs: the model's arguments with its own clients' rows alone."""
+    """The part of a federation that a worker needs: the model's arguments with its own clients' rows."""
 
     arguments: Arguments
     plate: str
@@ -108,7 +108,7 @@ class Share:
         """The problem at the worker, checked as at the server, and the clients' rows."""
         size = self.arguments.num_rows or self.num_rows
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the server has given the same warnings
+            warnings.simplefilter("ignore", UserWarning)  # the server has issued the same warnings
             problem = build(
                 *(model, self.arguments, self.plate, size, self.dtype),
                 quadrature=self.quadrature,
@@ -154,12 +154,12 @@ def share_of(problem: Problem, data: ClientData, clients: list[int], places: Ten
 
 
 class Remote(Executor):
-    """Clients at workers. A subclass says how requests get there (`exchange`), and which worker has a client."""
+    """Clients at workers. A subclass defines the transport of requests (`exchange`), and the worker of each client."""
 
     _phase = 0
 
     def prepare(self) -> None:
-        """Begin a phase; the workers learn of it with their first request."""
+        """Begin a phase; the workers receive it with their first request."""
         self._phase += 1
         self._begun: set[int] = set()
         self._verdicts: dict[int, Verdict] = {}
@@ -176,45 +176,45 @@ class Remote(Executor):
         """The number of the worker that has a client."""
 
     def revived(self, workers: list[int]) -> list[int]:
-        """Restart dead workers among some that have not answered, and return those that were; by default none."""
+        """Restart the dead ones of workers that have not answered, and return those restarted; by default none."""
         return []
 
     def restorable(self, worker: int) -> bool:
-        """Whether the states of a worker's clients are known here: they keep none, or none has changed."""
+        """Whether the server knows the states of a worker's clients: they have none, or none has changed."""
         return not self.local or worker not in self._changed
 
     @abstractmethod
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
-        """The workers' answers to their requests; in place of a missing answer, a sentence that says why."""
+        """The workers' replies to their requests; for a missing reply, a sentence with the reason."""
 
     def execute(self, work: Work) -> Reply:
         """Each worker does its clients' part of the work; the new states stay there."""
         if work.round != self._round:
             self._round, self._asked = work.round, {}
-        homes = self._homes(work.clients)
+        homes = self._positions_by_worker(work.clients)
         for worker, at in homes.items():
             self._asked.setdefault(worker, []).extend(work.slots[i] for i in at.tolist())
         return merge_replies(homes, self._send({worker: work.part(at) for worker, at in homes.items()}))
 
-    def settle(self, taken: Tensor, told: State) -> None:
-        """Note the verdict, which goes to each worker with its next request."""
+    def settle(self, taken: Tensor, feedback: State) -> None:
+        """Store the verdict, which is sent to each worker with its next request."""
         for worker, slots in self._asked.items():
             here = torch.isin(taken, torch.tensor(slots))
             if bool(here.any()):
-                self._verdicts[worker] = Verdict(self._round, taken[here], select(told, here))
+                self._verdicts[worker] = Verdict(self._round, taken[here], select(feedback, here))
                 self._changed.add(worker)
 
     def ask(self, kind: str, work: Work) -> State:
-        """The clients' answers to a question, in the order of `work`; StoppedError if a worker has not answered."""
-        homes = self._homes(work.clients)
+        """The clients' replies to a query, in the order of `work`; StoppedError if a worker has not replied."""
+        homes = self._positions_by_worker(work.clients)
         answers = self._send({worker: work.part(at) for worker, at in homes.items()}, kind)
         self._require(answers, f"the schedule needs every client's {kind}")
         reports = concatenate([answers[worker] for worker in homes])
         return select(reports, torch.cat(list(homes.values())).argsort())
 
     def collect(self) -> State:
-        """The states of all clients; workers whose clients' states have changed are asked for them."""
-        homes = self._homes(list(self.place))
+        """The states of all clients; changed states are requested from the workers."""
+        homes = self._positions_by_worker(list(self.place))
         answers = self._send({worker: None for worker in homes if self.local and worker in self._changed})
         self._require(answers, "their states are needed, by the next phase or a checkpoint")
         for worker, state in answers.items():
@@ -223,13 +223,13 @@ class Remote(Executor):
         return self.local
 
     def _send(self, parts: Mapping[int, Work | None], indicator: str | None = None) -> dict[int, Any]:
-        """The workers' answers. A dead worker that could be restarted, with its clients' states, is asked again."""
-        answers = self._asked_once(parts, indicator)
+        """The workers' replies. Dead workers that could be restarted with their clients' states are asked again."""
+        answers = self._replies_of_one_attempt(parts, indicator)
         again = self.revived([worker for worker, answer in answers.items() if isinstance(answer, str)])
         self._begun -= set(again)
-        return answers | self._asked_once({worker: parts[worker] for worker in again}, indicator)
+        return answers | self._replies_of_one_attempt({worker: parts[worker] for worker in again}, indicator)
 
-    def _asked_once(self, parts: Mapping[int, Work | None], indicator: str | None) -> dict[int, Any]:
+    def _replies_of_one_attempt(self, parts: Mapping[int, Work | None], indicator: str | None) -> dict[int, Any]:
         requests = {
             worker: Request(self._beginning(worker), self._verdicts.get(worker), work, indicator)
             for worker, work in parts.items()
@@ -250,10 +250,10 @@ class Remote(Executor):
     def _beginning(self, worker: int) -> WorkerPhase | None:
         if worker in self._begun:
             return None
-        at = self._homes(list(self.place))[worker]
+        at = self._positions_by_worker(list(self.place))[worker]
         return WorkerPhase(self._phase, self.algorithm, select(self.local, at))
 
-    def _homes(self, clients: list[int]) -> dict[int, Tensor]:
+    def _positions_by_worker(self, clients: list[int]) -> dict[int, Tensor]:
         """The positions in `clients` of each worker's clients, by worker."""
         homes: dict[int, list[int]] = {}
         for position, client in enumerate(clients):

@@ -157,5 +157,5 @@ def test_few_rounds_are_near_the_pooled_posterior(kind, rounds, seed):
 
 
 def test_the_only_step_of_a_turn_is_at_q():
-    with pytest.raises(pf.errors.SettingError, match="the only step is one at q; give it more steps"):
+    with pytest.raises(pf.errors.SettingError, match="the only step is at q; set steps to 2 or more"):
         pf.infer.tilted.Newton(begin="mode")

@@ -65,7 +65,7 @@ def judged(expected, level):
     """What becomes of a start of three parameters at which the log density has this mean."""
     q = FullGaussian(torch.eye(3, dtype=F64), torch.ones(3, dtype=F64))
     climb = replace(ascent.first_climb(q), level=torch.tensor(level, dtype=F64))
-    return q, climb.way_back(q, torch.tensor(expected, dtype=F64) + q.entropy(), 1.0)
+    return q, climb.after_rejection(q, torch.tensor(expected, dtype=F64) + q.entropy(), 1.0)
 
 
 @pytest.mark.parametrize(("below", "narrowed"), [(1.5, False), (8.9, False), (9.1, True), (1e9, True)])

@@ -199,11 +199,11 @@ def test_published_burn_in_leaves_sites_of_alpha_a_row_at_the_averaged_point():
 
 
 def test_epochs_are_of_minibatches():
-    with pytest.raises(SettingError, match="needs the batch_size"):
+    with pytest.raises(SettingError, match="needs batch_size"):
         pf.infer.tilted.MCMC(sampler="sgd", unit="epochs", batch_size=None)
     with pytest.raises(SettingError, match="unit='epochs' has no effect"):
         pf.infer.tilted.MCMC(unit="epochs", batch_size=5)
-    with pytest.raises(SettingError, match="needs the batch_size"):
+    with pytest.raises(SettingError, match="needs batch_size"):
         pf.FedAvg(unit="epochs")
 
 

@@ -77,7 +77,7 @@ def test_a_network_ends_at_the_best_where_ten_rounds_hardly_raise_it(fed, monkey
 
 
 def test_what_a_network_has_to_rise_goes_with_its_rows_and_begins_anew_with_another_start():
-    enough = torch.tensor(ascent.of_network(-5.0, 1000)["enough"])
+    enough = torch.tensor(ascent.network_start_entries(-5.0, 1000)["enough"])
     climb, ends = replace(ascent.first_climb(q_at(0.0)), enough=enough), []
     for value in [0.0] + [torch.nan] * 5 + [0.05] * 10:
         climb = climb.with_bound(torch.tensor(value, dtype=torch.float64))
@@ -99,9 +99,9 @@ def returned(distances):
     climb, ends = ascent.first_climb(q_at(0.0)), []
     climb = replace(climb, best=q_at(0.0), onward=onward, best_value=torch.tensor(0.0))
     for distance in distances:
-        _, climb = climb.way_back(q_at(distance), torch.tensor(-2.0), 1.0)
-        ends.append("in_vain" in ascent.reached_end({**as_entries(climb), "reset": torch.ones(())}))
-    assert not ascent.reached_end({**as_entries(climb), "reset": torch.zeros(())})  # a run that goes on from there
+        _, climb = climb.after_rejection(q_at(distance), torch.tensor(-2.0), 1.0)
+        ends.append("in_vain" in ascent.reasons_to_end({**as_entries(climb), "reset": torch.ones(())}))
+    assert not ascent.reasons_to_end({**as_entries(climb), "reset": torch.zeros(())})  # a run that goes on from there
     return ends
 
 

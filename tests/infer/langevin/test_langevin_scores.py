@@ -53,7 +53,7 @@ def clients(fed, algorithm, anchor=None):
         if client.anchor_score is not None:
             at = client.anchor if anchor is None else anchor
             client = client._replace(anchor_score=likelihood_score(fed.problem, at, rows.full_batch()))
-        yield client, algorithm.build_gradient(client, at), rows
+        yield client, client.score(at), rows
 
 
 def score(problem, z, gradient, batch):

@@ -112,7 +112,7 @@ def test_steps_that_are_too_long_are_told():
         (pf.FedEP(start="prior"), {"unit": "row"}, "FedEP: Private.unit='row'. protects single rows"),
         (pf.infer.SummedLangevin(row_norm=3.0), {"unit": "row", "delta": 1e-3}, "means nothing for 1000 rows"),
         (pf.FSGLD(), {}, "FSGLD has no differential privacy: a visit moves a chain"),
-        (pf.DSVGD(), {}, "DSVGD has no differential privacy: its server takes one client"),
+        (pf.DSVGD(), {}, "DSVGD has no differential privacy: clients take turns"),
     ],
 )
 def test_what_does_not_go_together_is_refused(algorithm, private, words):

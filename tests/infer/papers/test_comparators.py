@@ -134,7 +134,7 @@ def test_an_improper_prior_is_refused():
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
-    with pytest.raises(ModelError, match=r"PMD: its particles begin as draws of the prior.*sites \['mu'\]"):
+    with pytest.raises(ModelError, match=r"PMD: its particles start as draws of the prior.*sites \['mu'\]"):
         pf.run(pf.papers.PMD(), pf.Federation(flat, (torch.ones(4),), plate="data", num_clients=1), **QUIET)
 
 

@@ -7,7 +7,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.density.traits import Traits
-from pyro_fed.infer.peers.peer_sites import _proper_first_sites, without_distribution
+from pyro_fed.infer.peers.peer_sites import _proper_first_sites, improper_with_sites
 from pyro_fed.ops.gaussian import FullGaussian
 
 AGENTS = 4
@@ -55,5 +55,5 @@ def test_bent_sites_have_a_product():
 def test_a_belief_without_sites_is_not_lost():
     flat = FullGaussian(torch.zeros(2, 1, 1, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64))
     site = FullGaussian(-torch.ones(2, 1, 1, dtype=torch.float64), flat.eta)
-    assert without_distribution(flat, flat).tolist() == [False, False]
-    assert without_distribution(site, site).tolist() == [True, True]
+    assert improper_with_sites(flat, flat).tolist() == [False, False]
+    assert improper_with_sites(site, site).tolist() == [True, True]

@@ -37,7 +37,7 @@ def test_a_funnel_that_no_gaussian_is_near_is_named():
         pf.run(pf.P2PVI(), fed, graph=pf.graph.ring(3), **QUIET)
     said = str(caught.value)
     assert "A funnel is likely: the scale of 'w' depends on 'tau' and 'lam'" in said and "NUTS" in said
-    assert "the neck of a funnel, which has no Gaussian near it" in said and "step size" not in said
+    assert "the neck of a funnel, which no Gaussian approximates" in said and "step size" not in said
 
 
 def test_a_funnel_is_named_and_no_step_size_advised():
@@ -90,9 +90,9 @@ def test_curvatures_that_are_no_numbers_are_named():
     x = torch.linspace(-2, 2, 9000, dtype=torch.float64)
     x[1234] = 0.0
     fed = federation_of(x)
-    with pytest.raises(DivergenceError, match="the curvature where it is taken is no number"):
+    with pytest.raises(DivergenceError, match="the curvature is NaN or infinite at a point"):
         pf.run(pf.P2PVI(), fed, graph=pf.graph.complete(2), num_rounds=3, audit=False, **QUIET)
-    with pytest.warns(UserWarning, match=r"no finite second derivative at some row, as 0 \*\* k"):
+    with pytest.warns(UserWarning, match=r"lack a finite second derivative at some row, as 0 \*\* k"):
         pf.run(pf.FedEP(), fed, num_rounds=3, audit=False, **QUIET)
 
 
@@ -136,6 +136,6 @@ def test_a_state_that_is_no_distribution_has_the_cures_that_apply(monkeypatch):
     with pytest.raises(DivergenceError) as caught:
         pf.run(pf.P2PVI(), fed, graph=pf.graph.ring(15), num_rounds=2, **QUIET)
     said = str(caught.value)
-    assert "is no distribution" in said and "by DSVGD or NUTS" in said
+    assert "is no distribution" in said and "with DSVGD or NUTS" in said
     assert "more rounds" not in said and "proper prior" not in said
     assert "What else may help: dtype=torch.float64, where columns nearly depend on each other" in said

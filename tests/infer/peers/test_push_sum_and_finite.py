@@ -13,7 +13,7 @@ from conjugate import QUIET, data, exact, federation
 import pyro_fed as pf
 from pyro_fed.errors import DataError, GraphError, SettingError
 from pyro_fed.graph.mixing import mix
-from pyro_fed.infer.peers.push_sum import shares_out
+from pyro_fed.infer.peers.push_sum import sending_shares
 
 
 def one_way(agents=5):
@@ -25,7 +25,7 @@ def one_way(agents=5):
 
 def test_shares_are_columns_that_sum_to_one_and_ratios_tend_to_the_mean():
     graph = one_way()
-    shares = shares_out(graph.matrix)
+    shares = sending_shares(graph.matrix)
     np.testing.assert_allclose(shares.sum(axis=0), 1.0)
     assert not np.allclose(shares.sum(axis=1), 1.0)
     values, mass = torch.tensor([3.0, -1.0, 4.0, 1.0, 5.0], dtype=torch.float64), torch.ones(5, dtype=torch.float64)
@@ -62,7 +62,7 @@ def test_nothing_is_lost_where_agents_sleep_on_a_directed_graph():
 
 def test_an_agent_by_itself_cannot_push():
     state = {"eta": torch.zeros(3, 2), "mass": torch.ones(3)}
-    with pytest.raises(SettingError, match="how many hear its neighbours"):
+    with pytest.raises(SettingError, match="P2PPushSum: agents in separate processes"):
         pf.infer.P2PPushSum().combine(state, state, one_way(3).matrix[:1])
     with pytest.raises(SettingError, match="use P2PVI"):
         pf.infer.P2PPushSum(start="consensus")

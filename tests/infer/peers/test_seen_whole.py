@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.infer.peers.peer_sites import public_belief, seen_whole
+from pyro_fed.infer.peers.peer_sites import complete_consensus_belief, public_belief
 from pyro_fed.ops.gaussian import STRUCTURES
 
 AGENTS, DIM = 10, 4
@@ -36,10 +36,12 @@ def test_a_change_of_proper_sites_is_made_whole_where_beliefs_would_be_improper(
         *(part.expand(AGENTS, *part.shape) for part in (old.product_over().precision, old.product_over().eta))
     )
     known = torch.ones(AGENTS, dtype=torch.bool)
-    belief, share = seen_whole(q, old, new, weight, known, ~known)
+    belief, share = complete_consensus_belief(q, old, new, weight, known, ~known)
     _, cut = public_belief(q, (new / old) ** weight, known, 1.0)
     assert bool((share == 1).all()) and float(cut.min()) < 0.5
-    held, part = seen_whole(q, old, new, weight, known, known)  # once the product has been no distribution
+    held, part = complete_consensus_belief(
+        q, old, new, weight, known, known
+    )  # once the product has been no distribution
     assert bool(held.is_proper().all()) and torch.equal(part, cut)
     assert not bool(belief.is_proper().all())
     together = (belief ** (1 / weight)).product_over()
@@ -56,7 +58,7 @@ def test_agents_whose_sites_are_indefinite_send_proper_beliefs():
         *(part.expand(AGENTS, *part.shape) for part in (old.product_over().precision, old.product_over().eta))
     )
     known = torch.ones(AGENTS, dtype=torch.bool)
-    belief, share = seen_whole(q, old, new, weight, known, ~known)
+    belief, share = complete_consensus_belief(q, old, new, weight, known, ~known)
     assert bool(belief.is_proper()[0]) and 0 < float(share[0]) < 1
     assert bool((share[1:] == 1).all())
 

@@ -1,11 +1,10 @@
 """Expected Newton sites from linear predictors: against many points, the model's own Hessians, and other models."""
 
-import math
-
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from helpers.structureless import forget_structure
 
 import pyro_fed as pf
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, from_parts, predictors
@@ -248,6 +247,7 @@ def test_rows_are_thinned_evenly():
 
 def test_pairs_of_points_are_enough_where_rows_are_nearly_parabolas(monkeypatch):
     """The same without linear predictors: a product of latents."""
+    forget_structure(monkeypatch)
     fed = federation(scaled_weights)
     problem, batch = fed.problem, fed.client_data().full_batch()
     narrow, wide = (spread_points(gaussian(problem.dim, scale), 128) for scale in (NARROW, WIDE))
@@ -286,7 +286,7 @@ def test_derivatives_at_a_point_are_the_models(model, monkeypatch):
 @pytest.mark.parametrize("model", STRUCTURED, ids=lambda model: model.__name__)
 def test_expectations_are_those_of_many_points(model, monkeypatch):
     monkeypatch.setattr("pyro_fed.ops.memory.CACHE_NUMBERS", 4096)
-    monkeypatch.setattr(derivatives, "MIN_STRUCTURE_WORK", math.inf)  # the points' Hessians, row by row
+    forget_structure(monkeypatch)
     fed = federation(model)
     problem, data = fed.problem, fed.client_data()
     dim = problem.dim
@@ -310,16 +310,14 @@ def test_means_over_points_are_those_of_their_hessians(model, block, monkeypatch
     g = torch.Generator().manual_seed(2)
     points = 0.3 * torch.randn(6, 3, problem.dim, generator=g, dtype=torch.float64)
     batch = batch._replace(weight=batch.weight * torch.rand(batch.weight.shape, generator=g, dtype=torch.float64))
-    assert 6 * ROWS * problem.dim < derivatives.MIN_STRUCTURE_WORK
-    exact = Derivatives("full", "hessian").of_likelihood(problem, points, batch)
-    monkeypatch.setattr(derivatives, "MIN_STRUCTURE_WORK", 0)
-    for a, b in zip(Derivatives("full", "hessian").of_likelihood(problem, points, batch), exact, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    found = Derivatives("full", "hessian").of_likelihood(problem, points, batch)
     assert rowwise.at_points(problem, points, batch) is not None
+    forget_structure(monkeypatch)
+    for a, b in zip(found, Derivatives("full", "hessian").of_likelihood(problem, points, batch), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-def test_models_without_structure_have_their_hessians_at_points(monkeypatch):
-    monkeypatch.setattr(derivatives, "MIN_STRUCTURE_WORK", 0)
+def test_models_without_structure_have_their_hessians_at_points():
     fed = federation(scaled_weights)
     points = torch.zeros(2, 3, fed.problem.dim, dtype=torch.float64)
     batch = fed.client_data().full_batch()
@@ -337,8 +335,7 @@ def test_a_client_without_rows_adds_nothing():
     assert all(bool(part[1].any()) for part in found)
 
 
-def means(model, worth, monkeypatch, **options):
-    monkeypatch.setattr(derivatives, "MIN_STRUCTURE_WORK", worth)
+def means(model, **options):
     idata = pf.run(pf.FedEP(), federation(model), progress=False, log_likelihood=False, audit=False, **options)
     draws = [value.values.reshape(1000, -1) for value in idata.posterior.data_vars.values()]
     return [part.mean(0) for part in draws], [part.std(0) for part in draws]
@@ -347,15 +344,16 @@ def means(model, worth, monkeypatch, **options):
 @pytest.mark.parametrize("model", [logistic, robust, intercepts], ids=lambda model: model.__name__)
 def test_fedep_is_where_it_is_without_the_structure(model, monkeypatch):
     """Within what 128 points err by."""
-    (mean, sd), (other, spread) = means(model, 1, monkeypatch), means(model, 10**12, monkeypatch)
+    mean, sd = means(model)
+    forget_structure(monkeypatch)
+    other, spread = means(model)
     for place in range(len(mean)):
         assert float(abs((mean[place] - other[place]) / spread[place]).max()) < 0.02
         assert float(abs(sd[place] / spread[place] - 1).max()) < 0.02
 
 
-def test_executors_agree(monkeypatch):
-    one = means(logistic, 1, monkeypatch)
-    other = means(logistic, 1, monkeypatch, executor="sequential")
+def test_executors_agree():
+    one, other = means(logistic), means(logistic, executor="sequential")
     torch.testing.assert_close(torch.tensor(one[0][0]), torch.tensor(other[0][0]), rtol=1e-9, atol=1e-9)
 
 

@@ -96,7 +96,7 @@ def test_rows_with_weights_have_the_same_expectations(rows):
     derivatives = Derivatives("full", "hessian")
     whole = expected_sums(problem, q.mean(), q.root(), data)
     for factor in (1.0, 2.5):
-        found = derivatives.under(problem, q.mean(), q.root(), 128, Batch(batch.rows, batch.weight * factor))
+        found = derivatives.under(problem, q.mean(), q.root(), Batch(batch.rows, batch.weight * factor))
         for ours, theirs in zip(found, whole, strict=True):
             torch.testing.assert_close(ours, factor * theirs, rtol=1e-9, atol=1e-9)
 

@@ -4,6 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from helpers.structureless import forget_structure
 
 import pyro_fed as pf
 from pyro_fed.density import traits as record
@@ -50,7 +51,7 @@ def test_pieces_of_rows_are_all_rows(model, monkeypatch):
     whole = [function(problem, points, data) for function in found]
     monkeypatch.setattr("pyro_fed.ops.memory.RESULT_NUMBERS", 1)
     monkeypatch.setattr("pyro_fed.ops.memory.CACHE_NUMBERS", 60)
-    monkeypatch.setattr(scores, "MIN_STRUCTURE_WORK", torch.inf)
+    forget_structure(monkeypatch)
     torch.testing.assert_close([function(problem, points, data) for function in found], whole)
 
 
@@ -80,7 +81,7 @@ def test_looks_by_structure_are_those_of_all_rows(monkeypatch):
     problem = pf.Federation(logistic, rows(), plate="data", num_clients=2).problem
     data, points = two_clients(problem)
     whole = scores.look_at_likelihood(problem, points, data)
-    monkeypatch.setattr(scores, "MIN_STRUCTURE_WORK", 1)
+    forget_structure(monkeypatch)
     torch.testing.assert_close(scores.look_at_likelihood(problem, points, data), whole)
 
 

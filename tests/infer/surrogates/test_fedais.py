@@ -304,7 +304,7 @@ def test_draws_where_a_density_is_no_number_have_no_weight(whose):
 @pytest.mark.filterwarnings("ignore:0 % of the clients have answered")
 def test_a_prior_that_is_mostly_no_number_has_failed():
     algorithm, fed = unknown_above(0.0, "prior")
-    with pytest.raises(pf.errors.DivergenceError, match=r"the prior's density is no number at \d+ of 80"):
+    with pytest.raises(pf.errors.DivergenceError, match=r"the prior's density is NaN at \d+ of 80"):
         pf.run(algorithm, fed, audit=False, **QUIET)
 
 

@@ -132,5 +132,5 @@ def test_errors_that_are_not_finite_are_refused():
         torch.full((4, 2), 25.0, dtype=torch.float64),
         X.sum(1) + 1e200 * torch.tensor([[1.0], [-1.0]] * 2, dtype=X.dtype),
     )
-    with pytest.raises(pf.errors.DivergenceError, match="the surrogates do not fit: give others"):
+    with pytest.raises(pf.errors.DivergenceError, match="the surrogates do not fit: use others"):
         pf.run(pf.FSGLD(surrogates=given), federation(X), num_rounds=1, **QUIET)

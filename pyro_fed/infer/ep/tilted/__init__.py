@@ -1,7 +1,7 @@
-"""Tilted inferences: how a client of FedEP and its kin approximates its likelihood times the cavity by a Gaussian.
+"""Tilted inferences: how a client approximates its likelihood times the cavity by a Gaussian.
 
     Newton      expected Newton steps: the default, without randomness
-    Laplace     mode and curvature of the tilted density ("L" of Guo et al., its mean made exact)
+    Laplace     mode and curvature of the tilted density ("L" of Guo et al. with an exact mode)
     Fisher      mean of a chain's samples, the Fisher information there as curvature ("L" as published)
     MCMC        mean and covariance of a chain's samples ("M")
     Identity    mean of a chain's samples, covariance a multiple of the identity ("I")
@@ -9,7 +9,7 @@
     SVI         a Gaussian guide fitted by Adam
     IVON        diagonal sites from scores alone, on minibatches: for networks
 
-Each has its own settings, and a name that stands for their defaults:
+Each has its own settings, and a name that selects their defaults:
 
     pf.FedEP(client=pf.infer.tilted.MCMC(steps=500, thin=5))
     pf.FedEP(client="mcmc")

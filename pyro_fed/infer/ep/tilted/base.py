@@ -1,8 +1,8 @@
-"""The interface of a tilted inference: from q and the cavity to a new Gaussian site, at many clients at once.
+"""The interface of a tilted inference, which computes Gaussian sites of a batch of clients from q and their cavities.
 
     q̂_k ≈ p_k q_-k,    t̂_k = q̂_k / q_-k                        Guo et al., Algorithm 4, step 3; Section 2.2.2
 
-An inference has only its own settings; the calling algorithm determines how derivatives are computed (`Numerics`).
+The calling algorithm determines how derivatives are computed (`Numerics`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from pyro_fed.infer.sites.gaussian_sites import (
 from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Factor on the number of points if rows' scores jump: with 128 points the sums of few rows change by 0.002 SDs as
-#: points pass over a jump, and runs do not converge.
+#: Factor on the number of points if the scores of rows are discontinuous: with 128 points, sums over few rows change by
+#: 0.002 SDs when a point crosses a discontinuity, and runs do not converge.
 POINTS_OF_JUMPS = 8
 
 
@@ -43,9 +43,9 @@ class Received(NamedTuple):
     """The inputs of C clients.
 
     Attributes:
-        q: the global q, the same for all, with batch (C,).
-        cavity: their cavities q_-k, with batch (C,).
-        pace: factors of the rate of stochastic steps in this round, (C,); None is one.
+        q: the global q, repeated for each client, (C,).
+        cavity: the cavities q_-k, (C,).
+        pace: factors on the rate of stochastic steps in this round, (C,); None is 1.
     """
 
     q: Gaussian
@@ -54,7 +54,7 @@ class Received(NamedTuple):
 
 
 class Tilted(NamedTuple):
-    """The result of C clients: new sites (C,), whether each is `usable` (C,), and figures for the record, (C,) each."""
+    """The result of C clients: new sites (C,), whether each is usable (C,), and figures for the record, (C,) each."""
 
     site: Gaussian
     usable: Tensor
@@ -66,9 +66,9 @@ class Numerics(NamedTuple):
 
     Args:
         derivatives: scores and curvatures in the algorithm's structure.
-        exact: the same with full Hessians, if the model is small enough for them; else `derivatives`.
+        exact: scores and full Hessians if the model is small enough for them; else `derivatives`.
         num_points: Sobol points for expectations.
-        prior_share: power of the prior that is part of each client's likelihood, (C,); None is zero.
+        prior_share: power of the prior that is part of each client's likelihood, (C,); None is 0.
     """
 
     derivatives: Derivatives
@@ -78,7 +78,7 @@ class Numerics(NamedTuple):
 
     def expected(self, problem: Problem, q: Gaussian, data: ClientData) -> Moments:
         """Expected log-likelihoods, scores and curvatures of C clients under their proper Gaussians q (C,)."""
-        integrated = self.derivatives.under(problem, q.mean(), q.root(), self.num_points, data) if q.dense else None
+        integrated = self.derivatives.under(problem, q.mean(), q.root(), data) if q.dense else None
         if integrated is not None and self.prior_share is None:
             return integrated
         points = spread_points(q, self.num_points * (POINTS_OF_JUMPS if problem.traits.non_smooth_rows else 1))
@@ -95,15 +95,15 @@ def numerics_of(algorithm: SpreadGaussian, problem: Problem, prior_share: Tensor
 class TiltedInference(Variant):
     """A Gaussian approximation of a client's tilted distribution p_k q_-k, its likelihood times the cavity.
 
-    A kind of one's own is a frozen, keyword-only dataclass of settings with the method `infer`, given as an instance:
-    ``pf.FedEP(client=Mine())``.
+    To write one, define a frozen, keyword-only dataclass of settings with the method `infer`, and pass an instance:
+    ``pf.FedEP(client=MyInference())``.
     """
 
     what: ClassVar[str] = "tilted inference"
     door: ClassVar[str] = "pf.infer.tilted"
 
-    #: Whether it works by gradients alone, for networks: agents begin at the end of averaging, and a few points are
-    #: tried first for the prior's expectations, which are enough for a Gaussian prior.
+    #: Whether it uses gradients only, for networks. Agents then start from averaging, and the prior's expectations are
+    #: first computed at a few points, which suffice for a Gaussian prior.
     by_gradients: ClassVar[bool] = False
     #: Whether it minimises the client's free energy, KL(q̂ ‖ p_k q_-k).
     minimises_free_energy: ClassVar[bool] = False
@@ -111,25 +111,25 @@ class TiltedInference(Variant):
     takes_curvature: ClassVar[bool] = True
     #: Number of rows of all clients that it uses; None is all.
     few_rows: int | None = None
-    #: For an agent without a server (`pf.infer.update`): rounds in the history of its steps' acceleration.
+    #: Rounds in the history of the acceleration of an agent without a server (`pf.infer.update`).
     memory: int = 1
-    #: For an agent without a server: factor of the rate from one round to the next.
+    #: Factor on an agent's rate from one round to the next.
     round_decay: float = 1.0
 
     def by_few_rows(self, count: int) -> Self:
-        """The same inference by `count` rows of all clients.
+        """This inference with `count` rows of all clients.
 
         Raises:
-            SettingError: it takes all rows.
+            SettingError: the inference always uses all rows.
         """
-        raise SettingError(f"{type(self).__name__}: it takes all rows; start='few_rows' is of client='newton'")
+        raise SettingError(f"{type(self).__name__}: it always uses all rows; start='few_rows' needs client='newton'")
 
     @property
     def newton_steps(self) -> int:
-        """Number of expected Newton steps that make up an answer; 0 if it is found otherwise.
+        """Number of expected Newton steps per round; 0 for other inferences.
 
-        A change by such steps is a step towards the common fixed point, which a server takes whole, accelerates, and
-        takes back if it was too long.
+        A change by such steps is a step towards the common fixed point. The server takes it with δ = 1, accelerates it,
+        and rejects it if it was too long.
         """
         return 0
 
@@ -164,7 +164,7 @@ class TiltedInference(Variant):
         Args:
             problem: the model.
             num_rows: how many rows the client has.
-            generator: of (seed, round, client).
+            generator: seeded by (seed, round, client).
 
         Returns:
             A pytree of tensors with leading step axes, or ().
@@ -177,33 +177,33 @@ class TiltedInference(Variant):
 
         Args:
             problem: the model's densities.
-            numerics: how the algorithm has derivatives and expectations computed.
+            numerics: the algorithm's computation of derivatives and expectations.
             received: q and the cavities, (C,).
             data: the clients' rows.
-            noise: their randomness, (steps, C, ...).
+            noise: the clients' randomness, (steps, C, ...).
         """
 
     def objections(self, q: Gaussian, changes: Gaussian, values: Tensor | None) -> message_limits.Objections:
-        """Why clients' changes of their sites cannot be honest: reason → the clients (C,) that it holds for.
+        """Reasons to reject clients' changes of their sites, with the clients (C,) that each applies to.
 
         Args:
-            q: what they received, (C,), alike.
+            q: the Gaussian that the clients received, repeated, (C,).
             changes: Δ_k, (C,).
-            values: their expected log-likelihoods, (C,), where they say them.
+            values: the clients' expected log-likelihoods, (C,), if they send them.
         """
         return message_limits.natural(type(q)(q.precision[:1], q.eta[:1]), changes, values)
 
     def figures(self, before: Gaussian, after: Gaussian) -> dict[str, float]:
-        """Figures of a round besides those of the algorithm, by q before and after it."""
+        """Figures of a round in addition to the algorithm's, from q before and after it."""
         return {}
 
     def findings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about a result besides those of the algorithm."""
+        """Warnings about a result in addition to the algorithm's."""
         return []
 
 
 def tilted_scale(numerics: Numerics, problem: Problem, received: Received, data: ClientData) -> Gaussian:
-    """A Newton step on the tilted densities from the mean of q: its curvature |H| and its end, (C,)."""
+    """Gaussians (C,) of curvature |H| at the end of a Newton step on the tilted densities from the mean of q."""
     mean = received.q.mean()
     moments = numerics.derivatives.of_likelihood(problem, mean[None], data.full_batch())
     tilted = site_of(moments, mean).product(received.cavity)

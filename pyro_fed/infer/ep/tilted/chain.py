@@ -1,11 +1,11 @@
-"""Stochastic gradient chains on the tilted density, and sites from their moments: "mcmc", "identity", "fisher", "ngvi".
+"""Sites from moments of stochastic gradient chains on the tilted density: "mcmc", "identity", "fisher" and "ngvi".
 
     ∇ log q̂_k(θ) = ∇ log p_k(θ) + η_-k - Λ_-k θ                         Guo et al., Section 2.2.2
 
-"sgd" is the paper's sampler: SGD with momentum on the potential of a row, whose minibatches are its only noise. With
+"sgd" is the paper's sampler: SGD with momentum on the potential per row, where minibatches are the only noise. With
 `unit` "epochs" it is Algorithm 2 as published: a client's position at the end of each pass over its rows is a sample.
-"langevin" injects noise, each draw into two steps by halves (Leimkuhler & Matthews 2013), which leaves the variance of
-a Gaussian exact at any stable step size:
+"langevin" injects noise, half of each draw into each of two steps (Leimkuhler & Matthews 2013), which makes the
+variance of a Gaussian exact at any stable step size:
 
     θ_{n+1} = θ_n + h/2 G ∇ log q̂_k(θ_n) + √h A (ξ_n + ξ_{n+1}) / 2
 
@@ -14,9 +14,9 @@ of G = A A', the inverse of the tilted curvature at q's mean; shrinkage then goe
 
     Σ̂ = ρ_n G + (1 - ρ_n) S,   ρ_n = 1 / (1 + (n - 1) `shrinkage`)        Al-Shedivat et al. (2021), Eq. (8)
 
-The mean of a preconditioned Langevin chain has a control variate, without which EP with many small clients would sum up
-the noise of n samples of q. The same noise ξ drives the chain of N(0, G), whose mean would be zero; its actual mean, a
-weighted sum of ξ, is subtracted:
+The mean of a preconditioned Langevin chain has a control variate; without it, EP with many small clients would
+accumulate the noise of n samples of q. The same noise ξ drives a chain u on N(0, I), whose expected mean is zero. Its
+actual mean ū, a weighted sum of ξ, is subtracted:
 
     m̂ = 1/n Σ_n θ_n - A ū,    u_{n+1} = (1 - h/2) u_n + √h (ξ_n + ξ_{n+1}) / 2,   u_0 = 0
 
@@ -24,12 +24,12 @@ The paper's own estimate, `weight` and `scale` of "mcmc" (the text has no formul
 
     Σ̂ = ρ I + (1 - ρ) S,    Λ̂ = Σ̂⁻¹ ‖α_cov N_k + Λ_-k‖ / ‖Σ̂⁻¹‖                Table 7: "MCMC Shrinkage" ρ, "Scale" α_cov
 
-"identity" has the precision α_cov N_k + Λ_-k: Section 2.2.2 prints "Σ ← α_cov I", Table 7 calls α_cov a scale per
-data point, and the code makes it the precision that a row gives. Read as the variance of q̂_k, K sites would have to
-add up to the precision of one client, and those of clients of different sizes would drift apart without end.
+"identity" has the precision α_cov N_k + Λ_-k. Section 2.2.2 prints "Σ ← α_cov I", Table 7 calls α_cov a scale per data
+point, and the authors' code uses it as the precision that each row adds. If α_cov were the variance of q̂_k, K sites
+would have to add up to the precision of one client, and sites of clients of different sizes would diverge.
 
-The inverse of a sample covariance is too large by n / (n - d - 2) on average, which EP would compound round by round;
-"mcmc" corrects for it, with the effective n of a chain of autocorrelation 1 - h/2, unless `weight` is set.
+The inverse of a sample covariance is too large by a factor of n / (n - d - 2) on average, and EP would compound it in
+every round. Unless `weight` is set, "mcmc" corrects for it with the effective n of a chain of autocorrelation 1 - h/2.
 
 "fisher", (L) of the paper, has the Fisher information F at the chain's mean μ as the curvature, and "ngvi", (V),
 natural-gradient variational inference, its average under q̂:
@@ -37,8 +37,8 @@ natural-gradient variational inference, its average under q̂:
     Σ̂ = (c F(μ) + Λ_-k)⁻¹                                                                  Guo et al., Eq. (4)
     s_t = β s_{t-1} + (1 - β) 1/N_k E_{θ ~ N(μ, Σ_{t-1})}[F(θ)],    Σ_t = (N_k s_t + Λ_-k)⁻¹        Algorithm 5
 
-c is 1 in the equations, and in the authors' commands 500, which is α_cov of Table 7 over their weight decay of 1e-4.
-Deviations: s_0 is F(μ) / N_k, which the paper leaves open; the expectation is taken at standardised Sobol points.
+c is 1 in the equations and 500 in the authors' commands, where it is α_cov of Table 7 over the weight decay of 1e-4.
+Deviations: s_0 is F(μ) / N_k, which the paper leaves open; expectations use standardised Sobol points.
 Letters: T_NGVI `fisher_steps`, N_NGVI `fisher_samples`, β `fisher_decay`, c `fisher_scale`, N_k s_t `fisher`.
 """
 
@@ -75,7 +75,7 @@ from pyro_fed.ops.matrices import times, times_transposed
 
 @dataclass(frozen=True, kw_only=True)
 class Chain(TiltedInference):
-    """Base of inferences from a chain, which starts at the mean of q.
+    """Base of inferences from a chain that starts at the mean of q.
 
     Args:
         steps: steps of the chain in a round, with the burn-in.
@@ -118,11 +118,13 @@ class Chain(TiltedInference):
         if self.momentum is not None:
             check_between(self, "momentum", 0, 1, "[)")
             if self.sampler != "sgd":
-                raise SettingError(f"{name}: momentum={self.momentum} has no effect: it is a setting of sampler='sgd'")
+                raise SettingError(
+                    f"{name}: momentum={self.momentum} has no effect: it is a setting of sampler='sgd', not 'langevin'"
+                )
         if self.sampler != "sgd":
-            refuse_unused(self, "its epochs are those of sampler='sgd'", "unit")
+            refuse_unused(self, "epochs are a unit of sampler='sgd' only", "unit")
         if self.unit == "epochs" and self.batch_size is None:
-            raise SettingError(f"{name}: unit='epochs' needs the batch_size of the minibatches that make an epoch")
+            raise SettingError(f"{name}: unit='epochs' needs batch_size, the size of its minibatches, received None")
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """Minibatches and Langevin noise."""
@@ -154,7 +156,7 @@ class Chain(TiltedInference):
         return path[self.burn_in :: self.thin], factor
 
     def _ends(self, path: Tensor, data: ClientData) -> Tensor:
-        """Positions at the ends of each client's epochs, (E, C, D), from those after all steps."""
+        """Positions at the ends of each client's epochs, (E, C, D), from the positions after each step."""
         length = epoch_length(data.num_rows, self.batch_size or 1)
         last = torch.arange(1, self.steps + 1, device=path.device).unsqueeze(-1) * length - 1
         return torch.take_along_dim(path, last.unsqueeze(-1), 0)
@@ -211,10 +213,11 @@ class MCMC(Chain):
         batch_size: rows a step, weighted to all of the client's; None takes all.
         unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
-        shrinkage: ρ; a large one trusts the sample covariance.
+        shrinkage: ρ; larger values shrink the sample covariance less.
         weight: in place of `shrinkage`, the share of the identity (or of G) in the covariance: "MCMC Shrinkage" of Guo
-            et al.'s Table 7, where a small one trusts the sample covariance.
-        scale: α_cov: the precision is scaled to the norm that `Identity` of this scale has. None leaves it as it is.
+            et al.'s Table 7. Larger values shrink the sample covariance more.
+        scale: α_cov: the precision is scaled to the norm of the precision of `Identity(scale=scale)`. None does not
+            scale it.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -236,7 +239,7 @@ class MCMC(Chain):
         check_positive(self, "scale", allow_none=True)
         if self.weight is not None:
             check_between(self, "weight", 0, 1, "[]")
-            refuse_unused(self, "weight says how far the covariance is shrunk", "shrinkage")
+            refuse_unused(self, "weight determines the shrinkage of the covariance", "shrinkage")
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the mean and covariance of the chain's samples."""
@@ -255,15 +258,15 @@ class MCMC(Chain):
         factor_of = 1.0 if self.weight is not None else self._unbiased(count, full, mean)
         tilted = type(received.q).from_moments(mean, spread / factor_of)
         if self.scale is not None:
-            wanted = _with_rows(received.cavity, self.scale * data.num_rows.double())
-            size = torch.linalg.vector_norm(wanted.flatten(1), dim=1) / torch.linalg.vector_norm(
+            target_precision = _with_rows(received.cavity, self.scale * data.num_rows.double())
+            size = torch.linalg.vector_norm(target_precision.flatten(1), dim=1) / torch.linalg.vector_norm(
                 tilted.precision.flatten(1), dim=1
             )
             tilted = tilted.power(size)
         return site_from(tilted, received.cavity)
 
     def _unbiased(self, count: int, full: bool, mean: Tensor) -> float:
-        """Factor of the precision: 1 - (d + 2) / n, with d = 1 for a diagonal one; not below 0.1."""
+        """The factor 1 - (d + 2) / n on the precision, at least 0.1; d = 1 for diagonal precisions."""
         correlation = max(0.0, 1 - self.step_size / 2) if self.sampler == "langevin" and self.preconditioned else 0.0
         effective = count * (1 - correlation) / (1 + correlation)
         return max(1 - ((mean.shape[-1] if full else 1) + 2) / effective, 0.1)
@@ -287,8 +290,8 @@ class Identity(Chain):
         batch_size: rows a step, weighted to all of the client's; None takes all.
         unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
-        scale: α_cov, the precision that one row gives the site; a client of N_k rows has scale · N_k (Table 7's
-            footnote: "a per-data-point scale"). None takes the samples' mean variance for that of the tilted density.
+        scale: α_cov, the precision that each row adds to the site: a client of N_k rows has scale · N_k (Table 7's
+            footnote: "a per-data-point scale"). None uses the mean variance of the samples as the tilted variance.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -308,7 +311,7 @@ class Identity(Chain):
 
     @property
     def isotropic(self) -> bool:
-        """Whether sites are multiples of the identity: if the scale is given."""
+        """Whether sites are multiples of the identity, which is so if `scale` is set."""
         return self.scale is not None
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
@@ -325,7 +328,7 @@ class Identity(Chain):
 
 
 def _with_rows(cavity: Gaussian, curvature: Tensor) -> Tensor:
-    """Λ_-k plus a multiple of the identity for each client, by `curvature` (C,)."""
+    """Λ_-k plus `curvature` (C,) times the identity."""
     ones = torch.ones_like(cavity.eta) * curvature.unsqueeze(-1)
     return cavity.precision + (torch.diag_embed(ones) if cavity.dense else ones)
 
@@ -339,7 +342,7 @@ def _diagonal(factor: Tensor) -> Tensor:
 class Fisher(Chain):
     """Mean of a chain's samples, and the Fisher information there as the curvature: "L" of Guo et al. as published.
 
-    `pf.infer.tilted.Laplace` has the mode by Newton's method in place of a chain's mean, and no randomness.
+    `pf.infer.tilted.Laplace` uses the mode by Newton's method in place of a chain's mean, and has no randomness.
 
     Args:
         steps: steps of the chain a round, with the burn-in.
@@ -354,7 +357,7 @@ class Fisher(Chain):
         batch_size: rows a step, weighted to all of the client's; None takes all.
         unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
-        fisher_scale: c, how many times the Fisher information counts; beyond 1 the posterior is colder.
+        fisher_scale: c, factor on the Fisher information; values above 1 make the posterior narrower.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -399,9 +402,9 @@ class NGVI(Chain):
         unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
         fisher_steps: T_NGVI, steps of the averaged Fisher information.
-        fisher_samples: N_NGVI, points under q̂ at which each step takes it; even.
-        fisher_decay: β_NGVI, the weight of what was averaged before, in [0, 1].
-        fisher_scale: c, how many times the Fisher information counts in what is sent; beyond 1 the posterior is colder.
+        fisher_samples: N_NGVI, points under q̂ at which each step computes it; even.
+        fisher_decay: β_NGVI, the weight of the previous average, in [0, 1].
+        fisher_scale: c, factor on the Fisher information in the message; values above 1 make the posterior narrower.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.

@@ -1,23 +1,23 @@
-"""Newton steps on the tilted density: expected ones, "newton", and those to its mode, "laplace".
+"""Newton steps on the tilted density: expected steps, "newton", and steps to the mode, "laplace".
 
-"newton" is natural-gradient variational inference with step one (Bui et al. 2018, Property 4; Khan & Nielsen 2018); a
-fixed point minimises KL(q̂ ‖ p_k q_-k):
+"newton" is natural-gradient variational inference with step size one (Bui et al. 2018, Property 4; Khan & Nielsen
+2018). A fixed point minimises KL(q̂ ‖ p_k q_-k):
 
     Λ ← E_q̂[-∇² log p_k],   η ← E_q̂[∇ log p_k] + Λ m̂,   q̂ ← q_-k · site        `steps` times, from q̂ = q
 
-With several steps each is backtracked so that q̂ stays proper, and a client whose q̂ has converged makes no more of
-them. A step that has lost more than `StepControl.fall` of the objective is taken back, and a smaller fraction of the
-same change made, as by `FedEP`'s server (`ascent`):
+With several steps, each is backtracked so that q̂ stays proper, and a client whose q̂ has converged stops. A step that
+lowers the objective by more than `StepControl.fall` is rejected and replaced by a smaller fraction of the same change,
+as at `FedEP`'s server (`ascent`). The objective is
 
-    -KL(q̂ ‖ p_k q_-k) = E_q̂[log p_k] + E_q̂[log q_-k] + H(q̂) + a constant
+    -KL(q̂ ‖ p_k q_-k) = E_q̂[log p_k] + E_q̂[log q_-k] + H(q̂) + const
 
-Where q is as wide as a prior the first expectations are of densities far from the mass: a turn can begin at "laplace",
+If q is as wide as a prior, its points are far from the mass of the tilted density. A turn can then begin at "laplace",
 
     θ̂ = arg max log p_k(θ) + log q_-k(θ),    q̂ = N(θ̂, (Λ_lik(θ̂) + Λ_-k)⁻¹)                 Guo et al., Eq. (4)
 
-by Newton steps with a line search, as in `fedlaplace`. If the model is small enough the curvature is the full Hessian,
-also for a diagonal q: then q̂ is projected by its mean and variances, as EP does (KL(p ‖ q)), which is exact for
-Gaussian clients. Otherwise it is the diagonal Fisher information of the paper.
+by Newton steps with a line search, as in `fedlaplace`. The curvature is the full Hessian if the model is small enough,
+even for a diagonal q: q̂ is then projected to its mean and variances as in EP (KL(p ‖ q)), which is exact for Gaussian
+clients. Otherwise the curvature is the paper's diagonal Fisher information.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked_step, move
 from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import Gaussian
 
-#: A client's q̂ has converged when no mean has moved by more than this many SDs in a step, and no SD by more than this
-#: share, as Newton's method for the mode has. The fixed point does not depend on it.
+#: Tolerance of a client's q̂, as of Newton's method for the mode: the largest move of a mean in SDs, or relative change
+#: of an SD, in a step. The fixed point does not depend on it.
 REST = FedLaplace.tolerance
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class Laplace(TiltedInference):
-    """Laplace's approximation of the tilted density: its mode by Newton's method, and the curvature there.
+    """Laplace approximation of the tilted density: its mode by Newton's method, and the curvature there.
 
-    It has no randomness. The algorithm's `curvature` says how the curvature is computed.
+    It has no randomness. The algorithm's setting `curvature` determines how the curvature is computed.
 
     Args:
-        steps: Newton steps a round, from the mean of q.
-        fractions: of a Newton step, which the line search tries; the best is taken, or none.
+        steps: Newton steps per round, from the mean of q.
+        fractions: fractions of a Newton step that the line search tries; it takes the best, or none.
 
     Raises:
         SettingError: a setting out of its range, or unknown.
@@ -91,8 +91,8 @@ class Laplace(TiltedInference):
                 problem, point, type(metric)(metric.precision, tilted.score(point)).mean(), inner, batch
             )
         tilted = _tilted(problem, numerics, point, inner, batch)
-        left = (point - tilted.mean()).square() * tilted.to_diag().precision
-        newton_step = left.amax(-1).sqrt().nan_to_num(nan=torch.inf)
+        squared_distance = (point - tilted.mean()).square() * tilted.to_diag().precision
+        newton_step = squared_distance.amax(-1).sqrt().nan_to_num(nan=torch.inf)
         return site_from(tilted if cavity.dense else tilted.to_diag(), cavity, newton_step=newton_step)
 
     def _search(self, problem: Problem, point: Tensor, direction: Tensor, cavity: Gaussian, batch: Batch) -> Tensor:
@@ -121,15 +121,15 @@ class Newton(TiltedInference):
     `num_points` is the number of points.
 
     Args:
-        steps: steps a round, at most. With one the site is that of q itself; with more the cavity is held fixed and
-            each step is backtracked, or taken back, which is partitioned variational inference.
-        enough: a turn also ends with a step no longer than this share of its first, in [0, 1): what is left is made in
-            the client's next turn, so that the fixed point is the same.
-        begin: where a turn of several steps begins: at "q", or at the "mode" of the client's tilted density, with
-            Laplace's approximation there. From there fewer rounds suffice, and each costs the client more.
-        few_rows: about this many rows of all clients, each client's share from equal slices of its own, by which
-            steps are computed, so that q is the posterior given these; None takes all rows. `FedEP` on a network of
-            many rows begins by fewer.
+        steps: largest number of steps per round. With one, the site is that of an expected Newton step at q. With more,
+            the cavity is held fixed and each step is backtracked or rejected, as in partitioned variational inference.
+        enough: a turn also ends with a step no longer than this share of its first, in [0, 1). The client's next turn
+            continues from there, so that the fixed point is the same.
+        begin: where a turn of several steps begins: at "q", or at the "mode" of the client's tilted density, with the
+            Laplace approximation there, which needs fewer rounds but costs the client more in each.
+        few_rows: number of rows of all clients, approximately, on which steps are computed, so that q is the posterior
+            given these rows; each client takes its share at equal intervals. None takes all rows. `FedEP` on a network
+            of many rows starts with fewer.
 
     Raises:
         SettingError: a setting out of its range, or unknown.
@@ -154,7 +154,7 @@ class Newton(TiltedInference):
         check_between(self, "enough", 0, 1, "[)")
         check_choice(self, "begin", ("q", "mode"))
         if self.steps == 1:
-            refuse_unused(self, "the only step is one at q; give it more steps", "begin")
+            refuse_unused(self, "the only step is at q; set steps to 2 or more", "begin")
 
     def by_few_rows(self, count: int) -> Self:
         """This inference with `few_rows`."""
@@ -182,7 +182,7 @@ class Newton(TiltedInference):
     def _climbed(
         self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, moments: Moments
     ) -> tuple[Gaussian, Tensor]:
-        """q̂ after all steps, and the last expected log-likelihood that was computed, (C,)."""
+        """q̂ after all steps, and the last expected log-likelihood, (C,)."""
         q_hat = start = onward = received.q
         value = moments.value
         moving, length = torch.ones_like(value, dtype=torch.bool), torch.zeros_like(value)
@@ -207,7 +207,7 @@ class Newton(TiltedInference):
             if not bool(moving.any()):
                 break
         far = moving & (length > UNSETTLED_SDS)
-        if bool(far.any()):  # long last steps, whose bound is not known; a shorter one loses little
+        if bool(far.any()):  # the bound after a last step is unknown; shortening a long one is safe
             gain = _gain(q_hat, received.cavity, numerics.expected(problem, q_hat, data))
             q_hat = _either(far & ascent.has_fallen(gain, top, StepControl.fall), start, q_hat)
         return q_hat, value
@@ -221,13 +221,13 @@ def _at_modes(problem: Problem, numerics: Numerics, received: Received, data: Cl
 
 
 def _gain(q: Gaussian, cavity: Gaussian, moments: Moments) -> Tensor:
-    """The negative local free energy up to a constant, (C,); -inf where a derivative is not finite."""
+    """The negative local free energy up to a constant, (C,); -inf if a derivative is not finite."""
     value = moments.value + cavity.mean_log_factor(q) + q.entropy()
     return torch.where(moments.finite() & value.isfinite(), value, -torch.inf)
 
 
 def _within(q: Gaussian, step: Gaussian, radius: Tensor) -> tuple[Tensor, Gaussian]:
-    """The fractions of changes that are taken, (C,), 0 if none is, and their ends, no further than a radius."""
+    """The fractions (C,) of changes, 0 if there is none, whose ends are within a radius, and these ends."""
     taken, moved = backtracked_step(q, step)
     while bool((far := (taken > 0) & ~(_length(q, moved) <= radius)).any()):
         taken = torch.where(far, torch.where(taken < MIN_FRACTION, 0.0, taken / 2), taken)
@@ -236,12 +236,12 @@ def _within(q: Gaussian, step: Gaussian, radius: Tensor) -> tuple[Tensor, Gaussi
 
 
 def _length(before: Gaussian, after: Gaussian) -> Tensor:
-    """The largest move of a mean in SDs, or change of a log SD, (C,)."""
+    """The largest move of a mean in SDs or change of a log SD, (C,)."""
     return moves(moments_of(before), moments_of(after)).amax(-1)
 
 
 def _either(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
-    """`where`, for Gaussians whose factors may be known already."""
+    """`where`, keeping the factors of Gaussians that are already computed."""
     if bool(condition.all()):
         return yes
     return where(condition, yes, no) if bool(condition.any()) else no

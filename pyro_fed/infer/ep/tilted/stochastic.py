@@ -1,9 +1,9 @@
 """Stochastic gradients of the client's free energy: "svi", a Gaussian guide by Adam, and "ivon", for networks.
 
-"svi" is Pyro's `SVI` on the tilted density, see `guides.gaussian_guides` for the objective. The guide begins at the end
-of a Newton step, with its inverse curvature as covariance, so that the step size, which falls linearly to zero, has no
-units. "ivon" takes diagonal natural-gradient steps from scores alone, see `sites.online_newton`; a site is the client's
-change of the cavity's natural parameters.
+"svi" is Pyro's `SVI` on the tilted density; `guides.gaussian_guides` has the objective. The guide starts at the end of
+a Newton step with the inverse curvature as covariance, so that the step size, which falls linearly to zero, does not
+depend on the parameters' units. "ivon" takes diagonal natural-gradient steps from scores alone
+(`sites.online_newton`); a site is the change of the cavity's natural parameters.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class SVI(TiltedInference):
     """A Gaussian guide fitted to the tilted density by Adam on the evidence lower bound, as Pyro's `SVI` does.
 
     Args:
-        steps: Adam's steps a round.
-        step_size: Adam's rate at the beginning, in SDs of the tilted density; it falls linearly to zero.
-        num_samples: draws of the guide a step.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
+        steps: Adam steps per round.
+        step_size: initial rate of Adam, in SDs of the tilted density; it falls linearly to zero.
+        num_samples: draws of the guide per step.
+        batch_size: rows per step, weighted to all of the client's; None takes all.
         betas: β_1 and β_2 of Adam, each in [0, 1).
         eps: ε of Adam.
 
@@ -97,19 +97,20 @@ class IVON(OnlineNewton, TiltedInference):
     """Diagonal sites by variational online Newton steps: gradients alone, on minibatches; for networks.
 
     Args:
-        steps: steps a round.
-        pairs: draws a step, each with its opposite: two gradients a pair.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
-        rate: α, of a Newton step; it falls linearly to zero in a round.
+        steps: steps per round.
+        pairs: antithetic pairs of draws per step, with two gradients each.
+        batch_size: rows per step, weighted to all of the client's; None takes all.
+        rate: α, the fraction of a Newton step; it falls linearly to zero in a round.
         momentum: β, in [0, 1).
-        curvature_memory: 1 - ρ, the weight of the curvature so far in a step, in [0, 1).
-        longest: no step moves a parameter by more than this many SDs.
-        largest_factor: by which a round changes a parameter's precision, up or down.
-        most_gain: nats a row that a step may promise; a score that promises more is cut.
-        spread: of the draws, in SDs of q̂; far below one scores and curvatures are those at its mean, Laplace's.
-        rounds: default number of rounds of a run; None is 40 with a server, and 20 of agents without one, whose
-            beliefs move by all that they have changed and not by the mean of the clients' changes. SDs begin narrow and
-            widen over many.
+        curvature_memory: 1 - ρ, the weight of the previous curvature in a step, in [0, 1).
+        longest: largest move of a parameter in a step, in SDs.
+        largest_factor: largest factor by which a round raises or lowers a parameter's precision.
+        most_gain: largest predicted gain of a step, in nats per row; scores that predict more are scaled down.
+        spread: spread of the draws, in SDs of q̂. Well below 1, scores and curvatures are those at the mean, as in a
+            Laplace approximation.
+        rounds: default number of rounds of a run; None is 40 with a server, and 20 for agents without one, whose
+            beliefs move by their own full change instead of the mean of all changes. SDs start narrow and widen over
+            many rounds.
 
     References:
         Shen et al. (2024), Variational learning is effective for large deep networks. Lin et al. (2020).
@@ -125,12 +126,12 @@ class IVON(OnlineNewton, TiltedInference):
 
     @property
     def default_rounds(self) -> int:
-        """The setting `rounds`."""
+        """The setting `rounds`, or 40."""
         return self.rounds or 40
 
     @property
     def agents_rounds(self) -> int:
-        """The setting `rounds`."""
+        """The setting `rounds`, or 20."""
         return self.rounds or 20
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
@@ -140,23 +141,25 @@ class IVON(OnlineNewton, TiltedInference):
             SettingError: q has a full covariance.
         """
         if received.q.dense:
-            raise SettingError("IVON: its sites are diagonal: take covariance='diag', or client='newton'")
+            raise SettingError(
+                "IVON: its sites are diagonal, but the covariance is full: use covariance='diag' or client='newton'"
+            )
         site = self.fit(problem, received.q, received.cavity, data, noise)
         return Tilted(site, site.product(received.cavity).is_proper(), {})
 
     def objections(self, q: Gaussian, changes: Gaussian, values: Tensor | None) -> message_limits.Objections:
-        """Objections of `message_limits.natural`, with the other clients' means for medians, which need sorting."""
-        own, mean, total = q.precision[0], q.mean()[0], changes.precision.abs().sum(0)
-        growth, steps, wrong = [], [], []
-        for precision, eta in zip(changes.precision, changes.eta, strict=True):  # all at once would be many numbers
-            scale = own + (total - precision.abs()) / max(1, len(changes.eta) - 1)
+        """Objections of `message_limits.natural`, with means of the other clients in place of medians, which sort."""
+        old_precision, mean, total = q.precision[0], q.mean()[0], changes.precision.abs().sum(0)
+        growth, step_lengths, wrong_sign = [], [], []
+        for precision, eta in zip(changes.precision, changes.eta, strict=True):  # one at a time to save memory
+            scale = old_precision + (total - precision.abs()) / max(1, len(changes.eta) - 1)
             growth.append(_largest_magnitude(precision / scale))
-            steps.append(_largest_magnitude((eta - precision * mean) / scale.sqrt()))
-            wrong.append((precision < -message_limits.LARGEST_FALL * scale).any())
+            step_lengths.append(_largest_magnitude((eta - precision * mean) / scale.sqrt()))
+            wrong_sign.append((precision < -message_limits.LARGEST_FALL * scale).any())
         return {
             **message_limits.outlying_clients(torch.stack(growth), "change of the precision"),
-            **message_limits.outlying_clients(torch.stack(steps), "step"),
-            "its precision has the wrong sign": torch.stack(wrong),
+            **message_limits.outlying_clients(torch.stack(step_lengths), "step"),
+            "its precision has the wrong sign": torch.stack(wrong_sign),
         }
 
     def figures(self, before: Gaussian, after: Gaussian) -> dict[str, float]:
