@@ -1,16 +1,18 @@
 """Hospitals with effects of their own: what `FedEP` costs beside the same site worked out by hand for this one model.
 
-    python -m benchmarks.speed.hierarchies [--shapes 12x85 12x1000 100x100]
+    python -m benchmarks.speed.hierarchies [--shapes 12x85 12x1000 100x100] [--models radon varying_slopes ...]
 
 Hospitals × patients of `models/hierarchical_logistic.py` with five covariates, twelve clients at most. Seconds are the
 processor's, on one thread, without audit and log-likelihoods: of `Federation`, of a first run of the model (tracing
 included) and of the same run again, which ends with draws of the effects and the check of their integrals; and of the
 fixed point by hand, `--points` points and `--nodes` adaptive nodes a hospital, without either. Means and SDs are those
-of log tau. To compare two versions run it under each: ratios of one run to the other hold on a busy machine, seconds do
-not.
+of log tau. `--models` are models with rows' or groups' latents of `models/`, ten clients, run as by default: with audit
+and log-likelihoods; then the rounds and the most memory that the process had are shown, too. To compare two versions
+run it under each: ratios of one run to the other hold on a busy machine, seconds do not.
 """
 
 import argparse
+import resource
 import time
 import warnings
 
@@ -22,6 +24,8 @@ import pyro_fed as pf
 from benchmarks.helpers.records import alone
 from models import hierarchical_logistic
 from pyro_fed.ops.points import standardised_sobol
+from pyro_fed.recipes.experiment import build_federation
+from pyro_fed.recipes.library import load_model
 
 COEFFICIENTS = (0.6, 1.0, -0.5, 0.2, 0.0)
 ROUNDS, CLOSE = 40, 2e-3
@@ -133,16 +137,39 @@ def one(hospitals: int, patients: int, points: int, nodes: int) -> dict[str, flo
     return found | {"SD": float(log_tau.std()), "mean by hand": mean, "SD by hand": sd}
 
 
+def of_library(name: str) -> dict[str, float]:
+    """A model of the library with ten clients, run as by default, in this process."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    found: dict[str, float] = {}
+    began = time.process_time()
+    fed = build_federation(load_model(name), None, "iid", 0).federation
+    found["Federation"] = time.process_time() - began
+    for run in ("first", "again"):
+        began = time.process_time()
+        idata = pf.run(pf.FedEP(), fed, seed=0, progress=False)
+        found[run] = time.process_time() - began
+    found["rounds"] = float(idata["federation"].sizes["round"])
+    return found | {"gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=["12x85", "12x1000", "100x100"])
+    parser.add_argument("--shapes", nargs="*", default=["12x85", "12x1000", "100x100"])
+    parser.add_argument("--models", nargs="+", default=[])
     parser.add_argument("--points", type=int, default=16)
     parser.add_argument("--nodes", type=int, default=3)
     given = parser.parse_args()
     for shape in given.shapes:
         hospitals, patients = map(int, shape.split("x"))
-        cell = alone(one, hospitals, patients, given.points, given.nodes)
-        print(f"{shape}: " + ", ".join(f"{name} {value:.3f}" for name, value in cell.items()), flush=True)
+        show(shape, alone(one, hospitals, patients, given.points, given.nodes))
+    for name in given.models:
+        show(name, alone(of_library, name))
+
+
+def show(name: str, cell: dict[str, float]) -> None:
+    """Print a row of the table."""
+    print(f"{name}: " + ", ".join(f"{figure} {value:.3f}" for figure, value in cell.items()), flush=True)
 
 
 if __name__ == "__main__":

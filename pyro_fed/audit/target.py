@@ -260,7 +260,10 @@ Given = tuple[tuple[Any, ...], tuple[NearbyModes, ...]]
 
 @dataclass(frozen=True)
 class TemperedDensity:
-    """The log density of some rows, with the likelihood's part divided by a temperature (1 for the posterior)."""
+    """The log density of some rows, with the likelihood's part divided by a temperature (1 for the posterior).
+
+    Of rows' own latents it takes as many nodes as values and scores need, without curvatures.
+    """
 
     temperature: float = 1.0
 
@@ -278,14 +281,19 @@ class TemperedDensity:
         """The prior's term and each row's, (S, 1 + N), at unconstrained points (S, D)."""
 
         def of_one(z: Tensor) -> Tensor:
-            log_prior, pointwise = problem.log_parts(z, given[0], *given[1])
+            log_prior, pointwise = self._log_parts(problem, given, z)
             return torch.cat([log_prior[None], pointwise / self.temperature])
 
         return (problem.vmap(of_one)(points),)
 
     def _log_density(self, problem: Problem, given: Given, z: Tensor) -> Tensor:
-        log_prior, pointwise = problem.log_parts(z, given[0], *given[1])
+        log_prior, pointwise = self._log_parts(problem, given, z)
         return log_prior + pointwise.sum() / self.temperature
+
+    @staticmethod
+    def _log_parts(problem: Problem, given: Given, z: Tensor) -> tuple[Tensor, Tensor]:
+        """`Problem.log_parts` of the rows that are given, by what is known of their own latents."""
+        return replace(problem, quadrature=problem.quadrature.of_scores).log_parts(z, given[0], *given[1])
 
 
 def for_checks(problem: Problem) -> Problem:

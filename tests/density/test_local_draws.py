@@ -71,14 +71,14 @@ def test_a_hundred_draws_have_the_moments_of_many():
 
 @pytest.mark.parametrize("name, apart", [("lines", 1.0), ("rates", 0.3), ("means", 40.0)])
 def test_modes_are_climbed_to_from_those_at_the_mean_and_few_steps_forget_their_start(name, apart):
-    """Student's t is near a Gaussian: 3 steps of one dimension and 6 of two, where 16 are the most."""
+    """None where a normal proposal is the conditional distribution itself; 16 are the most."""
     problem = hierarchies.federation(name).problem
     theta = THETA[: problem.dim] + apart * torch.linspace(-1, 1, 12, dtype=torch.float64).unsqueeze(1)
     centre = drawing._centres(problem, theta, problem.rows)
     exact = problem.mapped(problem.quadrature.centre, (0, None), calls=0)(theta, problem.rows)
     assert float(exact.distance(centre.mode).max()) < NEGLIGIBLE
     steps = drawing._steps(problem, theta, problem.rows, centre, torch.Generator().manual_seed(0))
-    assert 2 <= steps <= (problem.quadrature.draw_steps if name == "rates" else 8)
+    assert 2 <= steps <= problem.quadrature.draw_steps if name == "rates" else steps == 0
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 100])

@@ -1,5 +1,7 @@
 """Latents inside the plate: their integrals, against closed forms."""
 
+from dataclasses import replace
+
 import hierarchies
 import pyro
 import pyro.distributions as dist
@@ -9,6 +11,7 @@ from pyro import poutine
 from torch.func import grad, hessian
 
 import pyro_fed as pf
+from pyro_fed.density.latents import modes
 from pyro_fed.density.latents.quadrature import Quadrature, gauss_hermite, sobol
 from pyro_fed.density.observations import observation
 from pyro_fed.runtime import integral_checks as collecting
@@ -138,10 +141,26 @@ def test_five_latents_a_row_take_a_product_rule_that_has_the_curvature_too(max_n
 
 def test_newton_steps_are_counted_where_none_are_given():
     gaussian = hierarchies.federation("means").problem.quadrature
-    assert gaussian.mode_steps == 2  # one to the mode of a Gaussian, and one more
+    assert gaussian.mode_steps == 1  # to the mode of a Gaussian
     assert hierarchies.federation("rates").problem.quadrature.mode_steps > 3
     few = hierarchies.CASES["rates"].federation(mode_steps=1)
     assert few.problem.quadrature.mode_steps == 1
+
+
+@pytest.mark.parametrize("name", ["means", "scaled", "lines"])
+def test_gaussian_latents_take_one_look_for_their_modes_and_two_nodes_a_dimension_for_scores(name, monkeypatch):
+    case, problem = hierarchies.CASES[name], hierarchies.federation(name).problem
+    rule, looks = problem.quadrature.of_scores, []
+    monkeypatch.setattr(modes, "look", lambda *args, at=modes.look: looks.append(1) or at(*args))
+    scores = replace(problem, quadrature=rule)
+    assert rule.num_nodes(problem.local_dim) == 2**problem.local_dim
+    for theta in points(problem.dim):
+        looks.clear()
+        torch.testing.assert_close(scores.log_parts(theta, problem.all_rows)[1], case.log_lik(theta, *case.args))
+        assert len(looks) == 1
+        exact = grad(lambda z: case.log_lik(z, *case.args).sum())(theta)
+        torch.testing.assert_close(grad(lambda z: scores.log_parts(z, problem.all_rows)[1].sum())(theta), exact)
+    assert hierarchies.federation("rates").problem.quadrature.of_scores.order > 3
 
 
 @pytest.mark.parametrize(("name", "order"), [("means", 3), ("scaled", 3), ("lines", 3), ("rates", 21)])

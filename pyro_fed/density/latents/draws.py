@@ -10,9 +10,10 @@ A draw is the end of a short Markov chain in the units of `quadrature`, x = m + 
    function of this proposal alone. Elsewhere it is accepted more often the nearer x is to Gaussian.
 
 T follows from the weights of a few draws' proposals: if no weight is more than M times their mean, T steps leave
-(1 - 1/M)^T of the start (Mengersen & Tweedie 1996). Where nodes are placed by `tails`, proposals come from the density
-that is linear between them, by uniform numbers in step 1 and Φ of the normal ones in step 2. Of rows with several modes
-a proposal is a mode, chosen by its mass, and a place around it, accepted by the part of the density that is the mode's.
+(1 - 1/M)^T of the start (Mengersen & Tweedie 1996). Where the last step alone leaves so little of it, T is zero, as
+where x | θ_s, y_i is Gaussian. Where nodes are placed by `tails`, proposals come from the density that is linear
+between them, by uniform numbers in step 1 and Φ of the normal ones in step 2. Of rows with several modes a proposal is
+a mode, chosen by its mass, and a place around it, accepted by the part of the density that is the mode's.
 
 The normal proposals of the S draws are `balanced_normal`: each has its exact distribution, and those of different rows
 are independent, but their sum over the draws hardly varies. So the moments of x err by little more than those of θ,
@@ -122,7 +123,7 @@ def _centres(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...]) -> Centr
 def _steps(
     problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], centre: Centre, generator: torch.Generator
 ) -> int:
-    """T, by the largest weight of a few draws' proposals and the mean one, of the row that asks for most."""
+    """T, by the weights of a few draws' proposals, of the row that asks for most."""
     rule = problem.quadrature
     pilots = evenly(len(theta), min(PILOT_DRAWS, len(theta)))
     offer = problem.mapped(weighted_proposals, (0, 0, 0, None), calls=0)
@@ -130,8 +131,10 @@ def _steps(
     for pilot in pilots.split(len(_chunks(problem, len(theta), rule.draw_steps)[0])):
         here = Centre(*(part[pilot] for part in centre))
         noise = _proposals(rule, here.mode, torch.zeros_like(here.mode).double(), rule.draw_steps, generator)
-        seen.append(offer(theta[pilot], here, noise, rows)[1][:, :-1])  # the normal proposal is none of these
-    weights = torch.cat(seen).double()
+        seen.append(torch.stack(offer(theta[pilot], here, noise, rows)[1:])[:, :, :-1])  # of the student proposals
+    weights, over_normal = torch.cat(seen, 1).double()
+    if bool((over_normal.amax(1) - over_normal.amin(1) <= START_SHARE_LEFT).all()):
+        return 0
     mean = torch.logsumexp(weights, 1) - math.log(weights.shape[1])
     largest = float((weights.amax(1) - mean).amax(0).nan_to_num(nan=math.inf).max())
     left = -math.expm1(-largest)  # 1 - 1/M

@@ -110,6 +110,12 @@ class LatentAscent:
         decrement = (step * state.here.score).sum(-1).abs().sqrt()
         return Centre(*(part.detach() for part in (state.place, factor, decrement, state.here.value)))
 
+    def parabola_top(self, state: Ascent) -> Centre:
+        """The modes of the parabolas that have the values, scores and curvatures at the ascents' places."""
+        here = self.centre_of(state)
+        step = self.direction(state.here)[0].detach()
+        return Centre(here.mode + step, here.factor, 0 * here.decrement, here.value + here.decrement.square() / 2)
+
     def direction(self, here: Moments) -> tuple[Tensor, Tensor]:
         """The step |H|⁻¹ ∇f and the factor of |H|."""
         # The integral over a latent on which f does not depend is infinite, and has to stay the same at all θ.

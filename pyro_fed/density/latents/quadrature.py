@@ -15,8 +15,9 @@ given θ, such as the two signs of x in y = x², have nodes around each (`modes`
 
 What a model needs is found when it is read, at random θ. Modes take a fixed number of Newton steps, so that they can be
 compiled: as many as they needed, and one more; a node that is a little off costs accuracy, not correctness. Where f_i
-is a parabola around its mode three nodes a dimension are enough. Elsewhere one latent gets as many as a row's log
-marginal likelihood needs, and several latents as many as leave its score and curvature unchanged.
+is a parabola its mode is one step away from anywhere, and three nodes a dimension are enough, two for scores alone.
+Elsewhere one latent gets as many as a row's log marginal likelihood needs, and several latents as many as leave its
+score and curvature unchanged.
 
 **Derivatives** in θ hold the nodes fixed: where the rule integrates well, it does so for nodes anywhere near. The
 gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's. Where x | θ, y_i is Gaussian, three nodes a
@@ -68,6 +69,8 @@ PROBES = 16
 #: Nodes a dimension that integrate a Gaussian with its first two derivatives; and the distance from the mode, in SDs,
 #: at which a log density is compared with a parabola.
 GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
+#: Nodes a dimension that integrate a Gaussian with its first derivatives alone.
+SCORE_ORDER = 2
 #: Rules that are tried if it is no parabola, in nodes a dimension; for several latents in models of at most so many
 #: parameters.
 ORDERS, MAX_PROBED_DIM = (5, 7, 9, 11, 13), 32
@@ -126,7 +129,8 @@ class Quadrature(metaclass=Checked):
         gaussian_tolerance: how far a Gaussian's log density may be from a parabola.
         max_nodes: nodes a row; where they do not make three a dimension, so many Sobol points are taken.
         mode_steps: Newton steps to the mode of each row's latents; None counts what the model needs, at most
-            `max_mode_steps`, to come within `mode_tolerance` posterior SDs.
+            `max_mode_steps`, to come within `mode_tolerance` posterior SDs. Of 1, with at most 3 nodes a dimension, the
+            mode is that of the parabola where the ascent starts, as of latents that are Gaussian given the rest.
         max_mode_steps: see `mode_steps`.
         mode_tolerance: see `mode_steps`.
         shorten: a Newton step that does not go uphill is tried again at this fraction.
@@ -190,7 +194,8 @@ class Quadrature(metaclass=Checked):
             order = (
                 min(GAUSSIAN_ORDER, self.max_order) if gaussian else found._order_by_derivatives(problem, theta, rows)
             )
-            found = replace(found, order=order)
+            one_step = gaussian and self.mode_steps is None and steps == 2
+            found = replace(found, order=order, mode_steps=1 if one_step else steps)
         if self.tails is None:
             found = replace(found, tails=found._needs_tails(problem, theta, rows, centres))
         if self.order is None and not found.by_tails(problem.local_dim):
@@ -351,6 +356,12 @@ class Quadrature(metaclass=Checked):
         found = problem.vmap(distance)(theta, Centre(*(part[:, 0] for part in centres)))
         return bool((found <= self.gaussian_tolerance).all())
 
+    @property
+    def by_parabola(self) -> bool:
+        """Whether modes are those of parabolas, see `mode_steps`."""
+        few = self.order is not None and self.order <= GAUSSIAN_ORDER
+        return few and self.mode_steps == 1 and not self.starts
+
     def by_tails(self, dim: int) -> bool:
         """Whether nodes are placed by tails, see `tails`."""
         return bool(self.tails) and dim == 1 and self.places(1) >= MIN_TAIL_NODES
@@ -471,9 +482,11 @@ class Quadrature(metaclass=Checked):
 
     def centre(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
         """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives."""
-        theta = theta.detach()
-        steps = self.mode_steps or self.max_mode_steps
-        return self.newton_ascent.ascend(problem, theta, rows, self.start(problem, theta, rows), steps)
+        theta, newton = theta.detach(), self.newton_ascent
+        start = self.start(problem, theta, rows)
+        if self.by_parabola:
+            return newton.parabola_top(newton.start_at(problem, theta, rows, start))
+        return newton.ascend(problem, theta, rows, start, self.mode_steps or self.max_mode_steps)
 
     def centre_near(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes) -> Centre:
         """Modes of the rows' latents at θ (D,), from what is known near it, and curvatures a step before them."""
@@ -500,6 +513,11 @@ class Quadrature(metaclass=Checked):
         return without_failed_ascents(
             Centre(*(torch.cat([a.unsqueeze(0), b]) for a, b in zip(first, others, strict=True)))
         )
+
+    @property
+    def of_scores(self) -> Quadrature:
+        """The rule for values and scores alone: fewer nodes where modes are those of parabolas."""
+        return replace(self, order=min(SCORE_ORDER, self.order)) if self.by_parabola and self.order else self
 
     def from_places(self, starts: tuple[tuple[float, ...], ...]) -> Quadrature:
         """These settings with other `starts`."""
