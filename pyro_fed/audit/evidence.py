@@ -9,7 +9,6 @@ mass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,7 +33,7 @@ from pyro_fed.density.symmetry import spread
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import CANDIDATES, SAMPLED_ENTRIES, evenly
 from pyro_fed.ops.memory import count_in_memory
-from pyro_fed.policy.audit import CLIMBS, Walk, may_round
+from pyro_fed.policy.audit import CLIMBS, may_round
 
 #: The most groups; and how many times as long as the SD of the values on either side a gap has to be.
 MAX_GROUPS, GROUP_GAP_SDS = 16, 4.0
