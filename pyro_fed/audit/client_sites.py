@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.limits import SAME_SHARE
-from pyro_fed.density.derivatives.nodes import finite_or
+from pyro_fed.density.derivatives import finite_or
 from pyro_fed.density.derivatives.scores import log_likelihoods
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, in_chunks

@@ -19,8 +19,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Variant
-from pyro_fed.density.derivatives import Derivatives
-from pyro_fed.density.derivatives.nodes import finite_or
+from pyro_fed.density.derivatives import Derivatives, finite_or
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
