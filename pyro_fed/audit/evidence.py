@@ -21,7 +21,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit.hmc import Detour
 from pyro_fed.audit.moments import Moments, Quantities, moments_verdict, wrong_moments
-from pyro_fed.audit.motion import moments_by_chains
+from pyro_fed.audit.motion import moments_by_chains, planned_walks
 from pyro_fed.audit.target import Target, for_checks, near_draws, on_few_rows
 from pyro_fed.audit.weighted_points import WeightedPoints, moments_by_weights, sample_weighted_points
 from pyro_fed.conventions import seeding
@@ -209,22 +209,24 @@ class Evidence:
 
     @cached_property
     def chains(self) -> Moments | None:
-        """The posterior's means and SDs by chains that begin at the draws; None without a target."""
-        return self._by_chains(0)
+        """The posterior's means and SDs by few chains that begin at the draws; None without a target."""
+        return self._by_chains(0, slice(1))
 
-    def _by_chains(self, stream: int, again: bool = False) -> Moments | None:
-        """The moments by chains with random numbers of their own, see `moments_by_chains`."""
-        if self.few_rows_target is None:
+    def _by_chains(self, stream: int, which: slice) -> Moments | None:
+        """The moments by some of the planned walks, with random numbers of their own; None without these."""
+        target = self.few_rows_target
+        planned = [] if target is None else planned_walks(target)[which]
+        if target is None or not planned:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, stream)
-        return moments_by_chains(self.few_rows_target, self.quantities, self.flat, generator, self.aim, again)
+        return moments_by_chains(target, self.quantities, self.flat, generator, self.aim, planned)
 
     @cached_property
     def moments(self) -> Moments | None:
         """The best estimate of the posterior's means and SDs against the draws'; None without a target.
 
         - If chains cannot move and the draws form groups far apart: by chains, for each group by itself.
-        - Without weighted points: by chains.
+        - Without weighted points: by chains, by many if few do not decide.
         - If weighted points find something wrong: by the points, which have no memory of the draws.
         - Else the points' estimates, except of numbers that they do not determine or that chains have plainly moved
           further; these are the chains'. If the two together do not decide, many chains are run.
@@ -237,12 +239,12 @@ class Evidence:
             return self._by_groups(parts)
         weighed = None if found.stuck else self.by_weights
         if weighed is None:
-            return found
+            return (self._by_chains(7, slice(1, None)) if found.undecided else None) or found
         if bool(wrong_moments(weighed).any()):
             return weighed
         both = weighed.completed_by(found).corrected_by(found)
         if moments_verdict(both) is None:
-            found = self._by_chains(7, again=True) or found
+            found = self._by_chains(7, slice(-1, None)) or found
             both = weighed.completed_by(found).corrected_by(found)
         by_chains = bool(wrong_moments(found).any()) and moments_verdict(both, NEAR_LIMIT_SHARE) is not False
         return found if by_chains else both

@@ -119,6 +119,7 @@ class Moments:
     by: Literal["chains", "weights"] = "chains"
     places: Tensor | None = None  # where chains have been in the later half of their transitions (N, D)
     remembered: Tensor | None = None  # which means and SDs (2, F) chains plainly remember from where they began
+    undecided: bool = False  # whether chains have found neither that the result is right nor that it is wrong
 
     @property
     def lower_bounds(self) -> Tensor:

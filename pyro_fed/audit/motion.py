@@ -19,13 +19,14 @@ Biometrika 70, 1983): nearly nothing early, when standard errors are poorly know
 - as wrong, once an interval is beyond 1;
 - as right, once all intervals are within 1 and no chains are on their way: none has an estimate that is plainly not
   zero, above `MIN_MOVING_ERROR`, and larger than at the look before by more than its standard error;
-- after the last look. Then an estimate beyond 1 that is plainly not zero is called wrong (`wrong_moments`). If that is
-  undecided, more chains are run.
+- after the last look. Then an estimate beyond 1 that is plainly not zero is called wrong (`wrong_moments`). Where that
+  is undecided, `Evidence.moments` asks the weighted points, and then many chains.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -47,7 +48,7 @@ from pyro_fed.audit.moments import (
 from pyro_fed.audit.target import DRAWS_A_DIMENSION, Target
 from pyro_fed.conventions.limits import STANDARD_ERRORS, Limits
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy.audit import walks
+from pyro_fed.policy.audit import Walk, walks
 
 #: Numbers of transitions before each look.
 LOOKS = 2, 4, 8, 16, 24, 48
@@ -106,9 +107,12 @@ def moments_by_chains(
     draws: Tensor,
     generator: torch.Generator,
     aim: Limits | None = None,
-    again: bool = False,
+    planned: Sequence[Walk] | None = None,
 ) -> Moments:
-    """The posterior's moments by chains from draws (S, D); with `again` by many, since few have not decided."""
+    """The posterior's moments by chains from draws (S, D): by one walk after another of `planned`, until one decides.
+
+    None plans those of the policy: few chains, then many.
+    """
     z, problem = draws.double(), target.problem
     white, reported = target.white(z), quantities(z)
     centre, scale = reported.mean(0), reported.std(0)
@@ -118,8 +122,8 @@ def moments_by_chains(
     whole = target.factor.dim() == 2 and len(z) >= DRAWS_A_DIMENSION * z.shape[1]
     non_centred = Detour.of(target, z, generator)
 
-    def walk(count: int, most: int) -> tuple[Moments, bool]:
-        """The moments by `count` chains of at most `most` transitions, and whether it is undecided if one is wrong."""
+    def walk(count: int, most: int) -> Moments:
+        """The moments by `count` chains of at most `most` transitions."""
         at, test = _starts(len(z), count), SequentialTest(most, aim)
         chains = Chains.begin(target, white[at], generator)
         detour = None if non_centred is None else replace(non_centred, chains=None)
@@ -150,14 +154,18 @@ def moments_by_chains(
                 places=been,
             )
             test.look(found)
-        return found, test.verdict is None and not bool(wrong_moments(found).any())
+        return replace(found, undecided=test.verdict is None and not bool(wrong_moments(found).any()))
 
-    planned = walks(problem.traits, target.evaluations, SCORES, LOOKS)
-    for count, transitions in planned[-1:] if again else planned:
-        found, undecided = walk(count, transitions)
-        if not undecided:
+    for count, transitions in planned_walks(target) if planned is None else planned:
+        found = walk(count, transitions)
+        if not found.undecided:
             break
     return found
+
+
+def planned_walks(target: Target) -> list[Walk]:
+    """The walks of the policy for a posterior: by few chains, and by many for where these do not decide."""
+    return walks(target.problem.traits, target.evaluations, SCORES, LOOKS)
 
 
 def _starts(count: int, wanted: int) -> Tensor:

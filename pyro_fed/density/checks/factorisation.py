@@ -45,6 +45,7 @@ from pyro_fed.density.checks.slopes import (
 )
 from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined, slopes_and_bends
 from pyro_fed.density.edges import find_walls
+from pyro_fed.density.rows.files import blocks
 from pyro_fed.density.running.site_values import Computed
 from pyro_fed.density.running.trace_sites import is_imputed
 from pyro_fed.density.starts import draw_starts
@@ -161,12 +162,32 @@ def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
 
 def _extremes(rows: tuple[Any, ...]) -> list[int]:
     """Places of the smallest, largest and smallest absolute value in some columns; whole numbers first: maybe sizes."""
-    columns: list[Tensor] = []
     leaves = [leaf for leaf in rows if isinstance(leaf, Tensor) and leaf.numel() and not leaf.is_complex()]
+    left, places = EXTREME_COLUMNS, list[int]()
     for leaf in sorted(leaves, key=lambda leaf: leaf.is_floating_point()):
-        columns += leaf.reshape(len(leaf), -1).T[: EXTREME_COLUMNS - len(columns)]
-    every = (column.double() for column in columns)
-    return [int(at) for column in every for at in (column.argmin(), column.argmax(), column.abs().argmin())]
+        if left > 0:
+            found = _extremes_of(leaf, left)
+            left -= len(found)
+            places += found.flatten().tolist()
+    return places
+
+
+def _extremes_of(leaf: Tensor, columns: int) -> Tensor:
+    """Those of the first columns of one tensor (c, 3): the blocks of rows that have them, and where these have them."""
+
+    def of_block(block: Tensor) -> tuple[Tensor, ...]:
+        values = block.reshape(len(block), -1)[:, :columns]
+        values = values if values.is_floating_point() else values.double()
+        return values, -values, values.abs()
+
+    least = [torch.stack([values.amin(0) for values in of_block(block)], -1) for block in blocks(leaf)]
+    number = torch.stack(least).argmin(0)
+    places, first = torch.empty_like(number), 0
+    for block_number, block in enumerate(blocks(leaf)):
+        for column, which in (number == block_number).nonzero().tolist():
+            places[column, which] = first + of_block(block)[which][:, column].argmin()
+        first += len(block)
+    return places
 
 
 # -- running the model ------------------------------------------------------------------------------------------
