@@ -436,7 +436,7 @@ EQUATIONS = (
         "Wang et al., Eq. (6): a finite set",
         ("infer/peers/test_push_sum_and_finite.py", "-k", "recursion or bayes_rule"),
         (
-            ("infer/papers/p2p_finite.py:P2PFinite.local_step", "belief + found", "belief - found"),
+            ("infer/papers/p2p_finite.py:P2PFinite.local_step", "belief + log_lik", "belief - log_lik"),
             (
                 "infer/papers/p2p_finite.py:P2PFinite.local_step",
                 'self.weighting == "exact" else 1.0',

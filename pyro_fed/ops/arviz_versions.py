@@ -207,6 +207,5 @@ def power_scaling(result: Any, component: str, names: list[str], of: list[str] |
     import arviz
 
     sensitivity = arviz.psens(result, component=component, component_var_names=of, var_names=names)
-    return cast(
-        "xr.Dataset", sensitivity if len(names) > 1 else sensitivity.to_dataset(name=names[0])
-    )  # of one, a DataArray
+    # For a single variable ArviZ returns a DataArray.
+    return cast("xr.Dataset", sensitivity if len(names) > 1 else sensitivity.to_dataset(name=names[0]))
