@@ -177,9 +177,8 @@ class SiteParticles(ParticleAlgorithm, Indicators):
             "kde_alive": alive.mean(-1),
             "spread": spread(particles).mean(-1),
         }
-        if (
-            problem.traits.many_parameters or self.num_particles == 1
-        ):  # identities would be figures of every parameter, round and client
+        # Identities are figures of every parameter, round and client.
+        if problem.traits.many_parameters or self.num_particles == 1:
             return figures
         share = data.num_rows.to(particles.dtype) / problem.num_rows
         identities = problem.mapped(self._identities, (0, 0, BATCHES))

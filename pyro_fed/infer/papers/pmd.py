@@ -175,9 +175,8 @@ class PMD(Algorithm):
         q, steps = self._density_estimate(before), before.steps
         moved = q.draws(noise["uniform"], noise["normal"])
         first = steps == 0
-        particles = torch.where(
-            first, before.particles, moved
-        )  # q_1 is the prior, from which the first particles are drawn
+        # q_1 is the prior, from which the first particles are drawn.
+        particles = torch.where(first, before.particles, moved)
         target, prior = self._targets(problem, particles, batch_of(rows, noise.get("picks")))
         log_q = torch.where(first, prior, q.log_density(particles))
         # Particles where the prior, the likelihood or q vanishes get no weight.
