@@ -399,7 +399,7 @@ EQUATIONS = (
                 'shared["reference"], arrival.position',
                 "arrival.position, arrival.position",
             ),
-            (f"{VR_FALD}VRFALD.local_step", "own)", "share * own)"),
+            (f"{VR_FALD}VRFALD.local_step", "score_of_all_rows)", "share * score_of_all_rows)"),
             (f"{VR_FALD}VRFALD.combine", ".sum(1)", ".mean(1)"),
             (f"{VR_FALD}VRFALD.combine", 'Reference(shared["position"]', 'Reference(0 * shared["position"]'),
             (f"{VR_FALD}VRFALD.combine", 'shared["noise_key"] + 1', 'shared["noise_key"]'),

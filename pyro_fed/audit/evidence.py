@@ -157,9 +157,11 @@ class Evidence:
         earlier_points = self.record.posterior_points
         if near is None:
             return None
+        if near.few is not None:  # the density by few rows holds only around these draws
+            return own_points
         if own_points is not None:
             earlier_points[:] = [(own_points.weights, near.model(own_points.white))]
-        elif earlier_points and near.few is None:
+        elif earlier_points:
             return WeightedPoints(earlier_points[-1][0], near.white(earlier_points[-1][1]))
         return own_points
 
