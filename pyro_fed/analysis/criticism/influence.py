@@ -147,7 +147,9 @@ def influence_by_weights(draws: Tensor, log_lik: Tensor, names: list[str], label
     shape = (len(names), len(labels))
     shift, sd_ratio = np.full(shape, np.nan), np.full(shape, np.nan)
     size, disagreement, opposed, pareto_k = (np.full(len(names), np.nan) for _ in range(4))
-    found = ClientFigures(shift, sd_ratio, size, disagreement, opposed, pareto_k, np.full(len(names), "none", dtype="<U5"))
+    found = ClientFigures(
+        shift, sd_ratio, size, disagreement, opposed, pareto_k, np.full(len(names), "none", dtype="<U5")
+    )
     _weigh(found, draws, log_lik)
     doubted = [name for name, by in zip(names, found.by, strict=True) if by == "none"]
     return _dataset(found, names, labels, {"unreliable": ", ".join(doubted)})

@@ -66,11 +66,10 @@ class P2PFinite(Tempered, OnGraph):
         candidates: Θ: latent site → its values (M, ...), constrained; None takes draws from the prior.
         num_candidates: M, number of draws from the prior; only without `candidates`.
         probabilities: prior of the candidates, M positive numbers that sum to one; None makes them equal.
-        weighting: "exact" (each datum counts once on any graph) or "paper" (a datum counts with its agent's
-        centrality). batch_size: rows per round, in order; None takes all in the first. gossip_steps: consensus steps of
-        W per round; None takes as many as shrink disagreement to `gossip_tolerance`. gossip_tolerance: share of the
-        agents' disagreement that a round's consensus leaves, if `gossip_steps` is
-            None.
+        weighting: "exact" (each datum counts once on any graph) or "paper" (it counts with its agent's centrality).
+        batch_size: rows per round, in order; None takes all in the first.
+        gossip_steps: consensus steps of W per round; None takes as many as shrink disagreement to `gossip_tolerance`.
+        gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, if `gossip_steps` is None.
         tolerance: the run has converged when all rows are used, and no probability changes by more in a round or
             differs by more between two agents.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
