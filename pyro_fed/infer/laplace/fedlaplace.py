@@ -192,7 +192,7 @@ class FedLaplace(GaussianAlgorithm):
             derivative is not finite there), a draw from the "prior", the average of "fedavg", or "auto": "fedavg" for
             networks, whose log density is stationary at zeros and has many modes, and "zeros" for other models.
         fractions: fractions of the Newton step that the line search tries; the first must be 1.
-        few_rows: number of rows of all clients, approximately, whose posterior is approximated, as for the start of
+        few_rows: number of rows of all clients, approximately, whose posterior is approximated, as at the start of
             `FedEP` with few rows; None takes all rows.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
