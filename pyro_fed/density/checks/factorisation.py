@@ -72,23 +72,23 @@ class _Run(NamedTuple):
     regular: Tensor
 
 
-def check_splits(problem: RowDensities, seen: FirstRun) -> None:
-    """Refuse a model that does not split, mapping it as the problem does; `seen` is its first run, on all rows."""
+def check_splits(problem: RowDensities, initial_run: FirstRun) -> None:
+    """Refuse a model that does not split over rows; the model is mapped by the problem's own mapping."""
     try:
         with torch.random.fork_rng(devices=[]):  # a model's own draws must not change later ones
             judged = problem.doubled()
-            sample = _sample(judged, seen)
+            sample = _sample(judged, initial_run)
             with StepWatcher() as stepping, Computed() as computed:
                 whole, values = _run_all_rows_and_beside(judged, sample)
-            if walls := find_walls(judged, seen, computed.names):  # what overflows in float32 alone is none
+            if walls := find_walls(judged, initial_run, computed.names):  # what overflows in float32 alone is none
                 whole, values = _run_all_rows_and_beside(judged, sample)
-            _check_range(judged, seen, sample, whole)
+            _check_range(judged, initial_run, sample, whole)
             if not bool(whole.regular[0]):
                 sample = _from_a_regular_point(judged, sample, whole.regular)
                 whole, values = _run_all_rows_and_beside(judged, sample)
             apart = _run_each_pair(judged, sample)
             _compare(judged, sample, whole, apart)
-            _compare_with_all(judged, seen, sample, apart)
+            _compare_with_all(judged, initial_run, sample, apart)
             check_slope(
                 values,
                 whole.slope[0],
@@ -108,7 +108,7 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
                     if error.order < 2:
                         raise
                     problem.bound.without_curvature.append(error)
-            _check_imputed(judged, seen, sample, whole)
+            _check_imputed(judged, initial_run, sample, whole)
             for wall in walls:
                 warn_user(wall)
     except ModelError as error:
@@ -121,7 +121,7 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
 
 
 # -- rows and points --------------------------------------------------------------------------------------------
-def _sample(problem: RowDensities, seen: FirstRun) -> Sample:
+def _sample(problem: RowDensities, initial_run: FirstRun) -> Sample:
     bound = problem.bound
     count = _reference_rows(bound.num_rows, problem.dim)
     at_random = torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[:count].tolist()
@@ -137,8 +137,8 @@ def _sample(problem: RowDensities, seen: FirstRun) -> Sample:
         bound.all_rows if len(at) == bound.num_rows else rows,
         pairs,
         weight,
-        points(problem, seen)[:number],
-        local_points(problem, seen, at)[:number],
+        points(problem, initial_run)[:number],
+        local_points(problem, initial_run, at)[:number],
     )
 
 
@@ -278,7 +278,7 @@ def _total_and_slope(problem: RowDensities, sample: Sample, points: Tensor) -> t
     return _totals(run, sample), run.slope
 
 
-def _check_range(problem: RowDensities, seen: FirstRun, sample: Sample, run: _Run) -> None:
+def _check_range(problem: RowDensities, initial_run: FirstRun, sample: Sample, run: _Run) -> None:
     """Refuse rows whose densities are beyond the range or the digits of float64: latents do not change them."""
     # A density of zero is an overflow if the data's squares are; elsewhere it may be an end of the support. One so
     # large that 1 nat is lost in rounding is the same number at all points.
@@ -286,7 +286,7 @@ def _check_range(problem: RowDensities, seen: FirstRun, sample: Sample, run: _Ru
     largest = max((float(leaf.abs().max()) for leaf in numbers if leaf.numel()), default=0.0)
     huge = torch.finfo(torch.float64).max ** 0.5 < largest < math.inf
     for name in run.inside.keys() & (problem.layout.observed.keys() - problem.layout.factors):
-        terms, msg = run.inside[name], seen.execution.trace.nodes[name]  # (R, P, 2)
+        terms, msg = run.inside[name], initial_run.execution.trace.nodes[name]  # (R, P, 2)
         lost = (terms == terms[:, :1]) & (terms.abs() > 1.0 / torch.finfo(terms.dtype).eps)
         lost &= terms.isfinite() | huge
         gone = lost.all(1).flatten()
@@ -412,12 +412,12 @@ def _nudged_sample(sample: Sample) -> Sample:
     )
 
 
-def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: Sample, apart: _Run) -> None:
+def _compare_with_all(problem: RowDensities, initial_run: FirstRun, sample: Sample, apart: _Run) -> None:
     """Compare the pairs with all rows at once, at the first point, if these are more than the sample."""
     bound = problem.bound
     if len(sample.at) == bound.num_rows:
         return
-    local = local_points(problem, seen, torch.arange(bound.num_rows))[0]
+    local = local_points(problem, initial_run, torch.arange(bound.num_rows))[0]
     local[sample.at] = sample.local[0]
     each = local.new_ones(bound.num_rows)
     slope, _, (outside, inside) = _run(problem, sample.z[0], bound.all_rows, local, each, 1.0)
@@ -443,9 +443,9 @@ def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: Sample, apa
         )
 
 
-def _check_imputed(problem: RowDensities, seen: FirstRun, sample: Sample, whole: _Run) -> None:
+def _check_imputed(problem: RowDensities, initial_run: FirstRun, sample: Sample, whole: _Run) -> None:
     """Refuse a model that uses imputed entries elsewhere: another value for them must change nothing."""
-    trace, plates = seen.execution.trace, seen.execution.filler.plates
+    trace, plates = initial_run.execution.trace, initial_run.execution.filler.plates
     if not any(msg["type"] == "sample" and is_imputed(msg, plates) for msg in trace.nodes.values()):
         return
     _, imputed = problem.log_terms(sample.z[0], sample.all_together, sample.local[0], placeholder=1.0)

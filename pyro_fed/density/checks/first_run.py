@@ -138,7 +138,7 @@ def _run(run: Callable[[Source], Execution], latent: Source, spread: float) -> F
     return FirstRun(execution, point, spread)
 
 
-def points(problem: RowDensities, seen: FirstRun) -> Tensor:
+def points(problem: RowDensities, initial_run: FirstRun) -> Tensor:
     """Three unconstrained points (3, D), float64: near zero, within `RADIUS` of it, and a draw of the priors.
 
     The priors are those of the first run: a prior whose parameters are latents is used with these near zero. If the
@@ -146,17 +146,18 @@ def points(problem: RowDensities, seen: FirstRun) -> Tensor:
     """
     generator = torch.Generator().manual_seed(0)
     near = NEAR_ZERO_SD * torch.randn(problem.dim, generator=generator, dtype=torch.float64)
-    if seen.spread:
-        near = torch.cat([near[:0], *(seen.point[name].flatten().double() for name in problem.sites)])
+    if initial_run.spread:
+        near = torch.cat([near[:0], *(initial_run.point[name].flatten().double() for name in problem.sites)])
     middle, far = (
-        torch.cat([near[:0], *(_draw(seen, site, generator) for site in problem.sites.values())]) for _ in range(2)
+        torch.cat([near[:0], *(_draw(initial_run, site, generator) for site in problem.sites.values())])
+        for _ in range(2)
     )
     return torch.stack([near, middle.clamp(-RADIUS, RADIUS), far.clamp(-MAX_PRIOR_DRAW, MAX_PRIOR_DRAW)])
 
 
-def _draw(seen: FirstRun, site: Site, generator: torch.Generator) -> Tensor:
+def _draw(initial_run: FirstRun, site: Site, generator: torch.Generator) -> Tensor:
     """A draw of a site's prior, unconstrained and flat; uniform if it cannot be drawn from."""
-    msg = seen.execution.trace.nodes[site.name]
+    msg = initial_run.execution.trace.nodes[site.name]
     uniform = RADIUS * (2 * torch.rand(site.size, generator=generator, dtype=torch.float64) - 1)
     with torch.random.fork_rng(devices=[]):  # torch.manual_seed would ask every kind of device, for 0.3 ms
         torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
@@ -167,12 +168,12 @@ def _draw(seen: FirstRun, site: Site, generator: torch.Generator) -> Tensor:
     return torch.where(drawn.isfinite(), drawn, uniform)
 
 
-def local_points(problem: RowDensities, seen: FirstRun, at: Tensor) -> Tensor:
+def local_points(problem: RowDensities, initial_run: FirstRun, at: Tensor) -> Tensor:
     """Unconstrained latents (3, n, d), float64, of the rows with numbers `at` (n,), at the three points."""
     generator = torch.Generator().manual_seed(1)
     drawn = torch.randn(3, len(at), problem.local_dim, generator=generator, dtype=torch.float64)
     drawn[0] *= NEAR_ZERO_SD
-    if seen.spread:
-        own: list[Any] = [site.by_rows(seen.point[name])[at] for name, site in problem.layout.local.items()]
+    if initial_run.spread:
+        own: list[Any] = [site.by_rows(initial_run.point[name])[at] for name, site in problem.layout.local.items()]
         drawn[0] = torch.cat([drawn[0, :, :0], *own], -1)
     return drawn

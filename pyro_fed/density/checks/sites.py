@@ -43,24 +43,24 @@ class OutsideSupportError(DataError):
         self.row = row
 
 
-def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None = None) -> Layout:
+def describe(bound: BoundModel, initial_run: FirstRun, whole: Mapping[str, int] | None = None) -> Layout:
     """List the sites of a model's first run; `whole` has sizes of split plates that declare others' rows too."""
-    execution = seen.execution
+    execution = initial_run.execution
     _check_names(execution.trace, execution.plates)
-    shapes = {name: tuple(value.shape) for name, value in seen.point.items()}
+    shapes = {name: tuple(value.shape) for name, value in initial_run.point.items()}
     _check_plate(bound, execution.plates, execution.trace, whole or {})
     if len(execution.plates) > 1 and _has_latents_inside(execution.trace, bound.plate):
         check_followers(bound, execution.filler.plates)
     _check_priors(execution.trace)
-    _check_observed(bound, seen)
-    check_moving_supports(bound, seen)
+    _check_observed(bound, initial_run)
+    check_moving_supports(bound, initial_run)
     layout = _layout(execution.trace, shapes, execution.filler.plates)
     if not layout.reported or not (layout.local or layout.discrete):
         return layout
     last = {name: execution.trace.nodes[name]["fn"].enumerate_support()[-1] for name in layout.discrete}
-    before = _deterministic_values(bound, layout, seen.point, (), {})
-    on_local = _changed_sites(before, _deterministic_values(bound, layout, seen.point, layout.local, {}))
-    on_discrete = _changed_sites(before, _deterministic_values(bound, layout, seen.point, (), last))
+    before = _deterministic_values(bound, layout, initial_run.point, (), {})
+    on_local = _changed_sites(before, _deterministic_values(bound, layout, initial_run.point, layout.local, {}))
+    on_discrete = _changed_sites(before, _deterministic_values(bound, layout, initial_run.point, (), last))
     return replace(layout, depends_on_local=on_local, depends_on_discrete=on_discrete)
 
 
@@ -238,17 +238,17 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_floating_point()
 
 
-def _check_observed(bound: BoundModel, seen: FirstRun) -> None:
+def _check_observed(bound: BoundModel, initial_run: FirstRun) -> None:
     """Refuse data outside the support, or with another shape than the distribution's."""
     arguments = bound.arguments
-    for name, msg in seen.execution.trace.nodes.items():
+    for name, msg in initial_run.execution.trace.nodes.items():
         if msg["type"] != "sample" or not msg["is_observed"] or is_deterministic(msg):
             continue
         try:
             density = msg["fn"].log_prob(msg["value"])
         except ValueError as error:
             _check_broadcastable(name, msg)
-            if said := moving_support(bound, seen, name):
+            if said := moving_support(bound, initial_run, name):
                 raise ModelError(said) from error
             first = str(error).splitlines()[0].removesuffix(", but found invalid values:")
             raise OutsideSupportError(
@@ -262,7 +262,7 @@ def _check_observed(bound: BoundModel, seen: FirstRun) -> None:
                 f"{type(msg['fn']).__name__} the shape {tuple(msg['fn'].shape())}, and together they would make "
                 f"{tuple(density.shape)} densities: give both the same shape, such as y[:, 0] for a column"
             )
-        at_end, said = values_at_an_end(bound, seen, name)
+        at_end, said = values_at_an_end(bound, initial_run, name)
         if said:
             raise OutsideSupportError(f"observed site '{name}': {said}", _first_row(at_end, arguments))
 
