@@ -114,7 +114,7 @@ def test_missing_values_that_only_a_comparison_sees_are_refused():
 
     x = X.clone()
     x[3, 0] = torch.nan
-    with pytest.raises(pf.errors.DataError, match=r"argument 'x'\[3, 0\] is NaN.*never asks for torch.isnan\(x\)"):
+    with pytest.raises(pf.errors.DataError, match=r"argument 'x'\[3, 0\] is NaN.*never tests torch.isnan\(x\)"):
         federation(model, (x, Y))
 
 
