@@ -263,7 +263,7 @@ def test_data_that_a_model_holds_are_looked_for_a_few_calls_deep():
 
 
 def test_the_wrong_arguments():
-    said = r"the model takes \(x, y\), but was given one argument by position.*as a tuple, in this order: \(x, y\)"
+    said = r"the model takes \(x, y\), but received one argument by position.*as a tuple, in this order: \(x, y\)"
     with pytest.raises(pf.errors.DataError, match=said):
         pf.Federation(likelihood_outside, X, plate="data", num_clients=2)
     with pytest.raises(pf.errors.DataError, match="unexpected keyword argument 'z'"):

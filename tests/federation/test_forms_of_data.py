@@ -148,7 +148,7 @@ def test_new_data_are_coded_as_the_first_were():
     fed = federation(by_group, (GROUPS, Y))
     again = fed.with_args((np.array(["fir"] * N), Y))
     assert again.problem.arguments.leaves[0].unique().tolist() == [1]
-    with pytest.raises(pf.errors.DataError, match="argument 'g' has the labels ash, which are none of elm, fir, oak"):
+    with pytest.raises(pf.errors.DataError, match="argument 'g' has the labels ash, which are not among elm, fir, oak"):
         fed.with_args((np.array(["ash"] * N), Y))
 
 
