@@ -163,11 +163,11 @@ class NonCentred(Problem):
 
     def centred(self, points: Tensor) -> Tensor:
         """The model's own coordinates (S, D) of unconstrained points (S, D) with e in place of x."""
-        return self._read(points, self.from_vector)
+        return self._read_coordinates(points, self.from_vector)
 
     def to_noncentred(self, points: Tensor) -> Tensor:
         """Points (S, D) with e in place of x, from points (S, D) in the model's own coordinates."""
-        return self._read(points, super().from_vector, standardise=True)
+        return self._read_coordinates(points, super().from_vector, standardise=True)
 
     def _read_coordinates(self, points: Tensor, from_vector: FromVector, *, standardise: bool = False) -> Tensor:
         """Each latent's unconstrained value in runs at points (S, D); e in place of x if `standardise`."""

@@ -385,9 +385,7 @@ def test_priors_in_whole_numbers_are_refused_by_name(prior, named):
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.Normal(p[0], 1.0), obs=y.double())
 
-    with pytest.raises(
-        pf.errors.ModelError, match=rf"latent site 'p': .*{named}.*cannot be sampled.*torch.ones\(2\)"
-    ):
+    with pytest.raises(pf.errors.ModelError, match=rf"latent site 'p': .*{named}.*cannot be sampled.*torch.ones\(2\)"):
         pf.Federation(model, (torch.arange(6) % 2,), plate="data", num_clients=2)
 
 
@@ -427,9 +425,7 @@ def test_numbers_beyond_the_range_of_a_density_are_named(model, dtype, scale):
     ):
         build(model, x, scale * y)
     y[2] *= scale
-    with pytest.raises(
-        pf.errors.ModelError, match=r"site 'y': .* in 1 of the 12 examined rows \(rows 2\)"
-    ) as error:
+    with pytest.raises(pf.errors.ModelError, match=r"site 'y': .* in 1 of the 12 examined rows \(rows 2\)") as error:
         build(model, x, y)
     assert ".item()" not in str(error.value)
 

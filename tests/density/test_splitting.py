@@ -335,7 +335,9 @@ def test_a_value_out_of_the_graph_is_found_by_its_line_and_without_one():
 
 
 def test_a_likelihood_that_is_lost_in_rounding_everywhere_is_told_so():
-    with pytest.raises(pf.errors.ModelError, match=r"the likelihood is the same at all examined points.* from log-cdfs"):
+    with pytest.raises(
+        pf.errors.ModelError, match=r"the likelihood is the same at all examined points.* from log-cdfs"
+    ):
         pf.Federation(between, (ROUNDED + 13.0, 0.1, 1e-300), plate="data", num_clients=2, seed=0)
 
 

@@ -144,7 +144,7 @@ def test_rows_of_nested_plates():
     other = fed.with_args((values(1, 12), county))
     fresh = draws(pf.FedLaplace(), made(values(1, 12)), **UNAUDITED)
     assert same(draws(pf.FedLaplace(), other, **UNAUDITED), fresh)
-    with pytest.raises(pf.errors.DataError, match="'county' holds each row.s group"):
+    with pytest.raises(pf.errors.DataError, match="'county' holds each row's group"):
         fed.with_args((values(1, 12), county.flip(0)))
 
 

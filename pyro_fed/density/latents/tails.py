@@ -143,7 +143,7 @@ def _flank(places: Tensor, values: Tensor, scale: Tensor) -> tuple[Tensor, Tenso
 
 
 def _side(places: Tensor, fallen: Tensor, top: Tensor, sign: int) -> tuple[Tensor, Tensor]:
-    """Distance from the highest point to a shallow fall, and from there to a deep fall, (m,); infinite if there is none."""
+    """Distances from the highest point to a shallow fall, and on to a deep fall (m,); infinite if there is none."""
     if sign < 0:
         places, fallen, top = places.flip(0), fallen.flip(0), len(places) - 1 - top
     at = torch.arange(len(places), device=places.device).unsqueeze(-1)

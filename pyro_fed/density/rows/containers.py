@@ -99,7 +99,7 @@ class Table:
         if isinstance(key, list) and all(self._has(name) for name in key):
             return Table(key, [self._column(name) for name in key])
         if isinstance(key, str) and not self._has(key):
-            raise KeyError(self._absent(key))
+            raise KeyError(self._missing_column_message(key))
         return self._column(key) if self._has(key) else self.values[key]
 
     def _missing_column_message(self, name: str) -> str:
@@ -127,7 +127,7 @@ class Table:
         if name in self._columns:
             return self._column(name)
         if not hasattr(Tensor, name):
-            raise AttributeError(self._absent(name))
+            raise AttributeError(self._missing_column_message(name))
         return getattr(self.values, name)
 
     @classmethod
