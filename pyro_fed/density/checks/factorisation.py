@@ -300,7 +300,7 @@ def _check_range(problem: RowDensities, initial_run: FirstRun, sample: Sample, r
         rows = sample.at[sample.pairs].flatten()[lost_rows].unique().tolist()
         raise ModelError(
             f"site '{name}': its log density exceeds the range of float64, or its precision of 1 nat, in "
-            f"{len(rows)} of the {lost_rows.numel()} examined rows (rows {listed(rows)}), with "
+            f"{len(rows)} of the {lost_rows.numel()} rows examined (rows {listed(rows)}), with "
             f"{listed(map(repr, problem.sites))} near zero and in the bulk of their priors. The numbers of these "
             "rows are too large for the model's scale: divide the data by their own scale before the model, or "
             "give the latents priors on the scale of the data"

@@ -87,7 +87,7 @@ def refuse_undefined(
             at = int(part[:, row, order - 1].float().argmax()) if order else 0
             single_row = tuple(leaf[row : row + 1] for leaf in rows)
             name, latents, operation = _cause(problem, points[at], single_row, local[at, row : row + 1], order)
-            of = f" in {int(not_finite.sum())} of the {len(not_finite)} examined rows" if inside else ""
+            of = f" in {int(not_finite.sum())} of the {len(not_finite)} rows examined" if inside else ""
             edge = problem.bound.arguments.edge_of(not_finite, numbers) if inside else ""
             along = f" along {listed(map(repr, latents))}" if latents else ""
             cures = [] if order else [". ".join(walls) or _NO_DENSITY]
