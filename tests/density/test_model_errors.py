@@ -425,7 +425,7 @@ def test_numbers_beyond_the_range_of_a_density_are_named(model, dtype, scale):
     ):
         build(model, x, scale * y)
     y[2] *= scale
-    with pytest.raises(pf.errors.ModelError, match=r"site 'y': .* in 1 of the 12 examined rows \(rows 2\)") as error:
+    with pytest.raises(pf.errors.ModelError, match=r"site 'y': .* in 1 of the 12 rows examined \(rows 2\)") as error:
         build(model, x, y)
     assert ".item()" not in str(error.value)
 
