@@ -236,9 +236,9 @@ EQUATIONS = (
         (
             (f"{EP}expectation_propagation.py:EP.cavity", ".quotient(site)", ".product(site)"),
             (f"{EP}expectation_propagation.py:EP.local_step", "new_site.quotient(site)", "new_site"),
-            (f"{EP}expectation_propagation.py:EP.client_steps", '.power(told["fraction"])', ""),
+            (f"{EP}expectation_propagation.py:EP.client_steps", '.power(feedback["fraction"])', ""),
             (f"{EP}steps.py:Backtracked.step", "changes.power(fractions)", "changes"),
-            (f"{EP}expectation_propagation.py:EP.settle", "site.product(taken)", "site.quotient(taken)"),
+            (f"{EP}expectation_propagation.py:EP.settle", "product(damped_change)", "quotient(damped_change)"),
             (f"{TILTED}base.py:site_from", "tilted.quotient(cavity)", "tilted"),
         ),
     ),

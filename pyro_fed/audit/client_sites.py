@@ -13,12 +13,14 @@ from torch import Tensor
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import cast_checked
 from pyro_fed.conventions.limits import SAME_SHARE
+from pyro_fed.density.derivatives import finite_or
 from pyro_fed.density.derivatives.scores import log_likelihoods
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, in_chunks
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
 from pyro_fed.infer.sites.gaussian_sites import MIN_POINTS, add_batch_axis, as_state, gaussian, site_of
+from pyro_fed.ops.batched import Moments
 from pyro_fed.ops.gaussian import STRUCTURES, Gaussian
 from pyro_fed.ops.memory import count_in_memory, count_in_step
 from pyro_fed.policy import resolve
@@ -66,10 +68,12 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
         mean = q.mean().expand(len(clients.num_rows), -1)
         root = q.root().expand(len(mean), -1, -1) if q.dense else None
         moments = None if root is None else derivatives.under(problem, mean, root, clients)
-        if moments is None:
+
+        def at_points() -> Moments:
             everywhere = points.expand(-1, len(mean), -1).contiguous()
-            moments = derivatives.of_likelihood(problem, everywhere, clients.full_batch())
-        return as_state(site_of(moments, mean))
+            return derivatives.of_likelihood(problem, everywhere, clients.full_batch())
+
+        return as_state(site_of(finite_or(moments, at_points), mean))
 
     size = count_in_memory(a_point * len(points))
     found = [of_some(data.of(slice(k, k + size))) for k in range(0, len(data.num_rows), size)]

@@ -158,9 +158,11 @@ class Evidence:
         known = self.record.posterior_points
         if near is None:
             return None
+        if near.few is not None:  # the density by few rows holds around these draws alone
+            return found
         if found is not None:
             known[:] = [(found.weights, near.model(found.white))]
-        elif known and near.few is None:
+        elif known:
             return WeightedPoints(known[-1][0], near.white(known[-1][1]))
         return found
 

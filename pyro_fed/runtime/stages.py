@@ -110,7 +110,7 @@ class _Trial:
         self._failed: dict[bool, list[Algorithm]] = {False: [], True: []}
         self._modes: dict[bool, list[Tensor]] = {False: [], True: []}
         self._symmetries: dict[bool, list[Symmetry]] = {False: [], True: []}
-        self._points: dict[bool, list[tuple[Tensor, Tensor]]] = {False: [], True: []}
+        self.points: dict[bool, list[tuple[Tensor, Tensor]]] = {False: [], True: []}
 
     @property
     def hopeless(self) -> bool:
@@ -197,7 +197,7 @@ class _Trial:
         self.earlier += record.findings
         record.findings, record.measured, record.by_sums, record.audited = [], {}, BySums(), False
         record.modes, record.symmetries = self._modes[stage.noncentred], self._symmetries[stage.noncentred]
-        record.posterior_points = self._points[stage.noncentred]
+        record.posterior_points = self.points[stage.noncentred]
         record.sites, record.sites_of, record.stands_apart = {}, "", ""
         rounds = algorithm.default_rounds(context.federation.num_clients)
         shared = run_phases(algorithm, context, rounds, None, self._finished[stage.noncentred])
@@ -261,6 +261,7 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     record.sites, record.sites_of = answer.sites, answer.sites_of
     record.stands_apart = answer.stands_apart
     record.by_sums, record.audited = answer.by_sums, answer.audited
+    record.posterior_points = trial.points[False]  # the last stage's may be of the other form
     last = replace(finish, algorithm=answer.stage.algorithm, aim=plan.aim)
     last.weigh(CheckInputs(last.algorithm, last.context, {}, answer.draws, last.audit, last.aim))
     trial.steps[answer.number].chosen = True

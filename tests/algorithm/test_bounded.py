@@ -519,7 +519,7 @@ def test_the_liar_is_named():
         ),
         (pf.P2PVI(start="consensus"), "start='local' or 'prior'", pf.graph.complete(3)),
         (pf.P2PVI(start="prior"), "on this graph", pf.graph.GossipPairs(pf.graph.star(3))),
-        (pf.infer.P2PFedAvg(), "takes back", pf.graph.complete(3)),
+        (pf.infer.P2PFedAvg(), "cannot undo a malicious update", pf.graph.complete(3)),
     ],
 )
 def test_what_cannot_be_bounded_is_refused(algorithm, words, graph):

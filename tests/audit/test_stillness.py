@@ -3,6 +3,7 @@
 import math
 import re
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,7 @@ from pyro_fed.audit.moment_findings import (
     sd_at_limit_findings,
     wrong_moment_findings,
 )
+from pyro_fed.audit.weighted_points import WeightedPoints
 from pyro_fed.conventions.limits import Limits
 from tests.helpers.evidence import evidence_of
 
@@ -233,6 +235,17 @@ def test_points_that_an_earlier_stage_has_found_judge_draws_around_which_there_a
     narrow.record.posterior_points = right.record.posterior_points
     assert alone.by_weights is None
     assert float(narrow.by_weights.log_sd.exp()) == pytest.approx(1 / 0.86 / float(normal.std()), abs=0.05)
+
+
+@pytest.mark.parametrize("few", [None, SimpleNamespace()])
+def test_points_by_few_rows_are_not_left_to_later_stages(few):
+    """The density by few rows is right around the draws that it was chosen at, and later draws may lie elsewhere."""
+    draws = torch.linspace(-1, 1, 50, dtype=torch.float64)[:, None]
+    one = evidence_of(conjugate, (torch.ones(2, dtype=torch.float64),), draws)
+    own = WeightedPoints(torch.full((50,), 0.02, dtype=torch.float64), draws)
+    vars(one).update(few_rows_target=replace(one.target, few=few), _own_weighted_points=own)
+    assert one.weighted_points is own
+    assert len(one.record.posterior_points) == (few is None)
 
 
 @pytest.mark.parametrize(

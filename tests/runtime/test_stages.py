@@ -18,6 +18,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.audit import Evidence
 from pyro_fed.codes import sentences
 from pyro_fed.runtime.answers import Answer, choose, disagreement
+from pyro_fed.runtime.checks import CheckInputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,6 +317,27 @@ def test_a_stage_on_the_non_centred_form_gives_the_models_own_sites():
     for values_of, (mean, sd) in zip((idata.posterior["mu"], np.log(idata.posterior["tau"])), marginals(), strict=True):
         assert abs(float(values_of.mean()) - mean) < 0.13 * sd
         assert abs(float(values_of.std()) / sd - 1) < 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowing(pf.FedLaplace):
+    """Its check leaves weighted points of the posterior to later stages, as the audit does."""
+
+    def warnings(self, record, problem):
+        record.posterior_points.append((torch.ones(1), torch.zeros(1, problem.dim)))
+        return []
+
+
+@pytest.mark.parametrize("noncentred", [False, True])
+def test_points_of_one_form_do_not_judge_an_answer_in_the_other(monkeypatch, noncentred):
+    last = []
+    monkeypatch.setattr(
+        "pyro_fed.runtime.stages.CheckInputs",
+        lambda *given: last.append(len(given[1].record.posterior_points)) or CheckInputs(*given),
+    )
+    fed = pf.Federation(eight_effects, (torch.arange(8), SCHOOLS), plate="data", num_clients=2)
+    tried(Stage(Knowing(), noncentred=noncentred), federation=fed)
+    assert last == [0 if noncentred else 1]  # the answer is in the model's own form
 
 
 def test_figures_stand_at_the_rounds_of_the_chosen_stage():

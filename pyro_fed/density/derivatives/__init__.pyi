@@ -7,6 +7,7 @@ from .few_rows import fewer_rows as fewer_rows
 from .few_rows import first_row_count as first_row_count
 from .few_rows import log_likelihoods_at as log_likelihoods_at
 from .few_rows import pick_rows as pick_rows
+from .nodes import finite_or as finite_or
 from .other_curvatures import count_tangents_below as count_tangents_below
 from .other_curvatures import points_for_tangents as points_for_tangents
 from .scores import clients_likelihood_curves as clients_likelihood_curves

@@ -42,6 +42,7 @@ from pyro_fed.density.derivatives.nodes import (
     FEWEST_POINTS,
     MANY_ROWS_A_PARAMETER,
     as_many_as_needed,
+    finite_or,
     where_settled,
     where_straight,
 )
@@ -107,7 +108,7 @@ class Derivatives:
         if self.kind == "hessian":
             found = at_points(problem, points, batch, self.structure == "diag")
             if found is not None:
-                return found
+                return finite_or(found, lambda: self._at_all(problem, points, batch))
             if self.structure == "full" and not self._in_groups(batch) and shares(problem):
                 return self._by_shared(problem, points, batch)
         if self._in_groups(batch) and self._numbers(problem, len(points)) > self._max_rowwise_numbers(problem):
@@ -126,7 +127,8 @@ class Derivatives:
         """`of_likelihood` of rows with linear predictors in shared numbers; at few points if these suffice."""
 
         def means(some: Tensor) -> Moments:
-            return means_at(problem, some, batch) or self._at_all(problem, some, batch)
+            found = means_at(problem, some, batch)
+            return finite_or(found, lambda: self._at_all(problem, some, batch))
 
         if problem.num_rows < MANY_ROWS_A_PARAMETER * problem.dim or len(points) == 1:
             return means(points)
@@ -272,7 +274,8 @@ class Derivatives:
     def under(self, problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData | Batch) -> Moments | None:
         """Means under N(mean, R R') of C clients' log-likelihoods by the structure of their rows, see `rowwise`.
 
-        Derivatives are at the mean if the root is None. Returns None if rows have no such structure.
+        Derivatives are at the mean if the root is None. None if rows have no such structure. Beyond an edge of a
+        row's domain they are not finite: `finite_or` then uses derivatives over points.
         """
         full = self.structure == "full" and self.kind == "hessian"
         return expected_sums(problem, mean, root, data) if full else None

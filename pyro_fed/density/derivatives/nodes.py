@@ -176,3 +176,11 @@ def differences(one: Moments, other: Moments, root: Tensor) -> tuple[Tensor, Ten
 def where_settled(which: Tensor, one: Moments, other: Moments) -> Moments:
     """The first means for clients in `which`, the second means for the others."""
     return Moments(*(choose(which, a, b) for a, b in zip(one, other, strict=True)))
+
+
+def finite_or(found: Moments | None, others: Callable[[], Moments]) -> Moments:
+    """Means by the structure of rows; `others`, without it, of clients for whom there is none or one is not finite."""
+    if found is None:
+        return others()
+    finite = found.finite()
+    return found if bool(finite.all()) else where_settled(finite, found, others())

@@ -103,16 +103,14 @@ class Table:
         return self._column(key) if self._has(key) else self.values[key]
 
     def _missing_column_message(self, name: str) -> str:
-        contents = f"while the model runs it holds the columns {self._columns} as tensors"
-        if hasattr(pd.DataFrame, name):
-            return (
-                f"the data frame has no '{name}' of pandas: {contents}. Add the columns that the model needs to the "
-                "frame before the federation is made"
-            )
         return (
-            f"the data frame has no column '{name}': {contents}. "
+            f"the data frame has no column '{name}': {self._held}. "
             f"A column to be predicted may be None, frame.assign({name}=None)"
         )
+
+    @property
+    def _held(self) -> str:
+        return f"while the model runs it holds the columns {self._columns} as tensors"
 
     def _has(self, name: Any) -> bool:
         return isinstance(name, str | int) and name in self._columns
@@ -126,9 +124,14 @@ class Table:
             raise AttributeError(name)
         if name in self._columns:
             return self._column(name)
-        if not hasattr(Tensor, name):
-            raise AttributeError(self._missing_column_message(name))
-        return getattr(self.values, name)
+        if hasattr(Tensor, name):
+            return getattr(self.values, name)
+        if hasattr(pd.DataFrame, name):
+            raise AttributeError(
+                f"the data frame has no '{name}' of pandas: {self._held}. Add the columns that the model needs to the "
+                "frame before the federation is made"
+            )
+        raise AttributeError(self._missing_column_message(name))
 
     @classmethod
     def __torch_function__(

@@ -87,7 +87,7 @@ def _exact_sd_of_diagonal(fed):
 
 def test_what_cannot_be_weighed_says_so(over_grid):
     for name, sentence in (
-        ("DSVGD", "not audited: DSVGD draws from no density that is known"),
+        ("DSVGD", "not audited: the density from which DSVGD draws is not known"),
         ("FedEP-few", "not audited: 100 draws are too few for weights"),
     ):
         found = over_grid(name)

@@ -266,7 +266,7 @@ def test_text_must_stand_for_the_same_at_every_client(flower):
     whole = said("north", np.array(categories))
     with pytest.warns(UserWarning, match=r"'stage' has 2 labels, \[I, III\], and the model picks by it one of 3"):
         part = said("south", np.array(["I", "III", "III"]))
-    with pytest.raises(DataError, match=r"north and south have other labels of stage: .*pandas\.Categorical"):
+    with pytest.raises(DataError, match=r"north and south have different labels of stage: .*pandas\.Categorical"):
         flower.RemoteFederation(staged, "data", [whole, part])
     same = said("south", pd.Categorical(["I", "III", "III"], categories=categories))
     assert flower.RemoteFederation(staged, "data", [whole, same]).num_rows == 6

@@ -19,7 +19,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Variant
-from pyro_fed.density.derivatives import Derivatives
+from pyro_fed.density.derivatives import Derivatives, finite_or
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -79,10 +79,10 @@ class Numerics(NamedTuple):
     def expected(self, problem: Problem, q: Gaussian, data: ClientData) -> Moments:
         """Expected log-likelihoods, scores and curvatures of C clients under their proper Gaussians q (C,)."""
         integrated = self.derivatives.under(problem, q.mean(), q.root(), data) if q.dense else None
-        if integrated is not None and self.prior_share is None:
+        if integrated is not None and self.prior_share is None and bool(integrated.finite().all()):
             return integrated
         points = spread_points(q, self.num_points * (POINTS_OF_JUMPS if problem.traits.non_smooth_rows else 1))
-        moments = integrated or self.derivatives.of_likelihood(problem, points, data.full_batch())
+        moments = finite_or(integrated, lambda: self.derivatives.of_likelihood(problem, points, data.full_batch()))
         return with_prior(self.derivatives, problem, points, moments, self.prior_share)
 
 
