@@ -399,7 +399,7 @@ EQUATIONS = (
                 'shared["reference"], arrival.position',
                 "arrival.position, arrival.position",
             ),
-            (f"{VR_FALD}VRFALD.local_step", "own)", "share * own)"),
+            (f"{VR_FALD}VRFALD.local_step", "score_of_all_rows)", "share * score_of_all_rows)"),
             (f"{VR_FALD}VRFALD.combine", ".sum(1)", ".mean(1)"),
             (f"{VR_FALD}VRFALD.combine", 'Reference(shared["position"]', 'Reference(0 * shared["position"]'),
             (f"{VR_FALD}VRFALD.combine", 'shared["noise_key"] + 1', 'shared["noise_key"]'),
@@ -436,7 +436,7 @@ EQUATIONS = (
         "Wang et al., Eq. (6): a finite set",
         ("infer/peers/test_push_sum_and_finite.py", "-k", "recursion or bayes_rule"),
         (
-            ("infer/papers/p2p_finite.py:P2PFinite.local_step", "belief + found", "belief - found"),
+            ("infer/papers/p2p_finite.py:P2PFinite.local_step", "belief + log_lik", "belief - log_lik"),
             (
                 "infer/papers/p2p_finite.py:P2PFinite.local_step",
                 'self.weighting == "exact" else 1.0',

@@ -1,8 +1,8 @@
 """Every check of the audit, in the order in which a run makes them; a new check is a module and an entry here.
 
-Independent draws have means with standard errors of n^(-1/2) SDs. So n = (z / `MATTERS`)² draws keep all means within
-what matters, where the worst of D means is off by more than z standard errors with probability `TEST_LEVEL`
-(`margin`).
+The mean of n independent draws has a standard error of n^(-1/2) SDs. Let z (`margin`) be the number of standard errors
+that the worst of D means exceeds with probability `TEST_LEVEL`. Then n = (z / `MATTERS`)² draws keep the errors of all
+means below `MATTERS`.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from pyro_fed.policy.audit import unaffordable_operations
 
 
 def settings_findings(algorithm: Algorithm, draws: Tensor) -> list[Finding]:
-    """Possible misunderstandings of a result because of its settings, one finding each; draws (chain, draw, D)."""
+    """Findings on settings that make draws (chain, draw, D) easy to misread."""
     temperature = float(getattr(algorithm, "temperature", 1.0))
-    found = list[Finding]()
+    findings = list[Finding]()
     if temperature != 1.0:
-        found.append(sentences.tempered_posterior(temperature=temperature))
+        findings.append(sentences.tempered_posterior(temperature=temperature))
     count, needed = draws.shape[0] * draws.shape[1], math.ceil((margin(draws.shape[2]) / MATTERS) ** 2)
     if algorithm.draws_are in DRAWN_ANEW and count < needed:
-        found.append(sentences.too_few_draws(draws=count, needed=needed))
-    return found
+        findings.append(sentences.too_few_draws(draws=count, needed=needed))
+    return findings
 
 
 def not_audited(problem: Problem) -> list[Finding]:
-    """Why a result is not audited, and what is therefore unchecked; none if it can be audited."""
+    """One finding on why a result is not audited, and what is therefore unchecked; none if it can be audited."""
     many = unaffordable_operations(problem.traits, lambda: cost_of(problem).operations, SCORES, LOOKS[1])
     return [sentences.not_audited_by_size(parameters=problem.dim, operations=many)] if many else []
 
@@ -57,39 +57,41 @@ Check = Callable[[Evidence], list[Finding]]
 
 
 def wrong_draw_findings(evidence: Evidence) -> list[Finding]:
-    """Draws that are not the posterior's, by chains that begin at them or by missed modes: one finding, or none."""
-    found = evidence.moments
-    if len(evidence.record.modes) > 1:  # of a plan's earlier stage: chains say nothing of mass elsewhere
+    """One finding on wrong draws, by chains that begin at them, by weighted points or by missed modes; or none."""
+    moments = evidence.moments
+    if len(evidence.record.modes) > 1:  # an earlier stage found several modes: chains do not reach the others
         wrong = [*missed_modes(evidence), *wrong_moment_findings(evidence)]
-    elif found is not None and found.by == "weights":  # an error that chains do not find may be a missed mode
+    elif (
+        moments is not None and moments.by == "weights"
+    ):  # the cause of an error that chains do not find may be a missed mode
         wrong = missed_modes(evidence) or wrong_moment_findings(evidence)
     else:
         wrong = wrong_moment_findings(evidence) or missed_modes(evidence)
     return findings_with_causes(evidence, wrong)
 
 
-#: Whether the densities are those of a posterior, and exact enough. If one of these checks has a finding, the other
-#: checks are not made: they would see its consequences, and advise another algorithm against them.
+#: Checks of whether the densities are those of a posterior, and are exact enough. If one of them has a finding,
+#: `CHECKS` are not run: they would report its consequences, and advise another algorithm, which does not help.
 FIRST: tuple[Check, ...] = (splitting, precision)
 CHECKS: tuple[Check, ...] = (wrong_draw_findings, point_findings)
 
 
 def density_findings(evidence: Evidence) -> list[Finding]:
-    """Why the densities are not the posterior's, or not exact enough, which no algorithm can mend: one finding each."""
+    """Findings on densities that are not the posterior's, or not exact enough. No algorithm mends these."""
     return [one for check in FIRST for one in check(evidence)]
 
 
 def draw_findings(evidence: Evidence) -> list[Finding]:
-    """Why the draws are not those of a posterior whose densities are right, one finding a reason."""
+    """Findings on draws that are not the posterior's, given that the densities are right."""
     return [one for check in CHECKS for one in check(evidence)]
 
 
 def is_confirmed_right(evidence: Evidence) -> bool:
-    """Whether all means and SDs are right by more than chance, by chains or weights, and no mode is missed."""
-    found, weighed = evidence.moments, evidence.by_weights
-    if found is None or found.stuck or bool(wrong_moments(found).any()):
+    """Whether chains or weights show all means and SDs to be right by more than chance, and no mode is missed."""
+    moments, by_weights = evidence.moments, evidence.by_weights
+    if moments is None or moments.stuck or bool(wrong_moments(moments).any()):
         return False
-    estimates = [found] if weighed is None else [found, weighed.completed_by(found)]
+    estimates = [moments] if by_weights is None else [moments, by_weights.completed_by(moments)]
     right = any(moments_verdict(one) is False for one in estimates)
     return right and not missed_modes(evidence, strict=True)
 
@@ -104,14 +106,14 @@ def audit_draws(federation: Federation, draws: Tensor, draws_are: str, problem: 
         problem: the model's densities, as a run compiles them; by default the federation's, which are not compiled.
 
     Returns:
-        One finding a reason. Fewer than `MIN_EFFECTIVE_DRAWS` independent draws are not judged, and give none.
+        One finding for each reason; none for fewer than `MIN_EFFECTIVE_DRAWS` independent draws, which are not judged.
 
     Example:
         >>> audit_draws(fed, draws, "chains")
     """
     if draws_are in DRAWN_ANEW and draws.shape[0] * draws.shape[1] < MIN_EFFECTIVE_DRAWS:
         return []
-    algorithm = cast("Algorithm", Unknown(draws_are))  # the check reads nothing else of the algorithm
+    algorithm = cast("Algorithm", Unknown(draws_are))  # the check reads only these of an algorithm's attributes
     record = Record(federation.client_names)
     with torch.no_grad():
         return wrong_moment_findings(

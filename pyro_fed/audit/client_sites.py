@@ -1,6 +1,6 @@
-"""The clients' log-likelihoods at a result's draws, and Gaussian sites that approximate these there.
+"""The clients' log-likelihoods at a result's draws, and Gaussian sites that approximate them there.
 
-Both are messages of an ordinary round: S numbers, or D + D² of them. No row leaves its client.
+A client sends S log-likelihoods, or the D + D² numbers of a site. No row leaves its client.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def log_likelihoods_of(federation: Federation, client: int, points: Tensor) -> T
 
 
 def around(problem: Problem, draws: Tensor) -> Gaussian:
-    """The Gaussian of the moments of draws (S, D); diagonal if they are too few for a covariance, or D is large."""
+    """The Gaussian with the moments of draws (S, D); diagonal if S is too small for a covariance, or D is large."""
     z = draws.double()
     if problem.traits.few_parameters and len(z) > 2 * z.shape[1]:
         q: Gaussian = STRUCTURES["full"].from_moments(z.mean(0), torch.atleast_2d(torch.cov(z.T)))
@@ -55,11 +55,12 @@ def around(problem: Problem, draws: Tensor) -> Gaussian:
 def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
     """Each client's site (K,) after an expected Newton step under q, as FedEP takes it."""
     problem, data = federation.problem, federation.client_data()
-    algorithm = _stepping(problem, q)
-    a_point = max(q.eta.shape[-1], data.row_index.shape[1] * problem.num_nodes)
+    algorithm = _newton_algorithm(problem, q)
+    point_cost = max(q.eta.shape[-1], data.row_index.shape[1] * problem.num_nodes)
     points = algorithm.points(add_batch_axis(q))
-    # Coordinates of points or densities of rows, of all clients: with more rows fewer points are taken.
-    affordable = count_in_step(a_point * len(data.num_rows))
+    # Memory holds the points' coordinates, or the rows' densities, of all clients: more rows leave room for fewer
+    # points.
+    affordable = count_in_step(point_cost * len(data.num_rows))
     if affordable < len(points):
         points = replace(algorithm, num_points=max(MIN_POINTS, affordable // 2 * 2)).points(add_batch_axis(q))
     derivatives = algorithm.derivatives("full" if q.dense else "diag")
@@ -70,40 +71,43 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
         moments = None if root is None else derivatives.under(problem, mean, root, clients)
 
         def at_points() -> Moments:
-            everywhere = points.expand(-1, len(mean), -1).contiguous()
-            return derivatives.of_likelihood(problem, everywhere, clients.full_batch())
+            client_points = points.expand(-1, len(mean), -1).contiguous()
+            return derivatives.of_likelihood(problem, client_points, clients.full_batch())
 
         return as_state(site_of(finite_or(moments, at_points), mean))
 
-    size = count_in_memory(a_point * len(points))
-    found = [of_some(data.of(slice(k, k + size))) for k in range(0, len(data.num_rows), size)]
-    state = {name: torch.cat([one[name] for one in found]) for name in found[0]}
+    size = count_in_memory(point_cost * len(points))
+    site_states = [of_some(data.of(slice(k, k + size))) for k in range(0, len(data.num_rows), size)]
+    state = {name: torch.cat([one[name] for one in site_states]) for name in site_states[0]}
     for value in state.values():
         value[data.num_rows == 0] = 0.0
     return gaussian(state)
 
 
-def _stepping(problem: Problem, q: Gaussian) -> FedEP:
+def _newton_algorithm(problem: Problem, q: Gaussian) -> FedEP:
     """The algorithm whose steps give sites with the same structure as q, full or diagonal."""
     named = FedEP(client="newton", covariance="full" if q.dense else "diag", start="laplace")
     return cast_checked(resolve(named, problem.traits).algorithm, FedEP)
 
 
 def product_and_sites(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussian]:
-    """The product of the prior's site and the clients' sites after a step under `at`, and the clients' sites (K,)."""
+    """The clients' sites (K,) after a step under `at`, preceded by their product with the prior's site."""
     sites = sites_at(federation, at)
-    return _stepping(federation.problem, at).prior_site(federation.problem, at).product(sites.product_over(0)), sites
+    return _newton_algorithm(federation.problem, at).prior_site(federation.problem, at).product(
+        sites.product_over(0)
+    ), sites
 
 
 def answer_and_sites(federation: Federation, draws: Tensor) -> State:
-    """The clients' sites at draws (S, D) of any algorithm, and their product, as `Record.sites`; empty if improper."""
-    # The answer has to be the product of the sites: a Gaussian of skewed draws, divided by one, is not the others'.
+    """The clients' sites at draws (S, D) and their product, in the form of `Record.sites`; empty if it is improper."""
+    # q is the product of the sites, not a Gaussian fitted to the draws: if these are skewed, such a Gaussian divided by
+    # a site is not the posterior of the other clients.
     problem = federation.problem
     if len(draws) > 1 and bool((draws != draws[0]).any()):
         at = around(problem, draws)
     else:
         structure = "full" if problem.traits.few_parameters else "diag"
-        # So narrow that the expected curvature is the curvature at the point.
+        # The Gaussian is so narrow that the expected curvature is the curvature at the point.
         spread = draws.new_full((problem.dim,), SAME_SHARE, dtype=torch.float64)
         at = STRUCTURES[structure].from_moments(draws[0].double(), spread.diag() if structure == "full" else spread)
     q, sites = product_and_sites(federation, at)

@@ -1,10 +1,9 @@
-"""What the audit works on: a run's draws and everything computed from them, each once and only on demand.
+"""The evidence that the audit judges: a run's draws, and what is computed from them once and on demand.
 
-**Groups.** Draws of modes far apart, each much narrower than the distances, fit no common coordinates: even short steps
-leave a mode, and no chain moves. Draws from which no chain can move are split into groups: a parameter's sorted values
-are cut at their longest spaces, if these are `GROUP_GAP_SDS` times as long as the SD of any part between two cuts. Each
-group is judged like a result of its own; `modes.missed_modes` judges whether groups have their modes' shares of the
-mass.
+**Groups.** No common coordinates fit draws of modes that are far apart and narrow: even short steps leave a mode, and
+no chain moves. Such draws are split into groups. A parameter's sorted values are cut at their longest gaps, if these
+are `GROUP_GAP_SDS` times as long as the SD of any part between two cuts. Each group is judged like a result of its own;
+`modes.missed_modes` judges whether the groups have their modes' shares of the mass.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ from pyro_fed.ops.entries import CANDIDATES, SAMPLED_ENTRIES, evenly
 from pyro_fed.ops.memory import count_in_memory
 from pyro_fed.policy.audit import CLIMBS, may_round
 
-#: The most groups; and how many times as long as the SD of the values on either side a gap has to be.
+#: Largest number of groups, and smallest gap between two of them, in SDs of the values on either side.
 MAX_GROUPS, GROUP_GAP_SDS = 16, 4.0
-#: The smallest share of all draws that the judged groups have together.
+#: Smallest share of all draws that lies in the judged groups together.
 MIN_GROUPED_SHARE = 0.9
-#: The kinds of draws (`Algorithm.draws_are`) that come from a distribution, which can give any number of them.
+#: Kinds of draws (`Algorithm.draws_are`) from a distribution that can be sampled again.
 DRAWN_ANEW = ("independent", "agents")
-#: Draws for the moments of a distribution that can give more draws than the run has. By chance an SD of this many is
-#: 1.1 % off, the worst of sixty 3.5 %, and less with Sobol points: chance is not mistaken for an error. With many
-#: parameters there are fewer, as many as fit into memory with their copies.
+#: Number of draws that moments are computed from if the distribution can be sampled again. By chance an SD of so many
+#: draws is 1.1 % off, the worst of sixty SDs 3.5 %, and less with Sobol points: chance is not mistaken for an error.
+#: With many parameters there are fewer draws, as many as fit into memory with their copies.
 DISTRIBUTION_DRAWS, COPIES_OF_DRAWS = 4096, 4
-#: Draws of the prior among which the starts of climbs are chosen; half of them have to be finite.
+#: Number of draws of the prior among which the starts of climbs are chosen; at least half of them have to be finite.
 PRIOR_DRAWS = CANDIDATES * CLIMBS[0]
 
 
 def groups(draws: Tensor) -> list[Tensor]:
-    """The groups of draws (S, D), float64; none if there is one, too many, or too many draws are outside of them."""
-    keys = torch.stack([_part(column) for column in draws.T], 1)
+    """The groups of draws (S, D), float64; none if there is one group, or too many, or too many draws lie outside."""
+    keys = torch.stack([_interval_numbers(column) for column in draws.T], 1)
     number = keys.unique(dim=0, return_inverse=True)[1]
     parts = [draws[number == one] for one in dict.fromkeys(number.tolist())]
     judged = [part for part in parts if len(part) >= MIN_DRAWS]
@@ -59,8 +58,8 @@ def groups(draws: Tensor) -> list[Tensor]:
     return judged if 1 < len(judged) <= MAX_GROUPS and enough else []
 
 
-def _part(values: Tensor) -> Tensor:
-    """For each of a parameter's values (S,), the number of the interval between gaps in which it lies (S,)."""
+def _interval_numbers(values: Tensor) -> Tensor:
+    """The number (S,) of the interval between gaps in which each of a parameter's values (S,) lies."""
     number = torch.zeros(len(values), dtype=torch.int64)
     rank = values.argsort()
     ordered = values[rank]
@@ -78,7 +77,7 @@ def _part(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Takes an algorithm's place if only the kind of its draws is known."""
+    """A stand-in for an algorithm of which only the kind of its draws is known."""
 
     draws_are: str
     remedy: str = ""
@@ -95,18 +94,18 @@ class Evidence:
     draws: Tensor  # (chain, draw, D), unconstrained
     record: Record
     seed: int
-    aim: Limits | None = None  # limits finer than `WRONG`, up to which chains should measure errors
+    aim: Limits | None = None  # limits finer than `WRONG`, to which chains should measure errors
 
     @cached_property
     def flat(self) -> Tensor:
         """All draws (S, D); of a distribution that can give more, `DISTRIBUTION_DRAWS` or as many as memory allows."""
-        found = self.draws.flatten(0, 1)
+        run_draws = self.draws.flatten(0, 1)
         more = bool(self.shared) and self.algorithm.draws_are in DRAWN_ANEW
-        many = min(DISTRIBUTION_DRAWS, max(MIN_EFFECTIVE_DRAWS, count_in_memory(COPIES_OF_DRAWS * self.problem.dim)))
-        if len(found) >= many or not more:
-            return found
+        wanted = min(DISTRIBUTION_DRAWS, max(MIN_EFFECTIVE_DRAWS, count_in_memory(COPIES_OF_DRAWS * self.problem.dim)))
+        if len(run_draws) >= wanted or not more:
+            return run_draws
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 2)
-        drawn = self.algorithm.sample(self.shared, many, generator).to(found)
+        drawn = self.algorithm.sample(self.shared, wanted, generator).to(run_draws)
         if self.record.spread:
             drawn = spread(self.problem, self.record.symmetries, drawn, self.seed)
         return drawn.flatten(0, 1)
@@ -130,41 +129,41 @@ class Evidence:
 
     @cached_property
     def jump_lines(self) -> dict[str, Line]:
-        """Latents along which the log density jumps, and the lines of the model that turn them into steps."""
+        """The lines of the model at which the log density jumps, by the latent along which it does."""
         return steps(self.problem.doubled(), self.flat.double().mean(0))
 
     @cached_property
     def few_rows_target(self) -> Target | None:
-        """`target`, around the draws by few rows if these agree with all; None if `target` is."""
+        """`target`, by few rows around the draws if these agree with all rows; None without a target."""
         return None if self.target is None else on_few_rows(self.target, self.target.white(self.points))
 
     @cached_property
     def from_prior(self) -> Tensor | None:
-        """Finite draws of the prior (M, D); None if it is improper, or so wide that few of its draws are finite."""
+        """Finite draws of the prior (M, D); None if it is improper, or if fewer than half of its draws are finite."""
         if self.problem.traits.improper:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 5)
-        found = self.problem.init(PRIOR_DRAWS, generator, checked=False)
-        found = found[found.isfinite().all(-1)]
-        return found if 2 * len(found) >= PRIOR_DRAWS else None
+        draws = self.problem.init(PRIOR_DRAWS, generator, checked=False)
+        draws = draws[draws.isfinite().all(-1)]
+        return draws if 2 * len(draws) >= PRIOR_DRAWS else None
 
     @cached_property
     def weighted_points(self) -> WeightedPoints | None:
         """Weighted points of the posterior, wherever it may have mass; None if they cannot be trusted.
 
-        They are an earlier stage's if there are none around these draws, which may lie in a narrow part of the mass.
+        If there are none around these draws, those of an earlier stage are used.
         """
-        near, found = self.few_rows_target, self._own_weighted_points
-        known = self.record.posterior_points
+        near, own_points = self.few_rows_target, self._own_weighted_points
+        earlier_points = self.record.posterior_points
         if near is None:
             return None
-        if near.few is not None:  # the density by few rows holds around these draws alone
-            return found
-        if found is not None:
-            known[:] = [(found.weights, near.model(found.white))]
-        elif known:
-            return WeightedPoints(known[-1][0], near.white(known[-1][1]))
-        return found
+        if near.few is not None:  # the density by few rows holds only around these draws
+            return own_points
+        if own_points is not None:
+            earlier_points[:] = [(own_points.weights, near.model(own_points.white))]
+        elif earlier_points:
+            return WeightedPoints(earlier_points[-1][0], near.white(earlier_points[-1][1]))
+        return own_points
 
     @cached_property
     def _own_weighted_points(self) -> WeightedPoints | None:
@@ -172,14 +171,14 @@ class Evidence:
         near = self.few_rows_target
         if near is None or self.chains is None:
             return None
-        found = self._by_importance(near, self.chains)
-        if found is not None or near.few is not None or not may_round(near.problem.traits):
-            return found
-        # Far out a rounded difference of two probabilities may have mass where the posterior has none.
+        points = self._by_importance(near, self.chains)
+        if points is not None or near.few is not None or not may_round(near.problem.traits):
+            return points
+        # In float32 a difference of two probabilities may be rounded to mass far out, where the posterior has none.
         return self._by_importance(replace(near, problem=for_checks(near.problem.doubled()), near=None), self.chains)
 
     def _by_importance(self, near: Target, chains: Moments) -> WeightedPoints | None:
-        """The weighted points by a target's densities, around the draws and the places that chains have reached."""
+        """Weighted points by a target's densities, around the draws and the places that chains have visited."""
         around = self.points.double()
         if chains.places is not None:
             around = torch.cat([around, chains.places[evenly(len(chains.places), SAMPLED_ENTRIES)]])
@@ -188,16 +187,16 @@ class Evidence:
         if detour is None:
             return sample_weighted_points(near, near.white(around), lambda: self.from_prior, generator)
 
-        # A mixture of a few Gaussians has no points in the neck of a funnel, and the weights do not show that.
+        # A mixture of a few Gaussians puts no points in the neck of a funnel, and the weights do not show that.
         def from_prior() -> Tensor | None:
             return None if self.from_prior is None else detour.form.to_noncentred(self.from_prior)
 
-        found = sample_weighted_points(detour.target, detour.white_noncentred(around), from_prior, generator)
-        return None if found is None else replace(found, white=near.white(detour.back(found.white)))
+        points = sample_weighted_points(detour.target, detour.white_noncentred(around), from_prior, generator)
+        return None if points is None else replace(points, white=near.white(detour.back(points.white)))
 
     @cached_property
     def quantities(self) -> Quantities:
-        """The numbers that the result is judged by."""
+        """The functions of a draw whose means and SDs are judged."""
         return Quantities.of(self.problem, self.flat)
 
     @cached_property
@@ -209,11 +208,11 @@ class Evidence:
 
     @cached_property
     def chains(self) -> Moments | None:
-        """The posterior's means and SDs by few chains that begin at the draws; None without a target."""
+        """The posterior's means and SDs by a few chains that begin at the draws; None without a target."""
         return self._by_chains(0, slice(1))
 
     def _by_chains(self, stream: int, which: slice) -> Moments | None:
-        """The moments by some of the planned walks, with random numbers of their own; None without these."""
+        """The moments by some of the planned walks, with a random stream of their own; None without such walks."""
         target = self.few_rows_target
         planned = [] if target is None else planned_walks(target)[which]
         if target is None or not planned:
@@ -225,51 +224,53 @@ class Evidence:
     def moments(self) -> Moments | None:
         """The best estimate of the posterior's means and SDs against the draws'; None without a target.
 
-        - If chains cannot move and the draws form groups far apart: by chains, for each group by itself.
-        - Without weighted points: by chains, by many if few do not decide.
-        - If weighted points find something wrong: by the points, which have no memory of the draws.
-        - Else the points' estimates, except of numbers that they do not determine or that chains have plainly moved
-          further; these are the chains'. If the two together do not decide, many chains are run.
-        - The chains' estimates alone, if they find something wrong that the combined estimates do not find right.
+        - If chains cannot move and the draws form groups far apart: the chains' estimates, for each group by itself.
+        - Without weighted points: the chains' estimates, of many chains if few do not decide.
+        - If weighted points find an error: their estimates, which have no memory of the draws.
+        - Else the points' estimates, combined with the chains' for numbers that the points do not determine or that
+          chains have plainly moved further. If the combined estimates do not decide, many chains are run.
+        - The chains' estimates alone, if they find an error that the combined estimates do not refute.
         """
-        found = self.chains
-        if found is None:
+        by_chains = self.chains
+        if by_chains is None:
             return None
-        if found.stuck and (parts := groups(self.flat.double())):
+        if by_chains.stuck and (parts := groups(self.flat.double())):
             return self._by_groups(parts)
-        weighed = None if found.stuck else self.by_weights
-        if weighed is None:
-            return (self._by_chains(7, slice(1, None)) if found.undecided else None) or found
-        if bool(wrong_moments(weighed).any()):
-            return weighed
-        both = weighed.completed_by(found).corrected_by(found)
-        if moments_verdict(both) is None:
-            found = self._by_chains(7, slice(-1, None)) or found
-            both = weighed.completed_by(found).corrected_by(found)
-        by_chains = bool(wrong_moments(found).any()) and moments_verdict(both, NEAR_LIMIT_SHARE) is not False
-        return found if by_chains else both
+        by_weights = None if by_chains.stuck else self.by_weights
+        if by_weights is None:
+            return (self._by_chains(7, slice(1, None)) if by_chains.undecided else None) or by_chains
+        if bool(wrong_moments(by_weights).any()):
+            return by_weights
+        combined = by_weights.completed_by(by_chains).corrected_by(by_chains)
+        if moments_verdict(combined) is None:
+            by_chains = self._by_chains(7, slice(-1, None)) or by_chains
+            combined = by_weights.completed_by(by_chains).corrected_by(by_chains)
+        chains_decide = (
+            bool(wrong_moments(by_chains).any()) and moments_verdict(combined, NEAR_LIMIT_SHARE) is not False
+        )
+        return by_chains if chains_decide else combined
 
     def _by_groups(self, parts: list[Tensor]) -> Moments:
-        """The moments of one group after the other, by chains in coordinates that whiten its draws (S_g, D)."""
+        """The moments of each group in turn, by chains in coordinates that whiten its draws (S_g, D)."""
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 6)
-        found = []
+        group_moments = []
         for draws in parts:
             target = near_draws(Target.of(self.problem, draws, self.temperature), draws)
-            own = on_few_rows(target, target.white(draws))
-            found.append(moments_by_chains(own, self.quantities, draws, generator, self.aim))
+            group_target = on_few_rows(target, target.white(draws))
+            group_moments.append(moments_by_chains(group_target, self.quantities, draws, generator, self.aim))
         return Moments(
-            mean=torch.cat([one.mean for one in found]),
-            mean_error=torch.cat([one.mean_error for one in found]),
-            log_sd=torch.cat([one.log_sd for one in found]),
-            log_sd_error=torch.cat([one.log_sd_error for one in found]),
-            remembered=torch.cat([one.lower_bounds for one in found], 1),
-            accepted=min(one.accepted for one in found),
-            whole=all(one.whole for one in found),
+            mean=torch.cat([one.mean for one in group_moments]),
+            mean_error=torch.cat([one.mean_error for one in group_moments]),
+            log_sd=torch.cat([one.log_sd for one in group_moments]),
+            log_sd_error=torch.cat([one.log_sd_error for one in group_moments]),
+            remembered=torch.cat([one.lower_bounds for one in group_moments], 1),
+            accepted=min(one.accepted for one in group_moments),
+            whole=all(one.whole for one in group_moments),
         )
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the numbers of `moments`, (F,), which include the group of draws if there are several."""
+        """The names of the numbers of `moments`, (F,), with the group of draws if there are several."""
         if self.moments is None:
             return ()
         labels = self.quantities.labels

@@ -1,10 +1,10 @@
 """Many short Hamiltonian trajectories at once, in coordinates that whiten the draws from which they begin.
 
-They are those of `ops.hamiltonian`, by steps of three scores (`THREE_STAGE`), of length π/2: at N(0, I) their ends are
-independent of where they began, and one step is accurate.
+The trajectories are those of `ops.hamiltonian`. Their length is π/2, and a step takes three scores (`THREE_STAGE`). For
+N(0, I) one step of that length is accurate, and the end of a trajectory is independent of its start.
 
-Through a funnel chains alternate between these coordinates and the non-centred ones, effects in units of their own
-scale (`Detour`); a transition there has the same stationary distribution.
+In a funnel chains alternate between these coordinates and non-centred ones, in which effects are in units of their own
+scale (`Detour`). Transitions in both have the same stationary distribution.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pyro_fed.ops.entries import SAMPLED_ENTRIES, evenly
 from pyro_fed.ops.hamiltonian import THREE_STAGE, Phase, fresh_momenta, transition
 from pyro_fed.policy.audit import maps_points
 
-#: Scores of a step.
+#: Number of scores that a step takes.
 SCORES = len(THREE_STAGE.drifts)
-#: Length of a trajectory; at first, one step has it.
+#: Length of a trajectory, which is at first a single step.
 LENGTH = math.pi / 2
-#: How much the lengths of trajectories differ.
+#: Relative variation of the lengths of trajectories.
 TRAJECTORY_JITTER = 0.15
-#: The most steps of a trajectory. If steps become shorter still, so does the trajectory.
+#: Largest number of steps of a trajectory. If steps become shorter still, so does the trajectory.
 MAX_STEPS = 6
-#: Steps are halved until their mean acceptance is at least `WANTED_ACCEPTANCE`, or their length `SHORTEST_STEP_SHARE`
-#: of the first one. The mean is over places where the draws are. With 0.8, steps that fit most of these are too long
-#: for narrower places, as where a scale is large and the effects that it multiplies are small. Chains would never enter
-#: these, and draws that lack them would look right.
+#: Steps are halved until their mean acceptance at the draws is at least `WANTED_ACCEPTANCE`, or their length is
+#: `SHORTEST_STEP_SHARE` of the first one. With 0.8, steps that fit most draws would be too long for narrower places, as
+#: where a scale is large and the effects that it multiplies are small. Chains would never enter these, and draws that
+#: lack them would look right.
 WANTED_ACCEPTANCE, SHORTEST_STEP_SHARE = 0.9, 1 / 32
 
 
@@ -45,7 +45,7 @@ class Chains:
     value: Tensor  # the log density there (S,)
     score: Tensor  # its gradient there (S, D)
     generator: torch.Generator
-    shorter: float = 1.0  # ε in units of `LENGTH`
+    shorter: float = 1.0  # step size ε in units of `LENGTH`
     accepted: float = 0.0  # mean acceptance of the last trajectories
 
     def __post_init__(self) -> None:
@@ -62,14 +62,14 @@ class Chains:
         self.value, self.score = self.target(place)
 
     def shorten_steps(self) -> None:
-        """One trajectory of every chain, and more with shorter steps until `WANTED_ACCEPTANCE` is reached."""
+        """Move every chain by one trajectory, then by more with halved steps until `WANTED_ACCEPTANCE` is reached."""
         self.move()
         while self.accepted < WANTED_ACCEPTANCE and self.shorter > SHORTEST_STEP_SHARE:
             self.shorter /= 2
             self.move()
 
     def move(self) -> None:
-        """One trajectory of every chain."""
+        """Move every chain by one trajectory."""
         momentum, length = fresh_momenta(self.place, self.generator, TRAJECTORY_JITTER)
         uniform = torch.rand(len(momentum), generator=self.generator, dtype=torch.float64)
         start = Phase(self.place, momentum, self.value, self.score)
@@ -90,38 +90,42 @@ class Detour:
 
     @classmethod
     def of(cls, target: Target, draws: Tensor, generator: torch.Generator) -> Detour | None:
-        """The detour for draws (S, D); None if no effect has a latent scale, or its coordinates are not finite."""
+        """The detour for draws (S, D); None if no effect has a latent scale, or the coordinates are not finite."""
         problem = target.problem
         form = noncentred_form(problem) if maps_points(problem.traits) and not isinstance(problem, NonCentred) else None
         if form is None:
             return None
-        apart = form.to_noncentred(draws[evenly(len(draws), SAMPLED_ENTRIES)].to(form.dtype)).double()
-        if not bool(apart.var(0).isfinite().all()):
+        noncentred = form.to_noncentred(draws[evenly(len(draws), SAMPLED_ENTRIES)].to(form.dtype)).double()
+        if not bool(noncentred.var(0).isfinite().all()):
             return None
-        there = Target.of(form, apart, target.temperature)
+        noncentred_target = Target.of(form, noncentred, target.temperature)
         if target.few is None:
-            return cls(form, near_draws(there, apart), generator)
+            return cls(form, near_draws(noncentred_target, noncentred), generator)
 
-        def seen_as(white: Tensor) -> Tensor:
-            return target.white(form.centred(there.model(white).to(form.dtype)))
+        def correction_coordinates(white: Tensor) -> Tensor:
+            return target.white(form.centred(noncentred_target.model(white).to(form.dtype)))
 
-        return cls(form, replace(there, few=replace(target.few, seen_as=seen_as)), generator)
+        return cls(
+            form,
+            replace(noncentred_target, few=replace(target.few, correction_coordinates=correction_coordinates)),
+            generator,
+        )
 
     def white_noncentred(self, z: Tensor) -> Tensor:
-        """Non-centred, whitened coordinates (S, D) of points z (S, D) in the model's own."""
+        """Non-centred, whitened coordinates (S, D) of points z (S, D) in the model's own coordinates."""
         return self.target.white(self.form.to_noncentred(z.to(self.form.dtype)))
 
     def back(self, white: Tensor) -> Tensor:
-        """The model's own coordinates (S, D) of points in non-centred, whitened ones (S, D)."""
+        """The model's own coordinates (S, D) of points in non-centred, whitened coordinates (S, D)."""
         return self.form.centred(self.target.model(white).to(self.form.dtype))
 
     def move(self, chains: Chains) -> None:
-        """Move `chains`, in the model's own coordinates, by one trajectory of each in non-centred ones."""
-        there = self.white_noncentred(chains.target.model(chains.place))
+        """Move each of `chains`, in the model's own coordinates, by one trajectory in non-centred ones."""
+        noncentred = self.white_noncentred(chains.target.model(chains.place))
         if self.chains is None:
-            self.chains = Chains.begin(self.target, there, self.generator)
+            self.chains = Chains.begin(self.target, noncentred, self.generator)
             self.chains.shorten_steps()
         else:
-            self.chains.move_to(there)
+            self.chains.move_to(noncentred)
             self.chains.move()
         chains.move_to(chains.target.white(self.back(self.chains.place)))

@@ -1,16 +1,16 @@
-"""Clients whose rows contradict the others': how much more likely the rows are under mirrored parameters.
+"""Clients whose rows contradict the others', by the likelihood of the rows under mirrored parameters.
 
     E_k = E_-k[p_k(-θ)] / E_-k[p_k(θ)]          θ ~ q_-k, the posterior of the others; p_k the likelihood of k's rows
 
 Mirrored parameters, -θ, describe rows whose labels are flipped, or in which a sign is turned. If client k's rows come
-from the same model as the others', the denominator is the rows' predictive density, and E_k has the mean one, even of
-very few rows. By Markov's inequality the probability that E_k is K / α or more at any of K honest clients is at most α,
+from the same model as the others', the denominator is the rows' predictive density, and E_k has mean one, even for very
+few rows. By Markov's inequality the probability that E_k is K / α or more for any of K honest clients is at most α,
 `MAX_FALSE_NAMING`. (E_k is an e-value: Vovk & Wang 2021, *E-values: calibration, combination and applications*.)
-Distances between sites have no such guarantee: among ten clients of 8 rows, one with flipped labels is found in 43 % of
-cohorts; by sites alone in 11 % (`benchmarks.faults.naming`).
+Distances between sites have no such guarantee. Among ten clients of 8 rows, one with flipped labels is named in 43 % of
+cohorts, and by sites alone in 11 % (`benchmarks.faults.naming`).
 
-q_-k is a Gaussian, and both expectations are means over draws of it. If one of these means depends on few draws, as for
-a parameter that only this client informs, the client is not judged.
+q_-k is a Gaussian, and both expectations are means over draws of it. A client is not judged if one of the two means
+depends on few draws, as for a parameter that only this client informs.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from pyro_fed.codes.sentences import MAX_DESCRIBED
 from pyro_fed.conventions.limits import MIN_DRAWS, STANDARD_ERRORS
 from pyro_fed.ops.gaussian import Gaussian
 
-#: α: the largest chance that an honest client of a cohort is named.
+#: α, the largest probability that an honest client of a cohort is named.
 MAX_FALSE_NAMING = 0.05
-#: Draws of the others' posterior.
+#: Number of draws of the others' posterior.
 NUM_DRAWS_OF_OTHERS = 256
 
 
 def mirrored_clients(
     q: Gaussian, sites: Gaussian, rows: Tensor, log_lik: Callable[[int, Tensor], Tensor], generator: torch.Generator
 ) -> dict[int, float]:
-    """log E_k of the clients whose rows are K / α times as likely under mirrored parameters, by the client's number."""
-    # E_k is computed for the clients whose sites point to the opposite: an E_k that is large enough goes with that.
-    least = math.log(max(1, int((rows > 0).sum())) / MAX_FALSE_NAMING)
-    left, found = rows.nonzero().flatten().tolist(), dict[int, float]()
-    fewest = max(MIN_COHORT, len(left) // 2 + 1)
-    while len(left) >= fewest and len(found) < MAX_DESCRIBED and bool(q.is_proper()):
-        rest = type(sites)(sites.precision[left], sites.eta[left])
-        opposed = [left[i] for i in (by_sites(q, rest).opposed > STANDARD_ERRORS).nonzero()[0]]
+    """log E_k of the clients with E_k above K / α, by the client's number."""
+    # Only clients whose sites are opposed to the others' can have so large an E_k: for others it is not computed.
+    min_log_ratio = math.log(max(1, int((rows > 0).sum())) / MAX_FALSE_NAMING)
+    remaining, log_ratios = rows.nonzero().flatten().tolist(), dict[int, float]()
+    min_remaining = max(MIN_COHORT, len(remaining) // 2 + 1)
+    while len(remaining) >= min_remaining and len(log_ratios) < MAX_DESCRIBED and bool(q.is_proper()):
+        rest = type(sites)(sites.precision[remaining], sites.eta[remaining])
+        opposed = [remaining[i] for i in (by_sites(q, rest).opposed > STANDARD_ERRORS).nonzero()[0]]
         ratios = {k: _log_ratio(_without(q, sites, k), k, log_lik, generator) for k in opposed}
-        most = max(ratios, key=lambda k: ratios[k].value, default=None)
-        if most is None or not ratios[most].known or ratios[most].value <= least:
+        mirrored = max(ratios, key=lambda k: ratios[k].value, default=None)
+        if mirrored is None or not ratios[mirrored].known or ratios[mirrored].value <= min_log_ratio:
             break
-        found[most], q = ratios[most].value, _without(q, sites, most)
-        left.remove(most)
-    return found
+        log_ratios[mirrored], q = ratios[mirrored].value, _without(q, sites, mirrored)
+        remaining.remove(mirrored)
+    return log_ratios
 
 
 class LogRatio(NamedTuple):
@@ -73,10 +73,10 @@ def _log_ratio(
     if not bool(others.is_proper()):
         return LogRatio(-math.inf, False)
     draws = others.even_sample(NUM_DRAWS_OF_OTHERS, generator)
-    as_said, opposite = (log_lik(k, z).nan_to_num(nan=-math.inf) for z in (draws, -draws))
-    value = float(torch.logsumexp(opposite, 0) - torch.logsumexp(as_said, 0))
+    plain, mirrored = (log_lik(k, z).nan_to_num(nan=-math.inf) for z in (draws, -draws))
+    value = float(torch.logsumexp(mirrored, 0) - torch.logsumexp(plain, 0))
     if math.isnan(value):
         return LogRatio(-math.inf, False)
-    # Effective numbers of draws of both means, 1 / Σ w_s² with weights w_s ∝ p_k.
-    effective = (float(1 / torch.softmax(each, 0).square().sum()) for each in (as_said, opposite))
+    # The effective sample sizes of both means are 1 / Σ w_s², with weights w_s ∝ p_k.
+    effective = (float(1 / torch.softmax(each, 0).square().sum()) for each in (plain, mirrored))
     return LogRatio(value, min(effective) >= MIN_DRAWS)

@@ -1,7 +1,7 @@
-"""Findings on means and SDs that are off, by chains from the draws (`motion`) or weighted points, with the cure.
+"""Findings on wrong means and SDs, by chains from the draws (`motion`) or by weighted points, with their cures.
 
-The worst mean or SD beyond the limits is a doubt; one within the limits, but plainly off and near a limit, is a note.
-Figures `measured` are those of `Evidence.moment_figures`, of a result without doubts.
+The worst mean or SD beyond the limits is a doubt. One within the limits that is plainly off, and near a limit, is a
+note. The figures `measured` are those of `Evidence.moment_figures`, for a result without doubts.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pyro_fed.density.forms import with_hint
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.policy.audit import flat_priors_with_few_rows
 
-#: The posterior's moments are estimated by these.
+#: How findings name the two estimators of the posterior's moments.
 BY = {
     "chains": "short exact Markov chains that start at them",
     "weights": "importance weights of points that are spread more widely",
 }
-#: SDs, or a factor: a larger error is reported as "more than" this, since chains that move so far may not have arrived.
+#: A larger error, in SDs or as a factor, is reported as "more than" this: chains that move so far may still be moving.
 LARGEST_REPORTED_ERROR = 3.0
 
 
@@ -46,12 +46,13 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
     if flat_priors_with_few_rows(traits):
         return cures.proper_priors(sorted(traits.improper), traits.num_rows)
     if evidence.jump_lines:
-        said = steps_warning(evidence.jump_lines)
-        return f"{said[0].upper() + said[1:]}. {cures.WEIGHTS_NEED_NO_SCORES}. {STEPS_CURE}"
+        warning = steps_warning(evidence.jump_lines)
+        return f"{warning[0].upper() + warning[1:]}. {cures.WEIGHTS_NEED_NO_SCORES}. {STEPS_CURE}"
     if evidence.record.converged is False and evidence.record.rounds_help:
         return _cure_with_hint(cures.MORE_ROUNDS, evidence)
     if {"precision", "eta"} <= evidence.shared.keys() and not gaussian(evidence.shared).dense:
-        # With 160 parameters on the digits a network's full covariance has an accuracy of 0.47, a diagonal one of 0.63.
+        # A network with 160 parameters has an accuracy of 0.47 on the digits with a full covariance, 0.63 with a
+        # diagonal.
         return cures.judge_by_predictions(traits.dim) if traits.large() else cures.FULL_COVARIANCE
     if "DSVGD" in evidence.record.planned:
         return _cure_with_hint(cures.LEFT_TO_TRY, evidence)
@@ -60,55 +61,55 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
     return _cure_with_hint(evidence.algorithm.remedy or cures.BY_DRAWS[evidence.algorithm.draws_are], evidence)
 
 
-def _cure_with_hint(said: str, evidence: Evidence) -> str:
-    """The cure, with a hint at the non-centred form if that may help, unless a plan tries that form itself."""
-    return said if NONCENTRED in evidence.record.planned else with_hint(said, evidence.problem)
+def _cure_with_hint(sentence: str, evidence: Evidence) -> str:
+    """The sentence, with a hint at the non-centred form if that may help, unless a plan tries that form itself."""
+    return sentence if NONCENTRED in evidence.record.planned else with_hint(sentence, evidence.problem)
 
 
 def wrong_moment_findings(evidence: Evidence) -> list[Finding]:
     """One finding on the worst mean or SD that is wrong by chains from the draws or by weighted points, or none."""
-    found = evidence.moments
-    if found is None:
+    moments = evidence.moments
+    if moments is None:
         return []
-    if found.stuck and not found.whole:
-        return []  # steps may only be too long for correlations, which coordinates without them do not show
-    if found.stuck:
+    if moments.stuck and not moments.whole:
+        return []  # diagonal coordinates ignore correlations, so that steps may merely be too long for these
+    if moments.stuck:
         return [sentences.chains_are_stuck(cures=[cure(evidence)])]
-    worst = worst_moment(found)
+    worst = worst_moment(moments)
     if worst is None:
         return []
-    beyond = found.by == "weights" and float(found.log_sd[worst.number].exp()) > SD_MATTERS
-    said: dict[str, Any] = {"parameter": evidence.labels[worst.number], "by": BY[found.by], "error": worst.error}
-    said |= {"largest": LARGEST_REPORTED_ERROR, "bound": worst.bound, "cures": [cure(evidence, beyond)]}
+    beyond = moments.by == "weights" and float(moments.log_sd[worst.number].exp()) > SD_MATTERS
+    figures: dict[str, Any] = {"parameter": evidence.labels[worst.number], "by": BY[moments.by], "error": worst.error}
+    figures |= {"largest": LARGEST_REPORTED_ERROR, "bound": worst.bound, "cures": [cure(evidence, beyond)]}
     if worst.of_mean:
-        return [sentences.mean_is_off(size=worst.size, **said)]
-    return [sentences.sd_is_off(ratio=worst.size, **said)]
+        return [sentences.mean_is_off(size=worst.size, **figures)]
+    return [sentences.sd_is_off(ratio=worst.size, **figures)]
 
 
 def near_limit_findings(measured: Mapping[str, np.ndarray]) -> list[Finding]:
     """One finding on a moment that is within the limits, but near them, and plainly off, or none."""
-    plain = _off(measured, WRONG, STANDARD_ERRORS)
+    plain = _plain_errors(measured, WRONG, STANDARD_ERRORS)
     if not plain.max() > NEAR_LIMIT_SHARE:
         return []
     return [sentences.moments_close_to_limits(*_worst(measured, plain))]
 
 
 def aim_error(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
-    """The largest error of a mean or an SD, in units of a finer aim; 0 if none is likely to miss it."""
-    worst = float(_likely(measured, aim).max())
+    """The largest error of a mean or an SD, in units of a finer aim; 0 if no error is likely to exceed the aim."""
+    worst = float(_likely_errors(measured, aim).max())
     return worst if worst > 1 else 0.0
 
 
 def missed_aim_findings(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]:
-    """One finding on a mean or an SD that is within the limits, but likely to miss a finer aim, or none."""
+    """One finding on a mean or an SD within the limits that is likely to miss a finer aim, or none."""
     if not aim_error(measured, aim):
         return []
-    worst = _worst(measured, _likely(measured, aim))
+    worst = _worst(measured, _likely_errors(measured, aim))
     return [sentences.aim_missed(*worst, mean_error=aim.mean_error, sd_factor=aim.sd_factor)]
 
 
 def own_aim_findings(errors: tuple[float, float], aim: Limits) -> list[Finding]:
-    """One finding on errors of a mean and a log SD, as an algorithm itself estimates, that miss an aim, or none."""
+    """One finding if the algorithm's own estimates of its errors (of a mean, a log SD) miss an aim, or none."""
     mean, log_sd = errors
     if mean <= aim.mean_error and log_sd <= math.log(aim.sd_factor):
         return []
@@ -116,42 +117,42 @@ def own_aim_findings(errors: tuple[float, float], aim: Limits) -> list[Finding]:
 
 
 def sd_at_limit_findings(evidence: Evidence) -> list[Finding]:
-    """One finding on an SD that is plainly too small, and as near to the limit as its standard error, or none."""
-    # It is beyond the limit with a chance of one in six or more: chains that remember their start see too little of it.
+    """One finding on an SD that is plainly too small, and within one standard error of the limit, or none."""
+    # The SD is beyond the limit with probability one in six or more: chains that remember their start underestimate it.
     measured = evidence.moment_figures
-    plain = _off(measured, WRONG, STANDARD_ERRORS)
+    plain = _plain_errors(measured, WRONG, STANDARD_ERRORS)
     if not plain.max() > 0:
         return []
-    found = Moments.of_figures(measured)
-    at = plain * (plain + found.noise > 1) * (found.log_sd > 0)
-    at[0] = 0.0  # the means
-    if not bool(at.any()):
+    moments = Moments.of_figures(measured)
+    at_limit = plain * (plain + moments.noise > 1) * (moments.log_sd > 0)
+    at_limit[0] = 0.0  # only SDs, not means
+    if not bool(at_limit.any()):
         return []
-    return [sentences.sd_at_the_limit(*_worst(measured, at), cures=[cure(evidence)])]
+    return [sentences.sd_at_the_limit(*_worst(measured, at_limit), cures=[cure(evidence)])]
 
 
 def possibly_wrong_findings(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]:
     """One finding on a mean or an SD that plainly misses a finer aim, and may even be beyond the limits, or none."""
-    missed = _off(measured, aim, STANDARD_ERRORS)
+    missed = _plain_errors(measured, aim, STANDARD_ERRORS)
     if not missed.max() > 1:
         return []
-    found = Moments.of_figures(measured)
-    missed = missed * (missed > 1) * (found.excess + margin(len(found.mean)) * found.noise > 1)
+    moments = Moments.of_figures(measured)
+    missed = missed * (missed > 1) * (moments.excess + margin(len(moments.mean)) * moments.noise > 1)
     if not bool(missed.any()):
         return []
     return [sentences.moments_may_be_off(*_worst(measured, missed))]
 
 
-def _off(measured: Mapping[str, np.ndarray], limits: Limits, errors: float) -> Tensor:
-    """Errors of means and SDs (2, F) in units of limits; 0 if one is below `errors` standard errors, or unknown."""
+def _plain_errors(measured: Mapping[str, np.ndarray], limits: Limits, errors: float) -> Tensor:
+    """Errors of means and SDs (2, F) in units of limits; 0 where below `errors` standard errors, or unknown."""
     off, noise = Moments.of_figures(measured).against(limits)
     return torch.where(off > errors * noise, off, 0.0)
 
 
-def _likely(measured: Mapping[str, np.ndarray], aim: Limits) -> Tensor:
-    """Errors (2, F) in units of a finer aim; 0 if the error as a whole may be chance, among so many numbers."""
-    # An error that is plain, if not plainly beyond the aim, is enough: it takes less than to call an answer wrong.
-    return _off(measured, aim, margin(len(Moments.of_figures(measured).mean)))
+def _likely_errors(measured: Mapping[str, np.ndarray], aim: Limits) -> Tensor:
+    """Errors (2, F) in units of a finer aim; 0 where an error may be chance among so many numbers."""
+    # The error has to be plainly above zero, not plainly above the aim: missing an aim does not make an answer wrong.
+    return _plain_errors(measured, aim, margin(len(Moments.of_figures(measured).mean)))
 
 
 def _worst(measured: Mapping[str, np.ndarray], off: Tensor) -> tuple[str, str]:

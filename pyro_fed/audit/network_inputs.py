@@ -1,16 +1,16 @@
-"""Errors in the inputs of a network: out of range of its units, or of no use to its predictions.
+"""Errors in the inputs of a network: out of range of its units, or useless for its predictions.
 
-**Out of range.** A unit takes Σ_j x_j w_j. If a column's root mean square times the size of its weights under the prior
-is far above one, the unit is nearly the same for all rows: tanh is at ±1, and a rectifier is linear or zero. Then there
-is hardly a gradient to follow. With weights of N(0, 1), a year, an income or a count is such a column.
+**Out of range.** A unit's input is Σ_j x_j w_j. If a column's root mean square times the size of its weights under the
+prior is far above one, the unit saturates: tanh is at ±1, and a rectifier is linear or zero. The gradient then nearly
+vanishes. With weights of N(0, 1), a year, an income or a count is such a column.
 
-**Of no use.** An answer predicts a row by its own inputs no better than by those of other rows j:
+**Useless.** The inputs of a row i predict its own outcome no better than the outcomes of other rows j:
 
     Δ_i = log 1/S Σ_s p(y_i | x_i, z_s) - mean over j of log 1/S Σ_s p(y_j | x_i, z_s)
 
-The mean of Δ_i over the fitted rows is positive if the answer has learned anything about y from x. It is zero for a
-network whose weights stay at the prior. The density of the rows alone would not show that, since x may be
-uninformative. The user has to decide between the two.
+The mean of Δ_i over the fitted rows is positive if the draws z_s have learned anything about y from x. It is zero for a
+network whose weights stay at the prior, and also if x is uninformative. The user has to decide between the two; the
+density of the rows alone shows neither.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.trace_sites import frame_of, sum_to_rows
 from pyro_fed.ops.entries import evenly
 
-#: A column is out of range if the root mean square of its contribution to a unit is larger. With weights of N(0, 1)
-#: standardised columns, pixels of 0 to 16 and columns of tens are well below.
+#: A column is out of range if the root mean square of its contribution to a unit exceeds this. With weights of N(0, 1)
+#: standardised columns, pixels of 0 to 16 and columns of tens are well below it.
 MAX_CONTRIBUTION = 30.0
-#: Median of |w| for w ~ N(0, 1). The size of weights is their median over this: if their scales have long tails, as
-#: in a horseshoe, a root mean square would be that of few extreme weights, which data rule out.
+#: Median of |w| for w ~ N(0, 1). The size of weights is their median divided by this. A root mean square would depend
+#: on few extreme weights, which data rule out, if scales have long tails, as in a horseshoe.
 MEDIAN = NormalDist().inv_cdf(0.75)
-#: The most and the fewest rows that are used: of more rows the gain of an overfitted network is plain too, and fewer
-#: show no gain plainly.
+#: Largest and smallest number of rows. With more rows an overfitted network's gain is plain too; with fewer none is.
 MAX_COMPARED_ROWS, MIN_COMPARED_ROWS = 500, 20
-#: Inputs are of use if the mean of Δ is more than this many standard errors above zero.
+#: Inputs are useful if the mean of Δ is more than this many standard errors above zero.
 USEFUL_STANDARD_ERRORS = 2.0
 
 
 def range_findings(problem: Problem, from_prior: Callable[[], Tensor | None]) -> list[Finding]:
-    """One finding on the column that is furthest out of range of a network's units, by draws of the prior; or none."""
+    """One finding on the column that is farthest out of range of a network's units under the prior, or none."""
     draws = from_prior() if problem.traits.layers else None
     if draws is None:
         return []
@@ -70,20 +69,20 @@ class _Size(NamedTuple):
     added: float  # root mean square of what the column adds
     of_rows: float  # root mean square of the column
     of_weights: float  # size of the column's weights under the prior
-    column: int | None  # the column's number; None if all inputs are taken as one
-    leaf: int | None  # number of the row tensor that has the column; None if it is not an argument itself
+    column: int | None  # the column's number; None if all inputs are treated as one column
+    leaf: int | None  # number of the row tensor that has the column; None if the inputs are not an argument itself
 
 
 def _sizes(problem: Problem, draws: Tensor) -> Iterator[_Size]:
-    """The worst column of each first layer by draws of the prior; a convolution or several products are one."""
+    """The worst column of each first layer by draws of the prior; a convolution or several products have one column."""
     rows = some_rows(problem, FEW_ROWS)
     graph = rows_graph(problem, FEW_ROWS)
     leaves = [node for node in graph.graph.nodes if node.op == "placeholder"][1:]
-    wanted = first_products(graph)
-    seen = [_Values(graph, {node for pair in wanted for node in pair}).at(z, rows) for z in draws]
-    for x, w in wanted:
-        of_rows = seen[0][x].double()
-        of_weights = torch.stack([one[w] for one in seen]).double().abs()
+    products = first_products(graph)
+    node_values = [_Values(graph, {node for pair in products for node in pair}).at(z, rows) for z in draws]
+    for x, w in products:
+        of_rows = node_values[0][x].double()
+        of_weights = torch.stack([one[w] for one in node_values]).double().abs()
         by_column = of_weights.dim() == 3 and of_rows.shape[-1] == of_weights.shape[1]
         rows_by, weights_by = (of_rows.shape[-1], of_weights.shape[1]) if by_column else (1, 1)
         of_rows = of_rows.reshape(-1, rows_by).square().mean(0).sqrt()
@@ -109,22 +108,22 @@ class _Values(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Compute a node, and keep its value if it is wanted."""
-        found = super().run_node(n)
+        value = super().run_node(n)
         if n in self.wanted:
-            self.values[n] = found
-        return found
+            self.values[n] = value
+        return value
 
 
 def useless_input_findings(problem: Problem, draws: Tensor) -> list[Finding]:
-    """One finding on a network that predicts rows, by draws (S, D), no better by their own than by others' inputs."""
+    """One finding on a network whose draws (S, D) predict rows no better from their own inputs than from others'."""
     if not (problem.traits.layers and problem.traits.one_outcome):
         return []
     rows = tuple(leaf[evenly(len(leaf), MAX_COMPARED_ROWS)] for leaf in problem.rows)
     if len(rows[0]) < MIN_COMPARED_ROWS:
         return []
-    found = [_log_densities(problem, z, rows) for z in draws[evenly(len(draws), NUM_DRAWS)].to(problem.dtype)]
-    own, *others = (torch.stack(parts).logsumexp(0) for parts in zip(*found, strict=True))
-    gain = own - torch.stack(others).mean(0)
+    log_densities = [_log_densities(problem, z, rows) for z in draws[evenly(len(draws), NUM_DRAWS)].to(problem.dtype)]
+    own_inputs, *other_inputs = (torch.stack(parts).logsumexp(0) for parts in zip(*log_densities, strict=True))
+    gain = own_inputs - torch.stack(other_inputs).mean(0)
     mean, error = float(gain.mean()), float(gain.std()) / math.sqrt(len(gain))
     if not mean <= USEFUL_STANDARD_ERRORS * error:
         return []
@@ -133,12 +132,12 @@ def useless_input_findings(problem: Problem, draws: Tensor) -> list[Finding]:
 
 
 def _log_densities(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> list[Tensor]:
-    """Log densities of observations, given inputs: of the m rows' own ones (m,), then of `FEW_DRAWS` others'."""
+    """Log densities (m,) of the m rows' own observations given their inputs, then of other rows', `FEW_DRAWS` times."""
     site = problem.execute_at(z, rows).trace.nodes[problem.layout.single_observed()]
     dim = frame_of(site, problem.plate).dim
     along = dim - len(site["fn"].event_shape)
-    found = []
+    log_densities = []
     for shift in (0, *(1 + len(rows[0]) * part // (FEW_DRAWS + 1) for part in range(1, FEW_DRAWS + 1))):
         log_prob = site["fn"].log_prob(site["value"].roll(shift, along))
-        found.append(sum_to_rows({**site, "log_prob": log_prob}, dim).double())
-    return found
+        log_densities.append(sum_to_rows({**site, "log_prob": log_prob}, dim).double())
+    return log_densities

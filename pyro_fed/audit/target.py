@@ -1,23 +1,23 @@
-"""The log density that a result should be of, with its score, in coordinates that whiten the result's draws.
+"""The log density and score of the posterior that a result approximates, in coordinates that whiten its draws.
 
     z = m + L w,    m the draws' mean, L L' their covariance
 
-In these coordinates the target of a correct Gaussian result is N(0, I). With fewer than `DRAWS_A_DIMENSION` draws for
-each dimension the covariance is shrunk towards its diagonal, by D / (S + D); with more than `LARGE_DIM` parameters L
-is diagonal. L need not fit the posterior: the methods that use these coordinates are exact in any, and only their speed
-differs.
+In these coordinates the target of a correct Gaussian result is N(0, I). With fewer than `DRAWS_A_DIMENSION` draws per
+dimension the covariance is shrunk towards its diagonal, by D / (S + D). With more than `LARGE_DIM` parameters L is
+diagonal. L need not fit the posterior: it changes only the speed of the methods that use these coordinates.
 
-**Many rows** are replaced by few of them, with a quadratic correction c for the others:
+**Many rows** are replaced by a few of them, with a quadratic correction c for the others:
 
     log p(w) = log p_0(w) + n/b Σ_{i ∈ B} log p_i(w) + c(w),      c(w) ≈ level + a'w - w'E w / 2
 
-B are b of the n rows. With many rows c is nearly quadratic: its third derivatives are of order n^(-1/2). It is the
-control variate of `density.derivatives.few_rows` at the draws' mean, with its source. Where rows' scores jump, a and E
-are means over points at the draws' distance from their mean. The approximation is compared with the density of all rows
-at some draws, moved `OUTWARD_FACTOR` times as far out. If it differs by more than `NEGLIGIBLE` nats, grown as terms of
-third order grow over that distance, four times as many rows are taken, and all if a quarter does not agree.
+B has b of the n rows. With many rows c is nearly quadratic: its third derivatives are of order n^(-1/2). It is the
+control variate of `density.derivatives.few_rows`, which names the source, at the draws' mean. If rows' scores jump, a
+and E are means over points at the draws' distance from their mean. The approximation is compared with the density of
+all rows at some draws, moved `OUTWARD_FACTOR` times as far out. The allowed difference is `NEGLIGIBLE` nats times
+`OUTWARD_FACTOR`³, as terms of third order grow. If it is exceeded, four times as many rows are taken, and all rows if a
+quarter of them does not agree.
 
-The correction holds around the draws. A search far from them (`modes`) uses the few rows without it, and goes on from
+The correction holds around the draws. A search far from them (`modes`) uses the few rows without it, and continues from
 its results with all rows.
 """
 
@@ -53,27 +53,28 @@ from pyro_fed.ops.importance import MAX_LOG_DENSITY
 from pyro_fed.ops.memory import count_of_densities
 from pyro_fed.policy.audit import CHAINS, FEWEST_CHAINS, MANY_CHAINS, SCORE_COST, takes_some_rows
 
-#: With this many draws for each dimension their covariance is not shrunk.
+#: With this many draws per dimension their covariance is not shrunk.
 DRAWS_A_DIMENSION = 4
-#: Points are computed in groups of these sizes, the last one filled up, since each further size would be traced: of
-#: climbs, of few chains and many, and of weighted points.
+#: Points are computed in batches of these sizes, the last batch filled up, since each further size would be traced. The
+#: sizes are those of climbs, few chains, many chains and weighted points.
 BATCHES = 16, FEWEST_CHAINS, CHAINS, MANY_CHAINS
 #: An SD smaller than this share of the largest is rounding.
 MIN_SD_SHARE = 1e-10
 #: Half the distance over which scores are compared for a curvature: in the result's SDs, or as a multiple of a
 #: parameter's size or of one. The error of central differences is least near the cube root of the rounding error.
 SCORE_STEP = torch.finfo(torch.float32).eps ** (1 / 3)
-#: How much farther from the mean the draws at which densities are compared are moved.
+#: Draws at which densities are compared are moved this many times as far from the mean.
 OUTWARD_FACTOR = 1.5
 
 
 @dataclass(frozen=True)
 class FewRows:
-    """Rows that stand for all, with the correction level + a'w - w'E w / 2 of their log density."""
+    """A few rows in place of all, with the correction level + a'w - w'E w / 2 of their log density."""
 
     rows: tuple[Tensor, ...]  # in the order of `Problem.all_rows`
     correction: Quadratic
-    seen_as: Callable[[Tensor], Tensor] | None = None  # maps a target's whitened coordinates to the correction's w
+    # maps a target's whitened coordinates to the correction's w; None if they are the same
+    correction_coordinates: Callable[[Tensor], Tensor] | None = None
 
     @property
     def count(self) -> int:
@@ -82,14 +83,14 @@ class FewRows:
 
     def value_and_gradient(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """The correction (S,) at a target's whitened points (S, D), and its gradient there (S, D)."""
-        if self.seen_as is None:
+        if self.correction_coordinates is None:
             return self.correction.value(white), self.correction.gradient(white)
-        seen, pull = vjp(self.seen_as, white)[:2]
+        seen, pull = vjp(self.correction_coordinates, white)[:2]
         return self.correction.value(seen), pull(self.correction.gradient(seen))[0]
 
 
 class NearDraws(NamedTuple):
-    """The modes of the rows' own latents near the draws, and the distance from their mean within which they hold."""
+    """The modes of the rows' own latents near the draws, and the distance from their mean up to which they hold."""
 
     modes: NearbyModes
     reach: float
@@ -102,8 +103,8 @@ class Target:
     problem: Problem
     centre: Tensor  # m (D,), float64
     factor: Tensor  # L (D, D), lower triangular, or its diagonal (D,), float64
-    temperature: float = 1.0  # T of the likelihood, which is raised to the power 1 / T, as in generalised Bayes
-    few: FewRows | None = None  # rows that stand for all
+    temperature: float = 1.0  # T: the likelihood is raised to the power 1 / T, as in generalised Bayes
+    few: FewRows | None = None  # rows in place of all
     near: NearDraws | None = None
 
     @classmethod
@@ -122,7 +123,7 @@ class Target:
         return replace(target, factor=torch.where(curvature > 0, curvature, 1.0).rsqrt())
 
     def with_near_modes(self, white: Tensor) -> Target:
-        """This target with what is known of the rows' own latents near whitened points (S, D); itself without any."""
+        """This target with the modes of the rows' own latents near whitened points (S, D); itself without any."""
         rows = one_client(self._rows, self.centre.to(self.problem.dtype))
         known = ascent_starts(self.problem, self.model(white).unsqueeze(0), rows)
         if known is None or not bool(known.arrive.all()):
@@ -152,8 +153,8 @@ class Target:
         away = z.double() - self.centre
         if self.factor.dim() == 1:
             return away / self.factor
-        found: Tensor = torch.linalg.solve_triangular(self.factor, away.T, upper=False).T
-        return found
+        white: Tensor = torch.linalg.solve_triangular(self.factor, away.T, upper=False).T
+        return white
 
     def pulled(self, score: Tensor) -> Tensor:
         """L' s in the whitened coordinates (..., D) of gradients s (..., D) in the model's coordinates."""
@@ -166,16 +167,16 @@ class Target:
 
     @property
     def evaluations(self) -> int:
-        """Densities of rows that one log density takes near the draws."""
+        """Number of densities of rows for one log density near the draws."""
         return math.ceil(density_cost(self.problem, None if self.near is None else self.near.modes) * self.share)
 
     @property
     def far_evaluations(self) -> int:
-        """Densities of rows that one log density takes far from the draws."""
+        """Number of densities of rows for one log density far from the draws."""
         return math.ceil(density_cost(self.problem) * self.share)
 
     def __call__(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        """Log density (S,) and its gradient (S, D) at whitened points (S, D); -inf and zero if one is not finite."""
+        """Log density (S,) and its gradient (S, D) at whitened points (S, D); -inf and zero where not finite."""
         score, value = self._at(white, "score_and_value")
         value, pulled = value.double(), self.pulled(score.double())
         if self.few is not None:
@@ -185,7 +186,7 @@ class Target:
         return torch.where(usable, value, -torch.inf), torch.where(usable[:, None], pulled, 0.0)
 
     def values(self, white: Tensor) -> Tensor:
-        """The log density (S,) alone at whitened points (S, D); -inf if it is not finite."""
+        """The log density (S,) alone at whitened points (S, D); -inf where not finite."""
         (value,) = self._at(white, "value")
         value = value.double()
         if self.few is not None:
@@ -218,14 +219,14 @@ class Target:
 
 
 def density_cost(problem: Problem, near: NearbyModes | None = None) -> int:
-    """Densities of rows that one log density takes; of rows with latents of their own the ways to their modes too."""
+    """Number of densities of rows for one log density, the searches for modes of rows' own latents included."""
     nodes = len(near.nodes[1]) if near is not None and near.nodes else problem.num_nodes
     steps = problem.quadrature.mode_steps or 0 if near is None else len(near.steps)
     return problem.widest * (nodes + SCORE_COST * steps)
 
 
 def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Scores (S, D) and log densities (S,) at the model's points z (S, D), as the run computes them, in its dtype."""
+    """Scores (S, D) and log densities (S,) at the model's points z (S, D), in the dtype of the run."""
     method = TemperedDensity(temperature).score_and_value
     score, value = _at(problem, z, method, (problem.all_rows, ()), problem.evaluations)
     return score, value
@@ -234,12 +235,12 @@ def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Te
 def _at(
     problem: Problem, z: Tensor, function: Callable[..., tuple[Tensor, ...]], given: Any, evaluations: int
 ) -> tuple[Tensor, ...]:
-    """The result of a function of points (S, D) and of what is `given`, computed for some points at a time.
+    """A function of points (S, D) and of `given`, computed for some points at a time.
 
-    Rows are inputs, so that the compiled step serves other data of the same shapes too (`Federation.with_args`).
+    Rows are inputs, so that the compiled step also serves other data of the same shapes (`Federation.with_args`).
     """
     compiled = problem.mapped(function, (0, None))
-    # How many points are computed together is a power of two, since each size is traced.
+    # The number of points computed together is a power of two, since each size is traced.
     room = count_of_densities(evaluations)
     wanted = max((size for size in BATCHES if size <= len(z)), default=BATCHES[0])
     size = min(1 << (room.bit_length() - 1), wanted)
@@ -250,19 +251,19 @@ def _at(
 def _piece(problem: Problem, compiled: Any, piece: Tensor, given: Any, size: int) -> list[Tensor]:
     """The compiled function at a piece of the points, which is filled up to `size` if functions are traced."""
     missing = size - len(piece) if problem.compiler.level == "trace" else 0
-    found = compiled(torch.cat([piece, piece[-1:].expand(missing, -1)])[None], given)
-    return [part[0, : len(piece)] for part in found]
+    values = compiled(torch.cat([piece, piece[-1:].expand(missing, -1)])[None], given)
+    return [part[0, : len(piece)] for part in values]
 
 
-#: Rows, and what is known of their own latents: a tuple of one, or none.
+#: Rows, and the modes of their own latents: a tuple of one element, or of none.
 Given = tuple[tuple[Any, ...], tuple[NearbyModes, ...]]
 
 
 @dataclass(frozen=True)
 class TemperedDensity:
-    """The log density of some rows, with the likelihood's part divided by a temperature (1 for the posterior).
+    """The log density of some rows, with the log-likelihood divided by a temperature (1 for the posterior).
 
-    Of rows' own latents it takes as many nodes as values and scores need, without curvatures.
+    Rows' own latents get as many quadrature nodes as values and scores need, not the more that curvatures need.
     """
 
     temperature: float = 1.0
@@ -270,8 +271,8 @@ class TemperedDensity:
     def score_and_value(self, problem: Problem, points: Tensor, given: Given) -> tuple[Tensor, Tensor]:
         """Scores (S, D) and values (S,) at unconstrained points (S, D)."""
         density = partial(self._log_density, problem, given)
-        found: tuple[Tensor, Tensor] = problem.vmap(grad_and_value(density))(points)
-        return found
+        scores_and_values: tuple[Tensor, Tensor] = problem.vmap(grad_and_value(density))(points)
+        return scores_and_values
 
     def value(self, problem: Problem, points: Tensor, given: Given) -> tuple[Tensor]:
         """Values (S,) at unconstrained points (S, D)."""
@@ -292,7 +293,7 @@ class TemperedDensity:
 
     @staticmethod
     def _log_parts(problem: Problem, given: Given, z: Tensor) -> tuple[Tensor, Tensor]:
-        """`Problem.log_parts` of the rows that are given, by what is known of their own latents."""
+        """`Problem.log_parts` of the given rows, with the given modes of their own latents."""
         return replace(problem, quadrature=problem.quadrature.of_scores).log_parts(z, given[0], *given[1])
 
 
@@ -302,7 +303,7 @@ def for_checks(problem: Problem) -> Problem:
 
 
 def whitening_factor(z: Tensor) -> Tensor:
-    """L of draws (S, D), see the module's header: a Cholesky factor (D, D), or SDs (D,) of many parameters."""
+    """The factor L of draws (S, D): a Cholesky factor (D, D), or SDs (D,) of many parameters."""
     count, dim = z.shape
     sd = z.std(0)
     sd = sd.clamp_min(MIN_SD_SHARE * float(sd.max()) if float(sd.max()) > 0 else 1.0)
@@ -321,7 +322,7 @@ def whitening_factor(z: Tensor) -> Tensor:
 
 
 def on_rows_alone(target: Target) -> Target:
-    """The posterior by few rows, without the correction; `target` itself if it has not many rows."""
+    """The posterior by few rows, without the correction; `target` itself unless it has many rows."""
     problem = target.problem
     counts = _row_counts(problem)
     if not counts:
@@ -337,12 +338,12 @@ def near_draws(target: Target, draws: Tensor) -> Target:
 
 
 def on_few_rows(target: Target, white: Tensor) -> Target:
-    """The posterior around whitened draws (S, D) by few rows, corrected; `target` itself if these disagree with all."""
+    """The posterior around whitened draws (S, D) by few rows, corrected; `target` itself if these do not agree."""
     problem, counts = target.problem, _row_counts(target.problem)
     if not counts or not problem.traits.few_parameters:
         return target
-    at = OUTWARD_FACTOR * white[evenly(len(white), NUM_DRAWS)]
-    value, whole = target.values(at), _parabola(target, _all_rows(target))
+    points = OUTWARD_FACTOR * white[evenly(len(white), NUM_DRAWS)]
+    value, whole = target.values(points), _parabola(target, _all_rows(target))
     if not bool(value.isfinite().all()):
         return target
     rounding = SUM_ROUNDING_UNITS * torch.finfo(problem.dtype).eps * float(value.abs().max())
@@ -351,19 +352,19 @@ def on_few_rows(target: Target, white: Tensor) -> Target:
         rows = _picked(target, count)
         some, share = _parabola(target, rows), target.temperature * count / problem.num_rows
         missed = Quadratic(*(a / target.temperature - b / share for a, b in zip(whole, some, strict=True)))
-        found = _by_rows(target, rows, missed).with_near_modes(at)
-        if bool(((found.values(at) - value).abs() <= allowed).all()):
-            return found
+        few_rows_target = _by_rows(target, rows, missed).with_near_modes(points)
+        if bool(((few_rows_target.values(points) - value).abs() <= allowed).all()):
+            return few_rows_target
     return target
 
 
 def _row_counts(problem: Problem) -> list[int]:
-    """Numbers of rows that are tried in the place of all; none if these are few or not tensors, or looped over."""
+    """Numbers of rows to try in place of all; none if the rows are few, no tensors, or looped over."""
     return [*row_numbers(problem.dim, problem.num_rows, MORE_ROWS)] if takes_some_rows(problem.traits) else []
 
 
 def _by_rows(target: Target, rows: ClientData, missed: Quadratic) -> Target:
-    """The posterior by some rows, as those of one client, and what these miss."""
+    """The posterior by some rows, given as one client's, and the correction `missed` for the others."""
     chosen = rows.row_index[0].to(rows.rows[0].device)
     few = FewRows(tuple(leaf[chosen] for leaf in rows.rows), missed)
     return replace(target, few=few, near=None)
@@ -376,7 +377,7 @@ def _all_rows(target: Target) -> ClientData:
 
 
 def _picked(target: Target, count: int) -> ClientData:
-    """So many of all rows, as those of one client."""
+    """`count` of all rows, as those of one client."""
     return pick_rows(target.problem, _all_rows(target), count)[0]
 
 

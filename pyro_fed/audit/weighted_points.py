@@ -2,19 +2,20 @@
 
 They come from adaptive multiple importance sampling (`ops.adaptive_importance`), driven by a loop.
 
-**The first points** come in equal shares from mixtures fitted to the draws and to draws of the prior, and from around
-the draws' centre, with the widths `NEAR_WIDTHS` and with far larger ones, up to the prior's. So there are points in a
-slab around a spike; a search for modes climbs from there to the spike, and chains from the spike do not enter the slab.
-If few rows stand for all, they do so near the draws only, and points are drawn there only.
+**The first points** come in equal shares from mixtures fitted to the draws and to draws of the prior, and from
+components around the draws' centre, with the widths `NEAR_WIDTHS` and with far larger ones, up to the prior's. So some
+points lie in a slab around a spike. A search for modes would climb from the slab to the spike, and chains from the
+spike do not enter the slab. A few rows replace all rows only near the draws, so that points are then drawn only there.
 
-**The end.** No points are added once `SETTINGS` are met, for means and for variances, or after `MAX_ROUNDS` rounds. If
-they are then worth fewer than `MIN_EFFECTIVE_DRAWS`, as in many dimensions, none are returned.
+**The end.** Points are added until `SETTINGS` are met, for means and for variances, or for `MAX_ROUNDS` rounds. If
+their effective sample size is then below `MIN_EFFECTIVE_DRAWS`, as in many dimensions, none are returned.
 
-**What they show.** Chains that begin at a result's draws move slowly into a tail that the draws lack, and look settled
-before they arrive; weighted points have no such memory. In few dimensions they can be trusted, except for a number
-whose variance depends on few points. If they find a number wrong, this overrules chains that find it right.
+**Use.** Chains that begin at a result's draws move slowly into a tail that the draws lack, and seem to have converged
+before they arrive. Weighted points have no such memory. In few dimensions they can be trusted, except for a number
+whose variance depends on few points. An error that they find overrules chains that find none.
 
-Deterministic sites are judged by the tails of their own draws: they may have no variance although all latents have one.
+Deterministic sites are judged by the tails of their own draws: they may have an infinite variance although no latent
+does.
 """
 
 from __future__ import annotations
@@ -45,26 +46,24 @@ from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 from pyro_fed.ops.student import Mixture, fitted
 from pyro_fed.policy.audit import CHAINS, takes_weighted_points, weighted_points
 
-#: The most rounds. A round has as many points as are computed together, or fewer where they cost much.
+#: Largest number of rounds. A round has as many points as are computed together, or fewer if they are expensive.
 MAX_ROUNDS = 6
-#: The fewest points of a round, of which each of the first mixture's parts has some.
+#: Smallest number of points of a round. It leaves some to each component of the first mixture.
 POINTS_A_ROUND = 512
-#: Widths of the points around the draws, in the draws' own. Beyond these, widths are powers of the last one, up to the
+#: Widths of the components around the draws, in the draws' SDs. Larger widths are powers of the last one, up to the
 #: prior's SD, and at most `MAX_WIDTH`.
 NEAR_WIDTHS, MAX_WIDTH = (1.0, 1.5, 3.0), 1000.0
-#: No points are added once their effective number is this large, and the weights' tail can be trusted.
+#: Points are enough at this effective sample size, if the weights' tail can be trusted.
 SETTINGS = AdaptiveSettings(enough=SAMPLED_ENTRIES, longest_tail=0.5, second_moments=True)
-#: Effective number of points for a fit.
+#: Effective sample size for a fit.
 FIT_ON = 5 * COMPONENTS
-#: The smallest effective number of points for the terms of a number's variance: n of them leave its SD an error of
-#: 1 / (2 √n), as a logarithm.
+#: Smallest effective sample size for the terms of a number's variance: n terms leave its log SD an error of 1 / (2 √n).
 MIN_TERMS_OF_VARIANCE = (STANDARD_ERRORS / (2 * math.log(SD_MATTERS))) ** 2
-#: The fewest draws that show the shape of a tail: a tenth of them are in it, and its k has a standard error of 0.2.
+#: Smallest number of draws that show the shape of a tail: a tenth of them lie in it, and k has a standard error of 0.2.
 MIN_TAIL_DRAWS = 800
 #: Distances from the median, in interquartile ranges, between which the fall of a density is measured.
 TAIL_DISTANCES = 300.0, 3000.0
-#: A density that falls like a smaller power of |x| has no variance: three, and a margin for other terms so
-#: far out.
+#: A density that falls like a smaller power of |x| has no variance. The power is three, plus a margin for other terms.
 MIN_TAIL_POWER = 3.05
 
 
@@ -83,32 +82,32 @@ def sample_weighted_points(
     if not takes_weighted_points(target.problem.traits):
         return None
     points = weighted_points(target.evaluations, POINTS_A_ROUND, BATCHES[-1])
-    first = _first(target, draws, from_prior, generator).shared_out(points)
+    first = _first_mixture(target, draws, from_prior, generator).shared_out(points)
     sampler = AdaptiveImportanceSampler.start(SETTINGS, first, generator)
-    for taken in range(1, MAX_ROUNDS + 1):
+    for rounds in range(1, MAX_ROUNDS + 1):
         sampler = sampler.tell(target.values(sampler.trial))
         if sampler.all_impossible:
             return None
-        if taken == MAX_ROUNDS or sampler.is_enough():
+        if rounds == MAX_ROUNDS or sampler.is_enough():
             break
         sampler = sampler.draw(sampler.refit(FIT_ON, generator).shared_out(points), generator)
-    found = sampler.smoothed
-    if not (found.pareto_k <= SETTINGS.longest_tail and found.effective >= MIN_EFFECTIVE_DRAWS):
+    weights = sampler.smoothed
+    if not (weights.pareto_k <= SETTINGS.longest_tail and weights.effective >= MIN_EFFECTIVE_DRAWS):
         return None
-    # On a site's own scale, points with negligible weights may be extremely far away.
-    some = sampler.log_weights > sampler.log_weights.max() - NEGLIGIBLE_NATS
-    return WeightedPoints(found.weights[some] / found.weights[some].sum(), sampler.points[some])
+    # Points with negligible weights are dropped: on a site's own scale they may be extremely far away.
+    heavy = sampler.log_weights > sampler.log_weights.max() - NEGLIGIBLE_NATS
+    return WeightedPoints(weights.weights[heavy] / weights.weights[heavy].sum(), sampler.points[heavy])
 
 
-def _first(
+def _first_mixture(
     target: Target, draws: Tensor, from_prior: Callable[[], Tensor | None], generator: torch.Generator
 ) -> Mixture:
-    """The mixture that the first points are drawn from, of parts in equal shares."""
+    """The proposal of the first points, a mixture of parts in equal shares."""
     parts = [_around_centre(target, NEAR_WIDTHS), _fit(draws, generator)]
     if target.few is None:
-        found, largest = from_prior(), MAX_WIDTH
-        if found is not None:
-            prior = target.white(found)
+        prior_draws, largest = from_prior(), MAX_WIDTH
+        if prior_draws is not None:
+            prior = target.white(prior_draws)
             parts.append(_fit(prior, generator))
             largest = min(float(prior.std(0).max()), largest)
         if widths := _far_widths(largest):
@@ -138,83 +137,83 @@ def _around_centre(target: Target, widths: Sequence[float]) -> Mixture:
     return Mixture(torch.full_like(scales, 1 / count), eye.new_zeros(count, len(eye)), scales[:, None, None] * eye)
 
 
-def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, found: WeightedPoints) -> Moments:
+def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, sample: WeightedPoints) -> Moments:
     """The posterior's moments of `quantities` by weighted points, relative to the result's draws (S, D)."""
-    points = quantities(target.model(found.white))
-    return moments_of_weighted_points(found.weights, points, quantities(draws.double()), target.problem.dim)
+    points = quantities(target.model(sample.white))
+    return moments_of_weighted_points(sample.weights, points, quantities(draws.double()), target.problem.dim)
 
 
 def undetermined_sd_findings(
     target: Target, quantities: Quantities, draws: Tensor, points_of: Callable[[], WeightedPoints | None]
 ) -> list[Finding]:
-    """One finding on the longest tail that leaves an SD undetermined by right draws (S, D), or none."""
+    """One finding on the longest tail from which correct draws (S, D) do not determine an SD, or none."""
     long = kurtosis(quantities(draws.double())) > LONG_TAIL_KURTOSIS
     if not bool(long.any()):
         return []
-    if none := _without_variance(target, draws, long):
-        return [sentences.no_variance(parameter=quantities.labels[none[0]])]
-    if (found := points_of()) is None:
+    if infinite := _without_variance(target, draws, long):
+        return [sentences.no_variance(parameter=quantities.labels[infinite[0]])]
+    if (sample := points_of()) is None:
         return []
-    weights, points = found.weights, quantities(target.model(found.white))
+    weights, points = sample.weights, quantities(target.model(sample.white))
     away = (points - weights @ points).square()
     longest = ((weights @ away.square()) / (weights @ away).square()).nan_to_num(nan=0.0, posinf=0.0)
-    untold = longest > 1 + len(draws) * (2 * math.log(SD_MATTERS)) ** 2
-    untold |= (
+    undetermined = longest > 1 + len(draws) * (2 * math.log(SD_MATTERS)) ** 2
+    undetermined |= (
         long
         & (longest > LONG_TAIL_KURTOSIS)
-        & torch.tensor([_tail(weights * terms) > LARGEST_PARETO_K for terms in away.T])
+        & torch.tensor([_tail_shape(weights * terms) > LARGEST_PARETO_K for terms in away.T])
     )
-    if not bool(untold.any()):
+    if not bool(undetermined.any()):
         return []
-    number = int(torch.where(untold, longest, 0.0).argmax())
+    number = int(torch.where(undetermined, longest, 0.0).argmax())
     name = quantities.labels[number]
     return [sentences.draws_do_not_tell(parameter=name, kurtosis=float(longest[number]), draws=len(draws))]
 
 
 def _without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:
     """Entries of the flat vector whose conditional density, given the others, falls like |x|^-3 or more slowly."""
-    # The tail of the draws does not show that: algorithms reach Cauchy's only as far as their steps or weights go.
+    # The tail of the draws does not show this: steps and weights reach only a part of a Cauchy tail.
     z = draws[evenly(len(draws), NUM_DRAWS)].double()
-    found = []
+    entries = []
     for number in long[: z.shape[1]].nonzero()[:, 0].tolist():
         column = draws[:, number].double()
         low, middle, high = column.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
         powers = []
         for side in (-1, 1):
-            at = []
-            for far in TAIL_DISTANCES:
+            log_densities = []
+            for distance in TAIL_DISTANCES:
                 moved = z.clone()
-                moved[:, number] = middle + side * far * (high - low)
-                at.append(target.values(target.white(moved)))
-            fall = (at[0] - at[1]) / math.log(TAIL_DISTANCES[1] / TAIL_DISTANCES[0])
+                moved[:, number] = middle + side * distance * (high - low)
+                log_densities.append(target.values(target.white(moved)))
+            fall = (log_densities[0] - log_densities[1]) / math.log(TAIL_DISTANCES[1] / TAIL_DISTANCES[0])
             powers.append(float(fall.nan_to_num(nan=math.inf).median()))
         if min(powers) < MIN_TAIL_POWER:
-            found.append(number)
-    return found
+            entries.append(number)
+    return entries
 
 
-def _tail(terms: Tensor) -> float:
+def _tail_shape(terms: Tensor) -> float:
     """Pareto's k of the tail of positive numbers (N,)."""
     return smoothed(terms.clamp_min(torch.finfo(terms.dtype).tiny).log()).pareto_k
 
 
 def infinite_variance_findings(problem: Problem, draws: Tensor) -> list[Finding]:
-    """One finding on the deterministic site outside the plate with the longest tail without a variance, or none."""
+    """One finding on the deterministic site outside the plate whose draws have no variance and the longest tail."""
     names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
     if not names or len(draws) < MIN_TAIL_DRAWS:
         return []
-    found = problem.constrain(draws.to(problem.dtype), problem.fewest_rows)
-    longest, said = LARGEST_PARETO_K, ""
+    values_by_site = problem.constrain(draws.to(problem.dtype), problem.fewest_rows)
+    largest_k, entry = LARGEST_PARETO_K, ""
     for name in names:
-        for number, values in enumerate(found[name].reshape(len(draws), -1).double().T):
-            away = (values - values.median()).abs()
-            if not bool(away.isfinite().all()) or not float(away.median()) > 0:
+        for number, values in enumerate(values_by_site[name].reshape(len(draws), -1).double().T):
+            distances = (values - values.median()).abs()
+            if not bool(distances.isfinite().all()) or not float(distances.median()) > 0:
                 continue
-            if (k := _tail(away)) > longest:
-                longest, said = k, problem.entry_of(problem.reported[name], number)
-    if not said:
+            if (k := _tail_shape(distances)) > largest_k:
+                largest_k, entry = k, problem.entry_of(problem.reported[name], number)
+    if not entry:
         return []
-    return [sentences.no_variance_of_draws(parameter=said, pareto_k=longest)]
+    return [sentences.no_variance_of_draws(parameter=entry, pareto_k=largest_k)]
 
 
 def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moments:
@@ -230,18 +229,18 @@ def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, d
     away = (y - mean).square()
     variance = weights @ away
     squares = weights.square()
-    # The effective number of terms is (Σ w a)² / Σ (w a)².
+    # The effective sample size of the terms w a is (Σ w a)² / Σ (w a)².
     usable &= variance.square() > MIN_TERMS_OF_VARIANCE * (squares @ away.square())
     variance = torch.where(usable, variance, 1.0)
-    left, come = kurtosis(draws), (weights @ away.square()) / variance.square()
+    draws_kurtosis, posterior_kurtosis = kurtosis(draws), (weights @ away.square()) / variance.square()
     # The weighted points show how long the posterior's tail is, also on a site's own scale.
-    own = torch.arange(len(come)) >= dim
+    own_scale = torch.arange(len(posterior_kurtosis)) >= dim
     mean_error = (squares @ away).sqrt() / variance.sqrt()
     log_error = (squares @ (away - variance).square()).sqrt() / (2 * variance)
-    chance = ((come - 1) / len(draws)).sqrt() / 2  # of as many exact draws
-    lacking = variance.log() / 2 > STANDARD_ERRORS * torch.hypot(chance, log_error)
-    enough = (STANDARD_ERRORS * chance <= math.log(SD_MATTERS)) | ((chance <= math.log(SD_MATTERS)) & lacking)
-    usable &= torch.where(own, enough, judgeable_sds(left, come, dim, CHAINS))
+    chance = ((posterior_kurtosis - 1) / len(draws)).sqrt() / 2  # of as many exact draws
+    too_narrow = variance.log() / 2 > STANDARD_ERRORS * torch.hypot(chance, log_error)
+    judgeable = (STANDARD_ERRORS * chance <= math.log(SD_MATTERS)) | ((chance <= math.log(SD_MATTERS)) & too_narrow)
+    usable &= torch.where(own_scale, judgeable, judgeable_sds(draws_kurtosis, posterior_kurtosis, dim, CHAINS))
     figures = mean / variance.sqrt(), mean_error, variance.log() / 2, log_error
     mean, mean_error, log_sd, log_error = (torch.where(usable, figure, 0.0) for figure in figures)
     return Moments(mean, mean_error, log_sd, log_error, by="weights")

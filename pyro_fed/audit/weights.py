@@ -1,12 +1,12 @@
-"""The check of draws by importance weights, for rows that are elsewhere: it needs only the clients' log-likelihoods.
+"""The check of draws by importance weights, which needs only the clients' log-likelihoods and no rows.
 
     w_s = p_0(z_s) Π_k p_k(z_s) / q(z_s),      E_p[f] = E_q[w f] / E_q[w]
 
-Pareto-smoothed weights (Vehtari et al. 2024) give the posterior's means and SDs if q covers the posterior's tails;
-Pareto's k shows whether it does. Standard errors come from parts of the draws. The limits are those of the chains
-(`moments`).
+p_0 is the prior, p_k the likelihood of client k, and q the density of the draws z_s. Pareto-smoothed weights (Vehtari
+et al. 2024) give the posterior's means and SDs if q covers the posterior's tails; Pareto's k shows whether it does.
+Standard errors come from parts of the draws. The limits are those of the chains (`moments`).
 
-The check finds less than chains do: no modes far from the draws, and no tails where q has no draws.
+The check finds less than chains do: it misses modes far from the draws, and tails without draws.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MIN_EFFECTIVE_DRAWS
 from pyro_fed.ops.importance import LARGEST_PARETO_K, TRUSTED_SHARE, in_parts, smoothed, weighted_moments
 
-#: Properties that sums over rows do not show.
+#: What sums over rows do not show.
 UNCHECKED = (
     "judged by importance weights of the clients' sums alone; not checked: modes and tails away from the draws, "
     "whether the clients' likelihoods add up to the pooled model's, and what rounding costs"
@@ -32,10 +32,12 @@ UNCHECKED = (
 
 
 def weight_findings(evidence: Evidence, points: Tensor, log_density: Tensor) -> list[Finding]:
-    """Findings by importance weights from the log density (S,) at points (S, D), or a note why there are none."""
+    """Findings by importance weights from the log density (S,) at points (S, D), or a note on why there are none."""
     record, algorithm = evidence.record, evidence.algorithm
     name = type(algorithm).__name__
-    if "pareto_k" in record.latest:  # the algorithm has weighted its draws by the same sums, and reports on that itself
+    if (
+        "pareto_k" in record.latest
+    ):  # the algorithm has weighted its draws by the same sums, and reports Pareto's k itself
         record.audited, record.by_sums = True, replace(record.by_sums, unchecked=UNCHECKED)
         return []
     log_q = algorithm.log_density(evidence.shared, points[None])
@@ -44,17 +46,17 @@ def weight_findings(evidence: Evidence, points: Tensor, log_density: Tensor) -> 
     if len(points) < MIN_EFFECTIVE_DRAWS:
         return [sentences.not_audited_by_few_draws(draws=len(points), needed=MIN_EFFECTIVE_DRAWS)]
     log_weights = log_density - log_q[0].double()
-    found = smoothed(log_weights)
-    k = found.pareto_k
+    smooth_weights = smoothed(log_weights)
+    k = smooth_weights.pareto_k
     record.audited = True
-    record.by_sums = replace(record.by_sums, unchecked=UNCHECKED, pareto_k=k, effective=found.effective)
-    if k > LARGEST_PARETO_K and found.effective < TRUSTED_SHARE * len(points):
+    record.by_sums = replace(record.by_sums, unchecked=UNCHECKED, pareto_k=k, effective=smooth_weights.effective)
+    if k > LARGEST_PARETO_K and smooth_weights.effective < TRUSTED_SHARE * len(points):
         return [
             sentences.weights_have_long_tails(
                 pareto_k=k,
                 limit=LARGEST_PARETO_K,
                 draws=len(points),
-                effective=found.effective,
+                effective=smooth_weights.effective,
                 cures=[cure(evidence)],
             )
         ]
@@ -84,7 +86,7 @@ def moments_of_weighted_draws(numbers: Tensor, log_weights: Tensor) -> Moments:
 
 
 def _against_plain(numbers: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted less the plain mean, in weighted SDs, and the log of the weighted over the plain SD, (F,) each."""
+    """(F,) each: weighted minus plain mean, in weighted SDs, and the log ratio of weighted and plain SD."""
     mean, sd = weighted_moments(numbers, log_weights)
     plain = numbers.std(0, correction=0)
     tiny = torch.finfo(sd.dtype).tiny

@@ -1,9 +1,7 @@
 """Pyro's guides as approximations that can be federated.
 
-In this room:
-
-    gaussian_guides   automatic Gaussian guides, by the Gaussian family that they span, and their fit by Adam
-    written           a hand-written guide as a product of exponential families
-    program           any guide, as a function of its parameters and a seed; its part inside the plate
-    guide_runs        what a run of a guide needs: its sites against the model's, a param store, draws that are kept
+gaussian_guides   automatic Gaussian guides, by the Gaussian family that they span, and their fit by Adam
+written           a hand-written guide as a product of exponential families
+program           any guide, as a function of its parameters and a seed; its part inside the plate
+guide_runs        what all guides share: checks against the model's sites, a param store, stored draws
 """

@@ -1,17 +1,17 @@
 """Gaussian guides: automatic ones that FedEP can federate in natural parameters, and the fit by Adam ("svi").
 
 `AutoDiagonalNormal` and `AutoNormal` are diagonal Gaussians on the unconstrained scale, `AutoMultivariateNormal` is a
-full one. No other automatic guide is an exponential family with sites to multiply and divide, not even
-`AutoLowRankMultivariateNormal`: a product of low-rank factors has full rank. `SFVI` fits these directly.
+full one. No other automatic guide is an exponential family whose sites can be multiplied and divided. Even products of
+the factors of `AutoLowRankMultivariateNormal` have full rank. `SFVI` fits other guides directly.
 
 The "svi" of FedEP, PVI and P2PVI fits a Gaussian to a likelihood times a Gaussian cavity c,
 
     max_{a, B}  E_{z ~ N(0, I)}[log p_k(θ) + log c(θ)] + log |det B|,    θ = m + A (a + B z)
 
-with reparametrised gradients, as Pyro's `SVI` does with `Trace_ELBO`, or Bayes by backprop for a network, for all
-clients of a round in one compiled step. The guide begins at a Gaussian of mean m and covariance A A', so that Adam's
-rate is in its SDs; with `units` "parameters" and a diagonal A a step of the location is one of θ, as if Adam moves μ
-and log σ. Adam starts afresh in every round.
+with reparametrised gradients, like Pyro's `SVI` with `Trace_ELBO`, or Bayes by backprop for a network. All clients of a
+round are fitted in one compiled step. The guide begins at a Gaussian with mean m and covariance A A', so that Adam's
+rate is in its SDs. With `units` "parameters" and a diagonal A the rate of the location is in units of θ, as if Adam
+moved μ and log σ. Adam starts anew in every round.
 
 Source: Kingma & Ba (2015), Adam; Blundell et al. (2015), *Weight uncertainty in neural networks*.
 
@@ -37,13 +37,13 @@ from pyro_fed.errors import SettingError
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times
 
-#: The structure of an automatic guide, by the name of its class.
+#: Covariance structure of an automatic guide, by the name of its class.
 FAMILIES: dict[str, Literal["diag", "full"]] = {
     "AutoDiagonalNormal": "diag",
     "AutoNormal": "diag",
     "AutoMultivariateNormal": "full",
 }
-#: The algorithm that fits another automatic guide, by the guide's name; by default `SFVI(guide=...)`.
+#: The algorithm that fits another automatic guide, by the guide's name. The default is `SFVI(guide=...)`.
 FITTED_BY = {
     "AutoLaplaceApproximation": "FedLaplace(), which finds the mode and its Hessian",
     "AutoDelta": "SFVI(guide=AutoDelta), whose answer is a point, the MAP estimate; FedLaplace() has its SDs as well",
@@ -51,29 +51,29 @@ FITTED_BY = {
 
 
 def is_hand_written(guide: Any) -> bool:
-    """Whether a guide is a function of the model's arguments, or a `PyroModule`, and not an automatic one."""
+    """Whether a guide is a function of the model's arguments, or a `PyroModule`, not an automatic guide."""
     kind = guide if inspect.isclass(guide) else type(guide)
     return callable(guide) and not issubclass(kind, autoguide.AutoGuide)
 
 
 def guided_covariance(owner: Any, guide: Any, covariance: str) -> Literal["diag", "full"]:
-    """The covariance of an automatic guide, in place of "auto"; SettingError where the setting is another."""
+    """The covariance of an automatic guide, in place of "auto"; SettingError if the setting contradicts it."""
     name = type(owner).__name__
     if is_hand_written(guide):
         raise SettingError(
-            f"{name}: a hand-written guide is federated by FedEP, FedSEP, PVI and P2PVI alone; use FedEP(guide=...), "
+            f"{name}: only FedEP, FedSEP, PVI and P2PVI federate a hand-written guide; use FedEP(guide=...), "
             "or an automatic guide such as AutoMultivariateNormal"
         )
     family = covariance_of(owner, guide)
     if covariance not in ("auto", family):
         raise SettingError(
-            f"{name}: covariance={covariance!r} is not that of the guide, {family!r}: give one of the two"
+            f"{name}: covariance={covariance!r} is not that of the guide, {family!r}: give only one of the two"
         )
     return family
 
 
 def covariance_of(owner: Any, guide: Any) -> Literal["diag", "full"]:
-    """The Gaussian family of an automatic guide; SettingError where its factors cannot be multiplied and divided."""
+    """The Gaussian family of an automatic guide; SettingError if its factors cannot be multiplied and divided."""
     kind = guide if inspect.isclass(guide) else type(guide)
     for base in kind.__mro__:
         if base.__module__ == autoguide.guides.__name__ and base.__name__ in FAMILIES:
@@ -93,13 +93,13 @@ Frame = tuple[Tensor, Tensor, Tensor, Tensor]
 class GuideFit:
     """Settings of the fit."""
 
-    steps: int  # Adam's, in a round
+    steps: int  # Adam's steps per round
     step_size: float  # Adam's rate, in `units`
-    samples: int  # draws of the guide a step
-    batch_size: int | None  # rows a step, weighted to all of the client's; None takes all
+    samples: int  # draws of the guide per step
+    batch_size: int | None  # rows per step, weighted to represent all of the client's; None takes all
     adam: tuple[float, float, float] = (0.9, 0.999, 1e-8)  # β_1, β_2 and ε of Kingma & Ba
     falling: bool = False  # whether the rate falls linearly to zero
-    #: SDs of the Gaussian at which the guide begins, or the parameters' own, where it is diagonal.
+    #: Units of the rate: SDs of the initial Gaussian, or those of the parameters if the Gaussian is diagonal.
     units: Literal["sds", "parameters"] = "sds"
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
@@ -119,7 +119,7 @@ class GuideFit:
         noise: Noise,
         pace: Tensor | None = None,
     ) -> Gaussian:
-        """Guides of C clients from `start`, by cavities that may be improper; `pace` (C,) multiplies Adam's rate."""
+        """Guides of C clients, fitted from `start`; cavities may be improper; `pace` (C,) multiplies Adam's rate."""
         mean, factor = start.mean(), start.root()
         rows, dims = with_batches(data, self.batch_size)
         zero = (torch.zeros_like(mean), torch.zeros_like(factor))
@@ -127,14 +127,14 @@ class GuideFit:
         const = ((cavity.precision, cavity.eta, factor, mean), rows, pace)
         axes = ((0, 0, 0, 0), dims, 0)
         ((loc, raw), _, _), _ = problem.scan(self._step, (zero, zero, zero), const, noise, self.steps, axes)
-        middle = mean + times(factor, loc)
+        location = mean + times(factor, loc)
         if raw.dim() == 2:
-            return type(start).from_moments(middle, (factor * raw.exp()).square())
+            return type(start).from_moments(location, (factor * raw.exp()).square())
         spread = factor @ lower(raw)
-        return type(start).from_moments(middle, spread @ spread.mT)
+        return type(start).from_moments(location, spread @ spread.mT)
 
     def _step(self, problem: Problem, carry: Any, const: Any, x: Any) -> tuple[Any, tuple[()]]:
-        """One step of Adam on the negative ELBO of one client."""
+        """Take one step of Adam on the negative ELBO of one client."""
         guide, first, second = carry
         frame, rows, pace = const
         draws, count, picks = x
@@ -150,8 +150,8 @@ class GuideFit:
         second = tuple(b2 * v + (1 - b2) * g.square() for v, g in zip(second, slope, strict=True))
         rates = (rate / frame[2] if self.units == "parameters" else rate, rate)
         guide = tuple(
-            part - own * (m / (1 - b1**count)) / ((v / (1 - b2**count)).sqrt() + eps)
-            for part, m, v, own in zip(guide, first, second, rates, strict=True)
+            part - rate_of_part * (m / (1 - b1**count)) / ((v / (1 - b2**count)).sqrt() + eps)
+            for part, m, v, rate_of_part in zip(guide, first, second, rates, strict=True)
         )
         return (guide, first, second), ()
 

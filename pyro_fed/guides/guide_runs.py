@@ -1,4 +1,4 @@
-"""What a run of a guide needs: its sites against the model's, a param store of its own, draws that are kept."""
+"""Shared by all guides: checks of their sites against the model's, a param store of their own, and stored draws."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def own_params(seed: int) -> Iterator[None]:
     before = store.get_state()
     with torch.random.fork_rng(devices=[]):
         store.clear()
-        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` asks all devices, which takes milliseconds
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` seeds all devices, which takes milliseconds
         try:
             yield
         finally:
-            store.clear()  # `set_state` adds to what is there
+            store.clear()  # `set_state` does not remove entries
             store.set_state(before)
 
 
-#: Unconstrained values, which together cover a support, up to rounding.
+#: Unconstrained values whose transforms cover a support, up to rounding.
 REACHING = (-16.0, -4.0, -1.0, 0.0, 1.0, 4.0, 16.0)
 
 
@@ -47,25 +47,25 @@ def sampled_sites(trace: Any) -> dict[str, Any]:
     }
 
 
-def check_names(guide: str, found: set[str], problem: Problem, cure: str, warn: bool = True) -> None:
-    """Refuse a guide whose global sites are not the model's, with a cure; warn of unused ones inside the plate."""
+def check_names(guide: str, guide_sites: set[str], problem: Problem, cure: str, warn: bool = True) -> None:
+    """Refuse a guide whose global sites are not the model's; warn of unused sites inside the plate."""
     expected, local = set(problem.sites), set(problem.layout.local)
-    unknown, missing = sorted(found - expected - local), sorted(expected - found)
+    unknown, missing = sorted(guide_sites - expected - local), sorted(expected - guide_sites)
     if unknown or missing:
         inside = f" and, inside plate '{problem.plate}', {sorted(local)}" if local else ""
         raise SettingError(
             f"guide {guide} lacks the sites {missing} and has {unknown} besides: the model's are "
             f"{sorted(expected)}{inside}; {cure}"
         )
-    if found & local and warn:
+    if guide_sites & local and warn:
         warn_user(
-            f"guide {guide}: its sites {sorted(found & local)}, inside plate '{problem.plate}', are not used: clients "
-            "integrate these latents out and draw them given the others at the end. A guide without them does as well"
+            f"guide {guide}: its sites {sorted(guide_sites & local)}, inside plate '{problem.plate}', are not used: "
+            "clients integrate these latents out and draw them given the others at the end. They can be left out"
         )
 
 
 def check_support(guide: str, msg: Any, support: Any) -> None:
-    """Refuse a site, with its message `msg`, whose distribution reaches beyond the model's support."""
+    """Refuse a site, with message `msg`, whose distribution extends beyond the model's support."""
     kind, value = type(innermost(msg["fn"])).__name__, msg["value"]
     points = [value] if kind == "Delta" else _points_of(unconstraining(msg), value)
     if not all(bool(support.check(point).all()) for point in points):
@@ -76,7 +76,7 @@ def check_support(guide: str, msg: Any, support: Any) -> None:
 
 
 def _points_of(transform: Any, value: Tensor) -> list[Tensor]:
-    """Values that cover a support: those that a transform gives at points that are far away, and near."""
+    """Values that cover a support: a transform of unconstrained points, near and far from zero."""
     shape = transform.inverse_shape(value.shape)
     signs = (1 - 2 * (torch.arange(shape.numel()) % 2)).reshape(shape).to(value.dtype)
     return [transform(size * part) for size in REACHING for part in (torch.ones_like(signs), signs)]
@@ -84,19 +84,19 @@ def _points_of(transform: Any, value: Tensor) -> list[Tensor]:
 
 def model_sites(problem: Problem) -> dict[str, tuple[Any, Any]]:
     """Each latent site's support and transform."""
-    found = {}
+    supports = {}
 
     def source(msg: Any, transform: Any) -> Tensor:
-        found[msg["name"]] = (msg["fn"].support, transform)
+        supports[msg["name"]] = (msg["fn"].support, transform)
         return torch.zeros(transform.inverse_shape(msg["fn"].shape()), dtype=problem.dtype)
 
     problem.collect(source)
-    return found
+    return supports
 
 
 @contextmanager
 def pooled_model(problem: Problem, seed: int, temperature: float) -> Iterator[Callable[..., Any]]:
-    """The model on all rows, to the power 1 / `temperature`, with a param store and random numbers of its own."""
+    """The model on all rows, with the likelihood to the power 1 / `temperature`, and its own params and randomness."""
     constants = problem.bound.constants
     with torch.enable_grad(), own_params(seed), run_by_pyro(problem.dtype, constants):
         model = for_pyro(problem.model, constants, problem.arguments.incomplete)
@@ -111,10 +111,10 @@ DEFAULT_KEPT_DRAWS = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class KeptDraws:
-    """An algorithm whose state has the guide's draws, `draws` (S, D), or (A, S, D) of agents, made while it is there.
+    """An algorithm that stores draws of its guide in its state, `draws` (S, D), or (A, S, D) of agents.
 
     Args:
-        num_guide_draws: S; None keeps as many as the run is asked for, and `DEFAULT_KEPT_DRAWS` at least.
+        num_guide_draws: S; None stores as many as the run returns, and at least `DEFAULT_KEPT_DRAWS`.
     """
 
     num_guide_draws: int | None = None
@@ -123,7 +123,7 @@ class KeptDraws:
         check_at_least(self, 1, "num_guide_draws", allow_none=True)
 
     def for_draws(self, num_draws: int) -> Self:
-        """The algorithm with this number of draws, unless the settings give one."""
+        """The algorithm with this number of draws, unless `num_guide_draws` is set."""
         if self.num_guide_draws is not None:
             return self
         return replace(self, num_guide_draws=max(num_draws, DEFAULT_KEPT_DRAWS))
@@ -134,6 +134,6 @@ class KeptDraws:
         return DEFAULT_KEPT_DRAWS if self.num_guide_draws is None else self.num_guide_draws
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The guides' draws, each once: (1, S, D), or (A, S, D) of agents; or the first `num_draws` of them."""
+        """The first `num_draws` of the stored draws: (1, S, D), or (A, S, D) of agents."""
         draws = shared["draws"]
         return draws.reshape(-1, *draws.shape[-2:])[:, :num_draws]

@@ -2,17 +2,17 @@
 
     z_s = g_φ(ε_s),    log q_φ(x_s),    s = 1..S        with x the sites' values, z the same on the unconstrained scale
 
-φ are the guide's `pyro.param` values and the parameters of its modules on their unconstrained scales, as Pyro's own
-optimisers move them. The guide runs in a param store of its own, whose tensors have the values of φ during a run. The
-same seed gives the same ε, whatever φ.
+φ contains the guide's `pyro.param` values and its modules' parameters on their unconstrained scales, as Pyro's own
+optimisers move them. The guide runs in a param store of its own, whose tensors hold φ during a run. The same seed gives
+the same ε for any φ.
 
-Its part inside the plate, q(u_k | y_k, x) of a client's own latents, has parameters ψ_k that never leave the client:
+The part inside the plate, q(u_k | y_k, x) of a client's own latents, has parameters ψ_k that never leave the client:
 
     A_k(z, ψ_k) = E[log p(y_k, u_k | x) - log q_ψk(u_k | y_k, x)]       u_k by ε_k of the client, x the values at z
 
-Its gradient in z is client k's score in place of that of log p_k, and its gradient in ψ_k moves the client's own
-parameters. This part is amortised: a function of the rows, such as a network. A guide with parameters for each row
-would need to know which rows a client has.
+The gradient of A_k in z replaces the score of log p_k, and its gradient in ψ_k moves the client's own parameters. This
+part is amortised: a function of the rows, such as a network. A guide with parameters for each row would have to know
+which rows a client has.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class GuideProgram:
 
     guide: Callable[..., Any]
     problem: Problem
-    store: Any  # the state of Pyro's param store that it runs with
+    store: Any  # the state of Pyro's param store during a run
     start: Tensor  # the initial φ, (P,), float64
-    own_start: Tensor  # the initial ψ, parameters of sites inside the plate alone
-    mappable: bool = True  # whether `vmap` may draw several times at once
-    is_own: tuple[bool, ...] = ()  # whether each parameter is one of ψ
-    amortised: bool = False  # whether the guide's sites inside the plate are used, on any rows
+    own_start: Tensor  # the initial ψ, the parameters of sites inside the plate
+    mappable: bool = True  # whether `vmap` can draw several times at once
+    is_own: tuple[bool, ...] = ()  # whether each parameter belongs to ψ
+    amortised: bool = False  # whether the guide's sites inside the plate are used, which needs that they take any rows
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -78,7 +78,7 @@ class GuideProgram:
 
     @contextmanager
     def draws(self, params: Tensor, count: int, seed: int) -> Iterator[GuideDraws]:
-        """S `count` draws at φ (P,); their gradients can be taken within the context. `seed` is that of ε."""
+        """S = `count` draws at φ (P,), with ε from `seed`; within the context they can be differentiated."""
         with self.at(params, seed, self.own_start):
             if self.mappable:
                 values, log_density = mapped_draws(self._draw, torch.zeros(count))
@@ -101,16 +101,16 @@ class GuideProgram:
 
     def points(self, params: Tensor, count: int, seed: int) -> Tensor:
         """z of `draws`, (S, D), without derivatives."""
-        with torch.no_grad(), self.draws(params, count, seed) as found:
-            return found.z.detach()
+        with torch.no_grad(), self.draws(params, count, seed) as draws:
+            return draws.z.detach()
 
     def gradient(self, params: Tensor, count: int, seed: int, objective: Callable[[GuideDraws], Tensor]) -> Tensor:
-        """∇_φ (P,), float64, of a function of draws, `objective`, that returns a 0-d tensor; else as `draws`."""
-        with torch.enable_grad(), self.draws(params, count, seed) as found:
-            value = objective(found)
+        """∇_φ (P,), float64, of the 0-d `objective` of draws; other arguments as for `draws`."""
+        with torch.enable_grad(), self.draws(params, count, seed) as draws:
+            value = objective(draws)
             if not value.requires_grad:
                 return torch.zeros_like(params)
-            slopes = torch.autograd.grad(value, found.leaves, allow_unused=True, materialize_grads=True)
+            slopes = torch.autograd.grad(value, draws.leaves, allow_unused=True, materialize_grads=True)
         return flat(slopes)
 
     @contextmanager
@@ -128,7 +128,7 @@ class GuideProgram:
 
 
 def _leaves(store: Any) -> list[Tensor]:
-    """The tensors of a param store's state, each once, by name, because the order of their use may change."""
+    """The distinct tensors of a param store's state, sorted by name, since the order of their use may change."""
     return list({id(leaf): leaf for _, leaf in sorted(store["params"].items())}.values())
 
 
@@ -146,8 +146,9 @@ def flat(parts: Any) -> Tensor:
 def guide_program(guide: Any, problem: Problem) -> GuideProgram:
     """The program of a guide: an automatic one, class or instance, a function of the model's arguments or a module.
 
-    Sites inside the plate are used if the guide runs on any rows; otherwise a warning says that they are not. A
-    SettingError names sites that cannot be reparametrised, that only guide or model has, or outside its support.
+    Sites inside the plate are used if the guide runs on any rows; otherwise a warning says that they are unused. A
+    SettingError names sites that cannot be reparametrised, that only the guide or the model has, or whose values are
+    outside the model's support.
     """
     name = getattr(guide, "__name__", type(guide).__name__)
     args, kwargs = problem.arguments.call_arguments()
@@ -159,15 +160,17 @@ def guide_program(guide: Any, problem: Problem) -> GuideProgram:
         trace = poutine.trace(guide).get_trace(*args, **kwargs)
         store = pyro.get_param_store().get_state()
     local = sampled_sites(trace).keys() & problem.layout.local.keys()
-    leaves, nothing = _leaves(store), torch.zeros(0, dtype=torch.float64)
-    program = GuideProgram(guide, problem, store, flat(leaves), nothing, False, (False,) * len(leaves), bool(local))
+    leaves, no_parameters = _leaves(store), torch.zeros(0, dtype=torch.float64)
+    program = GuideProgram(
+        guide, problem, store, flat(leaves), no_parameters, False, (False,) * len(leaves), bool(local)
+    )
     if local and (isinstance(guide, AutoGuide) or not _takes_any_rows(program)):
         program = replace(program, amortised=False)
     _check_sites(name, trace, problem, isinstance(guide, AutoGuide), program.amortised)
     if program.amortised:
-        with torch.enable_grad(), program.draws(program.start, 1, 0) as drawn:
-            total = drawn.z.sum() + drawn.log_density.sum()
-            slopes = torch.autograd.grad(total, drawn.leaves, allow_unused=True)
+        with torch.enable_grad(), program.draws(program.start, 1, 0) as draws:
+            total = draws.z.sum() + draws.log_density.sum()
+            slopes = torch.autograd.grad(total, draws.leaves, allow_unused=True)
         program = replace(program, is_own=tuple(slope is None for slope in slopes))
         program = replace(program, start=flat(program.leaves), own_start=flat(program.own_leaves))
     if not isinstance(guide, AutoGuide):
@@ -178,12 +181,12 @@ def guide_program(guide: Any, problem: Problem) -> GuideProgram:
 
 
 def _one_row(problem: Problem) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The model's arguments with as few rows as it can run on."""
+    """The model's arguments with the smallest number of rows that it can run on."""
     return problem.arguments.rebuild(problem.fewest_rows if problem.arguments.rows else ())
 
 
 def _takes_any_rows(program: GuideProgram) -> bool:
-    """Whether the sites inside the plate follow the rows that the guide gets, which parameters for each row do not."""
+    """Whether the sites inside the plate are as many as the rows that the guide receives, whatever their number."""
     problem, sizes = program.problem, set[int]()
 
     def one_row() -> None:
@@ -197,13 +200,13 @@ def _takes_any_rows(program: GuideProgram) -> bool:
 
 
 def _check_rows(guide: str, program: GuideProgram) -> None:
-    """Refuse global sites that depend on the rows, which no process has together."""
-    found: list[Tensor] = []
+    """Refuse global sites that depend on the rows, since no process has all rows."""
+    draws: list[Tensor] = []
     for one_row in (True, False):
-        alike = replace(program, amortised=one_row)
-        if failure(lambda: found.append(alike.points(program.start, 1, 0))):  # noqa: B023  # called at once
+        variant = replace(program, amortised=one_row)
+        if failure(lambda: draws.append(variant.points(program.start, 1, 0))):  # noqa: B023  # called at once
             return
-    if not torch.equal(*found):
+    if not torch.equal(*draws):
         raise SettingError(
             f"guide {guide}: its draws of {list(program.problem.sites)} change with the rows that it is given, and no "
             "client has all of them: let them depend on parameters alone"
@@ -212,8 +215,8 @@ def _check_rows(guide: str, program: GuideProgram) -> None:
 
 def _check_sites(guide: str, trace: Any, problem: Problem, automatic: bool, amortised: bool) -> None:
     nodes = sampled_sites(trace)
-    found = {name for name, node in nodes.items() if not node["infer"].get("is_auxiliary")}
-    check_names(guide, found, problem, CURE, warn=not amortised)
+    names = {name for name, node in nodes.items() if not node["infer"].get("is_auxiliary")}
+    check_names(guide, names, problem, CURE, warn=not amortised)
     for name, node in nodes.items():
         kind = innermost(node["fn"])
         if not (node["fn"].has_rsample or type(kind).__name__ == "Delta"):
@@ -221,13 +224,13 @@ def _check_sites(guide: str, trace: Any, problem: Problem, automatic: bool, amor
                 f"guide {guide}: site '{name}' ({type(kind).__name__}) cannot be reparametrised, which gradients of "
                 "its draws need; give it a distribution that has rsample"
             )
-    if not automatic:  # an automatic one draws on the model's own unconstrained scale
+    if not automatic:  # an automatic guide draws on the model's own unconstrained scale
         for name, (support, _) in model_sites(problem).items():
             check_support(guide, nodes[name], support)
 
 
 class _Substituted(Messenger):
-    """Give global sites their values, and draw those inside the plate."""
+    """Substitute values for global sites, and draw the sites inside the plate."""
 
     def __init__(self, values: Mapping[str, Tensor], plate: str, constants: dict[str, Any]) -> None:
         super().__init__()
@@ -241,18 +244,18 @@ class _Substituted(Messenger):
 def local_gradients(
     program: GuideProgram, own: Tensor, points: Tensor, batch: Batch, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of one client's A_k, a mean over draws z (S, D), in these, times S, and in ψ_k, `own`, float64."""
+    """Gradients (float64) of one client's A_k, averaged over draws z (S, D): in z, times S, and in ψ_k, `own`."""
     with program.at(program.start, seed, own), torch.enable_grad():
         z = points.detach().clone().requires_grad_()
 
         def value(one: Tensor) -> Tensor:
             return local_bound(program, one, batch)
 
-        found = mapped_draws(value, z) if program.mappable else None
-        if found is None:
-            found = torch.stack([value(one) for one in z])
+        bounds = mapped_draws(value, z) if program.mappable else None
+        if bounds is None:
+            bounds = torch.stack([value(one) for one in z])
         by_point, *by_leaf = torch.autograd.grad(
-            found.sum(), [z, *program.own_leaves], allow_unused=True, materialize_grads=True
+            bounds.sum(), [z, *program.own_leaves], allow_unused=True, materialize_grads=True
         )
     return by_point.double(), flat(by_leaf) / len(points)
 
@@ -260,26 +263,26 @@ def local_gradients(
 def local_bound(program: GuideProgram, z: Tensor, batch: Batch) -> Tensor:
     """log p(y_k, u_k | x) - log q(u_k | y_k, x) of one draw of u_k, summed over rows, (), within `at`; z is (D,)."""
     problem, rows = program.problem, batch.rows
-    drawn = drawn_inside(program, problem.execute_at(z, rows).filler.values, rows)
-    values = {name: drawn.nodes[name]["value"] for name in problem.layout.local}
-    given = problem.from_vector(z, rows)
+    guide_trace = drawn_inside(program, problem.execute_at(z, rows).filler.values, rows)
+    values = {name: guide_trace.nodes[name]["value"] for name in problem.layout.local}
+    global_value = problem.from_vector(z, rows)
 
     def source(msg: Message, transform: Any) -> Tensor:
         if msg["name"] not in values:
-            return given(msg, transform)
-        found: Tensor = transform.inv(values[msg["name"]])
-        return found
+            return global_value(msg, transform)
+        unconstrained: Tensor = transform.inv(values[msg["name"]])
+        return unconstrained
 
     _, inside = problem.terms_of(problem.execute(source, rows, densities=True), rows)
-    drawn.compute_log_prob()
-    frames = [(node, frame_of(node, problem.plate)) for node in sampled_sites(drawn).values()]
+    guide_trace.compute_log_prob()
+    frames = [(node, frame_of(node, problem.plate)) for node in sampled_sites(guide_trace).values()]
     log_q = [sum_to_rows(node, frame.dim) for node, frame in frames if frame is not None]
     terms = torch.stack([term for site, term in inside.items() if site]).sum(0) - torch.stack(log_q).sum(0)
     return (terms * batch.weight).sum()
 
 
 def drawn_inside(program: GuideProgram, values: Mapping[str, Tensor], rows: tuple[Tensor, ...]) -> Any:
-    """The trace of a guide on some rows (m, ...), with its global sites' values given; within the program's `at`."""
+    """The trace of a guide on some rows (m, ...), given its global sites' `values`; within the program's `at`."""
     problem = program.problem
     sharded = bool(problem.arguments.rows)
     args, kwargs = problem.arguments.rebuild(rows if sharded else ())

@@ -10,8 +10,8 @@
     Dirichlet           T = log x                λ = α - 1                  h = 1
 
 A run of the guide on the model's arguments, in a param store of its own, gives its families, their shapes and the
-initial q. Its global sites have to be independent of each other. Its local ones, inside the plate, may depend on
-anything: they are not used.
+initial q. Global sites have to be independent of each other. Local sites, inside the plate, are not used and may depend
+on anything.
 
 Letters: λ `natural` (..., p), T `statistics`, log h `log_base`. Leading axes are a batch.
 """
@@ -49,7 +49,7 @@ class Family(ABC):
 
     @abstractmethod
     def distribution(self, natural: Tensor) -> dist.Distribution:
-        """The members with parameters (*batch, p), whose `rsample` can be differentiated."""
+        """The distribution with parameters (*batch, p); its `rsample` can be differentiated."""
 
     @abstractmethod
     def statistics(self, x: Tensor) -> Tensor:
@@ -60,9 +60,9 @@ class Family(ABC):
         """Whether each member can be normalised, (*batch,)."""
 
     def draws(self, natural: Tensor) -> Tensor:
-        """One draw of each member (S, *batch, p), differentiable; for normal ones the second half mirrors the first."""
-        found: Tensor = self.distribution(natural).rsample()
-        return found
+        """One differentiable draw of each member (S, *batch, p); normal draws come in antithetic halves."""
+        draws: Tensor = self.distribution(natural).rsample()
+        return draws
 
     def log_base(self, x: Tensor) -> Tensor:
         """Log of the base measure h at x, (*batch,)."""
@@ -80,8 +80,8 @@ class NormalFamily(Family):
 
     def distribution(self, natural: Tensor) -> dist.Distribution:
         variance = -0.5 / natural[..., 1]
-        found: dist.Distribution = self.kind(natural[..., 0] * variance, variance.sqrt(), validate_args=False)
-        return found
+        normal: dist.Distribution = self.kind(natural[..., 0] * variance, variance.sqrt(), validate_args=False)
+        return normal
 
     def draws(self, natural: Tensor) -> Tensor:
         variance = -0.5 / natural[..., 1]
@@ -127,8 +127,8 @@ class MultivariateNormalFamily(Family):
 
     def draws(self, natural: Tensor) -> Tensor:
         fn: Any = self.distribution(natural)
-        found: Tensor = fn.loc + times(fn.scale_tril, _mirrored(fn.loc))
-        return found
+        draws: Tensor = fn.loc + times(fn.scale_tril, _mirrored(fn.loc))
+        return draws
 
     def statistics(self, x: Tensor) -> Tensor:
         rows, columns = torch.tril_indices(x.shape[-1], x.shape[-1])
@@ -205,12 +205,12 @@ class DirichletFamily(Family):
 
 
 def _mirrored(like: Tensor) -> Tensor:
-    """Standard normal numbers (S, ...), whose second half is minus the first."""
+    """Standard normal numbers (S, ...), whose second half is the negative of the first."""
     half = torch.randn_like(like[: (len(like) + 1) // 2])
     return torch.cat([half, -half])[: len(like)].detach()
 
 
-#: The families, which are looked up by `isinstance`.
+#: All families; a site's family is looked up by `isinstance`.
 FAMILIES: tuple[Family, ...] = (
     LogNormalFamily(),
     NormalFamily(),
@@ -279,14 +279,14 @@ class GuideFamily:
             return self._unconstrained([site.family.distribution(part).rsample() for site, part in parts])
 
     def draws(self, natural: Tensor, count: int, seed: int) -> Draws:
-        """Draws with their derivatives; the same seed uses the same random numbers."""
+        """Draws with their derivatives; the same seed gives the same random numbers."""
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(seed)
             copies = natural.expand(count, -1).clone().requires_grad_()
             values, z = self._values(copies)
             parts = zip(self.sites, values, strict=True)
             statistics = torch.cat([site.family.statistics(one).reshape(len(one), -1) for site, one in parts], -1)
-            jacobian, fisher = _rows(z, copies), _rows(statistics, copies).mean(0)
+            jacobian, fisher = _row_jacobians(z, copies), _row_jacobians(statistics, copies).mean(0)
             leaf = z.detach().requires_grad_()
             base = torch.autograd.grad(self._log_base(leaf).sum(), leaf)[0]
         with torch.no_grad():
@@ -305,16 +305,16 @@ class GuideFamily:
 
     def _log_base(self, z: Tensor) -> Tensor:
         """Log of h and of the transforms' Jacobian at z (S, D), (S,)."""
-        return self._summed(z, [site.family.log_base for site in self.sites])
+        return self._sum_over_sites(z, [site.family.log_base for site in self.sites])
 
     def _log_density(self, natural: Tensor, z: Tensor) -> Tensor:
         """Log of q at z (S, D) on that scale, (S,)."""
         parts = zip(self.sites, self.split(natural), strict=True)
-        return self._summed(z, [site.family.distribution(part).log_prob for site, part in parts])
+        return self._sum_over_sites(z, [site.family.distribution(part).log_prob for site, part in parts])
 
-    def _summed(self, z: Tensor, terms: list[Callable[[Tensor], Tensor]]) -> Tensor:
+    def _sum_over_sites(self, z: Tensor, terms: list[Callable[[Tensor], Tensor]]) -> Tensor:
         """A function of each site's value and the transforms' log-Jacobian, summed over sites: z (S, D) → (S,)."""
-        total, start = 0.0 * z.sum(-1), 0  # differentiable, also where nothing is added
+        total, start = 0.0 * z.sum(-1), 0  # differentiable, also if no term is added
         for site, term in zip(self.sites, terms, strict=True):
             shape = site.start.shape[:-1] + site.family.distribution(site.start).event_shape
             shape = site.transform.inverse_shape(shape)
@@ -326,7 +326,7 @@ class GuideFamily:
         return total
 
 
-def _rows(outputs: Tensor, inputs: Tensor) -> Tensor:
+def _row_jacobians(outputs: Tensor, inputs: Tensor) -> Tensor:
     """d outputs[s, a] / d inputs[s, b] as (S, A, B), if draw s depends on row s alone."""
     columns = [torch.autograd.grad(outputs[:, a].sum(), inputs, retain_graph=True)[0] for a in range(outputs.shape[1])]
     return torch.stack(columns, 1)
@@ -334,15 +334,15 @@ def _rows(outputs: Tensor, inputs: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def read_guide(guide: Callable[..., Any], problem: Problem) -> GuideFamily:
-    """The families of a guide's global sites, with a warning of local ones; SettingError for any other guide."""
+    """The families of a guide's global sites; warns of local sites, and raises a SettingError for any other guide."""
     name = getattr(guide, "__name__", type(guide).__name__)
-    first, second = _run(guide, problem, 0), _run(guide, problem, 1)
+    first, second = _guide_messages(guide, problem, 0), _guide_messages(guide, problem, 1)
     check_names(name, set(first), problem, CURE)
     models = model_sites(problem)
     sites = []
     for site in problem.sites:
-        family, start = _family(name, site, first[site]["fn"])
-        if not torch.equal(start, _family(name, site, second[site]["fn"])[1]):
+        family, start = _family_and_start(name, site, first[site]["fn"])
+        if not torch.equal(start, _family_and_start(name, site, second[site]["fn"])[1]):
             raise SettingError(
                 f"guide {name}: the parameters of site '{site}' depend on another site's draw, so that q "
                 f"does not factorise; {CURE}"
@@ -353,14 +353,14 @@ def read_guide(guide: Callable[..., Any], problem: Problem) -> GuideFamily:
     return GuideFamily(tuple(sites))
 
 
-def _run(guide: Callable[..., Any], problem: Problem, seed: int) -> dict[str, Any]:
+def _guide_messages(guide: Callable[..., Any], problem: Problem, seed: int) -> dict[str, Any]:
     """The messages of the guide's latent sites."""
     args, kwargs = problem.arguments.call_arguments()
     with own_params(seed), torch.no_grad(), run_by_pyro(problem.dtype, problem.bound.constants):
         return sampled_sites(poutine.trace(guide).get_trace(*args, **kwargs))
 
 
-def _family(guide: str, site: str, fn: Any) -> tuple[Family, Tensor]:
+def _family_and_start(guide: str, site: str, fn: Any) -> tuple[Family, Tensor]:
     fn = without_event_dims(fn)
     for family in FAMILIES:
         if isinstance(fn, family.kind):

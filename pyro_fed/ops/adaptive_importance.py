@@ -2,16 +2,16 @@
 
     w_s ∝ p(z_s) / Σ_j n_j t_ν(z_s; m_j, S_j)      over all points so far, n_j of them drawn from component j
 
-    draw     points z_s of a proposal, a mixture of Student's t
-    tell     log p at these points: all points so far are weighed anew, by the density of all proposals together
-    refit    a mixture, by expectation-maximisation, to the points with w^β: the next proposal
+    draw     draw points z_s from a proposal, a mixture of Student's t
+    tell     take log p at these points, and reweight all points so far by the density of all proposals together
+    refit    fit a mixture to the points with weights w^β by expectation-maximisation: the next proposal
 
-until the points are worth enough equally weighted ones, and the tail of their weights can be trusted (Pareto's k). β is
-one, or the largest power that leaves the points worth what a fit is to rest on.
+This is repeated until the effective sample size is large enough and the tail of the weights can be trusted (Pareto's
+k). β is one, or the largest power that leaves the effective sample size that a fit needs.
 
 Only values of log p are needed. The caller computes them: clients round by round in `infer.stein.importance`, a loop in
-`audit.weighted_points`. `FedAIS` is another method: its one proposal comes from Gaussian sites by annealing, and
-nothing is refitted.
+`audit.weighted_points`. `FedAIS` is another method: its single proposal comes from Gaussian sites by annealing, and
+is not refitted.
 
 Sources: Cornuet, Marin, Mira & Robert (2012), *Adaptive multiple importance sampling*; Cappé, Douc, Guillin, Marin &
 Robert (2008), *Adaptive importance sampling in general mixture classes*, for the fits; Owen & Zhou (2000), *Safe and
@@ -31,9 +31,9 @@ from torch import Tensor
 from pyro_fed.ops.importance import Smoothed, flattened, smoothed
 from pyro_fed.ops.student import Mixture, fitted
 
-#: Degrees of freedom of each component; components of a fit, and its steps.
+#: Degrees of freedom of each component; number of components of a fit, and of its steps.
 FREEDOM, COMPONENTS, FIT_STEPS = 5, 8, 10
-#: A weight whose logarithm is so much less than the largest one counts as zero.
+#: A weight counts as zero if its logarithm is below the largest one by more than this.
 NEGLIGIBLE_NATS = 100.0
 
 
@@ -41,24 +41,24 @@ NEGLIGIBLE_NATS = 100.0
 class AdaptiveSettings:
     """Settings of the sampler that differ between its users."""
 
-    enough: float  # number of equally weighted points that the points have to be worth
+    enough: float  # smallest sufficient effective sample size
     longest_tail: float  # largest Pareto's k of the weights
-    # whether the points, in whitened coordinates, have to give variances too. Points far out, which dominate these,
-    # then count more in a fit, and the same limit holds for k of the terms w (z - m)² of each variance
+    # whether variances of whitened coordinates are needed too. Points far out, which dominate these, then count more in
+    # a fit, and the same limit holds for k of the terms w (z - m)² of each variance
     second_moments: bool = False
 
     def are_met(self, effective: float, pareto_k: float) -> bool:
-        """Whether points worth `effective` equally weighted ones are enough, as far as their weights tell."""
+        """Whether the effective sample size is large enough, and the weights' tail short enough."""
         return effective >= self.enough and pareto_k <= self.longest_tail
 
 
 @dataclass(frozen=True)
 class AdaptiveImportanceSampler:
-    """The points so far, their proposals, and the points whose log density is asked for."""
+    """The points so far, their proposals, and the points whose log density is requested."""
 
     settings: AdaptiveSettings  # the user's settings
     proposals: Mixture  # all components that points were drawn from, with the number of points of each
-    trial: Tensor  # the points (T, D) that were drawn last, whose log density is asked for
+    trial: Tensor  # the latest points (T, D), whose log density is requested
     points: Tensor  # points (S, D) whose log density is known
     log_density: Tensor  # log p at these (S,), up to a constant; -inf where it is zero
 
@@ -109,7 +109,7 @@ class AdaptiveImportanceSampler:
         return not self.settings.second_moments or self._longest_tail_of_squares() <= self.settings.longest_tail
 
     def refit(self, worth: float, generator: torch.Generator) -> Mixture:
-        """A mixture fitted to points that are worth at least `worth` equally weighted ones; its counts are shares."""
+        """A mixture fitted to points with an effective sample size of at least `worth`; its counts are shares."""
         far = self.points.square().mean(1).log1p() if self.settings.second_moments else 0.0
         weights = flattened(self.log_weights + far, worth)
         return fitted(self.points, weights, COMPONENTS, FIT_STEPS, generator)
@@ -123,5 +123,5 @@ class AdaptiveImportanceSampler:
 
 
 def _cut(logs: Tensor) -> Tensor:
-    """Logarithms of weights, none below that of a weight that counts as zero."""
+    """Logarithms of weights, clamped from below at that of a weight that counts as zero."""
     return logs.clamp_min(float(logs.max()) - NEGLIGIBLE_NATS)

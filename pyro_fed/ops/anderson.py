@@ -6,7 +6,7 @@ points x_i, moves f_i = G(x_i) - x_i and their differences ΔX, ΔF over the las
     x' = x + δ f - (ΔX + δ ΔF) γ,    γ = arg min ‖f - ΔF γ‖
 
 *Full precisions*: x are the natural parameters (P, η), and the norm is the Fisher metric at the last point, in which
-no parametrisation of θ matters: with P = L L' and mean m
+the parametrisation of θ does not matter: with P = L L' and mean m
 
     ‖(dP, dη)‖² = ‖L⁻¹(dη - dP m)‖² + ‖L⁻¹ dP L⁻ᵀ‖² / 2
 
@@ -15,12 +15,12 @@ E‖w‖², both from the round before. For w ~ N(0, 1/ξ) the two are exchanged
 -1, in which steps alternate for ever, beside a slow one near +1, which damping leaves as slow. For a linear map
 Anderson's rule is GMRES, which removes both.
 
-*Diagonal precisions* have not the posterior's curvature, so that the mean steps f = P⁻¹g (g the score of the whole
-posterior under q) may overstep for ever. x is the mean alone and the norm ‖·‖_P: for a Gaussian posterior a Krylov
-method.
+*Diagonal precisions* lack the posterior's curvature, so that the mean steps f = P⁻¹g (g the score of the whole
+posterior under q) may overstep for ever. Here x is the mean alone, and the norm is ‖·‖_P: for a Gaussian posterior the
+rule is a Krylov method.
 
-Where a step is `growth` times longer than the shortest remembered, its point was a bad guess: what came before is
-forgotten. What is added to the undamped step is bounded by `longest` of its lengths, and shortened where the
+If a move is `growth` times longer than the shortest one in the history, its point was a bad extrapolation: earlier
+rounds are dropped. The extrapolation is at most `longest` times as long as the undamped move, and is shortened if the
 precision would not be positive definite.
 """
 
@@ -36,7 +36,7 @@ from pyro_fed.ops.matrices import equilibrated_cholesky
 
 
 def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: float, longest: float) -> Gaussian:
-    """The factor (...) added to the step x + δ f from the last of points x_i (M, ...); flat if none is known."""
+    """The factor (...) that multiplies the step x + δ f from the last point of x_i (M, ...); flat without a history."""
     plain = _item(points, -1).product(_item(moves, -1).power(damping))
     if not points.dense:
         further = _mean_steps(points, moves, damping, longest)
@@ -44,29 +44,29 @@ def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: floa
     last = _item(points, slice(-1, None))
     vectors = _whitened_changes(last, moves)
     known = _usable_rounds(vectors.norm(dim=-1), growth)
-    change, moved = (_differences(part, known) for part in (moves, points))
+    move_changes, point_changes = (_differences(part, known) for part in (moves, points))
     columns = torch.where(known[:-1].unsqueeze(-1), vectors.diff(dim=0), 0.0)
     weights = least_squares(columns, vectors[-1])
-    added = moved.product(change.power(damping)).power(-weights).product_over(0)
-    length = _whitened_changes(last, _item(added, None))[0].norm(dim=-1)
-    added = added.power(_bound(length, vectors[-1].norm(dim=-1), longest))
-    # Less than a thousandth is not worth adding; wider margins than of a plain step, which is not extrapolated.
-    return added.power(backtrack(plain, added, min_fraction=1e-3, margin=0.1))
+    extrapolation = point_changes.product(move_changes.power(damping)).power(-weights).product_over(0)
+    length = _whitened_changes(last, _item(extrapolation, None))[0].norm(dim=-1)
+    extrapolation = extrapolation.power(_bound(length, vectors[-1].norm(dim=-1), longest))
+    # A share below a thousandth is not worth adding. Margins are wider than of a plain step, since this extrapolates.
+    return extrapolation.power(backtrack(plain, extrapolation, min_fraction=1e-3, margin=0.1))
 
 
 def _mean_steps(points: Gaussian, moves: Gaussian, damping: float, longest: float) -> Tensor:
-    """The term that is added to the mean of a diagonal Gaussian, (..., D)."""
+    """The extrapolation of the mean of a diagonal Gaussian, (..., D)."""
     means, root = points.mean(), (points.precision[-1] + moves.precision[-1]).sqrt()
     steps = moves.score(means) / root  # P^(1/2) f
-    known = steps.isfinite().all(-1, keepdim=True)[:-1]
-    columns = torch.where(known, steps.diff(dim=0), 0.0)
+    usable = steps.isfinite().all(-1, keepdim=True)[:-1]
+    columns = torch.where(usable, steps.diff(dim=0), 0.0)
     weights = least_squares(columns, steps[-1]).unsqueeze(-1)
-    step = -(weights * (torch.where(known, means.diff(dim=0), 0.0) * root + damping * columns)).sum(0)
+    step = -(weights * (torch.where(usable, means.diff(dim=0), 0.0) * root + damping * columns)).sum(0)
     return step * _bound(step.norm(dim=-1), steps[-1].norm(dim=-1), longest).unsqueeze(-1) / root
 
 
-def _bound(length: Tensor, step: Tensor, longest: float) -> Tensor:
-    return torch.where(length > longest * step, longest * step / length, 1.0)
+def _bound(length: Tensor, step: Tensor, max_ratio: float) -> Tensor:
+    return torch.where(length > max_ratio * step, max_ratio * step / length, 1.0)
 
 
 def remember(past: Gaussian, new: Gaussian) -> Gaussian:
@@ -75,7 +75,7 @@ def remember(past: Gaussian, new: Gaussian) -> Gaussian:
 
 
 def _usable_rounds(lengths: Tensor, growth: float) -> Tensor:
-    """Flags (M, ...) of the rounds that count: the last ones without a gap, or the last alone after a bad guess."""
+    """Flags (M, ...) of the usable rounds: the last ones without a gap, or the last alone after a bad extrapolation."""
     known = lengths.isfinite().flip(0).cumprod(0).flip(0).bool()
     shortest = torch.where(known, lengths, torch.inf).amin(0)
     alone = lengths[-1] > growth * shortest
@@ -85,13 +85,13 @@ def _usable_rounds(lengths: Tensor, growth: float) -> Tensor:
 
 
 def _differences(factors: Gaussian, known: Tensor) -> Gaussian:
-    """Differences (M - 1, ...) between neighbouring rounds, zero where one is not remembered."""
+    """Differences (M - 1, ...) between neighbouring rounds, zero where one is not in the history."""
     parts = (factors.precision, factors.eta)
     return type(factors)(*(choose(known[:-1], part.diff(dim=0), 0.0) for part in parts))
 
 
 def least_squares(columns: Tensor, target: Tensor) -> Tensor:
-    """γ of least norm, (M - 1, ...), from columns (M - 1, ..., V), maybe dependent, and a target (..., V)."""
+    """γ of least norm, (M - 1, ...), from possibly dependent columns (M - 1, ..., V) and a target (..., V)."""
     matrix, wanted = columns.movedim(0, -1).nan_to_num().cpu(), target.nan_to_num().cpu()
     solution: Tensor = torch.linalg.lstsq(matrix, wanted.unsqueeze(-1), driver="gelsd").solution
     return solution.squeeze(-1).movedim(-1, 0).to(target.device)

@@ -1,18 +1,19 @@
-"""Annealed importance sampling from a Gaussian: draws of another density, with weights that are right whatever mixes.
+"""Annealed importance sampling from a Gaussian: weighted draws of another density.
 
 Source: Neal (2001), *Annealed importance sampling*; Duane et al. (1987), *Hybrid Monte Carlo*.
 
     log π_β(z) = -|z|²/2 + (1 - β) b(z) + β d(z),   β = j / J,   π_0 = N(0, I) exp b, most often with b = 0
-    z_0 ~ π_0;   log w += (d - b)(z_{j-1}) / J,   z_j by a Hamiltonian transition that leaves π_{j/J} as it is
+    z_0 ~ π_0;   log w += (d - b)(z_{j-1}) / J,   z_j by a Hamiltonian transition that leaves π_{j/J} invariant
 
 for j = 1 .. J.
 
-The weights make up for transitions that have not mixed: E w f(z_J) = ∫ π_1 f for any J, step and length.
+The weights correct for transitions that do not mix: E w f(z_J) = ∫ π_1 f for any J, step and length.
 
-Where transitions mix, the J terms of log w are independent, of variance Var d / J² each: log w has Var d / J in all.
-Var d is under π_0 at first and under π_1 at last, of which weights exp d tell; where d has a long tail there, they say
-so, and J is large. It is a bound for most targets: Var d falls on the way, and by far, where a tail is what differs. So
-a share of J is tried first (`anneal_sparingly`), and its weights say whether it will do.
+If transitions mix, the J terms of log w are independent with variance Var d / J² each, so that log w has variance
+Var d / J. Var d is under π_0 for the first term and under π_1 for the last. The latter is estimated by weights exp d:
+if d has a long tail there, they show it, and J is large. For most targets this is an upper bound: Var d decreases along
+the path, and strongly so if only tails differ. So a share of J is tried first (`anneal_sparingly`), and the weights
+show whether it suffices.
 
 Letters: z `white`, d `difference`, b `base`, J `levels`, w `log_weights`.
 """
@@ -30,8 +31,8 @@ from torch import Tensor
 
 from pyro_fed.ops.hamiltonian import LENGTH_JITTER, Phase, fresh_momenta, transition
 
-#: The share of the levels that is tried first, and the share of their number that draws are to be worth after it: all
-#: levels would take five times as long for a third more draws at most.
+#: Share of the levels that is tried first, and the relative effective sample size at which it suffices: all levels
+#: would take five times as long for at most a third more effective draws.
 FIRST_SHARE, SUFFICIENT_ESS_SHARE = 0.2, 0.75
 #: A value (S,) and its gradient (S, D).
 Slope = tuple[Tensor, Tensor]
@@ -65,7 +66,7 @@ def _parts(ends: Ends, white: Tensor) -> tuple[Tensor, ...]:
 
 
 def _on_path(white: Tensor, parts: tuple[Tensor, ...], beta: float) -> tuple[Tensor, ...]:
-    """log π_β (S,), float64, its gradient (S, D), and the parts of which they are made."""
+    """log π_β (S,), float64, its gradient (S, D), and the `parts` they are computed from."""
     value, slope, base, base_slope = parts
     log_density = beta * value.double() + (1 - beta) * base.double() - white.double().square().sum(-1) / 2
     return log_density, beta * slope + (1 - beta) * base_slope - white, *parts
@@ -103,17 +104,17 @@ def _density_on_path(ends: Ends, beta: float, white: Tensor) -> tuple[Tensor, ..
 
 
 def anneal_sparingly(ends: Ends, white: Tensor, generator: torch.Generator, *, levels: int, **how: Any) -> Annealed:
-    """`anneal` by `FIRST_SHARE` of the levels if the draws' relative ESS is `SUFFICIENT_ESS_SHARE`; else by all."""
+    """`anneal` by `FIRST_SHARE` of the levels if the relative ESS reaches `SUFFICIENT_ESS_SHARE`; else by all."""
     for number in sorted({math.ceil(FIRST_SHARE * levels), levels}):
-        found = anneal(ends, white, generator, levels=number, **how)
-        weights = found.log_weights.softmax(0)
+        annealed = anneal(ends, white, generator, levels=number, **how)
+        weights = annealed.log_weights.softmax(0)
         if float(1 / weights.square().sum()) >= SUFFICIENT_ESS_SHARE * len(weights):
             break
-    return found
+    return annealed
 
 
 def levels_for(value: Tensor, spread: float) -> int:
-    """The number of levels J that leaves log w a variance of `spread`; `value` is d at draws of π_0, (S,)."""
+    """The number of levels J for which log w has the variance `spread`; `value` is d at draws of π_0, (S,)."""
     shares = torch.stack([torch.zeros_like(value), value]).double().softmax(-1)
     means = (shares * value).sum(-1, keepdim=True)
     variance = float((shares * (value - means).square()).sum(-1).amax())

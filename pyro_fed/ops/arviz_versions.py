@@ -1,11 +1,11 @@
-"""What this package takes from ArviZ, the same from 0.23 as from 1.x: the one place that knows both.
+"""The functions of ArviZ that this package uses, with the same interface for ArviZ 0.23 and 1.x.
 
-    ArviZ 0.23      everything in `arviz`; results are `arviz.InferenceData`
+    ArviZ 0.23      everything is in `arviz`; results are `arviz.InferenceData`
     ArviZ 1.x       `arviz_stats` computes, also on bare arrays; results are `xarray.DataTree`, and
-                    `arviz.InferenceData` is another name of it, so that the version alone tells them apart
+                    `arviz.InferenceData` is an alias of it, so that only the version distinguishes the two
 
-Of a result this package uses `result["posterior"]`, `"log_likelihood" in result`, `attrs` and `to_netcdf`, which both
-have. ArviZ takes seconds to import, and clients can do without: it is imported where a function is called.
+This package uses `result["posterior"]`, `"log_likelihood" in result`, `attrs` and `to_netcdf` of a result, which both
+have. ArviZ takes seconds to import, and clients do not need it: each function imports it when it is called.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 #: Whether the installed ArviZ is 1.x.
 NEW = int(version("arviz").split(".")[0]) >= 1
-#: The call for a table of medians and quantiles.
+#: The call that prints a table of medians and quantiles.
 MEDIANS = "az.summary(idata, kind='stats_median')" if NEW else "az.summary(idata, stat_focus='median')"
-#: The arviz-stats from which on a standard error divides by one row less.
+#: First version of arviz-stats whose standard errors divide by the number of rows minus one.
 UNBIASED = (1, 3, 2)
-#: The probability of the intervals in tables, and the names of their ends: those of ArviZ 0.23.
+#: Probability of the intervals in tables, and the names of their ends, as in ArviZ 0.23.
 INTERVAL, ENDS = 0.94, ("hdi_3%", "hdi_97%")
 #: Columns of a table, in this order.
 COLUMNS = ("mean", "sd", *ENDS, "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat")
@@ -50,7 +50,7 @@ def result_type() -> Any:
 
 
 def make_result(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> Any:
-    """Groups as a result."""
+    """A result with these groups."""
     cls = result_type()
     if not NEW:
         return cls(attrs=dict(attrs), warn_on_custom_groups=False, **groups)
@@ -60,7 +60,7 @@ def make_result(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> A
 
 
 def with_group(result: Any, name: str, group: xr.Dataset) -> Any:
-    """A result with one group more; the argument is unchanged."""
+    """A copy of a result with one more group."""
     return make_result(
         {**{other: group_of(result, other) for other in names_of_groups(result)}, name: group}, result.attrs
     )
@@ -73,25 +73,25 @@ def names_of_groups(result: Any) -> list[str]:
 
 def group_of(result: Any, name: str) -> xr.Dataset:
     """A group of a result, or of a plain mapping of datasets, as a dataset."""
-    found: Any = result[name]
-    return cast("xr.Dataset", found.to_dataset() if NEW and hasattr(found, "to_dataset") else found)
+    group: Any = result[name]
+    return cast("xr.Dataset", group.to_dataset() if NEW and hasattr(group, "to_dataset") else group)
 
 
 def psis(log_weights: Array, efficiency: float = 1.0) -> tuple[Array, float]:
     """Normalised Pareto-smoothed log weights (S,), and the shape k of their tail, infinite if none can be fitted.
 
-    `efficiency` is the number of independent draws that they are worth, over S: fewer need a longer tail.
+    `efficiency` is the effective sample size divided by S: a smaller one needs a longer tail.
     """
     if not NEW:
         import arviz
 
-        with np.errstate(over="ignore"):  # of a tail of k = 100, before quantiles are cut at the largest
+        with np.errstate(over="ignore"):  # a tail of k = 100 overflows before quantiles are cut at the largest
             smooth, k = arviz.psislw(log_weights, efficiency)
         return smooth, float(k)
     from arviz_stats.base import array_stats
 
     try:
-        # It takes what leave-one-out has, the logarithms of ratios 1/w.
+        # Its argument is that of leave-one-out, the logarithms of ratios 1/w.
         with np.errstate(over="ignore"):
             smooth, k = array_stats.psislw(-log_weights, r_eff=efficiency)
     except ValueError:  # "n_draws_tail must be at least 5", "All tail values are the same"
@@ -113,25 +113,25 @@ def elpd_se(variance: float, rows: int) -> float:
     return rows * math.sqrt(variance / divisor) if divisor else 0.0
 
 
-def elpd_data(found: Mapping[str, Any]) -> Any:
+def elpd_data(values: Mapping[str, Any]) -> Any:
     """An ELPDData of the installed ArviZ, from fields named as in ArviZ 0.23, `elpd_loo` (`elpd_waic`) first."""
     if not NEW:
         from arviz.stats.stats_utils import ELPDData
 
-        return ELPDData(data=list(found.values()), index=list(found))
+        return ELPDData(data=list(values.values()), index=list(values))
     from arviz_stats import utils
 
-    kind = next(iter(found)).removeprefix("elpd_")
+    kind = next(iter(values)).removeprefix("elpd_")
     names = {"elpd": f"elpd_{kind}", "p": f"p_{kind}", "elpd_i": f"{kind}_i"}
     same = ("se", "n_samples", "n_data_points", "scale", "warning", "good_k", "pareto_k")
-    fields = {name: found.get(names.get(name, name)) for name in (*names, *same)}
-    # From arviz-stats 1.3.3 on there is a class for each kind that it knows, before it one with the kind as a field.
+    fields = {name: values.get(names.get(name, name)) for name in (*names, *same)}
+    # arviz-stats 1.3.3 and later have a class for each kind; earlier versions have one class with the kind as a field.
     new_class: Any = getattr(utils, f"ELPDData{kind.upper()}", utils.ELPDData)
     if "kind" in inspect.signature(new_class).parameters:
         fields["kind"] = kind
     data = new_class(**fields)
-    for name in found.keys() - {*names.values(), *same}:
-        setattr(data, name, found[name])
+    for name in values.keys() - {*names.values(), *same}:
+        setattr(data, name, values[name])
     return data
 
 
@@ -169,7 +169,7 @@ def bfmi(energy: Array) -> Array:
 
 
 def kde(values: Array, low: float, high: float) -> tuple[Array, Array]:
-    """A grid from `low` to `high` and the kernel density estimate of draws (S,) on it, which may fall to zero there."""
+    """A grid from `low` to `high` and the kernel density estimate of draws (S,) on it, without bound correction."""
     options = {"bound_correction": False, "custom_lims": (low, high)}
     if NEW:
         from arviz_stats.base import array_stats
@@ -195,10 +195,10 @@ def summary(result: Any, *, chains: bool) -> pd.DataFrame:
 
 
 def power_scaling(result: Any, component: str, names: list[str], of: list[str] | None) -> xr.Dataset:
-    """How sensitive draws are to a power of the prior or of the likelihood, by the entries of each variable.
+    """The sensitivity of draws to a power of the prior or of the likelihood, for each entry of each variable.
 
     `component` is "prior" or "likelihood", `names` are variables of `posterior`, and `of` those of the group
-    `log_prior` or `log_likelihood`, all if None.
+    `log_prior` or `log_likelihood` (None for all).
     """
     if NEW:
         from arviz_stats import psense
@@ -206,5 +206,6 @@ def power_scaling(result: Any, component: str, names: list[str], of: list[str] |
         return cast("xr.Dataset", psense(result, var_names=names, group=component, group_var_names=of))
     import arviz
 
-    found = arviz.psens(result, component=component, component_var_names=of, var_names=names)
-    return cast("xr.Dataset", found if len(names) > 1 else found.to_dataset(name=names[0]))  # of one, a DataArray
+    sensitivity = arviz.psens(result, component=component, component_var_names=of, var_names=names)
+    # For a single variable ArviZ returns a DataArray.
+    return cast("xr.Dataset", sensitivity if len(names) > 1 else sensitivity.to_dataset(name=names[0]))

@@ -1,12 +1,12 @@
-"""How far a change of a Gaussian may go before it stops being one.
+"""The largest fraction of a change that leaves a Gaussian proper.
 
 With q of precision P and a change of precision D, P + s D is positive definite exactly for
 s < -1 / lambda_min if lambda_min < 0, and for every s >= 0 otherwise, where lambda_min is the smallest
 eigenvalue of P^(-1/2) D P^(-1/2). The eigenvalues of P + s D relative to P are 1 + s lambda: the step keeps
 them at least at ``margin``, so that no direction of q becomes wider than margin^(-1/2) of what it was.
 
-Computed in float64 with an equilibrated factor: no coordinate's scale matters. Where q is not proper, the
-change not finite, or the step too small to go on, the fraction is zero.
+All is computed in float64 with an equilibrated factor, so that the coordinates' scales do not matter. The fraction is
+zero if q is not proper, if the change is not finite, or if the step would be too small.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: Largest number of halvings of a fraction or an interval: 2^-40 is 1e-12.
 HALVINGS = 40
-#: Largest number of iterations of a small problem of fixed size, of which a handful usually suffice; and the step, in
-#: SDs, at which they end.
+#: Largest number of iterations for a small problem of fixed size (a handful usually suffice), and the step, in SDs, at
+#: which they end.
 MAX_ITERATIONS, NEGLIGIBLE_STEP = 50, 1e-6
-#: A fraction below this is not worth making.
+#: Smallest fraction that is worth taking.
 MIN_FRACTION = 1e-6
 
 
 def halved(fits: Callable[[float], bool], first: float = 1.0) -> float:
-    """The first of a fraction, its half, its quarter and so on that fits; 0 if none does."""
+    """The first of `first`, `first` / 2, `first` / 4, ... that fits; 0 if none does."""
     for _ in range(HALVINGS):
         if fits(first):
             return first
@@ -37,7 +37,7 @@ def halved(fits: Callable[[float], bool], first: float = 1.0) -> float:
 
 
 def bisected(fits: Callable[[float], bool], limit: float) -> tuple[float, float]:
-    """The largest number up to a limit that is known to fit, and the smallest that is not: 2^-40 of the limit apart."""
+    """Two numbers, 2^-40 of the limit apart: the largest known to fit, and the smallest known not to fit."""
     if fits(limit):
         return limit, limit
     low, high = 0.0, limit
@@ -51,7 +51,7 @@ def largest_fraction(q: Gaussian, delta: Gaussian) -> Tensor:
     """Supremum (...) of the s for which q δ^s is proper, in float64; may be infinite; 0 where undefined."""
     smallest = q.relative_change(delta).amin(-1)
     defined = q.is_proper() & torch.isfinite(smallest) & torch.isfinite(delta.eta).all(-1)
-    # Zero is left out of the division: 1 / 0 would be right, but its gradient NaN.
+    # The division excludes zero: 1 / 0 would be right, but its gradient is NaN.
     limit = torch.where(smallest < 0, -1.0 / torch.where(smallest < 0, smallest, -1.0), torch.inf)
     return torch.where(defined, limit, 0.0)
 
@@ -78,15 +78,15 @@ def backtracked_step(
     min_fraction: float = MIN_FRACTION,
     margin: float = 0.05,
 ) -> tuple[Tensor, Gaussian]:
-    """The largest fraction (...) of a change that leaves q positive definite, and q δ^fraction, whose factor is known.
+    """The largest fraction (...) of a change that leaves q positive definite, and q δ^fraction, whose factor is cached.
 
-    The fraction is 0 where there is no step to make.
+    The fraction is 0 where no step is possible.
 
     Args:
         q: the Gaussian that is changed.
         delta: the change, of the same structure, its batch broadcasting with that of q.
         max_fraction: the fraction if the full step is possible (the damping).
-        min_fraction: below this, or below `max_fraction`, the step is not worth making.
+        min_fraction: the fraction is 0 if it would be below this, and below `max_fraction`.
         margin: smallest allowed eigenvalue of the new precision relative to the old one, in [0, 1).
 
     Raises:

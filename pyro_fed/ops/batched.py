@@ -1,8 +1,7 @@
-"""Functions mapped over a batch: by `torch.func.vmap`, or one slice after another; and what mapped scores return.
+"""Functions mapped over a batch, by `torch.func.vmap` or slice by slice, and the moments that mapped scores return.
 
-For an operation without a batching rule torch computes one slice after another too, with a warning in each pass: for a
-hidden Markov model, whose in-place clamp has no rule, thousands of lines about torch and none about the model. These
-warnings are switched off.
+For an operation without a batching rule torch also computes slice by slice, with a warning in each pass. A hidden
+Markov model, whose in-place clamp has no rule, would print thousands of warnings. They are switched off.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.errors import ModelError
 
-#: What torch says where one of its operations cannot be mapped, as `torch.nn.LSTM` of packed sequences.
+#: Part of torch's message if an operation cannot be mapped, such as `torch.nn.LSTM` of packed sequences.
 NO_RULE = "Batching rule not implemented"
 
 
 class _Quiet:
-    """A context without torch's warnings of operations without a batching rule; its calls are counted."""
+    """A context without torch's warnings of operations without a batching rule; it counts how often it is entered."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -43,11 +42,11 @@ class _Quiet:
 
 
 def _warn(on: bool) -> None:
-    """Switch torch's warnings on or off; the text of the warning itself names this function of torch."""
+    """Switch torch's warnings on or off, by the function that the text of the warning names."""
     torch._C._functorch._set_vmap_fallback_warning_enabled(on)  # type: ignore[attr-defined]  # has no stub
 
 
-#: The one of the process; what else than `vmap` maps, such as `torch.func.jacrev`, is called inside it.
+#: The context of this process. Other mapping functions, such as `torch.func.jacrev`, are called inside it.
 quiet = _Quiet()
 
 
@@ -81,13 +80,13 @@ class Moments(NamedTuple):
 
 
 class FiniteSums(NamedTuple):
-    """Sums over the points at which all is finite, and the number of these."""
+    """Sums over the points at which all parts are finite, and the number of these points."""
 
     sums: Moments
     finite: Tensor
 
     def add(self, parts: Moments) -> FiniteSums:
-        """With a block of points, each part (s, ...)."""
+        """These sums with a block of s points added, each part (s, ...)."""
         finite = parts.finite()
 
         def summed(part: Tensor) -> Tensor:
@@ -112,19 +111,19 @@ def loop_map(function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
             )
             for i in range(size)
         ]
-        _check_alike(outs)
+        _check_same_sites(outs)
         return pytree.tree_map(lambda *parts: torch.stack(parts), *outs)
 
     return looped
 
 
-def _check_alike(outs: list[Any]) -> None:
-    """Require every slice to return the same names."""
+def _check_same_sites(outs: list[Any]) -> None:
+    """Raise a `ModelError` unless every slice returns the same names."""
     names = [{pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(out)[0]} for out in outs]
-    other = next((one for one in names if one != names[0]), None)
-    if other is None:
+    differing = next((one for one in names if one != names[0]), None)
+    if differing is None:
         return
-    sites = sorted({re.findall(r"'([^']*)'", path)[-1] for path in other ^ names[0] if "'" in path})
+    sites = sorted({re.findall(r"'([^']*)'", path)[-1] for path in differing ^ names[0] if "'" in path})
     raise ModelError(
         f"the model has sites {sites or '(of other shapes)'} at some values of its latents and not at others, such as "
         "by an `if` on a value: its sites must always be the same. Write the condition into the density, as by "
@@ -133,7 +132,7 @@ def _check_alike(outs: list[Any]) -> None:
 
 
 def or_looped(mapped: Callable[..., Any], function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
-    """`mapped`, or slice after slice if an operation cannot be mapped: the same numbers."""
+    """`mapped`, or the same numbers slice by slice if an operation cannot be mapped."""
 
     def call(*args: Any) -> Any:
         try:
@@ -147,7 +146,7 @@ def or_looped(mapped: Callable[..., Any], function: Callable[..., Any], in_dims:
 
 
 def leaf_dims(in_dims: Any, args: Any) -> list[int | None]:
-    """The axis of each leaf of the arguments, of which `in_dims` is a prefix as a pytree."""
+    """The axis of each leaf of the arguments, where `in_dims` is a pytree prefix of these."""
     return pytree.tree_leaves(_broadcast_dims(in_dims, args), is_leaf=lambda d: d is None)
 
 

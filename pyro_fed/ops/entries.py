@@ -1,40 +1,40 @@
-"""Which entries of tensors: by numbers or flags of the leading axes; evenly spaced, far apart; all finite."""
+"""Selections of entries of tensors: by flags of the leading axes, evenly spaced, or far apart."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-#: Entries of a long vector, or draws of many, that stand for all of them, evenly spaced.
+#: Number of evenly spaced entries that represent a longer vector, or of draws that represent more.
 SAMPLED_ENTRIES = 1000
-#: Draws for each of those that `far_apart` chooses.
+#: Number of draws among which `far_apart` chooses one.
 CANDIDATES = 4
 
 
 def with_trailing_axes(values: Tensor, like: Tensor) -> Tensor:
-    """Values (*batch) with as many trailing axes of one as `like` (*batch, ...) has more."""
+    """Values (*batch) with trailing axes of size one, up to the number of axes of `like` (*batch, ...)."""
     return values.reshape(values.shape + (1,) * (like.dim() - values.dim()))
 
 
 def choose(which: Tensor, new: Tensor, old: Tensor | float) -> Tensor:
-    """Entries of `new` (*batch, ...) where `which` (*batch), of `old` elsewhere, whatever the rest contains."""
+    """Entries of `new` (*batch, ...) where `which` (*batch) is True, of `old` elsewhere; NaN does not spread."""
     return torch.where(with_trailing_axes(which, new), new, old)
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether all entries are finite: by the sum if that is finite, which takes no memory."""
+    """Whether all entries are finite; a finite sum shows it without further memory."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 def evenly(count: int, most: int) -> Tensor:
-    """Evenly spaced places among `count`, with the first and the last: all of them, or `most`."""
+    """Evenly spaced indices below `count`, the first and the last included: all of them, or `most`."""
     return torch.linspace(0, count - 1, min(most, count)).long().clamp_max(count - 1)  # float32 rounds large counts
 
 
 def far_apart(draws: Tensor, count: int) -> Tensor:
-    """Numbers (count,), int64, of draws (N, D): the first half in order, then each the farthest by ranks."""
-    # Ranks, so that long tails do not draw all of them. A basin that has a small share of the draws, at their edge, has
-    # one of these where independent draws may have none.
+    """Indices (count,), int64, of draws (N, D): the first draws for half, then the farthest from those so far."""
+    # Distances are of ranks, so that long tails do not attract all choices. A basin with a small share of the draws, at
+    # their edge, gets one, where independent draws may give it none.
     ranks = draws.argsort(0).argsort(0).double() / len(draws)
     chosen = torch.arange(-(-count // 2), device=draws.device)
     nearest = torch.cdist(ranks, ranks[chosen]).amin(1)

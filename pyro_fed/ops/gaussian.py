@@ -1,4 +1,4 @@
-"""Gaussians in natural parameters, proper or not: the language of FedEP, PVI, FSGLD's surrogates and P2P.
+"""Gaussians in natural parameters, proper or not, as used by FedEP, PVI, FSGLD's surrogates and P2P.
 
 Source: Guo et al., *Federated learning as variational inference*, Section 2 and Algorithm 1 (sites, cavities
 and changes in natural parameters); Wang et al., *Peer-to-peer variational federated learning over
@@ -10,16 +10,16 @@ arbitrary graphs*, Eq. (3), (4) and (8).
 Letters: P ``precision`` (Lambda in Guo et al., Sigma⁻¹ in Wang et al.), eta ``eta``, m and P⁻¹ ``moments``
 (mu and Sigma), A the logarithm of the factor's integral.
 
-One class a structure, the same methods on each; leading axes (clients, say) are a batch.
+There is one class for each structure, with the same methods; leading axes (clients, say) are a batch.
 
     FullGaussian        precision (..., D, D)   moments (..., D), covariance (..., D, D)
     DiagGaussian        precision (..., D)      moments (..., D), variances (..., D)
 
-A site need not be proper: products, quotients, powers and scores never ask. What needs P⁻¹ is computed
-in float64, whatever the dtype of the fields, and comes back in that dtype; where P is not positive definite
-it is NaN: a precision is never repaired. ``is_proper`` is the flag, ``require_proper`` the exception. Sums
-of natural parameters of very different size lose digits: keep the fields in float64. The projection to the diagonal
-keeps the mean and the variances: of all diagonal Gaussians the result minimises KL(self || ·).
+A site need not be proper: products, quotients, powers and scores are defined for any. Methods that need P⁻¹ compute in
+float64 and return the dtype of the fields. Where P is not positive definite they return NaN; a precision is never
+repaired. ``is_proper`` returns a flag, ``require_proper`` raises. Sums of natural parameters of very different size
+lose digits: keep the fields in float64. The projection to the diagonal keeps the mean and the variances: of all
+diagonal Gaussians the result minimises KL(self || ·).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from pyro_fed.ops.points import even_normals
 
 
 class ImproperGaussianError(PyroFedError, ValueError):
-    """A Gaussian that has to be a distribution has a precision that is not positive definite."""
+    """Raised if a Gaussian that has to be proper has a precision that is not positive definite."""
 
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(ABC):
-    """A Gaussian, or a batch of them, by its natural parameters P, of the structure's shape, and P m, (..., D)."""
+    """A Gaussian, or a batch, by its natural parameters: P, in the structure's shape, and eta = P m, (..., D)."""
 
     precision: Tensor
     eta: Tensor
@@ -89,7 +89,7 @@ class Gaussian(ABC):
         return type(self)(self.precision - other.precision, self.eta - other.eta)
 
     def power(self, exponent: float | Tensor) -> Self:
-        """Density to a power, up to a constant; a tensor exponent is one for each of the batch."""
+        """Density to a power, up to a constant; a tensor exponent has one value for each Gaussian of the batch."""
         if isinstance(exponent, Tensor):
             wide = exponent.reshape(exponent.shape + (1,) * self._matrix_dims)
             return type(self)(self.precision * wide, self.eta * exponent.unsqueeze(-1))
@@ -112,14 +112,14 @@ class Gaussian(ABC):
     @classmethod
     @abstractmethod
     def from_moments(cls, mean: Tensor, spread: Tensor) -> Self:
-        """The Gaussian of a mean (..., D) and a spread as ``moments`` returns it; NaN where that is not positive."""
+        """The Gaussian with a mean (..., D) and a spread as returned by ``moments``; NaN where that is not positive."""
 
     @abstractmethod
     def is_proper(self) -> Tensor:
         """Whether P is finite and positive definite and eta finite: (...), bool."""
 
     def require_proper(self, what: str) -> Self:
-        """This Gaussian, or an ImproperGaussianError that calls it `what`; for use outside ``vmap`` and ``make_fx``."""
+        """This Gaussian; raises an ImproperGaussianError, which names it `what`. Not for ``vmap`` or ``make_fx``."""
         proper = self.is_proper()
         if not bool(proper.all()):
             bad = [tuple(index) if index else "itself" for index in (~proper).nonzero().tolist()]
@@ -150,7 +150,7 @@ class Gaussian(ABC):
     def log_prob(self, x: Tensor) -> Tensor:
         """Normalised log density at points (..., D), which broadcast with the batch."""
         double = self.to(torch.float64)
-        # Around the mean: the terms of exp(-x'Px / 2 + eta'x - A) cancel when the mean is many SDs from 0.
+        # Offsets from the mean: the terms of exp(-x'Px / 2 + eta'x - A) cancel if the mean is many SDs from 0.
         offset = x.to(torch.float64) - double._mean()
         quadratic = (offset * double._multiply(offset)).sum(-1)
         value = 0.5 * (double.log_det() - quadratic - self.dim * math.log(2.0 * math.pi))
@@ -196,7 +196,7 @@ class Gaussian(ABC):
         return self.transform(noise.to(self.eta.device))
 
     def even_sample(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        """Draws (num_samples, ..., D), each the Gaussian's, together with less chance error (`points.even_normals`)."""
+        """Draws (num_samples, ..., D) of the Gaussian whose means vary less by chance (`points.even_normals`)."""
         dim, count = self.eta.shape[-1], self.eta.shape[:-1].numel()
         noise = torch.stack([even_normals(num_samples, dim, generator) for _ in range(count)], 1)
         return self.transform(noise.reshape(num_samples, *self.eta.shape).to(self.eta.device))
@@ -211,7 +211,7 @@ class Gaussian(ABC):
 
     @abstractmethod
     def to_diag(self) -> Gaussian:
-        """The diagonal Gaussian of the same mean and variances, exact where the structure is no richer."""
+        """The diagonal Gaussian with the same mean and variances; exact for a diagonal structure."""
 
     @abstractmethod
     def _mean(self) -> Tensor:
@@ -282,7 +282,8 @@ class FullGaussian(Gaussian):
         half = factor.half_solve(symmetrised(delta.precision.to(torch.float64)))
         ratio = symmetrised(factor.half_solve(half.transpose(-1, -2)))
         finite = torch.isfinite(ratio).all(-1).all(-1)
-        # LAPACK raises at NaN for the whole batch: what is undefined is left out and marked afterwards.
+        # LAPACK raises for the whole batch if one matrix has NaN: undefined matrices are replaced and marked
+        # afterwards.
         values = torch.linalg.eigvalsh(torch.where(finite.unsqueeze(-1).unsqueeze(-1), ratio, 0.0))
         return torch.where(finite.unsqueeze(-1), values, torch.nan)
 
@@ -310,7 +311,7 @@ class FullGaussian(Gaussian):
         return torch.einsum("...ij,...j->...i", self.precision, x)
 
     def _half_solve(self, noise: Tensor) -> Tensor:
-        # Samples become columns, so that the factor is not copied for every one of them.
+        # Samples become columns, so that the factor is not copied for each sample.
         return self._factor().half_solve_transposed(noise.movedim(0, -1)).movedim(-1, 0)
 
     def _trace_ratio(self, other: Self) -> Tensor:
@@ -353,7 +354,7 @@ class DiagGaussian(Gaussian):
         return _positive_or_nan(self.precision).rsqrt()
 
     def even_sample(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        """`Gaussian.even_sample`, one of the batch after the other: draws of many parameters are many numbers."""
+        """`Gaussian.even_sample`, for one Gaussian of the batch after the other, which saves memory."""
         batch = self.precision.reshape(-1, self.dim), self.eta.reshape(-1, self.dim)
         draws = self.eta.new_empty(num_samples, *batch[1].shape)
         for at, (precision, eta) in enumerate(zip(*batch, strict=True)):
@@ -377,12 +378,12 @@ class DiagGaussian(Gaussian):
         return (other.precision / _positive_or_nan(self.precision)).sum(-1)
 
 
-#: The classes by the name of their structure.
+#: Classes by the name of their structure.
 STRUCTURES: dict[str, type[Gaussian]] = {
     "full": FullGaussian,
     "diag": DiagGaussian,
 }
 
-# vmap, make_fx and tree_map see through these classes, as through a tuple of two tensors.
+# vmap, make_fx and tree_map treat these classes as pytrees of two tensors.
 for _structure in STRUCTURES.values():
     torch.export.register_dataclass(_structure)

@@ -3,22 +3,21 @@
 Source: Neal, *MCMC using Hamiltonian dynamics* (2011), Section 5.2.3 and Eq. (5.18)-(5.20); Blanes, Casas & Sanz-Serna,
 *Numerical integrators for the hybrid Monte Carlo method*, SIAM J. Sci. Comput. 36 (2014).
 
-A trajectory has fresh momenta r ~ N(0, I), n steps of length ε, and an end that is accepted or not. A step has kicks
-b_0 .. b_m and drifts a_1 .. a_m, each the same read from either end, of sum one:
+A trajectory has fresh momenta r ~ N(0, I), n steps of size ε, and an end that is accepted or not. A step has kicks
+b_0 .. b_m and drifts a_1 .. a_m. Both sequences are symmetric and sum to one:
 
     r ← r + b_0 ε s(θ);    θ ← θ + a_j ε r,   r ← r + b_j ε s(θ)    for j = 1 .. m
     accept with probability min(1, exp(H - H')),    H = |r|²/2 - f(θ),    s = ∇f
 
-The last kick of a step and the first of the next are made at once. A step is its own inverse once r has changed its
-sign, and preserves volume, so that f is the exact stationary density whatever ε, n, a and b are, as long as they do not
-depend on where the trajectory is.
+The last kick of a step and the first of the next are merged. A step preserves volume, and is its own inverse after a
+change of the sign of r. So exp f is the exact stationary density for any ε, n, a and b that do not depend on the
+position.
 
-In coordinates A⁻¹θ the score is A's, and a drift in θ is along A r: kicks take A's in place of s, drifts A r in place
-of r.
+In coordinates A⁻¹θ the score is A's, and r drifts along A r: kicks use A's in place of s, drifts A r in place of r.
 
-For N(0, I) a trajectory of length n ε = π/2 swaps place and momentum: its end is independent of where it began. Lengths
-differ between trajectories at random, so that none is resonant. The mean error in H there is, for each dimension, 3e-4
-of five steps of `LEAPFROG`, and 5e-5 of one step of `THREE_STAGE`, which takes three scores.
+For N(0, I) a trajectory of length n ε = π/2 swaps position and momentum: its end is independent of its start. Lengths
+vary at random between trajectories, to avoid resonance. The mean error in H per dimension is then 3e-4 for five steps
+of `LEAPFROG`, and 5e-5 for one step of `THREE_STAGE`, which takes three scores.
 
 Letters: θ `position`, r `momentum`, f `value`, s `score`, ε `step`, a `drifts`, b `kicks`, S chains of D numbers.
 """
@@ -35,25 +34,25 @@ from pyro_fed.ops.entries import choose
 
 #: H' - H beyond which a trajectory has diverged, as in Pyro and Stan.
 MAX_ENERGY_ERROR = 1000.0
-#: How much the lengths of trajectories differ.
+#: Relative variation of the lengths of trajectories.
 LENGTH_JITTER = 0.2
 
-#: θ (S, D) → f (S,), s (S, D), and what else is to be known at the chains, (S, ...).
+#: θ (S, D) → f (S,), s (S, D), and further values at the chains, (S, ...).
 Density = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 class Phase(NamedTuple):
-    """Places and momenta of S chains, and the density there."""
+    """Positions and momenta of S chains, and the log density there."""
 
     position: Tensor  # θ (S, D)
     momentum: Tensor  # r (S, D)
     value: Tensor  # f (S,)
     score: Tensor  # s (S, D)
-    beside: tuple[Tensor, ...] = ()  # what else the density gives, (S, ...)
+    beside: tuple[Tensor, ...] = ()  # further values that the density returns, (S, ...)
 
     @classmethod
     def at(cls, position: Tensor, momentum: Tensor, density: tuple[Tensor, ...]) -> Phase:
-        """Chains at θ with r, and what `density` gave at θ."""
+        """Chains at θ with r, and the values of a density at θ."""
         value, score, *beside = density
         return cls(position, momentum, value, score, tuple(beside))
 
@@ -65,7 +64,7 @@ class Splitting(NamedTuple):
     drifts: tuple[float, ...]  # a
 
     def stages(self, num_steps: int) -> list[tuple[float, float]]:
-        """Each drift of n steps, and the kick after it; `kicks[0]` comes before them."""
+        """Each drift of n steps with the kick after it; `kicks[0]` precedes all."""
         inner = (*self.kicks[1:-1], self.kicks[-1] + self.kicks[0])
         kicks = inner * (num_steps - 1) + self.kicks[1:]
         return list(zip(self.drifts * num_steps, kicks, strict=True))
@@ -78,7 +77,7 @@ def _three_stage(drift: float, kick: float) -> Splitting:
     return Splitting((kick, 0.5 - kick, 0.5 - kick, kick), (drift, 1 - 2 * drift, drift))
 
 
-#: That of Blanes et al. for hybrid Monte Carlo: its error at N(0, I) is the smallest for long steps.
+#: The integrator of Blanes et al. for hybrid Monte Carlo, with the smallest error at N(0, I) for long steps.
 THREE_STAGE = _three_stage(0.29619504261126, 0.11888010966548)
 
 
@@ -117,12 +116,12 @@ def kinetic_energy(momentum: Tensor) -> Tensor:
 
 
 def energy_fall(value_rise: Tensor, kinetic_rise: Tensor) -> Tensor:
-    """H - H' (S,) by how much f and |r|²/2 have risen; -inf where that is not a number."""
+    """H - H' (S,) from the rises of f and |r|²/2; -inf where that is NaN."""
     return (value_rise - kinetic_rise).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
 def acceptance(fall: Tensor) -> Tensor:
-    """The probability (S,) that an end is accepted, by H - H'."""
+    """The probability (S,) that an end is accepted, from H - H'."""
     return fall.exp().clamp(max=1.0)
 
 
@@ -134,7 +133,7 @@ def transition(
     num_steps: int,
     splitting: Splitting = LEAPFROG,
 ) -> tuple[Phase, Tensor, Tensor]:
-    """The chains after a trajectory, whether its end was accepted by `uniform` (S,), and with what probability."""
+    """The chains after a trajectory, whether `uniform` (S,) accepts its end, and the probability of acceptance."""
     end = trajectory(start, density, step, num_steps, splitting)
     rise = end.value.double() - start.value.double()
     chance = acceptance(energy_fall(rise, kinetic_energy(end.momentum) - kinetic_energy(start.momentum)))

@@ -1,4 +1,4 @@
-"""Importance weights: Pareto smoothing, effective number of draws, the normalising constant, resampling.
+"""Importance weights: Pareto smoothing, effective sample size, the normalising constant, resampling.
 
 Source: Vehtari, Simpson, Gelman, Yao & Gabry (2024), *Pareto smoothed importance sampling*; Kitagawa (1996) for
 systematic resampling.
@@ -15,16 +15,16 @@ from torch import Tensor
 from pyro_fed.ops.arviz_versions import psis
 from pyro_fed.ops.backtrack import bisected
 
-#: Fewest draws, or effective draws, whose weights can be smoothed.
+#: Smallest number of draws, or of effective draws, whose weights can be smoothed.
 MIN_SMOOTHED_DRAWS = 50
-#: A tail of this shape is too long for weighted means (Vehtari et al. 2024).
+#: Largest shape k of a tail for which weighted means can be trusted (Vehtari et al. 2024).
 LARGEST_PARETO_K = 0.7
-#: Parts of a sample of weighted draws that are compared.
+#: Number of parts of a weighted sample that are compared.
 SAMPLE_PARTS = 8
-#: If the effective number is at least this share of the draws, a large k does not matter: the tail has little weight.
+#: Relative effective sample size from which on a large k does not matter, since the tail has little weight.
 TRUSTED_SHARE = 0.95
-#: A log density so large is rounded to nats in float64: what is above it is no density, but what rounding has made of
-#: parameters beyond all that a model can compute (1e303, of a Kalman filter whose variances are 1e260).
+#: Largest credible log density: larger ones are rounded to more than a nat in float64. They come from parameters for
+#: which rounding has ruined the model (1e303, of a Kalman filter whose variances are 1e260).
 MAX_LOG_DENSITY = 1 / torch.finfo(torch.float64).eps
 
 
@@ -36,14 +36,14 @@ class Smoothed(NamedTuple):
 
     @property
     def effective(self) -> float:
-        """Effective number of draws, 1 / Σ w²."""
+        """Effective sample size, 1 / Σ w²."""
         return float(1 / self.weights.square().sum())
 
 
 def smoothed(log_weights: Tensor) -> Smoothed:
     """Pareto-smoothed weights from the logarithms (S,) of raw ones, which need not be normalised."""
     log_weights = log_weights.double()
-    if float(log_weights.std()) < torch.finfo(torch.float64).eps ** 0.5:  # what is left is rounding
+    if float(log_weights.std()) < torch.finfo(torch.float64).eps ** 0.5:  # differences are rounding errors
         return Smoothed(torch.full_like(log_weights, 1 / len(log_weights)), -math.inf)
     smooth, k = psis(log_weights.cpu().numpy())
     weights = torch.as_tensor(smooth, device=log_weights.device).exp()
@@ -51,11 +51,11 @@ def smoothed(log_weights: Tensor) -> Smoothed:
 
 
 def flattened(log_weights: Tensor, least: float) -> Tensor:
-    """Normalised weights (S,), raised to the largest power up to one that leaves them worth `least` draws."""
+    """Normalised weights (S,), raised to the largest power up to one with an effective sample size of `least`."""
     log_weights = log_weights.double()
     possible = log_weights > -torch.inf
 
-    def raised(power: float) -> Tensor:  # what is impossible is so to any power, to that of zero too
+    def raised(power: float) -> Tensor:  # impossible draws stay impossible, also with power zero
         return (log_weights * power).where(possible, -torch.inf).softmax(0)
 
     return raised(bisected(lambda power: float(1 / raised(power).square().sum()) >= least, 1.0)[0])
@@ -64,13 +64,13 @@ def flattened(log_weights: Tensor, least: float) -> Tensor:
 def log_mean(log_weights: Tensor) -> tuple[float, float]:
     """Logarithm of the mean of the raw weights (S,), and its standard error.
 
-    Weights with a long tail have a sample whose largest ones are missing more often than not, and whose variance is
-    too small for the same reason. So two errors are added in squares: the sample's by the delta method, and what the
-    generalised Pareto distribution of the largest weights holds beyond the one expected once in S draws,
+    If weights have a long tail, a sample tends to miss the largest ones, and its variance is too small. So the squares
+    of two errors are added: that of the sample, by the delta method, and the part of the mean beyond the largest weight
+    expected in S draws, by the generalised Pareto distribution of the largest weights,
 
-        1/S (w' + σ'/(1 - k)),    w' its quantile at 1 - 1/S, σ' = σ + k (w' - u) there, u the threshold,
+        1/S (w' + σ'/(1 - k)),    w' its quantile at 1 - 1/S, σ' = σ + k (w' - u) there, u the threshold
 
-    which is infinite from k = 1 on, where these weights have no mean.
+    It is infinite for k >= 1, where the weights have no mean.
     """
     log_weights = log_weights.double()
     value = torch.logsumexp(log_weights, 0) - math.log(len(log_weights))
@@ -98,9 +98,9 @@ def _unsampled_tail(weights: Tensor, k: float) -> float:
 def weighted_errors(draws: Tensor, log_weights: Tensor) -> tuple[float, float]:
     """Errors of the weighted mean, in SDs, and SD, as a logarithm, of the worst parameter of draws (S, D).
 
-    Parts of the draws, each smoothed by itself, give means and SDs whose spread over √`SAMPLE_PARTS` is the standard
-    error, long tails included; where weights have not settled, those of a part are off from the whole's in one
-    direction, and the whole is off from what it would be with more draws by about as much. Both are added: |bias| + 2
+    The means and SDs of parts of the draws, each smoothed by itself, have a spread that divided by √`SAMPLE_PARTS` is
+    the standard error, long tails included. If weights have not converged, all parts differ from the whole in one
+    direction, and the whole differs by about as much from a larger sample (the bias). The result is |bias| + 2 standard
     errors.
     """
     parts = [weighted_moments(*part) for part in in_parts(draws.double(), log_weights)]
@@ -125,7 +125,7 @@ def weighted_moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor
 
 
 def systematic(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Indices (count,) of draws in a random order, each count × its weight times, rounded up or down at random."""
+    """Indices (count,) of draws in random order; each occurs count × weight times, rounded up or down at random."""
     first = torch.rand((), generator=generator, dtype=torch.float64)
     steps = (torch.arange(count, dtype=torch.float64) + first) / count
     chosen = torch.searchsorted(weights.double().cpu().cumsum(0), steps).clamp_max(len(weights) - 1)

@@ -1,12 +1,12 @@
-"""What a kernel of Stein's method has to offer, and three ways of making one from others.
+"""The interface of kernels of Stein's method, and three ways of combining them.
 
 Source: Eq. (8) of Kassab & Simeone for the velocity; Liu, Lee & Jordan (2016), Theorem 3.6, for the Stein
 matrix; Wang et al. (2019), *SVGD with matrix-valued kernels*, for the change of coordinates
 
-    K(x, y) = A A' k(A⁻¹x, A⁻¹y),
+    K(x, y) = A A' k(A⁻¹x, A⁻¹y)
 
-under which both are those of k in z = A⁻¹x, where the scores are A's; the velocity is A times that in z.
-A scalar kernel gives its value and three contractions of its derivatives, without an (N, N, D) tensor.
+The Stein matrix of K is that of k in z = A⁻¹x, where the scores are A's; its velocity is A times that in z. A scalar
+kernel gives its value and three contractions of its derivatives, without an (N, N, D) tensor.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-#: Products and distances of at most so many multiplications are written out as sums.
+#: Products and distances with at most this many multiplications are written as sums.
 FUSED_PRODUCT = 4096
-#: Medians of at most so many numbers are found by counting, which a compiler fuses, instead of by selection.
+#: Medians of at most this many numbers are computed by counting, which a compiler fuses, instead of by selection.
 COUNTED_MEDIAN = 256
 
 
@@ -41,9 +41,9 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Squared Euclidean distances (..., M, N), ``||x_i - y_j||²``, never negative; leading axes broadcast.
 
-    Of many points by one matrix product after centring both sets at the mean of ``y``: 5 to 20 times faster than
-    differences for 100 points, and without the cancellation of the uncentred expansion. What rounding leaves
-    below zero is set to zero; the absolute error is of order eps times the largest squared distance to the mean.
+    For many points this is one matrix product after centring both sets at the mean of ``y``: 5 to 20 times faster than
+    differences for 100 points, and without the cancellation of the uncentred expansion. Negative rounding errors are
+    set to zero; the absolute error is of order eps times the largest squared distance to the mean.
     """
     if not _large(x, y.transpose(-1, -2)):
         return (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
@@ -56,17 +56,17 @@ def weighted_differences(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """``Σ_j w_ij (y_j - x_i)``, (..., M, D), for weights (..., M, N), points x (..., M, D) and y (..., N, D)."""
     if not _large(weights, y):
         return (weights.unsqueeze(-1) * (y.unsqueeze(-3) - x.unsqueeze(-2))).sum(-2)
-    y, x = centred(y, x)  # the origin does not matter, the rounding does
+    y, x = centred(y, x)  # the origin changes only the rounding
     return weights @ y - weights.sum(-1, keepdim=True) * x
 
 
 def _large(a: Tensor, b: Tensor) -> bool:
-    """Whether ``a @ b`` is left to a matrix library."""
+    """Whether ``a @ b`` is large enough for a matrix library."""
     return a.shape[-2] * a.shape[-1] * b.shape[-1] > FUSED_PRODUCT
 
 
 def median_distance(points: Tensor) -> Tensor:
-    """Median (0-d) of the N (N - 1) / 2 >= 1 distances between points (N, D); of the middle two the mean."""
+    """Median (0-d) of the N (N - 1) / 2 >= 1 distances between points (N, D), or the mean of the two middle ones."""
     num_points = points.shape[-2]
     if num_points < 2:
         raise ValueError(f"median_distance: expected at least 2 points, received {num_points}; use 2 or more")
@@ -103,7 +103,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def fit(self, particles: Tensor, scores: Tensor | None = None) -> Kernel:
-        """The kernel with everything that depends on the particles (N, D), and on the scores there, found and fixed."""
+        """The kernel with all that depends on the particles (N, D) and their scores computed and held fixed."""
 
     @abstractmethod
     def velocity(self, points: Tensor, particles: Tensor, scores: Tensor) -> Tensor:

@@ -20,14 +20,14 @@ the DSVGD authors' take the median of the squared distances over the whole n x n
 on the diagonal, and the former divides by log(n + 1). For two particles that median is half their squared
 distance; over the pairs it is what the formula says.
 
-What a kernel learns from the particles (h, m) is found once by ``fit`` and then held fixed: the gradients
-of Eq. (8) do not go through it.
+``fit`` computes what depends on the particles (h, m) once and holds it fixed: the gradients of Eq. (8) do not go
+through it.
 
-Deviation: h has two floors. ``min_relative_bandwidth`` times the particles' mean squared distance to their
-mean: where more than half of the pairs nearly coincide the median is less than that, and single precision
-cannot tell such distances from rounding (a Gaussian cloud is at 2 / log n). And ``min_bandwidth``, for
-particles that all coincide, whose kernel is then one everywhere and not exp(-0 / 0). With one particle the
-formula has no meaning and Eq. (8) does not depend on h.
+Deviation: h has two floors. The first is ``min_relative_bandwidth`` times the particles' mean squared distance to their
+mean (of a Gaussian cloud h is 2 / log n times that distance): if more than half of the pairs nearly coincide, the
+median is smaller, and single precision cannot distinguish such distances from rounding errors. The second is
+``min_bandwidth``, for particles that all coincide: their kernel is one, not exp(-0 / 0). For a single particle the
+formula is undefined and Eq. (8) does not depend on h.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from torch import Tensor
 from pyro_fed.ops.kernel_base import Kernel, RadialKernel, ScalarKernel, median_distance, squared_distances
 from pyro_fed.ops.memory import count_in_cache, count_in_memory
 
-#: Blocks of coordinates that differences are written out for, at most: each is a dozen operations of a traced step. Few
-#: coordinates at once are two to four times as fast as all of them, for which memory is asked for each time.
+#: Largest number of blocks of coordinates, each of which adds a dozen operations to a traced step. Blocks of few
+#: coordinates are two to four times as fast as all coordinates at once, which allocate memory each time.
 MAX_BLOCKS = 256
-#: The same for a Stein matrix, and how many results of a block's size are alive together.
+#: The same for a Stein matrix, and the number of results of a block's size that are held at once.
 MAX_MATRIX_BLOCKS, MATRIX_RESULTS = 16, 4
 
 
@@ -63,11 +63,11 @@ class RBF(RadialKernel):
     """exp(-||x - y||² / h), the paper's kernel.
 
     Args:
-        bandwidth: h, in squared units of the particles, or "median" for med² / log n, or "ksd" for the
-            multiple of that at which the KSD of the particles is largest, and so SVGD's descent steepest.
+        bandwidth: h, in squared units of the particles; "median" for med² / log n; or "ksd" for the multiple of
+            that with the largest KSD of the particles, and so the steepest descent of SVGD.
         min_bandwidth: smallest h that the median rule returns.
         min_relative_bandwidth: the same, as a fraction of the particles' mean squared distance to their mean.
-        multiples: of the median bandwidth, that "ksd" chooses from.
+        multiples: multiples of the median bandwidth from which "ksd" chooses.
 
     Raises:
         ValueError: a setting out of its range.
@@ -104,15 +104,15 @@ class RBF(RadialKernel):
             return replace(self, bandwidth=median)
         if scores is None:
             raise ValueError("RBF: bandwidth 'ksd' depends on the scores: call kernel.fit(particles, scores)")
-        return replace(self, bandwidth=self._most_telling(particles, scores, median))
+        return replace(self, bandwidth=self._bandwidth_of_largest_ksd(particles, scores, median))
 
-    def _most_telling(self, particles: Tensor, scores: Tensor, median: Tensor) -> Tensor:
+    def _bandwidth_of_largest_ksd(self, particles: Tensor, scores: Tensor, median: Tensor) -> Tensor:
         """The multiple in `multiples` of the median bandwidth that has the largest KSD (U-statistic)."""
-        found = []
+        discrepancies = []
         for multiple in self.multiples:
             matrix = replace(self, bandwidth=multiple * median).stein_matrix(particles, scores, scores)
-            found.append(matrix.sum() - matrix.diagonal().sum())
-        best = torch.stack(found).argmax()
+            discrepancies.append(matrix.sum() - matrix.diagonal().sum())
+        best = torch.stack(discrepancies).argmax()
         return (
             median * torch.as_tensor(self.multiples, dtype=median.dtype, device=median.device).gather(0, best[None])[0]
         )
@@ -125,7 +125,7 @@ class RBF(RadialKernel):
         return value, slope, -slope / self.bandwidth
 
 
-#: One kernel object for all defaults, so that equal settings are equal.
+#: The kernel of all defaults, a single object so that equal settings compare equal.
 MEDIAN_RBF = RBF()
 
 
@@ -174,7 +174,7 @@ class Linear(ScalarKernel):
 
     For a Gaussian target N(mu, Sigma) the velocity is zero at N > d particles in general position exactly
     where their mean is mu and their covariance (divisor N) is Sigma (Liu & Wang, 2018, *SVGD as moment
-    matching*). It sees nothing beyond two moments: add it to another kernel.
+    matching*). It is blind to higher moments: add it to another kernel.
 
     Args:
         centre: m, (D,); ``None`` takes the particles' mean.
@@ -209,12 +209,11 @@ class Linear(ScalarKernel):
 
 @dataclass(frozen=True, eq=False)
 class Marginal(Kernel):
-    """diag_i exp(-(x_i - y_i)² / h_i): each coordinate sees the distances along itself alone.
+    """diag_i exp(-(x_i - y_i)² / h_i): the kernel of a coordinate depends on distances along that coordinate alone.
 
-    As a matrix-valued kernel it asks Stein's identity of every function of one coordinate, so that the marginals
-    are right given how coordinates depend on each other, and it is as sharp in many dimensions as in one. It does
-    not see dependence: add `Linear` to it. Its (N, M, D) differences are written out, some coordinates at a time: D of
-    `RBF`'s Gram matrices.
+    This matrix-valued kernel imposes Stein's identity on every function of one coordinate, so that the marginals are
+    right given how coordinates depend on each other, and it is as sharp in many dimensions as in one. It is blind to
+    dependence: add `Linear` to it. It takes D of `RBF`'s Gram matrices, computed for some coordinates at a time.
 
     Args:
         bandwidth: h, (D,); None takes the mean of (x_i - y_i)² over pairs, 2 var(x_i), over log N.
@@ -231,8 +230,8 @@ class Marginal(Kernel):
     def fit(self, particles: Tensor, scores: Tensor | None = None) -> Marginal:
         if self.bandwidth is not None:
             return self
-        away = particles - particles.mean(-2, keepdim=True)  # torch's `var` of columns takes ten times as long
-        squares = 2.0 * away.square().mean(-2) / math.log(max(particles.shape[-2], 2))
+        offset = particles - particles.mean(-2, keepdim=True)  # torch's `var` of columns takes ten times as long
+        squares = 2.0 * offset.square().mean(-2) / math.log(max(particles.shape[-2], 2))
         return replace(self, bandwidth=squares.clamp_min(self.min_bandwidth))
 
     def _fitted(self) -> Tensor:
@@ -241,12 +240,12 @@ class Marginal(Kernel):
         return self.bandwidth
 
     def velocity(self, points: Tensor, particles: Tensor, scores: Tensor) -> Tensor:
-        # Some coordinates at a time, in units of √h: k = exp(-(y - x)²), and sums over particles are products with k,
-        # Σ k (s + 2 (y - x) / √h) = Σ k (s - 2 x / √h) + 2 y / √h Σ k, so that few (D, N, M) numbers are made. They lie
-        # coordinate by coordinate: of other strides torch multiplies one matrix after another, each copied first.
+        # Blocks of coordinates in units of √h: k = exp(-(y - x)²), and sums over particles are products with k,
+        # Σ k (s + 2 (y - x) / √h) = Σ k (s - 2 x / √h) + 2 y / √h Σ k, which limits the (D, N, M) numbers. They are
+        # stored by coordinate: with other strides torch copies and multiplies one matrix after another.
         unit = self._fitted().sqrt()
-        middle = particles.mean(-2, keepdim=True)  # far from the origin the sums would cancel
-        x, y = (((part - middle) / unit).mT.contiguous() for part in (particles, points))
+        centre = particles.mean(-2, keepdim=True)  # centred, since far from the origin the sums cancel
+        x, y = (((part - centre) / unit).mT.contiguous() for part in (particles, points))
         weights = torch.stack([scores.mT - 2.0 * x / unit.unsqueeze(-1), torch.ones_like(x)], -2)
         size = max(count_in_cache(x.shape[-1] * y.shape[-1]), -(-x.shape[-2] // MAX_BLOCKS))
         blocks = zip(x.split(size, -2), y.split(size, -2), weights.split(size, -3), strict=True)
@@ -264,8 +263,8 @@ class Marginal(Kernel):
 
 def _stein_matrix(x: Tensor, left: Tensor, right: Tensor, bandwidth: Tensor) -> Tensor:
     """The Stein matrix of some coordinates: with g = 2 (x_j - x_i) / h it has g k, -g k, and (2 / h - g²) k mixed."""
-    apart = x.unsqueeze(-3) - x.unsqueeze(-2)
-    gram, slope = torch.exp(-apart.square() / bandwidth), 2.0 * apart / bandwidth
+    difference = x.unsqueeze(-3) - x.unsqueeze(-2)
+    gram, slope = torch.exp(-difference.square() / bandwidth), 2.0 * difference / bandwidth
     return (gram * ((left.unsqueeze(-2) + slope) * (right.unsqueeze(-3) - slope) + 2.0 / bandwidth)).sum(-1)
 
 
@@ -273,16 +272,16 @@ def _stein_matrix(x: Tensor, left: Tensor, right: Tensor, bandwidth: Tensor) -> 
 class Balanced(Kernel):
     """w RBF + (1 - w) Marginal + Linear, with as large a share w of RBF as N particles in d dimensions allow.
 
-    Off the diagonal the RBF kernel is near 1 / N at the median bandwidth (that is what log N is for), so in
-    many dimensions it sees a particle alone, pulls it to the mode, and takes w d / N off each variance of a
-    whitened target (exp(-med² / h) = 1 / N in the balance of attraction and repulsion). Hence
+    At the median bandwidth the RBF kernel between different particles is near 1 / N, by the choice of log N. In many
+    dimensions a particle then hardly interacts with others and moves to the mode: each variance of a whitened target
+    loses w d / N (exp(-med² / h) = 1 / N in the balance of attraction and repulsion). Hence
 
         w = min(1, shrinkage N / d)
 
-    With w near 1 in few dimensions the kernel sees more than two moments. With w small in many, the linear part
-    keeps the variances right; but alone it can only map the cloud affinely, and with D coefficients a coordinate
-    it fits chance relations among N particles, which then drift out along a skewed parameter. The marginal
-    kernel has no such freedom and sees the shape of each coordinate.
+    In few dimensions, with w near 1, the kernel matches more than two moments. In many, with w small, the linear part
+    keeps the variances right. Alone it would only map the cloud affinely, and with D coefficients per coordinate it
+    would fit chance relations among N particles, which then drift out along a skewed parameter. The marginal kernel has
+    no such freedom and matches the shape of each coordinate.
 
     Args:
         shrinkage: largest share of a variance that may be lost.

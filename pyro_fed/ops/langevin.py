@@ -14,23 +14,23 @@ With a preconditioner G = A A' (``factor`` A; G is an inverse mass, close to the
 
 which is Eq. (1) in the coordinates A⁻¹ theta. G must not depend on theta.
 
-*Visits.* A chain that visits clients whose scores are wrong by e_s has a larger variance. In coordinates in which the
+*Visits.* A chain that visits clients whose scores have errors e_s has a larger variance. In coordinates in which the
 posterior is N(0, I), with time t = h × steps, it follows at client s
 
     dθ = (-θ + e_s)/2 dt + dW,    Σ_s f_s e_s = 0
 
-so that a visit of time t takes the mean from x to a x + (1 - a) e_s, a = exp(-t/2), and the errors e_s, of variance s²
-over the clients, add V to the variance of what the chain draws at the ends of its visits:
+A visit of time t moves the mean from x to a x + (1 - a) e_s, a = exp(-t/2). The errors e_s, of variance s² over the
+clients, add V to the variance of the chain at the ends of its visits. If each visit draws a client anew,
 
-    drawn anew for each visit    V = s² (1 - a)/(1 + a) = s² tanh(t/4),    near t s²/4 for short visits
+    V = s² (1 - a)/(1 + a) = s² tanh(t/4),    near t s²/4 for short visits
 
-Where each sweep takes the n clients once, in random order, two errors of a sweep have covariance -s²/(n - 1). With
-Δ_k the errors' part after k visits of a sweep that began at zero,
+If each sweep visits the n clients once, in random order, two errors of a sweep have covariance -s²/(n - 1). Let Δ_k be
+the errors' contribution after k visits of a sweep that begins at zero. Then
 
     Var Δ_k = (1 - a)² s² [ n Σ_j a^2j - (Σ_j a^j)² ]/(n - 1),    j = 0 .. k-1
     V = mean over k = 1 .. n of    a^2k Var Δ_n / (1 - a^2n) + Var Δ_k
 
-near (n + 1) t² s²/24 for short sweeps: what one client does the others undo. For n = 1 there is no error, and V = 0.
+V is near (n + 1) t² s²/24 for short sweeps, since the clients' errors cancel. For n = 1 there is no error, and V = 0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from torch import Tensor
 
 from pyro_fed.ops.backtrack import bisected
 
-#: h λ from which on a step no longer contracts, λ the largest eigenvalue of A'HA, H the density's curvature.
+#: Smallest h λ at which a step does not contract; λ is the largest eigenvalue of A'HA, H the density's curvature.
 STABLE = 4.0
 
 
@@ -72,7 +72,7 @@ def pulled(score: Tensor, factor: Tensor | None = None) -> Tensor:
 def drifted(
     position: Tensor, pulled: Tensor, step_size: float | Tensor, injected: Tensor, factor: Tensor | None = None
 ) -> Tensor:
-    """The next position (..., D) of a step whose `injected` noise and `pulled` score are known already."""
+    """The next position (..., D) of a step, from its `injected` noise and `pulled` score."""
     along = pulled if factor is None else _apply_factor(pulled, factor)
     return position + 0.5 * step_size * along + injected
 
@@ -83,21 +83,21 @@ def _apply_factor(white: Tensor, factor: Tensor) -> Tensor:
 
 
 def visit_variance(time: float, num_clients: int, shuffled: bool) -> float:
-    """V/s² of visits of time t to n clients, `shuffled` in each sweep or drawn anew."""
+    """V/s² for visits of time t to n clients, which are `shuffled` in each sweep or drawn anew for each visit."""
     if num_clients == 1:
         return 0.0
     if not shuffled:
         return math.tanh(time / 4)
-    keep, n = math.exp(-time / 2), num_clients
+    decay, n = math.exp(-time / 2), num_clients
     visits = np.arange(1, n + 1)
-    powers = keep ** (visits - 1)
-    within = (1 - keep) ** 2 * (n * np.cumsum(powers**2) - np.cumsum(powers) ** 2) / (n - 1)
-    before = keep ** (2 * visits) * within[-1] / (1 - keep ** (2 * n))
+    powers = decay ** (visits - 1)
+    within = (1 - decay) ** 2 * (n * np.cumsum(powers**2) - np.cumsum(powers) ** 2) / (n - 1)
+    before = decay ** (2 * visits) * within[-1] / (1 - decay ** (2 * n))
     return float((before + within).mean())
 
 
 def longest_visit(error: float, score_variance: float, num_clients: int, shuffled: bool, limit: float) -> float:
-    """The longest visit t, at most `limit`, for which V is at most `error`, a share of the posterior's variance."""
+    """The largest t, up to `limit`, for which V is at most `error`, a share of the posterior's variance."""
 
     def fits(time: float) -> bool:
         return score_variance * visit_variance(time, num_clients, shuffled) <= error

@@ -4,19 +4,19 @@
 
     P = S C S,   S = diag(P)^(1/2),   C = L L'  with a unit diagonal
 
-Scaling the coordinates of P changes S alone, so that parameters of scale 1e-6 beside others of scale 1e6
-cost no digits: to within a factor d no diagonal scaling has a smaller condition number (van der Sluis, 1969).
+Scaling the coordinates of P changes S alone. So parameters of scale 1e-6 beside others of scale 1e6 lose no
+digits: to within a factor d no diagonal scaling has a smaller condition number (van der Sluis, 1969).
 An argument that is not positive definite is never repaired: ``proper`` is False and every result is NaN.
 
-*Many tiny matrices* are factored by elementwise operations, column by column for the whole batch at once: a call of
-LAPACK for each of a million costs more than the arithmetic, and a compiler cannot fuse it with its neighbours.
+*Many tiny matrices* are factored by elementwise operations, column by column for the whole batch at once: LAPACK calls
+for a million matrices cost more than the arithmetic, and a compiler cannot fuse them with their neighbours.
 
     A = L D L',    C = L |D|^(1/2)
 
-A pivot that is not positive is taken in absolute value, and none is smaller than `floor` times the largest entry of
-|A|: then C C' differs from A, is positive definite, and serves as the metric of an ascent direction.
+Pivots are taken in absolute value, and are at least `floor` times the largest entry of |A|. If this changes a pivot,
+C C' differs from A, is positive definite, and serves as the metric of an ascent direction.
 
-*Products*: a dense matrix is (..., D, D), a diagonal one (..., D), as its vectors are: the number of axes tells which.
+*Products*: a dense matrix is (..., D, D), a diagonal one is (..., D), as its vectors are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.weak import WeakTensorKeyDictionary
 
-#: Numbers of the largest matrices whose factor is remembered: beyond, factoring is what takes long, not asking for it.
+#: Largest number of entries of a matrix whose factor is cached: for larger ones factoring takes long, not the overhead.
 MAX_CACHED_NUMBERS = 2**20
 
 
@@ -87,8 +87,8 @@ class CachedFactor:
     inverse: Tensor | None = None
 
 
-#: What is known of a matrix, as long as it is there.
-_KNOWN: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+#: Cached factors by matrix, as long as the matrix exists.
+_CACHED_FACTORS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def factor_of(matrix: Tensor) -> Factor:
@@ -99,7 +99,7 @@ def factor_of(matrix: Tensor) -> Factor:
 
 
 def inverse_of(matrix: Tensor) -> Tensor:
-    """The inverse (..., D, D) by the same factor, which a round needs before and after its step, and the next again."""
+    """The inverse (..., D, D) of a matrix, by the same factor, cached like it."""
     if not _is_plain(matrix):
         return factor_of(matrix).inverse()
     known = _cached_factor(matrix)
@@ -115,11 +115,11 @@ def _is_plain(matrix: Tensor) -> bool:
 
 
 def _cached_factor(matrix: Tensor) -> CachedFactor:
-    known: CachedFactor | None = _KNOWN.get(matrix)
+    known: CachedFactor | None = _CACHED_FACTORS.get(matrix)
     if known is None or known.version != matrix._version:
         double = matrix.to(torch.float64)
         known = CachedFactor(matrix._version, _factor_of_proper(double) or equilibrated_cholesky(double))
-        _KNOWN[matrix] = known
+        _CACHED_FACTORS[matrix] = known
     return known
 
 
@@ -131,7 +131,7 @@ def _factor_of_proper(matrix: Tensor) -> Factor | None:
         return None
     scale = diagonal.sqrt()
     lower, info = torch.linalg.cholesky_ex(matrix / scale.unsqueeze(-1) / scale.unsqueeze(-2))
-    pivots = torch.diagonal(lower, dim1=-2, dim2=-1)  # a number that is none, anywhere, ends up in one of them
+    pivots = torch.diagonal(lower, dim1=-2, dim2=-1)  # NaN in any entry spreads to one of them
     proper = info == 0
     return Factor(scale, lower, proper) if bool((proper & torch.isfinite(pivots).all(-1)).all()) else None
 
@@ -144,7 +144,7 @@ def equilibrated_cholesky(matrix: Tensor) -> Factor:
     scale = torch.where(candidate.unsqueeze(-1), diagonal, 1.0).sqrt()
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     scaled = matrix / scale.unsqueeze(-1) / scale.unsqueeze(-2)
-    # LAPACK must not meet NaN: what is no candidate is factored as the identity and marked afterwards.
+    # LAPACK must not receive NaN: other matrices are replaced by the identity and marked afterwards.
     lower, info = torch.linalg.cholesky_ex(torch.where(candidate.unsqueeze(-1).unsqueeze(-1), scaled, identity))
     proper = candidate & (info == 0)
     lower = torch.where(proper.unsqueeze(-1).unsqueeze(-1), lower, torch.nan)
@@ -210,7 +210,7 @@ def times_transposed(matrix: Tensor, x: Tensor) -> Tensor:
 
 
 def with_absolute_eigenvalues(matrix: Tensor) -> Tensor:
-    """|H| of a symmetric H (..., D, D): scaled to a diagonal of ±1, with absolute eigenvalues, and scaled back."""
+    """|H| of a symmetric H (..., D, D): the absolute eigenvalues of H scaled to a diagonal of ±1, and scaled back."""
     scale = matrix.diagonal(dim1=-2, dim2=-1).abs().sqrt()
     scale = torch.where(scale > 0, scale, scale.amax(-1, keepdim=True).clamp_min(MIN_EIGENVALUE))
     both = scale.unsqueeze(-1) * scale.unsqueeze(-2)

@@ -2,14 +2,14 @@
 
     θ ← θ + S |H|_λ⁻¹ S ∇f(θ),    |H|_λ = V (|E| + λ) V',    V E V' = S (-∇²f) S,    S = |diag ∇²f|^(-1/2)
 
-    trial    points whose value, score and curvature are asked for
-    tell     a point is taken if f has risen there, and the next one is proposed; until all steps are short
+    trial    the points whose value, score and curvature are requested
+    tell     accepts a point if f has risen there, and proposes the next one, until all steps are short
 
 The damping λ shrinks after a rise and grows after a fall (Levenberg and Marquardt). Absolute eigenvalues |E| make every
 step an ascent, also at saddle points (Dauphin et al. 2014, *Identifying and attacking the saddle point problem*).
 
-Who looks at f is the caller's affair: clients, round by round (`infer.stein.modes`), or a loop with all rows, where the
-curvature comes from differences of scores (`audit.modes.climbs`).
+The caller evaluates f: by clients, round by round (`infer.stein.modes`), or in a loop with all rows and curvatures by
+differences of scores (`audit.modes.climbs`).
 
 Letters: θ `points`, λ `damping`, H = -∇²f `curvature`.
 """
@@ -34,7 +34,7 @@ class Look(NamedTuple):
     curvature: Tensor
 
     def finite(self) -> Tensor:
-        """Whether all of it is finite, (..., M)."""
+        """Whether all parts are finite, (..., M)."""
         value = self.value.isfinite()
         return value & self.score.isfinite().all(-1) & self.curvature.isfinite().flatten(value.dim()).all(-1)
 
@@ -45,14 +45,14 @@ class Damping:
 
     growth: float = 5.0  # λ grows by this factor after a fall, and shrinks by it after a rise
     floor: float = 1e-6  # lower bound of |E|
-    rounding: float = 0.0  # share of |f| by which it may fall in a step that counts as a rise
+    rounding: float = 0.0  # share of |f| by which f may fall in a step that still counts as a rise
 
 
 class NewtonAscent(NamedTuple):
     """M climbs."""
 
-    points: Tensor  # where they are, (M, D)
-    trial: Tensor  # the points that are looked at next, (M, D)
+    points: Tensor  # current points, (M, D)
+    trial: Tensor  # points to evaluate next, (M, D)
     value: Tensor  # f at the points (M,), -inf where it is unknown
     score: Tensor  # its gradient there, (M, D)
     curvature: Tensor  # H there, (M, D, D) or its diagonal (M, D)
@@ -74,18 +74,18 @@ class NewtonAscent(NamedTuple):
         )
 
     def tell(self, look: Look, usable: Tensor, control: Damping) -> NewtonAscent:
-        """Keep the trial points at which f has risen, and propose new ones; `usable` (M,) says where a look counts."""
-        least = self.value - control.rounding * self.value.abs() if control.rounding else self.value
-        rose = usable & (look.value >= least)
-        value, score, curvature = (choose(rose, new, old) for new, old in zip(look, self[2:5], strict=True))
-        points = choose(rose, self.trial, self.points)
-        damping = torch.where(rose, self.damping / control.growth, self.damping * control.growth)
+        """Accept the trial points at which f has risen, and propose new ones; `usable` (M,) marks valid looks."""
+        lowest = self.value - control.rounding * self.value.abs() if control.rounding else self.value
+        risen = usable & (look.value >= lowest)
+        value, score, curvature = (choose(risen, new, old) for new, old in zip(look, self[2:5], strict=True))
+        points = choose(risen, self.trial, self.points)
+        damping = torch.where(risen, self.damping / control.growth, self.damping * control.growth)
         step, length = newton_steps(score, curvature, damping, control.floor)
-        goes = (points + step).isfinite().all(1)  # not where the log density is flat to the last digit
+        movable = (points + step).isfinite().all(1)  # False where the log density is flat to the last digit
         longest = torch.finfo(length.dtype).max  # also where its square overflows
-        length = torch.where(goes, length.nan_to_num(nan=longest, posinf=longest), longest)
+        length = torch.where(movable, length.nan_to_num(nan=longest, posinf=longest), longest)
         length = torch.where(value.isfinite(), length, torch.inf)
-        trial = points + choose(goes, step, 0.0)
+        trial = points + choose(movable, step, 0.0)
         return NewtonAscent(points, trial, value, score, curvature, damping, length)
 
 

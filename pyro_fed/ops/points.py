@@ -11,12 +11,13 @@ moments vanish), and the half sample Z (h x d, h = n / 2) is then standardised:
   the rule is exact for every quadratic f without cross terms; a cross term z_a z_b contributes the sample
   correlation of its two columns, of order h^(-1/2), where it should contribute nothing.
 
-So a step that takes its score and Hessian from such expectations is exact for a Gaussian likelihood in
-either case: the score is linear and the Hessian constant.
+A step with score and Hessian from such expectations is exact for a Gaussian likelihood in either case: the score is
+linear and the Hessian constant.
 
-Draws that go with given numbers v_1 ... v_n (each with its exact distribution, and together far more even than
-independent draws) are stratified twice: over all of them, and over each block of n^(1/2) with neighbouring v. In one
-dimension that is a Latin hypercube based on an orthogonal array (Tang 1993, JASA 88), whose other axis is v's rank.
+Draws paired with given numbers v_1 ... v_n (`balanced_normal`) each have their exact distribution, and together are far
+more even than independent draws. They are stratified twice: over all n, and over each block of n^(1/2) with
+neighbouring v. In one dimension this is a Latin hypercube based on an orthogonal array (Tang 1993, JASA 88), whose
+other axis is v's rank.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-#: Dimensions of Sobol's sequence, as torch has it.
+#: Largest number of dimensions of torch's Sobol sequence.
 MOST_SOBOL_DIMS = SobolEngine.MAXDIM
-#: Sobol points are multiples of 2^-MAXBIT in [0, 1): half a cell more is inside, where the quantile is finite.
+#: Sobol points are multiples of 2^-MAXBIT in [0, 1). Half a cell is added, so that the quantile is finite.
 SOBOL_HALF_CELL = 2.0 ** -(SobolEngine.MAXBIT + 1)
 
 
 def standardised_sobol(num_points: int, dim: int, seed: int = 0) -> Tensor:
     """Antithetic, standardised quasi-random normal points (n, d), float64: z_1 ... z_h, then -z_1 ... -z_h.
 
-    They are the same for the same arguments; the global random state is neither used nor changed. A power of two as
-    n serves Sobol's balance best.
+    The same arguments give the same points; the global random state is neither used nor changed. Sobol points are best
+    balanced if n is a power of two.
 
     Raises:
         ValueError: if ``num_points`` is not even and positive, or ``dim`` not in [1, 21201].
@@ -57,9 +58,9 @@ def standardised_sobol(num_points: int, dim: int, seed: int = 0) -> Tensor:
 def even_normals(num_points: int, dim: int, generator: torch.Generator) -> Tensor:
     """Standard normal draws (n, d), float64, more even than independent ones: scrambled Sobol points in random order.
 
-    Each of them is exactly normal (Owen 1997, SIAM J. Numer. Anal. 34), so that any number of them is a sample; means
-    and SDs over all have a chance error of about 1/n where that of independent draws is n^(-1/2). More dimensions than
-    Sobol's sequence has are independent.
+    Each draw is exactly normal (Owen 1997, SIAM J. Numer. Anal. 34), so that any number of them is a sample. Means and
+    SDs over all have a chance error of about 1/n, that of independent draws is n^(-1/2). In more dimensions than
+    Sobol's sequence has, the draws are independent.
     """
     if not num_points or not 1 <= dim <= MOST_SOBOL_DIMS:
         return torch.randn(num_points, dim, generator=generator, dtype=torch.float64)
@@ -67,7 +68,7 @@ def even_normals(num_points: int, dim: int, generator: torch.Generator) -> Tenso
     seed = int(torch.randint(2**31, (), generator=generator))
     sobol = engine(dim, scramble=True, seed=seed)
     uniform: Tensor = sobol.draw(num_points, dtype=torch.float64)
-    uniform[0] = sobol.shift.double() * 2 * SOBOL_HALF_CELL  # torch has the first one in the default dtype
+    uniform[0] = sobol.shift.double() * 2 * SOBOL_HALF_CELL  # torch computes the first point in the default dtype
     drawn: Tensor = torch.special.ndtri(uniform + SOBOL_HALF_CELL)
     return drawn[torch.randperm(num_points, generator=generator)]
 
@@ -84,7 +85,7 @@ def standardised_random(num_points: int, dim: int, seed: int = 0) -> Tensor:
 def balanced_normal(values: Tensor, generator: torch.Generator) -> Tensor:
     """Standard normal numbers (n, ...), stratified over the first axis and over neighbours in `values` (n, ...)."""
     count, columns = len(values), values.shape[1:]
-    width = math.isqrt(count - 1) + 1  # of a block; as many cells have as many strata as there are blocks
+    width = math.isqrt(count - 1) + 1  # of a block; each cell of a block has as many strata as there are blocks
     blocks = -(-count // width)
     shape = (blocks, width, *columns)
     cell, stratum, jitter = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(3))

@@ -1,4 +1,4 @@
-"""Which counts are withheld, so that small ones do not leave a site, and do not follow from those that leave."""
+"""Suppression of small counts, so that they do not leave a site and do not follow from the counts that do."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def withheld_cells(counts: Sequence[int], fewest: int) -> set[int]:
-    """The cells that are withheld, of cells whose sum is known.
+    """The withheld cells, of cells whose sum is known.
 
-    With the small ones go the smallest others, until there are two and their sum, which follows from the other
-    cells, is large enough for each of them to have several possible values.
+    They are the small cells, and the smallest others until at least two are withheld and their sum is large enough. The
+    sum follows from the other cells; each withheld cell then has several possible values.
     """
     hidden = {i for i, count in enumerate(counts) if 0 < count < fewest}
     others = sorted((count, i) for i, count in enumerate(counts) if count >= fewest)
@@ -19,13 +19,13 @@ def withheld_cells(counts: Sequence[int], fewest: int) -> set[int]:
 
 
 def joined_bins(cells: Sequence[Sequence[int]], fewest: int) -> list[int] | None:
-    """The ends of joined neighbouring bins, so that each cell of each is empty or large enough; None if none are.
+    """The ends of joined neighbouring bins whose cells are all empty or large enough; None if this is impossible.
 
-    From the first bin on, bins are joined until all cells are large enough. What is left at the end joins those before.
+    From the first bin on, bins are joined until all cells are large enough. The remaining bins join those before.
 
     Args:
         cells: counts of each bin, (bins, cells).
-        fewest: the least count that is large enough.
+        fewest: the smallest count that is large enough.
 
     Returns:
         One past the number of each joined bin's last bin.

@@ -11,15 +11,14 @@ Eq. (8)-(10) and (19) for the discrepancy and the inner product; Liu, Lee & Jord
 Letters: x ``particles`` (N, D), s (a, b) ``scores``: gradients of the target's log density at the particles
 (N, D), k ``kernel``, phi ``svgd_direction``. The step size epsilon is not part of phi: see ``step_sizes``.
 
-The particles' moments are judged by `moments_off`: weights w_n that sum to one and for which Stein's identity holds as
-nearly as it can,
+`moments_off` judges the particles' moments by weights w_n for which Stein's identity holds as closely as possible,
 
     min_w Σ_mn w_m w_n u(x_m, x_n) + λ |w|²,    Σ_n w_n = 1, Σ_n w_n s_n = 0, Σ_n w_n (s_ni x_ni + 1) = 0 for all i
 
-say what the moments of the target are: exactly, for a Gaussian target, wherever the particles are, and nearly where
-the particles reach the bulk of another (Liu & Lee 2017, *Black-box importance sampling*; the identities of linear and
-quadratic functions are those of South et al. 2022, *Semi-exact control functionals from Sard's method*). Unlike a
-discrepancy they are in units that matter, and no particle, however bad, makes them smaller.
+The weighted moments are those of the target: exactly for a Gaussian target, wherever the particles are, and
+approximately for another target if the particles reach its bulk (Liu & Lee 2017, *Black-box importance sampling*; the
+identities of linear and quadratic functions are those of South et al. 2022, *Semi-exact control functionals from Sard's
+method*). Unlike a discrepancy the errors are in interpretable units, and no bad particle makes them smaller.
 
 The sum over all pairs (V-statistic) is the squared norm of phi and so never negative, with a bias of order
 1/N; the sum over different pairs (U-statistic) has mean zero when the particles are drawn from the target
@@ -36,7 +35,7 @@ Letters: theta ``x`` (M, D), theta_n ``centres`` (N, D), lambda ``bandwidth`` (a
 ``kde_weights``, j the rounds in a client's buffer. The authors' code adds 1e-9 to every kernel value (``floor``) and
 1e-50 to their sum, so that q has an infinite flat tail and a score of zero away from its centres. Without a floor
 log-sum-exp stays finite in any dimension, and away from the centres the score points to the nearest one, as Eq. (14)
-says. How much of a mixture is left in it is for ``effective_neighbours`` to tell.
+says. ``effective_neighbours`` is the number of centres that contribute to it.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ from pyro_fed.ops.kernel_base import Kernel, product, squared_distances, weighte
 from pyro_fed.ops.kernels import MEDIAN_RBF, RBF
 from pyro_fed.ops.matrices import MIN_EIGENVALUE
 
-#: λ of the Stein weights, a share of the mean of u(x_n, x_n): the weights stay near equal where that costs little.
+#: λ of the Stein weights, a share of the mean of u(x_n, x_n): it keeps weights nearly equal where this costs little.
 RIDGE = 1e-2
-#: Particles a coordinate that the weights need: each takes two identities, and as many particles are to be left over.
+#: Particles per coordinate that the weights need: a coordinate has two identities, and as many particles remain free.
 PARTICLES_PER_COORDINATE = 4
-#: The identities hold up to a ridge of the dtype's rounding to this power. Where the target is m of its SDs away they
-#: must hold to 1/m² of themselves or better for the variance that they leave to be the target's.
+#: The identities hold up to a ridge, which is the dtype's rounding to this power. If the target is m of its SDs away,
+#: they must hold to a relative error of 1/m² for the weighted variance to be the target's.
 IDENTITIES_ROUNDING = 0.8
 
 
@@ -101,10 +100,10 @@ def ksd_and_noise(particles: Tensor, scores: Tensor, kernel: Kernel) -> tuple[Te
 
 
 def moments_off(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest errors (0-d) of the particles' means, in SDs, and of their SDs, as a factor, by the scores at them."""
-    # With few particles a coordinate the weights have nothing left to choose, and one step of Newton's method by the
-    # same identities stands for them: with C the particles' covariance, the mean goes by C E[s], and the variances'
-    # share that is too much is -diag(E[C s x'] + C) / diag C.
+    """Largest errors (0-d) of the particles' means, in SDs, and of their SDs, as a factor, from their scores."""
+    # With few particles per coordinate no free weights remain. Then one Newton step by the same identities replaces
+    # them: with C the particles' covariance, the mean moves by C E[s], and variances exceed the target's by the share
+    # -diag(E[C s x'] + C) / diag C.
     _check_shapes("moments_off", particles, scores)
     count, dim = particles.shape
     offset = particles - particles.mean(0)
@@ -112,17 +111,17 @@ def moments_off(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     if count < PARTICLES_PER_COORDINATE * dim:
         return largest_off(*linear_identities(particles, scores))
     weights = _stein_weights(offset, scores)
-    moved = weights @ offset
-    found = (weights @ (offset - moved).square()).clamp_min(MIN_EIGENVALUE * variance)
-    factor = (0.5 * (found / variance).log().abs()).exp().amax()
-    return (moved.abs() / torch.maximum(found, variance).sqrt()).amax(), factor
+    shift = weights @ offset
+    target_variance = (weights @ (offset - shift).square()).clamp_min(MIN_EIGENVALUE * variance)
+    factor = (0.5 * (target_variance / variance).log().abs()).exp().amax()
+    return (shift.abs() / torch.maximum(target_variance, variance).sqrt()).amax(), factor
 
 
 def linear_identities(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """C E[s] / sd, zero for draws of the target, and -diag(E[C s x']) / diag C, one: (D,); both add up over factors.
+    """C E[s] / sd, which is zero for draws of the target, and -diag(E[C s x']) / diag C, which is one: (D,) each.
 
-    C is the particles' covariance, x their distance from its centre, sd the root of its diagonal, s the gradients
-    (N, D) of a factor of the target at the particles.
+    C is the particles' covariance, x their offsets from the mean, sd the root of C's diagonal, and s the scores (N, D)
+    of a factor of the target at the particles. Both results add up over factors.
     """
     offset = particles - particles.mean(0)
     variance = offset.square().mean(0)
@@ -160,7 +159,7 @@ def _stein_weights(offset: Tensor, scores: Tensor) -> Tensor:
 
 
 def spread(particles: Tensor) -> Tensor:
-    """Standard deviation (D,) of the particle cloud, with divisor N: the cloud *is* the approximation, no sample."""
+    """Standard deviation (D,) of the particles, with divisor N: they are the approximation, not a sample of it."""
     return (particles - particles.mean(-2, keepdim=True)).square().mean(-2).sqrt()
 
 
@@ -187,7 +186,7 @@ def _log_kernels(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tenso
 def kde_weights(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tensor:
     """Responsibility of each centre for each point: (M, D), (..., N, D) -> (..., M, N), rows summing to 1."""
     log_kernels = _log_kernels(x, centres, bandwidth)
-    # Not a softmax: its maximum and sum would be taken once more than those of `kde_share`.
+    # Not a softmax: its maximum and sum would be computed again beside those of `kde_share`.
     return (log_kernels - log_kernels.logsumexp(-1, keepdim=True)).exp()
 
 
@@ -200,7 +199,7 @@ def kde_score(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: floa
 
 
 def kde_share(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: float) -> Tensor:
-    """The share (..., M) that the floor leaves of the KDE score, KDE / (KDE + floor), between 0 (dead) and 1."""
+    """The share (..., M) of the KDE score that the floor leaves, KDE / (KDE + floor), between 0 (no score) and 1."""
     if floor < 0:
         raise ValueError(f"kde: expected floor >= 0, received {floor}")
     log_sum = _log_kernels(x, centres, bandwidth).logsumexp(-1, keepdim=True).squeeze(-1)
@@ -209,7 +208,7 @@ def kde_share(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: floa
 
 
 def effective_neighbours(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tensor:
-    """Number of centres (..., M) that make up the score at each point, 1 / Σ_n w_n²; near 1 it is the nearest."""
+    """Effective number of centres (..., M) in the score at each point, 1 / Σ_n w_n²; near 1 only the nearest counts."""
     return 1.0 / kde_weights(x, centres, bandwidth).square().sum(-1)
 
 
@@ -218,11 +217,11 @@ def buffer_score_ratio(
 ) -> Tensor:
     """Score (M, D) of U-DSVGD's site at x, Eq. (15): Σ_j [∇ log q_j(x) - ∇ log q_{j-1}(x)] over a client's buffer.
 
-    `after` and `before` (J, N, D) are the particles that it sent and had received, one slot a turn; `mask` (J,) says
-    which are in use.
+    `after` and `before` (J, N, D) are the particles that the client sent and received, one slot for each turn; `mask`
+    (J,) marks the slots in use.
     """
     difference = kde_score(x, after, bandwidth, floor) - kde_score(x, before, bandwidth, floor)
-    # Chosen, not multiplied: an unused slot may hold anything, NaN included.
+    # Selected, not multiplied: an unused slot may hold NaN.
     return torch.where(mask[:, None, None], difference, 0.0).sum(0)
 
 

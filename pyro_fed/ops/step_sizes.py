@@ -9,9 +9,9 @@ original SVGD code, on which that table builds; Welling & Teh (2011) for the sch
 
 Letters: g ``direction``, G ``history``, epsilon ``rate``, a ``scale``, b ``offset``, gamma ``power``.
 
-In spite of its name this is RMSProp, started at g_0² and without AdaGrad's growing sum: at a constant rate
-the steps do not shrink and the particles keep trembling. ``power`` > 0 adds the decay that the papers do
-not have, epsilon_t = rate (1 + t / offset)^-power; the default is the papers' constant rate.
+In spite of its name this is RMSProp, started at g_0² and without AdaGrad's growing sum: at a constant rate the steps do
+not shrink and the particles do not come to rest. ``power`` > 0 adds a decay that the papers do not have,
+epsilon_t = rate (1 + t / offset)^-power; the default is the papers' constant rate.
 """
 
 from __future__ import annotations

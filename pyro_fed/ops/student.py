@@ -2,19 +2,20 @@
 
     t_j(z) ∝ |F_j|⁻¹ (1 + r²/ν)^(-(ν + D)/2),   r = |F_j⁻¹ (z - m_j)|
 
-Fits are those of Gaussian mixtures by expectation-maximisation; a component of few points has its covariance drawn
-towards its diagonal, by D / (n + D) where its points are worth n (Cappé et al. 2008, *Adaptive importance sampling in
-general mixture classes*, for the use of such fits as proposals).
+Fits are those of Gaussian mixtures by expectation-maximisation. The covariance of a component whose points have an
+effective sample size of n is shrunk towards its diagonal by D / (n + D) (Cappé et al. 2008, *Adaptive importance
+sampling in general mixture classes*, for the use of such fits as proposals).
 
 Letters: m `centres` (J, D), F `factors` (J, D, D) lower triangular, ν `freedom`.
 
-A Gaussian factor has the like tails (`Tails`), so that draws reach where it falls too fast:
+`Tails` replaces a Gaussian factor's tails by such longer ones, so that draws reach regions where the factor is too
+small:
 
     t(z) = exp(-z'Λz/2 + η'z)  →  t(z) exp h(z),   h = r²/2 - (ν + R)/2 log(1 + r²/ν),   r² = Σ_i λ_i (z_i - b_i)²
 
-in coordinates where N(0, I) is the whole of which t is a factor, and Λ is diagonal, over those λ_i that count, with
-b_i = η_i / λ_i the factor's centre. R = Σ_i λ_i (1 + b_i²) is the mean of r² under N(0, I): near it the factor keeps
-its slope, far out it falls as a power. With all λ_i = 1 and b_i = 0 it is the multivariate t.
+Coordinates are such that the product of all factors is N(0, I) and Λ is diagonal. The sum is over the λ_i that count,
+and b_i = η_i / λ_i is the factor's centre. R = Σ_i λ_i (1 + b_i²) is the mean of r² under N(0, I): near it the factor
+keeps its slope, far out it falls as a power. With all λ_i = 1 and b_i = 0 it is the multivariate t.
 
 Letters: λ `values` (D,), b `centre` (D,), R `typical`.
 """
@@ -31,7 +32,7 @@ from pyro_fed.ops.gaussian import DiagGaussian
 from pyro_fed.ops.importance import systematic
 from pyro_fed.ops.points import even_normals
 
-#: Directions in which the factor has less than this share of the whole's precision are left as they are.
+#: Directions in which the factor has less than this share of the whole precision are left unchanged.
 MIN_PRECISION_SHARE = 0.01
 
 
@@ -51,7 +52,7 @@ class Mixture(NamedTuple):
         return torch.logsumexp(self.log_densities(points, freedom), 0)
 
     def log_densities(self, points: Tensor, freedom: float) -> Tensor:
-        """log counts_j t_j at points (S, D): (J, S), one component after the other, to bound the memory."""
+        """log counts_j t_j at points (S, D): (J, S), computed component by component to limit memory."""
         dim = points.shape[1]
         squared = torch.stack(
             [
@@ -73,11 +74,11 @@ class Mixture(NamedTuple):
         return self._drawn(torch.repeat_interleave(self.counts.long()), freedom, generator)
 
     def sample(self, count: int, freedom: int, generator: torch.Generator) -> Tensor:
-        """Draws (count, D) if the counts are shares: each component's number is rounded up or down at random."""
+        """Draws (count, D), if the counts are shares; each component's number is rounded up or down at random."""
         return self._drawn(systematic(self.counts, count, generator), freedom, generator)
 
     def _drawn(self, which: Tensor, freedom: int, generator: torch.Generator) -> Tensor:
-        """One draw each of components (S,)."""
+        """One draw of each of the components with numbers `which` (S,)."""
         dim = self.centres.shape[1]
         normal = even_normals(len(which), dim + freedom, generator)
         root = normal[:, dim:].square().mean(1).sqrt()
@@ -99,9 +100,9 @@ class Mixture(NamedTuple):
 
 
 def fitted(points: Tensor, weights: Tensor, count: int, steps: int, generator: torch.Generator) -> Mixture:
-    """A mixture of J = `count` Gaussians for points (S, D) with normalised weights (S,), its counts being shares."""
-    keep = weights > 0
-    points, weights = points[keep], weights[keep]
+    """A mixture of J = `count` Gaussians fitted to points (S, D) with normalised weights (S,); counts are shares."""
+    positive = weights > 0
+    points, weights = points[positive], weights[positive]
     dim = points.shape[1]
     mean = weights @ points
     scale = (weights @ (points - mean).square()).sqrt().clamp_min(torch.finfo(points.dtype).tiny)
@@ -109,22 +110,22 @@ def fitted(points: Tensor, weights: Tensor, count: int, steps: int, generator: t
     centres = x[systematic(weights, count, generator)]
     whole = torch.einsum("s,sd,se->de", weights, x, x)
     factors = _factors((whole * count ** (-2 / dim)).expand(count, dim, dim), torch.ones(count, dtype=x.dtype))
-    found = Mixture(torch.full((count,), 1 / count, dtype=x.dtype), centres, factors)
+    mixture = Mixture(torch.full((count,), 1 / count, dtype=x.dtype), centres, factors)
     for _ in range(steps):
-        share = weights * torch.softmax(found.log_densities(x, math.inf), 0)  # (J, S)
+        share = weights * torch.softmax(mixture.log_densities(x, math.inf), 0)  # (J, S)
         total = share.sum(1).clamp_min(torch.finfo(x.dtype).tiny)
         worth = total.square() / share.square().sum(1).clamp_min(torch.finfo(x.dtype).tiny)
         centres = share @ x / total.unsqueeze(1)
         offset = x - centres.unsqueeze(1)
         covariance = torch.einsum("js,jsd,jse->jde", share, offset, offset) / total.reshape(-1, 1, 1)
-        found = Mixture(total / total.sum(), centres, _factors(covariance, worth))
-    return Mixture(found.counts, mean + found.centres * scale, scale.unsqueeze(1) * found.factors)
+        mixture = Mixture(total / total.sum(), centres, _factors(covariance, worth))
+    return Mixture(mixture.counts, mean + mixture.centres * scale, scale.unsqueeze(1) * mixture.factors)
 
 
 def _factors(covariance: Tensor, worth: Tensor) -> Tensor:
-    """Cholesky factors of covariances (J, D, D) from points that are worth the numbers (J,)."""
+    """Cholesky factors of shrunk covariances (J, D, D) of points with effective sample sizes `worth` (J,)."""
     dim = covariance.shape[-1]
-    # Components that have found one point stay densities.
+    # A component with a single point stays a density.
     diagonal = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1) + torch.finfo(covariance.dtype).eps ** 0.5)
     towards = (dim / (worth + dim)).reshape(-1, 1, 1)
     lower, failed = torch.linalg.cholesky_ex((1 - towards) * covariance + towards * diagonal)
@@ -132,7 +133,7 @@ def _factors(covariance: Tensor, worth: Tensor) -> Tensor:
 
 
 class Tails(NamedTuple):
-    """The precisions of a factor that count, the others zero; its centre, degrees of freedom, and the typical r²."""
+    """λ of a factor, zero where it does not count, its centre, degrees of freedom, and the typical r²."""
 
     values: Tensor
     centre: Tensor
@@ -142,21 +143,21 @@ class Tails(NamedTuple):
     @classmethod
     def of(cls, factor: DiagGaussian, freedom: float | None) -> Tails:
         """The tails of a factor in coordinates that whiten the whole; None leaves the coordinates unchanged."""
-        keep = factor.precision > (MIN_PRECISION_SHARE if freedom is not None else torch.inf)
-        # Not where the whole's mean is more than one of the factor's variances from its centre: other factors hold it
-        # there, and where this one falls as a power they would draw it to themselves.
-        keep &= factor.eta.square() <= factor.precision
-        values = torch.where(keep, factor.precision, 0.0)
-        centre = torch.where(keep, factor.eta / torch.where(keep, factor.precision, 1.0), 0.0)
+        counted = factor.precision > (MIN_PRECISION_SHARE if freedom is not None else torch.inf)
+        # Excluded are directions in which the whole mean is more than one of the factor's SDs from its centre: other
+        # factors hold the mean there, and with longer tails of this factor would move it towards themselves.
+        counted &= factor.eta.square() <= factor.precision
+        values = torch.where(counted, factor.precision, 0.0)
+        centre = torch.where(counted, factor.eta / torch.where(counted, factor.precision, 1.0), 0.0)
         return cls(values, centre, freedom or torch.inf, (values * (1 + centre.square())).sum())
 
     def log_ratio(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """h (S,) and its gradient (S, D) at z (S, D)."""
         if not bool(self.values.any()):
             return torch.zeros_like(z[:, 0]), torch.zeros_like(z)
-        away = z - self.centre
-        bent = away * self.values
-        squared = (bent * away).sum(-1)
+        offset = z - self.centre
+        slope = offset * self.values
+        squared = (slope * offset).sum(-1)
         weight = self.freedom + self.typical
         value = squared / 2 - weight / 2 * torch.log1p(squared / self.freedom)
-        return value, (1 - weight / (self.freedom + squared)).unsqueeze(-1) * bent
+        return value, (1 - weight / (self.freedom + squared)).unsqueeze(-1) * slope

@@ -1,4 +1,4 @@
-"""Whitened coordinates: those in which a Gaussian q = N(m, A A') is the standard normal.
+"""Whitened coordinates, in which a Gaussian q = N(m, A A') is standard normal.
 
     θ = m + A z,    ∇_z log p = A' ∇_θ log p,    N(η, Λ) in θ  →  A'ΛA, A'(η - Λ m) in z
 
@@ -64,7 +64,7 @@ class Coordinates(NamedTuple):
 
 
 def diagonal_coordinates(coordinates: Coordinates, site: Gaussian) -> tuple[Coordinates, DiagGaussian, Tensor | None]:
-    """Coordinates in which a factor is diagonal, the factor there, and V (None if it was): z becomes V'z."""
+    """Coordinates V'z in which a factor is diagonal, the factor there, and V (None if the factor was diagonal)."""
     if not site.dense:
         return coordinates, DiagGaussian(site.precision, site.eta), None
     values, turn = torch.linalg.eigh(site.precision)

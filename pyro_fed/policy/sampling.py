@@ -39,10 +39,10 @@ STEPS, THIN = 5, 25
 
 
 def require_dimension(case: Case) -> None:
-    """Refuse surrogates as tensors if their dimension is not the model's."""
-    given, dim = case.algorithm.surrogates, case.traits.dim
-    if isinstance(given, Given) and given.dim != dim:
-        raise SettingError(f"Given: the surrogates have dimension {given.dim}, the model's vector {dim}")
+    """Refuse surrogates given as tensors whose dimension is not the model's."""
+    surrogates, dim = case.algorithm.surrogates, case.traits.dim
+    if isinstance(surrogates, Given) and surrogates.dim != dim:
+        raise SettingError(f"Given: expected surrogates of the model's dimension {dim}, received {surrogates.dim}")
 
 
 def surrogates_of(case: Case) -> Decision | None:
@@ -70,8 +70,8 @@ def guides_start_over_graph_of(case: Case) -> Decision | None:
     """The same for agents without a server."""
     if case.algorithm.surrogates != "auto":
         return None
-    if (none := _without_gaussian(case)) is not None:
-        return none
+    if (without_gaussian := _without_gaussian(case)) is not None:
+        return without_gaussian
     dim = parameters(case.traits.dim)
     if not case.traits.few_parameters:
         return Decision(None, f"{dim}, more than P2PVI has a full covariance for by default")
@@ -96,8 +96,8 @@ def elbo_on_large_models(case: Case) -> None:
     """Refuse the IWAE bound on large models, for which log-likelihoods are not computed with the scores."""
     if case.algorithm.bound != "elbo" and case.traits.large():
         raise SettingError(
-            f"{type(case.algorithm).__name__}: bound={case.algorithm.bound!r} takes every client's log-likelihood at "
-            f"each draw, and this is a network or another large model, {parameters(case.traits.dim)}: take bound='elbo'"
+            f"{type(case.algorithm).__name__}: bound={case.algorithm.bound!r} needs every client's log-likelihood at "
+            f"each draw, and this is a network or another large model, {parameters(case.traits.dim)}: use bound='elbo'"
         )
 
 
@@ -134,7 +134,7 @@ def unmeasured_step_of(case: Case) -> Decision | None:
 
 
 def tables_are_small(case: Case) -> None:
-    """Refuse tables of a gradient for every row and chain that are too large."""
+    """Refuse tables of one gradient per row and chain that are too large."""
     rows, dim, chains = case.traits.num_rows, case.traits.dim, case.algorithm.num_chains
     numbers = chains * rows * dim
     if numbers > MAX_POINTWISE:
@@ -150,9 +150,9 @@ def is_small(case: Case) -> None:
     dim = case.traits.dim
     if dim > LARGE_DIM:
         raise SettingError(
-            f"{type(case.algorithm).__name__} takes at most {LARGE_DIM:,} parameters, received {dim:,}: each of its "
-            "rounds is one step of all chains by all rows, and steps become shorter with every dimension. Use FedEP, "
-            "which takes stochastic gradients there, or FSGLD"
+            f"{type(case.algorithm).__name__} takes at most {LARGE_DIM:,} parameters, received {dim:,}: each round is "
+            "one step of all chains on all rows, and steps become shorter with every dimension. Use FedEP, which "
+            "takes stochastic gradients for large models, or FSGLD"
         )
 
 
@@ -183,17 +183,17 @@ DRAWN_CANDIDATES = proper_prior(
 )
 
 
-def support_stands_still(case: Case) -> None:
+def support_is_constant(case: Case) -> None:
     """Refuse supports that depend on other sites, because automatic guides fix the support at their first draw."""
     guide, moving = case.algorithm.guide, case.traits.moving_supports
     kind = guide if inspect.isclass(guide) else type(guide)
     if not moving or not issubclass(kind, AutoGuide):
         return
-    name, on = next(iter(moving.items()))
+    name, others = next(iter(moving.items()))
     raise SettingError(
-        f"{type(case.algorithm).__name__}: {kind.__name__} takes the support of '{name}' as it is at its first draw, "
-        f"and it moves with {on}, so that it would draw impossible values. Write the site in units of its bounds, "
-        f"u ~ Uniform(0, 1) and {name} = low + (high - low) * u, or take GVI or FedEP, whose scale moves along"
+        f"{type(case.algorithm).__name__}: {kind.__name__} fixes the support of '{name}' at its first draw, but the "
+        f"support depends on {others}, so that the guide would draw impossible values. Write the site in units of its "
+        f"bounds, u ~ Uniform(0, 1) and {name} = low + (high - low) * u, or use GVI or FedEP, whose scale follows it"
     )
 
 
@@ -203,8 +203,8 @@ def likelihood_is_a_factor(case: Case) -> None:
     if algorithm.temperature != 1 and case.traits.row_latents:
         raise SettingError(
             f"{type(algorithm).__name__}: temperature={algorithm.temperature:g} raises the rows' likelihood to a "
-            f"power. It is no factor of the joint density with {list(case.traits.row_latents)} inside the partitioned "
-            "plate: NUTS, FedEP and others integrate these out, and have a temperature"
+            f"power, but is not a factor of the joint density with {list(case.traits.row_latents)} inside the "
+            "partitioned plate: use NUTS or FedEP, which integrate these out and have a temperature"
         )
 
 
@@ -220,5 +220,5 @@ TABLES = {
     SAGALD: Table((SURROGATES,), (tables_are_small,)),
     P2PFinite: Table(checks=(DRAWN_CANDIDATES,)),
     PMD: Table(checks=(DRAWN_PARTICLES,)),
-    SVI: Table(checks=(support_stands_still, likelihood_is_a_factor)),
+    SVI: Table(checks=(support_is_constant, likelihood_is_a_factor)),
 }

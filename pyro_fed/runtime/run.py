@@ -44,19 +44,19 @@ from pyro_fed.runtime.finish import Finish
 from pyro_fed.runtime.rounds import run_phases
 from pyro_fed.runtime.stages import run_stages
 
-#: Draws of a density where none are asked for.
+#: Default number of draws of a density.
 NUM_DRAWS = 1000
 
-#: More threads than any machine has.
+#: Largest number of threads, more than any machine has.
 MAX_THREADS = 4096
-#: Draws of one parameter that fill a gigabyte.
+#: Largest number of draws: those of one parameter fill a gigabyte.
 MAX_NUM_DRAWS = 134_217_728
-#: Arguments that belong to one algorithm, with the cure where several are tried.
+#: Arguments for a single algorithm, with the cure if a plan receives them.
 OF_ONE_ALGORITHM = {
     "num_rounds": "its stages have rounds of their own; limit them by {name}(max_rounds=...)",
     "schedule": "each of its stages has its own",
     "combination": "its stages need every client's own message",
-    "start": "it hands over between its stages by itself; run FedEP(), which can start there",
+    "start": "its stages start from each other; run FedEP(), which can start there",
     "checkpoint": "only a single algorithm can be resumed",
 }
 
@@ -93,65 +93,65 @@ def run(
         algorithm: the algorithm to run, such as `pf.DSVGD(num_particles=100)`, or `pf.Auto()`, which tries several.
         federation: the model and its clients.
         num_rounds: number of rounds of communication; by default the algorithm's own.
-        max_seconds: limit of the seconds on the clock for all that is done. Rounds end after two thirds of it, at the
-            next client or step, and the posterior of the finished rounds is returned, marked as incomplete.
-            Checks may take two thirds of what is then left; checks that do not end in time are left out, which a doubt
-            says, and so are the clients' own latents and the log-likelihood. A compilation is interrupted, a single
-            compiled step is not.
-            How many rounds there is time for differs from run to run: such an answer is not reproducible.
-        schedule: which clients work in a round; by default the algorithm's own. Phases from which the algorithm starts
-            keep their own.
-        graph: which agents talk to each other, for an algorithm without a server, such as `pf.graph.ring(5)`. Agents
-            that the schedule leaves out of a round are asleep in it.
+        max_seconds: limit of the wall-clock time of the whole call. Rounds end after two thirds of it, at the next
+            client or step, and the posterior of the finished rounds is returned, marked as incomplete. Checks may take
+            two thirds of the remaining time. Checks that do not end in time are left out, which a doubt reports, and so
+            are the clients' own latents and the log-likelihood. A compilation is interrupted, a single compiled step is
+            not. The number of rounds within the limit varies from run to run: such an answer is not reproducible.
+        schedule: the clients that work in each round; by default the algorithm's own schedule. Phases from which the
+            algorithm starts keep their own.
+        graph: the graph of agents, for an algorithm without a server, such as `pf.graph.ring(5)`. Agents that the
+            schedule leaves out of a round are asleep in it.
         executor: "vectorised" (all clients of a round in one call), "sequential", or an Executor.
-        num_draws: number of draws, where the result is a density (particles are returned as they are). None takes 1000,
-            or, with more than 1000 parameters, as many as 20 million numbers have room for.
+        num_draws: number of draws if the result is a density (particles are returned as they are). None takes 1000,
+            or, with more than 1000 parameters, as many as fit into 20 million numbers.
         seed: the only source of randomness: the same seed gives the same answer with every executor. The noise of
-            `pf.Private` does not follow from it: a private run cannot be repeated exactly.
+            `pf.Private` does not depend on it: a private run cannot be repeated exactly.
         compile: "off", "trace" (steps become graphs of tensor operations, without Pyro), "inductor" (these graphs are
-            compiled; one whose code cannot be had, or gives other numbers, is run as it is, with a warning), or "auto":
-            the one that is fastest for the expected work, within `max_seconds`.
-        progress: whether to show the progress: a bar in a terminal or a notebook, a line now and then elsewhere. Or a
+            compiled; a graph that cannot be compiled, or whose code gives other numbers, runs uncompiled, with a
+            warning), or "auto": the fastest for the expected work, within `max_seconds`.
+        progress: whether to show the progress: a bar in a terminal or a notebook, occasional lines elsewhere. Or a
             function that is called with a `Progress` after every round, see `pyro_fed.progress`.
-        num_threads: torch threads during the run (restored afterwards); None leaves them as they are. Small problems
-            are fastest with one. "auto" takes one, or torch's own number where rows × parameters are a million or more.
-            With another number of threads sums may differ in the last bits.
-        log_likelihood: compute the pointwise log-likelihood of all rows. Without it the draws' log density, `lp` in
-            `sample_stats`, is left out too if draws × rows are more than 5e7.
-        collect_local: let the clients draw the latents inside the plate, and collect them, which only a simulation can.
-            Without it they are integrated out of the rows' log-likelihoods.
-        audit: judge the result at its draws, by the model's own densities (see `pyro_fed.audit`), and warn of doubts.
+        num_threads: number of torch threads during the run (restored afterwards); None leaves it unchanged. Small
+            problems are fastest with one. "auto" takes one, or torch's own number if rows × parameters are a million or
+            more. Another number of threads may change the last bits of sums.
+        log_likelihood: whether to compute the pointwise log-likelihood of all rows. Without it the draws' log density,
+            `lp` in `sample_stats`, is also left out if draws × rows exceed 5e7.
+        collect_local: whether clients draw the latents inside the plate and the result contains them, which only a
+            simulation can do. Without it they are integrated out of the rows' log-likelihoods.
+        audit: whether to judge the result at its draws, by the model's own densities (see `pyro_fed.audit`), and to
+            warn of doubts.
         start: checkpoint folder of an earlier run of the same algorithm on the same model. This run begins with the
             sites of that run's clients, matched by name: for clients that join or leave.
-        min_clients: number of usable replies that a round needs (or all that were asked, if they are fewer). With fewer
-            the round is not applied, and the run stops. None: a run stops when no client has replied for long. 0: the
-            same, but a round without any finite reply is skipped; otherwise it is a divergence.
-        combination: what the server does with the clients' messages, against clients that lie or for privacy, see
+        min_clients: number of usable replies that a round needs (or all that were requested, if they are fewer). With
+            fewer the round is not applied, and the run stops. None: the run stops after a long time without replies. 0:
+            the same, but a round without any finite reply is skipped instead of counted as a divergence.
+        combination: how the server combines the clients' messages, for faulty clients or for privacy, see
             `pyro_fed.combination`. Most combinations are for algorithms that only need sums, such as FedAvg and FedSEP.
         evaluate: a function that is called after every round with the posterior so far (InferenceData with only the
             group `posterior`, without latents inside the plate), and returns figures by name, such as
-            `lambda idata: pf.metrics.test_metrics(idata, fed, test)`. The group `federation` has them by round.
+            `lambda idata: pf.metrics.test_metrics(idata, fed, test)`. The group `federation` contains them by round.
         evaluate_every: number of rounds from one evaluation to the next; in between the figures are NaN.
         checkpoint: folder in which the state is saved after every round; the latest two are kept.
-        resume: continue from the checkpoint. The answer is that of an uninterrupted run, bit by bit (with
-            `pf.Private` its remaining rounds have noise of their own). The run may have
-            more rounds than the saved one, even if that was finished. The answer is then that of a run of so many
-            rounds from the start; to the bit, unless `compile` is "auto", which chooses by the number of rounds.
+        resume: whether to continue from the checkpoint. The answer is bit by bit that of an uninterrupted run (with
+            `pf.Private` the remaining rounds have new noise). The run may have more rounds than the saved one, even
+            if that was finished. The answer is then that of a run with so many rounds from the start; to the bit,
+            unless `compile` is "auto", which depends on the number of rounds.
 
     Returns:
         arviz.InferenceData with the groups posterior, sample_stats, log_likelihood, observed_data, constant_data and
-        federation (who took part, bytes and seconds, by round and client); and audit, where there was one (the
-        estimated error of each mean and SD). Ctrl-C ends the rounds: if there is a posterior already, it is returned,
-        with `attrs["interrupted"]`. A second Ctrl-C, or one after the rounds, ends the checks. `attrs["stopped"]` says
-        that a limit of time has ended the rounds.
+        federation (participation, bytes and seconds, by round and client), and audit after an audit (the estimated
+        error of each mean and SD). Ctrl-C ends the rounds: a posterior that exists by then is returned, with
+        `attrs["interrupted"]`. A second Ctrl-C, or one after the rounds, ends the checks. `attrs["stopped"]` reports
+        that a time limit ended the rounds.
 
     Raises:
         SettingError: a setting out of its range; a graph that is missing, invalid, or for another number of agents.
         CheckpointError: a checkpoint of another run, or one that cannot be read.
         DivergenceError: an update is not finite; the error's `result` has the last finite state.
         QuorumError: too few clients replied; the error's `result` has the state before that round.
-        InterruptedRun: Ctrl-C before there was a posterior; the error's `state`, or the checkpoint, has the last state.
-        TimeLimitError: `max_seconds` were over before there was a posterior; its `state` has the last state.
+        InterruptedRun: Ctrl-C before there is a posterior; the error's `state`, or the checkpoint, has the last state.
+        TimeLimitError: `max_seconds` is over before there is a posterior; the error's `state` has the last state.
 
     Example:
         >>> fed = pf.Federation(model, (x, y), plate="data", num_clients=10)
@@ -232,9 +232,9 @@ def run(
             marks = fingerprint(first, federation, rounds, schedule, graph, seed, combination, start)
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
         finish = Finish(first, context, num_draws, log_likelihood, collect_local, audit)
-        blamed = context.checkpoint.blamed if context.checkpoint is not None else nullcontext
+        blame = context.checkpoint.blamed if context.checkpoint is not None else nullcontext
         try:
-            with context.interruption, blamed():
+            with context.interruption, blame():
                 if plan is not None:
                     return _with_choices(run_stages(plan, stages, finish), context)
                 shared = run_phases(first, context, rounds, schedule)
@@ -247,39 +247,39 @@ def run(
             context.executor.close()
             if context.checkpoint is not None:
                 context.checkpoint.close()
-        with blamed():
+        with blame():
             return _with_choices(finish(shared), context)
 
 
 def _with_choices(result: InferenceData, context: Context) -> InferenceData:
-    """The result with the chosen settings of all algorithms that were run, and their reasons."""
+    """The result with the chosen settings of all algorithms of the run, and the reasons."""
     for part in (result, result["posterior"]):
         part.attrs["choices"] = as_json(context.choices)
     return result
 
 
 def _keep_result(error: StoppedError | ImproperGaussianError, finish: Finish) -> None:
-    """Give an error the result of the last good state, if there is one, without audit: the error says enough."""
+    """Attach the result of the last good state, if there is one, to an error; without audit, which adds nothing."""
     if not isinstance(error, StoppedError) or error.state is None or error.result is not None:
         return
-    with suppress(DivergenceError), warnings.catch_warnings():  # a state that was never a distribution has no draws
-        warnings.simplefilter("ignore")  # the error says enough; what was found is in the result
+    with suppress(DivergenceError), warnings.catch_warnings():  # a state that is no distribution has no draws
+        warnings.simplefilter("ignore")  # the error is enough; the result contains the findings
         error.result = replace(finish, algorithm=error.algorithm, audit=False)(error.state)
         error.result.attrs["stopped"] = str(error)
 
 
 def _say_cause(error: StoppedError | ImproperGaussianError, context: Context) -> None:
-    """Add to an error's text the sites whose density is not finite, if there are any and the rows are here."""
+    """Add the sites whose density is not finite, if any, to an error's text; needs the rows in this process."""
     diverged = isinstance(error, DivergenceError)
     if isinstance(error, StoppedError) and not diverged:
         return
-    found = nan_density_notes(context.federation.problem) if context.federation.holds_data else []
-    said = ". ".join([str(error), *(cause[0].upper() + cause[1:] for cause in found)])
-    error.args = (with_hint(said, context.problem) if diverged else said,)
+    causes = nan_density_notes(context.federation.problem) if context.federation.holds_data else []
+    text = ". ".join([str(error), *(cause[0].upper() + cause[1:] for cause in causes)])
+    error.args = (with_hint(text, context.problem) if diverged else text,)
 
 
 class Final(NamedTuple):
-    """The server's last state, and whether the algorithm stopped by its own criterion; None if it has none."""
+    """The server's last state, and whether the algorithm has converged; None if it has no criterion."""
 
     shared: State
     converged: bool | None
@@ -299,7 +299,7 @@ def final_state(algorithm: Algorithm, federation: Federation, *, seed: int = 0) 
 
 
 def check_of_plan(plan: Plan, **given: Any) -> None:
-    """Refuse arguments that belong to one algorithm, see `OF_ONE_ALGORITHM`, for a plan; None stands for not given."""
+    """Refuse arguments for a single algorithm (`OF_ONE_ALGORITHM`) that are not None, for a plan."""
     for name, value in given.items():
         if value is not None:
             kind = type(plan).__name__
@@ -310,13 +310,13 @@ def check_of_plan(plan: Plan, **given: Any) -> None:
 
 
 def check_folders(**folders: str | Path | None) -> None:
-    """Refuse texts that name no folder. An empty text would mean the current folder; None stands for not given."""
+    """Refuse texts that are not None and name no folder; an empty text would mean the current folder."""
     for name, folder in folders.items():
         if folder is not None and (not str(folder).strip() or "\0" in str(folder)):
             raise SettingError(f"{name} must be a folder's path, received {str(folder)!r}; such as {name}='state'")
         if folder is not None and str(folder).startswith("~"):
             raise SettingError(
-                f"{name}={str(folder)!r} would be a folder called '~' in the one that the program runs in: write "
+                f"{name}={str(folder)!r} would be a folder called '~' in the current folder: write "
                 f"Path({str(folder)!r}).expanduser()"
             )
 
@@ -324,7 +324,7 @@ def check_folders(**folders: str | Path | None) -> None:
 def check_numbers(
     rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int, num_threads: int | str | None
 ) -> None:
-    """Refuse numbers out of their ranges."""
+    """Refuse numbers outside their ranges."""
     if isinstance(num_threads, int) and not 1 <= num_threads <= MAX_THREADS:
         bound = "at least 1, or None" if num_threads < 1 else f"at most {MAX_THREADS}"
         raise SettingError(f"num_threads must be {bound}, received {num_threads}")
@@ -340,23 +340,23 @@ def check_numbers(
 
 
 def check_seconds(max_seconds: float | None) -> None:
-    """Refuse a limit of time that is not a positive number of seconds."""
+    """Refuse a time limit that is not a positive number of seconds."""
     if max_seconds is not None and not 0 < max_seconds < math.inf:
         raise SettingError(f"max_seconds must be positive, received {max_seconds}; None is no limit")
 
 
 def check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
-    """Refuse a schedule that asks the clients for an indicator which the algorithm does not have."""
+    """Refuse a schedule that needs an indicator which the algorithm does not have."""
     if isinstance(schedule, Informed) and not schedule.asks:
         raise SettingError(
             f"schedule {type(schedule).__name__} does not say what it asks the clients for: use KSD or HIP, or a class "
             "of your own with `asks`"
         )
-    given = algorithm.indicators if isinstance(algorithm, Indicators) else ()
-    if schedule is None or not schedule.asks or schedule.asks in given:
+    available = algorithm.indicators if isinstance(algorithm, Indicators) else ()
+    if schedule is None or not schedule.asks or schedule.asks in available:
         return
-    has = f"it gives {list(given)}" if given else "it gives none"
+    answer = f"it gives {list(available)}" if available else "it gives none"
     raise SettingError(
         f"schedule {type(schedule).__name__} asks clients for the indicator {schedule.asks!r}, which "
-        f"{type(algorithm).__name__} cannot give ({has}): use UniformRandom, RoundRobin or Availability"
+        f"{type(algorithm).__name__} cannot give ({answer}): use UniformRandom, RoundRobin or Availability"
     )

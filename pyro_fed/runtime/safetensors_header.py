@@ -1,11 +1,11 @@
-"""The header of a safetensors file or message, checked before anything is allocated.
+"""The header of a safetensors file or message, checked before memory is allocated.
 
     8 bytes N, little endian | N bytes of JSON | the tensors' bytes, without gaps
 
     {"__metadata__": {name: text}, tensor: {"dtype": "F64", "shape": [3], "data_offsets": [0, 24]}}
 
-The safetensors library decodes the tensors. The checks here are those that it does not make, and they keep a false
-header cheap: nothing is allocated beyond the bytes that are there.
+The safetensors library decodes the tensors. This module adds the checks that the library lacks, so that a false header
+is cheap: no more memory is allocated than there are bytes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pyro_fed.errors import ProtocolError
 
 #: Bytes of the number N.
 PREFIX = 8
-#: Longest JSON header that is parsed, in bytes, unless the caller says otherwise.
+#: Default limit of the length of a JSON header, in bytes.
 MAX_HEADER = 100_000
-#: The most dimensions of a tensor.
+#: Largest number of dimensions of a tensor.
 MAX_DIMS = 16
 
-#: The dtypes that may travel, in the order in which safetensors lays tensors out, largest alignment first.
+#: The accepted dtypes, in the order of safetensors' layout, largest alignment first.
 DTYPES = {
     "I64": torch.int64,
     "F64": torch.float64,
@@ -60,7 +60,7 @@ class FileHeader(NamedTuple):
 
 
 def read_header(data: bytes, total: int, max_header: int = MAX_HEADER) -> FileHeader:
-    """The header, checked as far as possible without the tensors' values; `data` may be the first of `total` bytes."""
+    """The header, checked without the tensors' values; `data` may be only the first of `total` bytes."""
     length = header_length(data, total, max_header)
     fields = _parse(data[PREFIX : PREFIX + length])
     text = fields.pop("__metadata__", {})
@@ -72,14 +72,14 @@ def read_header(data: bytes, total: int, max_header: int = MAX_HEADER) -> FileHe
 
 
 def header_length(data: bytes, total: int, max_header: int = MAX_HEADER) -> int:
-    """N, the length of the JSON header in bytes; `data` are at least the first eight of `total` bytes."""
+    """N, the length of the JSON header in bytes; `data` contains at least the first eight of `total` bytes."""
     if total < PREFIX:
         raise ProtocolError(f"truncated: {total} bytes cannot hold a header")
     length = int.from_bytes(data[:PREFIX], "little")
     if length > max_header:
         raise ProtocolError(f"the header claims {length} bytes, at most {max_header} are accepted")
     if length > total - PREFIX:
-        raise ProtocolError(f"truncated: the header claims {length} bytes, {total - PREFIX} are there")
+        raise ProtocolError(f"truncated: the header claims {length} bytes, received {total - PREFIX}")
     return length
 
 
@@ -99,8 +99,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ProtocolError(f"the header names {_quote(twice)} twice")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ProtocolError(f"the header names {_quote(repeated)} twice")
     return fields
 
 
@@ -109,7 +109,7 @@ def _no_constant(name: str) -> None:
 
 
 def _entry(name: str, value: Any) -> tuple[Entry, tuple[int, int]]:
-    """A tensor's shape and dtype, and where its bytes are."""
+    """A tensor's shape and dtype, and the first and last offset of its bytes."""
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise ProtocolError(f"tensor {_quote(name)}: expected dtype, shape and data_offsets, received {_quote(value)}")
     kind, shape, span = value["dtype"], value["shape"], value["data_offsets"]
@@ -133,7 +133,7 @@ def _sizes(value: Any) -> bool:
 
 
 def _check_layout(spans: dict[str, tuple[Entry, tuple[int, int]]], size: int) -> None:
-    """Require that the tensors fill the `size` bytes after the header without gap or overlap."""
+    """Raise a `ProtocolError` unless the tensors fill the `size` bytes after the header without gap or overlap."""
     end = 0
     for name, (_, (first, last)) in sorted(spans.items(), key=lambda item: item[1][1]):
         if first != end:

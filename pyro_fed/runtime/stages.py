@@ -1,4 +1,4 @@
-"""A plan: algorithms one after the other, each judged as if it were alone, until one has no doubts."""
+"""Plans: algorithms run one after the other, each judged on its own, until a result has no doubts."""
 
 from __future__ import annotations
 
@@ -33,19 +33,18 @@ from pyro_fed.runtime.rounds import Finished, run_phases
 
 logger = logging.getLogger(__name__)
 
-#: Errors of the numbers: another stage may do better. Any other error of the first stage is about the input, and ends
-#: the plan.
+#: Numerical errors, after which another stage may succeed. Any other error of the first stage concerns the input, and
+#: ends the plan.
 NUMERICAL = (DivergenceError, ImproperGaussianError, LinAlgError)
 
-#: No further stage is tried after so many in a row whose doubts are about the densities themselves, which all stages
-#: share. It is more than one, since an integral or a rounding error may be worse at one answer's draws than at
-#: another's.
+#: No further stage is tried after this many successive stages with doubts about the densities, which all stages share.
+#: It is more than one, since an integral or a rounding error may be worse at one answer's draws than at another's.
 MAX_DENSITY_DOUBTS = 2
 
 
 @dataclass
 class Step:
-    """The work and costs of a stage, as `attrs["steps"]` of the result has them."""
+    """The work and cost of a stage, as in `attrs["steps"]` of the result."""
 
     algorithm: str
     rounds: int = 0
@@ -65,13 +64,15 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
     trial = _Trial(replace(finish, aim=plan.aim))
     choice: Choice | None = None
     shown = finish.context.progress
-    if coming := outlook(problem.traits, len(stages)):
-        progress.say(f"{type(plan).__name__}: {coming}", shown=shown)
+    if message := outlook(problem.traits, len(stages)):
+        progress.say(f"{type(plan).__name__}: {message}", shown=shown)
     for number, stage in enumerate(stages):
         trial.run(number, stage, f"stage {number + 1} of at most {len(stages)}, {stage_label(stage)}" if number else "")
         choice = choose(plan, problem, trial.answers, trial.tried) if trial.answers else None
         settled = (
-            choice is not None and choice.settled and not _weighed_by(stages[number + 1 :], choice.answer, problem)
+            choice is not None
+            and choice.settled
+            and not _next_weights_particles(stages[number + 1 :], choice.answer, problem)
         )
         if settled or record.interrupted or budget.ended or trial.deserted or trial.hopeless:
             break
@@ -79,7 +80,7 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
         raise trial.errors[0]
     if not record.rounds and budget.ended:
         raise SettingError(
-            f"{type(plan).__name__}: {budget.ended} is less than the first round of {trial.steps[0].algorithm} takes: "
+            f"{type(plan).__name__}: {budget.ended} is less than the first round of {trial.steps[0].algorithm} needs: "
             "raise it"
         )
     if not choice.settled and budget.ended:
@@ -88,14 +89,18 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
     return _result(plan, choice, trial, finish)
 
 
-def _weighed_by(coming: list[Stage], answer: Answer, problem: Problem) -> bool:
+def _next_weights_particles(next_stages: list[Stage], answer: Answer, problem: Problem) -> bool:
     """Whether the next stage starts from this answer's particles and weights them, which corrects their spread."""
-    own = answer.stage.algorithm
-    return own.draws_are == "particles" and bool(coming) and own in chain_of(coming[0].algorithm, problem)[-2:-1]
+    algorithm = answer.stage.algorithm
+    return (
+        algorithm.draws_are == "particles"
+        and bool(next_stages)
+        and algorithm in chain_of(next_stages[0].algorithm, problem)[-2:-1]
+    )
 
 
 class _Trial:
-    """The stages that were tried so far."""
+    """The stages tried so far."""
 
     def __init__(self, finish: Finish) -> None:
         self.finish = finish
@@ -105,7 +110,7 @@ class _Trial:
         self.tried: list[int] = []
         self.earlier: list[Finding] = []
         self.deserted = False
-        self._last = Step("")  # the last one that was tried
+        self._last = Step("")  # the step of the last stage tried
         self._finished: dict[bool, Finished] = {False: [], True: []}  # by whether the form is non-centred
         self._failed: dict[bool, list[Algorithm]] = {False: [], True: []}
         self._modes: dict[bool, list[Tensor]] = {False: [], True: []}
@@ -114,71 +119,71 @@ class _Trial:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the last stages' doubts are about the densities themselves, which the next stage would share."""
+        """Whether the last stages' doubts concern the densities, which the next stage would share."""
         last = self.answers[-MAX_DENSITY_DOUBTS:]
         return len(last) == MAX_DENSITY_DOUBTS and all(answer.has(Topic.DENSITY) for answer in last)
 
     @property
     def why(self) -> str:
-        """Why a further stage is tried, as a clause."""
+        """The reason for a further stage, as a clause."""
         last = self._last
         if last.doubts:
             return f"as {last.algorithm} is doubted: {last.doubts[0].split('. ')[0]}"
         return f"as {last.algorithm} has no answer" if last.doubts is None else "to confirm or refine what was found"
 
     def notes_of(self, answer: Answer) -> list[Finding]:
-        """The notes on all stages, and those on the returned answer, each once; notes on clients are of this answer."""
+        """The distinct notes on all stages and on the returned answer; notes on clients only of this answer."""
         every = [*self.earlier, *self.finish.context.record.findings]
         shared = [one for one in every if one.code != sentences.clients_stand_apart.code]
         notes = [one for one in [*shared, *answer.findings] if not one.is_doubt]
         return [one for number, one in enumerate(notes) if one not in notes[:number]]
 
     def run(self, number: int, stage: Stage, label: str) -> None:
-        """Run one stage, and add its step, and its answer or error; `label` begins the line on its progress."""
+        """Run one stage, and add its step and its answer or error; `label` begins its line of progress."""
         record, shown = self.finish.context.record, self.finish.context.progress
         began, before, step = time.perf_counter(), len(record.rounds), Step(stage_label(stage))
         self.steps.append(step)
         if stage.noncentred and not self.finish.context.federation.holds_data:
             step.end = "not tried: clients elsewhere have the model in its own form"
             return
-        failed = self._failed[stage.noncentred]
+        failed_algorithms = self._failed[stage.noncentred]
         try:
             with self.finish.context.budget.of_preparation(f"the settings of {stage_label(stage)} were chosen"):
                 context = self._on_form(stage)
-                found = resolve_for_run(stage.algorithm, context.problem, Setup(context.graph))
-            stage = replace(stage, algorithm=found.algorithm, title=stage_label(stage))
+                resolved = resolve_for_run(stage.algorithm, context.problem, Setup(context.graph))
+            stage = replace(stage, algorithm=resolved.algorithm, title=stage_label(stage))
             chain = chain_of(stage.algorithm, context.problem)
-            again = [f"{type(part).__name__}, which failed" for part in chain if part in failed]
-            again += [
+            excluded = [f"{type(part).__name__}, which failed" for part in chain if part in failed_algorithms]
+            excluded += [
                 f"{type(one.stage.algorithm).__name__}, {why}"
                 for one in self.answers
                 if one.stage.noncentred == stage.noncentred and one.stage.algorithm in chain[:-1]
                 if (why := why_not_from(stage.algorithm, one.findings))
             ]
-            if again:
-                step.end = f"not tried: it starts from {again[0]}"
+            if excluded:
+                step.end = f"not tried: it starts from {excluded[0]}"
                 progress.say(f"{label}, {step.end}", shown=shown)
                 return
             if label:
                 progress.say(f"{label}, {self.why}", shown=shown)
             self._last = step
             answer = self._answer(number, stage, context)
-            context.choices.append((found.algorithm, found.choices))
+            context.choices.append((resolved.algorithm, resolved.choices))
         except InterruptedRun:
             if not self.answers:
                 raise
             step.end = self._cut()
-        except Exception as error:  # kept in `step.end`: an error here must not take an earlier answer away
+        except Exception as error:  # stored in `step.end`, since an earlier answer must survive it
             if not self.steps[:-1] and not isinstance(error, NUMERICAL):
                 raise
             step.end = " ".join(str(error).split())
             if not isinstance(error, PyroFedError):
                 step.end = f"{type(error).__name__}: {step.end}"
-            if not isinstance(error, (PyroFedError, *NUMERICAL)):  # a mistake in the code, not an error of numbers
+            if not isinstance(error, (PyroFedError, *NUMERICAL)):  # an error in the code, not a numerical one
                 logger.exception("stage %s of a plan has failed", step.algorithm)
                 step.end += " (the log has the traceback)"
             self.errors.append(error)
-            failed.append(getattr(error, "algorithm", None) or stage.algorithm)
+            failed_algorithms.append(getattr(error, "algorithm", None) or stage.algorithm)
             self.deserted = isinstance(error, QuorumError)
         else:
             step.doubts = texts(answer.doubts) if answer else None
@@ -201,15 +206,15 @@ class _Trial:
         record.sites, record.sites_of, record.stands_apart = {}, "", ""
         rounds = algorithm.default_rounds(context.federation.num_clients)
         shared = run_phases(algorithm, context, rounds, None, self._finished[stage.noncentred])
-        cut = self._cut()
-        if cut and self.answers:
+        cut_by = self._cut()
+        if cut_by and self.answers:
             return None
         finish = replace(self.finish, algorithm=algorithm, context=context)
         draws = finish.judged_draws(shared).draws
         if isinstance(context.problem, NonCentred):
             draws = context.problem.centred(draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
-        if cut and not record.stopped:  # a stop by the limit of time is among the doubts already
-            record.findings.append(sentences.stage_cut_short(stage=stage_label(stage), by=cut))
+        if cut_by and not record.stopped:  # a stop by the time limit is already a doubt
+            record.findings.append(sentences.stage_cut_short(stage=stage_label(stage), by=cut_by))
         return Answer(
             stage=stage,
             number=number,
@@ -220,7 +225,7 @@ class _Trial:
             until=len(record.rounds),
             converged=record.converged,
             measured=record.measured,
-            sites={} if stage.noncentred else record.sites,  # sites in non-centred coordinates are other ones
+            sites={} if stage.noncentred else record.sites,  # sites in non-centred coordinates do not fit the model's
             sites_of=record.sites_of,
             stands_apart=record.stands_apart,
             by_sums=record.by_sums,
@@ -228,7 +233,7 @@ class _Trial:
         )
 
     def _on_form(self, stage: Stage) -> Context:
-        """The context with the form of the model that the stage takes: the user's, or the non-centred one."""
+        """The context with the stage's form of the model: the user's, or the non-centred one."""
         context = self.finish.context
         if not stage.noncentred:
             return context
@@ -244,7 +249,7 @@ class _Trial:
         return replace(context, federation=federation, problem=problem)
 
     def _cut(self) -> str:
-        """The event that has cut the stage short, as a clause; "" if there is none."""
+        """The event that cut the stage short, as a clause; "" without one."""
         context = self.finish.context
         if context.record.interrupted:
             return "interrupted"
@@ -252,7 +257,7 @@ class _Trial:
 
 
 def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> InferenceData:
-    """The chosen answer as InferenceData, with what all stages did."""
+    """The chosen answer as InferenceData, with the record of all stages."""
     record, answer = finish.context.record, choice.answer
     record.figures, record.until, record.converged = answer.figures, answer.until, answer.converged
     record.measured = answer.measured
@@ -265,13 +270,13 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     last = replace(finish, algorithm=answer.stage.algorithm, aim=plan.aim)
     last.weigh(CheckInputs(last.algorithm, last.context, {}, answer.draws, last.audit, last.aim))
     trial.steps[answer.number].chosen = True
-    found = last.result(answer.shared, answer.draws)
-    more = {
+    result = last.result(answer.shared, answer.draws)
+    attributes = {
         "plan": type(plan).__name__,
         "settings": repr(all_settings(plan)),
         "chosen": answer.name,
         "steps": json.dumps([asdict(step) for step in trial.steps]),
     }
-    found.attrs.update(more)
-    found["posterior"].attrs.update(more)
-    return said_of(found, record)
+    result.attrs.update(attributes)
+    result["posterior"].attrs.update(attributes)
+    return said_of(result, record)

@@ -1,7 +1,7 @@
-"""The contract of an algorithm as checks: of the package's own algorithms and of anybody's.
+"""Checks of the contract of algorithms, for the package's own and for any other.
 
-`check_algorithm` runs all that apply, `parametrize_with_checks` makes each a test of pytest. A check is a small
-function `check_...(algorithm, case)`; `settings`, `steps` and `runs` have them, `suite` their list.
+`check_algorithm` runs all checks that apply, and `parametrize_with_checks` makes each a pytest test. A check is a small
+function `check_...(algorithm, case)`; `settings`, `steps` and `runs` define them, `suite` lists them.
 """
 
 from pyro_fed.conventions.doors import door

@@ -31,26 +31,26 @@ METHODS = (
     *("init", "prepare", "download", "draw_noise", "local_step", "objections", "combine", "refine", "feedback"),
     *("settle", "monitor", "converged", "sample"),
 )
-#: Seed of torch's global generator for the second of two calls that should return the same: a method that draws from it
-#: and then puts it back would otherwise draw the same again.
+#: Seed of torch's global generator for the second of two calls that should return the same. With the same seed a method
+#: that draws from this generator, and then restores it, would return the same.
 OTHER_SEED = 987_654_321
-#: Tolerance of sums in another order, in units of the dtype's rounding and of an entry's largest number, or 1.
+#: Tolerance of sums in another order, in units of rounding errors of an entry's largest number, or of 1.
 ROUNDINGS = 1e6
-#: Modules that read every setting, to copy, check, show or keep it.
+#: Modules that read every setting, to copy, check, show or store it.
 READS_ALL = tuple(f"{name}." for name in ("dataclasses", "copy")) + tuple(
     f"{OURS}.{name}." for name in ("conventions", "recipes", "results", "runtime")
 )
 
 #: Options of every short run.
 OPTIONS: dict[str, Any] = {"num_draws": 8, "progress": False, "compile": "off", "log_likelihood": False, "audit": False}
-#: Rounds of a short run.
+#: Number of rounds of a short run.
 NUM_ROUNDS = 4
-#: Rounds of runs that are checked for their forms only.
+#: Number of rounds of runs of which only forms are checked.
 NUM_FORM_ROUNDS = 2
 
 
 class Call(NamedTuple):
-    """One call of a method: its name, its positional arguments as they were before it, and its result."""
+    """One call of a method: its name, its positional arguments before the call, and its result."""
 
     method: str
     args: tuple[Any, ...]
@@ -80,74 +80,78 @@ class Observation:
             raise self.error
 
 
-def with_noted_calls(algorithm: Algorithm, *, thorough: bool) -> tuple[Algorithm, Observation]:
-    """The same algorithm, of a subclass that records its calls (`thorough`: and repeats them), and its observation."""
-    kind, found = type(algorithm), Observation()
-    watched = {
-        name: _noting_method(name, getattr(kind, name), found, thorough) for name in METHODS if hasattr(kind, name)
+def with_recorded_calls(algorithm: Algorithm, *, thorough: bool) -> tuple[Algorithm, Observation]:
+    """A copy of the algorithm that records its calls (and repeats them if `thorough`), and the observation."""
+    kind, observation = type(algorithm), Observation()
+    methods = {
+        name: _recording_method(name, getattr(kind, name), observation, thorough)
+        for name in METHODS
+        if hasattr(kind, name)
     }
-    watched["__getattribute__"] = _noting_reads(kind, {one.name for one in fields(algorithm)}, found)
-    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    methods["__getattribute__"] = _recording_reads(kind, {one.name for one in fields(algorithm)}, observation)
+    identity = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     meta: Any = type(kind)
-    twin: Algorithm = object.__new__(meta(kind.__name__, (kind,), {**watched, **named}))
+    twin: Algorithm = object.__new__(meta(kind.__name__, (kind,), {**methods, **identity}))
     twin.__dict__.update(vars(algorithm))
-    return twin, found
+    return twin, observation
 
 
-def _noting_reads(kind: Any, names: set[str], found: Observation) -> Callable[..., Any]:
-    """A `__getattribute__` that records reads of settings, except by code that reads all or only checks them."""
+def _recording_reads(kind: Any, names: set[str], observation: Observation) -> Callable[..., Any]:
+    """A `__getattribute__` that records reads of settings, except by code that reads all settings or checks them."""
 
     def __getattribute__(self: Algorithm, name: str) -> Any:
-        if name in names and name not in found.read:
+        if name in names and name not in observation.read:
             frame = sys._getframe(1)
             code, module = frame.f_code, f"{frame.f_globals.get('__name__')}."
             written = code.co_filename != "<string>"  # generated methods, such as `__eq__` of a dataclass, have no file
             if written and code.co_name != "__post_init__" and not module.startswith(READS_ALL):
-                found.read.add(name)
+                observation.read.add(name)
         return kind.__getattribute__(self, name)
 
     return __getattribute__
 
 
-def _noting_method(name: str, original: Callable[..., Any], found: Observation, thorough: bool) -> Callable[..., Any]:
+def _recording_method(
+    name: str, original: Callable[..., Any], observation: Observation, thorough: bool
+) -> Callable[..., Any]:
     """A method that records its calls, except those within another method's."""
 
     def method(self: Algorithm, *args: Any, **keywords: Any) -> Any:
-        if found.busy:
+        if observation.busy:
             return original(self, *args, **keywords)
-        found.busy = True
+        observation.busy = True
         try:
             before = _copy_tree((args, keywords))
-            number = torch.random.get_rng_state()
+            rng_state = torch.random.get_rng_state()
             result = original(self, *args, **keywords)
-            found.calls.append(Call(name, before[0], result))
+            observation.calls.append(Call(name, before[0], result))
             if thorough:
-                _compare(self, name, original, before, ((args, keywords), result, number), found)
+                _compare(self, name, original, before, ((args, keywords), result, rng_state), observation)
             return result
         finally:
-            found.busy = False
+            observation.busy = False
 
     return method
 
 
 def _compare(
-    algorithm: Algorithm, name: str, original: Callable[..., Any], before: Any, after: Any, found: Observation
+    algorithm: Algorithm, name: str, original: Callable[..., Any], before: Any, after: Any, observation: Observation
 ) -> None:
-    """Record whether a call has changed its arguments, drawn by itself, or would return something else again."""
-    given, result, number = after
-    if not torch.equal(number, torch.random.get_rng_state()):
-        found.global_draws.add(name)
-    leaves = zip(_tensors(before), _tensors(given), strict=False)
+    """Record whether a call changed its arguments, drew from the global generator, or is not repeatable."""
+    args_after, result, rng_state = after
+    if not torch.equal(rng_state, torch.random.get_rng_state()):
+        observation.global_draws.add(name)
+    leaves = zip(_tensors(before), _tensors(args_after), strict=False)
     if (changed := next((where for (where, old), (_, new) in leaves if not _same_trees(old, new)), None)) is not None:
-        found.changed.setdefault(name, changed)
+        observation.changed.setdefault(name, changed)
     state = torch.random.get_rng_state()
     torch.manual_seed(OTHER_SEED)
     try:
         args, keywords = _copy_tree(before)
         if not _same_trees(result, original(algorithm, *args, **keywords)):
-            found.unrepeatable.add(name)
+            observation.unrepeatable.add(name)
         elif name == "combine" and not isinstance(algorithm, Chains):
-            found.ordered |= _order_dependent_entries(algorithm, original, _copy_tree(before)[0], result)
+            observation.ordered |= _order_dependent_entries(algorithm, original, _copy_tree(before)[0], result)
     finally:
         torch.random.set_rng_state(state)
 
@@ -158,15 +162,18 @@ def _order_dependent_entries(
     """Entries of `combine`'s result that differ if the messages come in the opposite order."""
     shared, messages, weights = args
     count = len(next(iter(messages.values()), ()))
-    turned = {name: value.flip(0) for name, value in messages.items()}
+    reversed_messages = {name: value.flip(0) for name, value in messages.items()}
     if isinstance(algorithm, OnGraph):
         if not sparse.issparse(weights) or weights.shape[0] != count:
             return set()
         other = combine(
-            algorithm, {name: value.flip(0) for name, value in shared.items()}, turned, weights[::-1, ::-1].tocsr()
+            algorithm,
+            {name: value.flip(0) for name, value in shared.items()},
+            reversed_messages,
+            weights[::-1, ::-1].tocsr(),
         )
         return {name for name, value in other.items() if not _close(result[name], value.flip(0))}
-    other = combine(algorithm, shared, turned, weights.flip(0))
+    other = combine(algorithm, shared, reversed_messages, weights.flip(0))
     return {
         name
         for name, value in other.items()
@@ -202,7 +209,7 @@ def _copy_tree(tree: Any) -> Any:
 
 
 def _tensors(tree: Any) -> list[tuple[str, Tensor]]:
-    """A tree's tensors with their places."""
+    """A tree's tensors with their paths."""
     leaves, _ = pytree.tree_flatten_with_path(tree)
     return [(pytree.keystr(path[1:]), leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
 
@@ -255,56 +262,56 @@ class Case:
 
     @property
     def draws_by_chance(self) -> bool:
-        """Whether draws depend on the seed: those of a point do if its clients receive random numbers."""
+        """Whether draws depend on the seed; a point does if its clients receive random numbers."""
         noise = [leaf for call in self.observation.of("draw_noise") for leaf in pytree.tree_leaves(call.result)]
         return self.algorithm.draws_are != "point" or any(leaf.numel() for leaf in noise)
 
     def run(self, federation: Federation | None = None, **options: Any) -> InferenceData:
-        """A run of a new copy of the algorithm, without the usual warnings about so short a run."""
-        where = self.federation if federation is None else federation
+        """A run of a new copy of the algorithm, without warnings."""
+        run_federation = self.federation if federation is None else federation
         algorithm = options.pop("algorithm", None) or replace(self.algorithm)
-        fixed = OPTIONS | {"num_rounds": self.rounds} | graph_of(algorithm, where)
+        fixed = OPTIONS | {"num_rounds": self.rounds} | graph_of(algorithm, run_federation)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return run(algorithm, where, **(fixed | options))
+            return run(algorithm, run_federation, **(fixed | options))
 
     def observe(self, federation: Federation | None = None, *, thorough: bool = False, **options: Any) -> Observation:
         """Arguments and results of the algorithm's methods in a short run, one client after the other."""
-        twin, found = with_noted_calls(replace(self.algorithm).delegate(), thorough=thorough)
+        twin, observation = with_recorded_calls(replace(self.algorithm).delegate(), thorough=thorough)
         options = {"executor": "sequential"} | options
         try:
             self.run(federation, algorithm=twin, **options)
-        except Exception as error:  # of any kind: a check may find its cause in the records so far
-            found.error = error
-        return found
+        except Exception as error:  # a check may find the cause of any error in the records so far
+            observation.error = error
+        return observation
 
     @cached_property
     def untraced(self) -> InferenceData:
-        """All clients at once, nothing compiled."""
+        """A run with all clients at once, nothing compiled."""
         return self.run()
 
     @cached_property
     def traced(self) -> InferenceData:
-        """The same with steps traced: the reference for runs that must agree to the bit."""
+        """A run with traced steps: the reference for runs that must agree to the bit."""
         return self.run(compile="trace")
 
     @cached_property
     def one_by_one(self) -> InferenceData:
-        """One client after the other, nothing compiled."""
+        """A run with one client after the other, nothing compiled."""
         return self.run(executor="sequential")
 
     @cached_property
     def integrated(self) -> InferenceData:
-        """A run on groups whose effects are integrated out; traced if that pays, since their integrals take long."""
+        """A run on groups whose effects are integrated out; traced if this is faster, since integrals take long."""
         return self.run(problems.groups(), compile="auto")
 
     @cached_property
     def observation(self) -> Observation:
-        """Each method's calls in a short run, each repeated to test whether it returns the same again."""
+        """Each method's calls in a short run; each call is repeated to test whether it returns the same."""
         return self.observe(thorough=True)
 
     @cached_property
-    def seen_one_row(self) -> Observation:
+    def observed_one_row(self) -> Observation:
         """The calls in a run of two rounds over clients of one row."""
         return self.observe(
             problems.one_row_each(), num_rounds=min(NUM_FORM_ROUNDS, self.rounds), executor="vectorised"
@@ -312,7 +319,7 @@ class Case:
 
 
 def graph_of(algorithm: Algorithm, federation: Federation) -> dict[str, Any]:
-    """Further arguments of `run`: a ring for an algorithm that has no server."""
+    """Further arguments of `run`: a ring for an algorithm without a server."""
     return {"graph": graph.ring(federation.num_clients)} if isinstance(algorithm, OnGraph) else {}
 
 
@@ -324,6 +331,6 @@ def values(idata: InferenceData) -> NDArray[np.float64]:
 
 
 def require(condition: bool, expected: str, received: str, cure: str) -> None:
-    """Refuse a violation of the contract: ContractError says what was expected and received, and the cure."""
+    """Raise a ContractError with what was expected, what was received and the cure, unless `condition` holds."""
     if not condition:
         raise ContractError(f"expected {expected}; received {received}. {cure}")

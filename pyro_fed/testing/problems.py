@@ -1,4 +1,4 @@
-"""The small federations that the checks run on; each is made once in a process, which keeps the steps traced on it."""
+"""The small federations of the checks; each is built once per process, so that its traced steps are reused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def unequal_lines() -> Federation:
 
 @functools.cache
 def lines() -> Federation:
-    """`unequal_lines`, made once."""
+    """`unequal_lines`, built once."""
     return unequal_lines()
 
 
@@ -81,7 +81,7 @@ def _lines(*rows: int, dtype: torch.dtype = torch.float64) -> Federation:
 
 @functools.cache
 def conjugate() -> tuple[Federation, Tensor, Tensor]:
-    """`line` with each client's columns orthogonal, so that a mean field is exact, and the exact mean and SDs, (2,)."""
+    """`line` with orthogonal columns at each client, so that a mean field is exact; exact mean and SDs, (2,)."""
     x = torch.zeros(24, 2, dtype=torch.float64)
     x[0::2, 0] = torch.linspace(0.4, 1.2, 12, dtype=torch.float64)
     x[1::2, 1] = torch.linspace(1.0, -0.5, 12, dtype=torch.float64)
@@ -92,7 +92,7 @@ def conjugate() -> tuple[Federation, Tensor, Tensor]:
 
 
 def group_means(sd: Tensor, y: Tensor) -> None:
-    """One effect a group, of known spread."""
+    """One effect per group, with known SD."""
     mu = pyro.sample("mu", dist.Normal(torch.tensor(0.0), MEAN_SD))
     with pyro.plate("group", len(sd)):
         effect = pyro.sample("effect", dist.Normal(mu, EFFECT_SD))
@@ -104,7 +104,7 @@ def marginal_means(sd: Tensor, y: Tensor) -> None:
     mu = pyro.sample("mu", dist.Normal(torch.tensor(0.0), MEAN_SD))
     with pyro.plate("group", len(sd)):
         root = (sd.square() + EFFECT_SD**2).sqrt().reshape(-1, 1, 1)
-        # As of integrals: linearity in mu is not detected, and a vector's Fisher information is the empirical one.
+        # As for integrals, linearity in mu is not detected, and a vector's Fisher information is the empirical one.
         mean = mu.sinh().asinh().expand(1)
         pyro.sample("y", dist.MultivariateNormal(mean, scale_tril=root), obs=y.unsqueeze(-1))
 
@@ -124,5 +124,5 @@ def groups() -> Federation:
 
 @functools.cache
 def marginal_groups() -> Federation:
-    """The same groups at the same clients, their effects integrated out by hand."""
+    """The same groups at the same clients, with the effects integrated out by hand."""
     return Federation(marginal_means, group_data(), plate="group", num_clients=3)

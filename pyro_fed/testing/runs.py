@@ -1,4 +1,4 @@
-"""Checks of whole runs: one answer whatever the executor, the compiler or an interruption, and the right one."""
+"""Checks of whole runs: the answer is right, and the same for any executor, compiler and interruption."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from pyro_fed.runtime.executors.local import Step
 from pyro_fed.testing import problems
 from pyro_fed.testing.case import Case, require, values
 
-#: Relative and absolute difference of draws between runs whose sums are in another order.
+#: Largest relative and absolute difference of draws between runs whose sums are in another order.
 DRAWS_TOLERANCE = 1e-9
-#: The same of the record's figures, of a model whose latents are integrated out by hand, and of q and a sum of sites.
+#: The same for the record's figures, for latents that are integrated out by hand, and for q and a sum of sites.
 TOLERANCE = 1e-6
-#: The client that never answers.
+#: The client that never replies.
 ABSENT = 1
-#: The cure in messages on all runs' answers.
+#: The cure if the answers of two runs differ.
 PURE = (
     "A step must depend on its arguments alone: no state in the algorithm, no global generator, no reduction over the "
     "axis of the clients in `local_step`"
@@ -54,14 +54,14 @@ class LastFirst(Sequential):
             return pytree.tree_map(lambda x: x.flip(1), tree)
 
         back = Work(work.round, work.seed, work.clients[::-1], {name: x.flip(0) for name, x in work.shared.items()})
-        found = super().steps(back, at.flip(0), turned(noise))
+        results = super().steps(back, at.flip(0), turned(noise))
         order = torch.arange(len(at)).flip(0)
-        messages, states, figures = (select(part, order) for part in found)
+        messages, states, figures = (select(part, order) for part in results)
         return messages, states, figures
 
 
 class Interrupted(Vectorised):
-    """The user's Ctrl-C when the work of round `at` is requested, from 1, over all phases."""
+    """The user's Ctrl-C at the request for the work of round `at`, counted from 1 over all phases."""
 
     def __init__(self, at: int) -> None:
         self.left = at
@@ -75,7 +75,7 @@ class Interrupted(Vectorised):
 
 
 class WithoutOne(Vectorised):
-    """The second client never answers, in the rounds of the algorithm whose class has this name."""
+    """The second client never replies in the rounds of the algorithm whose class has this name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -92,15 +92,17 @@ class WithoutOne(Vectorised):
 
 
 def check_executors_agree(algorithm: Algorithm, case: Case) -> None:
-    """All clients at once or one after the other: the same draws, and the same record."""
-    together, apart = case.untraced, case.one_by_one
-    _agree(together, apart, "one client after the other", "all at once", DRAWS_TOLERANCE)
+    """All clients at once and one after the other give the same draws and the same record."""
+    together, one_by_one = case.untraced, case.one_by_one
+    _agree(together, one_by_one, "one client after the other", "all at once", DRAWS_TOLERANCE)
     for name, series in together["federation"].data_vars.items():
         if name == "seconds" or not np.issubdtype(series.dtype, np.number):
             continue
         require(
             bool(
-                np.allclose(series.values, apart["federation"][name].values, TOLERANCE, DRAWS_TOLERANCE, equal_nan=True)
+                np.allclose(
+                    series.values, one_by_one["federation"][name].values, TOLERANCE, DRAWS_TOLERANCE, equal_nan=True
+                )
             ),
             f"the record's {name!r} of one client after the other as of all at once",
             "other values",
@@ -109,7 +111,7 @@ def check_executors_agree(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_arrival_order(algorithm: Algorithm, case: Case) -> None:
-    """One client after the other, the last first: the same draws to the bit."""
+    """The last client first gives the same draws to the bit as the first client first."""
     _agree(case.one_by_one, case.run(executor=LastFirst()), "the last client first", "the first client first", 0.0)
 
 
@@ -119,20 +121,20 @@ def check_compile_levels_agree(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_seed(algorithm: Algorithm, case: Case) -> None:
-    """The seed is the only randomness: global states are left alone, threads do not matter, another seed does."""
-    number, numpy_state, threads = torch.random.get_rng_state(), np.random.get_state(), torch.get_num_threads()
+    """Draws depend on the seed alone, not on threads or on global generators, which a run leaves unchanged."""
+    torch_state, numpy_state, threads = torch.random.get_rng_state(), np.random.get_state(), torch.get_num_threads()
     try:
         torch.manual_seed(123)
         np.random.seed(5)
         before, state = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
         again = case.run(compile="trace", num_threads=2)
         after = np.random.get_state()[1]  # type: ignore[index]
-        alone = torch.equal(before, torch.random.get_rng_state()) and np.array_equal(state, after)
+        unchanged = torch.equal(before, torch.random.get_rng_state()) and np.array_equal(state, after)
     finally:
-        torch.random.set_rng_state(number)
+        torch.random.set_rng_state(torch_state)
         np.random.set_state(numpy_state)
     require(
-        alone and torch.get_num_threads() == threads,
+        unchanged and torch.get_num_threads() == threads,
         "the global generators of torch and NumPy, and the number of threads, as they were before the run",
         "others",
         "Draw from the generator that a method is given",
@@ -148,14 +150,14 @@ def check_seed(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_evaluation_changes_nothing(algorithm: Algorithm, case: Case) -> None:
-    """`evaluate=` receives the result after each round, the last as it is returned, and does not change the run."""
-    plain, watched = case.traced, case.run(compile="trace", evaluate=first_mean)
-    _agree(plain, watched, "a run with evaluate=", "the run without", 0.0)
-    series = watched["federation"]["first_mean"]
+    """`evaluate=` receives the result after each round, at last the returned one, and does not change the run."""
+    plain, evaluated = case.traced, case.run(compile="trace", evaluate=first_mean)
+    _agree(plain, evaluated, "a run with evaluate=", "the run without", 0.0)
+    series = evaluated["federation"]["first_mean"]
     require(
-        series.dims == ("round",) and float(series[-1]) == first_mean(watched)["first_mean"],
+        series.dims == ("round",) and float(series[-1]) == first_mean(evaluated)["first_mean"],
         "the figure of the last round to be that of the result",
-        f"{series.values[-1]} and {first_mean(watched)['first_mean']}",
+        f"{series.values[-1]} and {first_mean(evaluated)['first_mean']}",
         "`sample` must give the same draws of the same state",
     )
     require("first_mean" not in plain["federation"], "no figure without evaluate=", "one", PURE)
@@ -168,20 +170,21 @@ def first_mean(idata: InferenceData) -> dict[str, float]:
 
 
 def check_resume(algorithm: Algorithm, case: Case) -> None:
-    """Interrupted before the third round, of any phase, and resumed: the uninterrupted run, to the bit."""
+    """A run that is interrupted before its third round and resumed equals the uninterrupted run, to the bit."""
     stop = 2 if case.done_in_one_round else 3
     options: dict[str, Any] = {"num_rounds": 2} if case.done_in_one_round else {}
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "state"
         with contextlib.suppress(KeyboardInterrupt, InterruptedRun):  # agents in a warm start have no draws yet
             case.run(compile="trace", checkpoint=saved, executor=Interrupted(stop), **options)
-        case.run(compile="trace", num_rounds=1)  # hidden state of the algorithm is now that of another run
-        rest = case.run(compile="trace", checkpoint=saved, resume=True, **options)
-    whole = case.run(compile="trace", **options) if options else case.traced
-    same = [name for name in whole["federation"] if name != "seconds"]
+        case.run(compile="trace", num_rounds=1)  # replaces hidden state of the algorithm by that of another run
+        resumed = case.run(compile="trace", checkpoint=saved, resume=True, **options)
+    uninterrupted = case.run(compile="trace", **options) if options else case.traced
+    compared = [name for name in uninterrupted["federation"] if name != "seconds"]
     require(
         bool(
-            whole["posterior"].equals(rest["posterior"]) and whole["federation"][same].equals(rest["federation"][same])
+            uninterrupted["posterior"].equals(resumed["posterior"])
+            and uninterrupted["federation"][compared].equals(resumed["federation"][compared])
         ),
         "a run that was interrupted and resumed to give the draws and the record of an uninterrupted one",
         "others",
@@ -191,19 +194,19 @@ def check_resume(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_unused_messages(algorithm: Algorithm, case: Case) -> None:
-    """A client whose message is not used keeps its state; a product of Gaussian sites is that of the sites kept."""
+    """A client whose message is not used keeps its state; q is the prior times the clients' stored sites."""
     executor = WithoutOne(type(algorithm.delegate()).__name__)
-    seen = case.observe(executor=executor)
-    seen.ended()
-    before, after = seen.of("init")[-1].result[1], executor.collect()
-    moved = [name for name, value in before.items() if not _entry_is_unchanged(value[ABSENT], after[name][ABSENT])]
+    observation = case.observe(executor=executor)
+    observation.ended()
+    before, after = observation.of("init")[-1].result[1], executor.collect()
+    changed = [name for name, value in before.items() if not _entry_is_unchanged(value[ABSENT], after[name][ABSENT])]
     require(
-        not moved,
+        not changed,
         "a client that never answered to have the state that `init` gave it",
-        f"another {', '.join(map(repr, moved))}",
+        f"another {', '.join(map(repr, changed))}",
         "Return new tensors from `local_step` and `settle`: the run stores those of clients whose messages are used",
     )
-    last = next((call.result for call in reversed(seen.calls) if call.method in ("refine", "combine")), None)
+    last = next((call.result for call in reversed(observation.calls) if call.method in ("refine", "combine")), None)
     if last is None or case.given is not None:
         return
     sites = algorithm.contributions().client_sites(last, after)
@@ -216,19 +219,19 @@ def check_unused_messages(algorithm: Algorithm, case: Case) -> None:
             torch.allclose(answer, whole.to(answer), TOLERANCE, TOLERANCE),
             f"q's {name} to be the prior's plus the sum of the clients' sites",
             f"a difference of up to {float((answer - whole).abs().max()):g}",
-            "`settle` must keep what the server took of a client's message, as `feedback` tells it",
+            "`settle` must store the part of a client's message that the server used, which `feedback` gives it",
         )
 
 
 def _entry_is_unchanged(before: torch.Tensor, after: torch.Tensor) -> bool:
-    """Whether a client's entry is unchanged; one that has grown for the others is compared without the added places."""
+    """Whether a client's entry is unchanged; an entry that has grown is compared without the added places."""
     return torch.equal(before, after[tuple(slice(size) for size in before.shape)])
 
 
 def check_integrated_latents(algorithm: Algorithm, case: Case) -> None:
-    """With latents in the plate the answer is that of the model with these integrated out by hand."""
-    whole, plain = case.integrated, case.run(problems.marginal_groups())
-    mu, expected = (np.asarray(one["posterior"]["mu"].values) for one in (whole, plain))
+    """With latents in the plate the answer is that of a model in which they are integrated out by hand."""
+    integrated, marginal = case.integrated, case.run(problems.marginal_groups())
+    mu, expected = (np.asarray(one["posterior"]["mu"].values) for one in (integrated, marginal))
     cure = "Ask the problem for the model's densities, `log_lik` and `log_prior`, and nothing else"
     require(
         mu.shape == expected.shape and np.allclose(mu, expected, TOLERANCE, TOLERANCE),
@@ -236,22 +239,22 @@ def check_integrated_latents(algorithm: Algorithm, case: Case) -> None:
         f"others, by up to {np.abs(mu - expected).max() if mu.shape == expected.shape else np.inf:g}",
         cure,
     )
-    effect = whole["posterior"]["effect"]
+    effect = integrated["posterior"]["effect"]
     require(
         effect.shape == (*mu.shape, len(problems.group_data()[0])) and bool(np.isfinite(effect.values).all()),
         "finite draws of each group's latent",
         f"shape {effect.shape}",
         cure,
     )
-    for sent in ("bytes_up", "bytes_down"):
-        one, other = (idata["federation"][sent].values for idata in (whole, plain))
-        require(np.array_equal(one, other, equal_nan=True), f"the same {sent} on both models", "others", cure)
+    for direction in ("bytes_up", "bytes_down"):
+        one, other = (idata["federation"][direction].values for idata in (integrated, marginal))
+        require(np.array_equal(one, other, equal_nan=True), f"the same {direction} on both models", "others", cure)
 
 
 def _agree(first: InferenceData, second: InferenceData, what: str, than: str, tolerance: float) -> None:
     one, other = values(first), values(second)
     same = one.shape == other.shape
-    off = float(np.abs(one - other).max(initial=0.0)) if same else np.inf
+    difference = float(np.abs(one - other).max(initial=0.0)) if same else np.inf
     exact = "to the bit" if not tolerance else f"to {tolerance:g}"
     require(
         same
@@ -261,17 +264,17 @@ def _agree(first: InferenceData, second: InferenceData, what: str, than: str, to
             else np.allclose(other, one, tolerance, tolerance, equal_nan=True)
         ),
         f"the draws of {what} to be those of {than}, {exact}",
-        f"draws that differ by {off:g}",
+        f"draws that differ by {difference:g}",
         PURE,
     )
 
 
 def check_conjugate_posterior(algorithm: Algorithm, case: Case) -> None:
-    """After its default number of rounds mean and SDs are those of a conjugate posterior.
+    """After the default number of rounds mean and SDs are those of a conjugate posterior.
 
-    Linear regression with known noise, in which a mean field is exact. The error of a mean is at most 0.05 SDs, that of
-    an SD at most 5 %, besides four standard errors: with 4,000 independent draws 11 % and 10 %, so that an SD that is
-    13 % too small is found.
+    The model is a linear regression with known noise, for which a mean field is exact. The error of a mean may be 0.05
+    SDs, and that of an SD 5 %, plus four standard errors. With 4,000 independent draws these are 11 % and 10 %, so that
+    an SD that is 13 % too small is detected.
     """
     federation, mean, sd = problems.conjugate()
     idata = case.run(federation, num_rounds=None, num_draws=NUM_DRAWS, compile="trace")
@@ -284,21 +287,21 @@ def check_conjugate_posterior(algorithm: Algorithm, case: Case) -> None:
         "Give the algorithm under test longer chains",
     )
     flat = draws.reshape(-1, 2)
-    off = np.abs(flat.mean(0) - mean.numpy()) / sd.numpy()
+    mean_errors = np.abs(flat.mean(0) - mean.numpy()) / sd.numpy()
     ratio = flat.std(0) / sd.numpy()
     scales = ", ".join(f"{100 * (one - 1):+.0f} %" for one in ratio)
     require(
-        bool((off <= MEAN_ERROR + ALLOWED_STANDARD_ERRORS / np.sqrt(size)).all()),
+        bool((mean_errors <= MEAN_ERROR + ALLOWED_STANDARD_ERRORS / np.sqrt(size)).all()),
         f"means {np.round(mean.numpy(), 3)}, to {MEAN_ERROR} SDs and chance",
-        f"{np.round(flat.mean(0), 3)}, which is {off.max():.2f} SDs off, with SDs that are {scales} off",
+        f"{np.round(flat.mean(0), 3)}, which is {mean_errors.max():.2f} SDs off, with SDs that are {scales} off",
         "More rounds, smaller steps, a prior that counts twice or not at all, or an error in the equations",
     )
     require(
         bool((np.abs(ratio - 1) <= SD_ERROR + ALLOWED_STANDARD_ERRORS / np.sqrt(2 * size)).all()),
         f"SDs {np.round(sd.numpy(), 3)}, to {SD_ERROR:.0%} and chance",
         f"{np.round(flat.std(0), 3)}, {scales}",
-        "Steps are not at rest, a scale that the noise of the steps has moved, a prior that counts twice, or a wrong "
-        "factor, as of the entropy or in `sample`",
+        "The steps have not converged, their noise has moved a scale, a prior counts twice, or a factor is wrong, as "
+        "of the entropy or in `sample`",
     )
 
 

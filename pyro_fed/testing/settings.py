@@ -1,4 +1,4 @@
-"""Checks of an algorithm's settings: frozen, shown, written to a recipe and read again, and refused out of range."""
+"""Checks of an algorithm's settings: frozen, shown, written to a recipe and read again, and checked for their range."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ UNKNOWN = "no_such_setting"
 def check_settings_are_frozen(algorithm: Algorithm, case: Case) -> None:
     """An algorithm is a frozen, keyword-only dataclass; a copy of it is equal to it."""
     kind = type(algorithm)
-    own = "__dataclass_fields__" in vars(kind)
+    is_decorated = "__dataclass_fields__" in vars(kind)
     require(
-        own and kind.__dataclass_params__.frozen,  # type: ignore[attr-defined]  # a dataclass has them
+        is_decorated and kind.__dataclass_params__.frozen,  # type: ignore[attr-defined]  # a dataclass has them
         f"{kind.__name__} to be a frozen dataclass",
-        "a class that is not decorated" if not own else "a dataclass whose fields can be assigned",
+        "a class that is not decorated" if not is_decorated else "a dataclass whose fields can be assigned",
         "Decorate it by @dataclass(frozen=True, kw_only=True)",
     )
-    placed = [one.name for one in dataclasses.fields(algorithm) if one.init and not one.kw_only]
+    positional = [one.name for one in dataclasses.fields(algorithm) if one.init and not one.kw_only]
     require(
-        not placed,
+        not positional,
         "settings that are given by name",
-        f"{', '.join(placed)} by position",
+        f"{', '.join(positional)} by position",
         "Decorate the class by @dataclass(frozen=True, kw_only=True)",
     )
     require(
@@ -53,18 +53,18 @@ def check_settings_are_frozen(algorithm: Algorithm, case: Case) -> None:
 
 def check_repr_shows_settings(algorithm: Algorithm, case: Case) -> None:
     """The repr is the class's name and the settings that are not at their defaults."""
-    said, names = repr(algorithm), list(changed_settings(algorithm))
-    missing = [name for name in names if f"{name}=" not in said]
+    text, names = repr(algorithm), list(changed_settings(algorithm))
+    missing = [name for name in names if f"{name}=" not in text]
     require(
-        said.startswith(f"{type(algorithm).__name__}(") and not missing,
+        text.startswith(f"{type(algorithm).__name__}(") and not missing,
         f"a repr {type(algorithm).__name__}(...) with {', '.join(names) or 'no settings'}",
-        said,
+        text,
         "Leave `__repr__` to the base class Algorithm",
     )
 
 
 def check_recipe_round_trip(algorithm: Algorithm, case: Case) -> None:
-    """Its settings, written to a recipe and read again, give an equal algorithm."""
+    """The settings, written to a recipe and read again, give an equal algorithm."""
     lines = [f"algorithm = {_reference(type(algorithm))!r}", "[settings]"]
     lines += [f"{name} = {text}" for name, text in flat_settings(algorithm).items()]
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +105,7 @@ def _as_plain(value: Any) -> bool:
 
 
 def check_settings_are_checked(algorithm: Algorithm, case: Case) -> None:
-    """NaN and text in place of a number are a `SettingError` that names the setting; so is an unknown setting."""
+    """NaN or text in place of a number raises a `SettingError` that names the setting; so does an unknown setting."""
     name = type(algorithm).__name__
     accepted = [
         f"{name}({setting}={value!r})"
@@ -151,7 +151,7 @@ def _accepts(algorithm: Algorithm, setting: str, value: Any) -> bool:
 
 
 def check_settings_have_effect(algorithm: Algorithm, case: Case) -> None:
-    """A run reads each setting, or at least the algorithm's code has a place where it may: none is silently ignored."""
+    """A run reads each setting, or the algorithm's code does somewhere: none is silently ignored."""
     read = case.observation.read
     unread = [one.name for one in dataclasses.fields(algorithm) if one.init and one.name not in read]
     if not unread:
@@ -159,33 +159,33 @@ def check_settings_have_effect(algorithm: Algorithm, case: Case) -> None:
     named = _attributes_in_code(type(algorithm)) | _attributes_in_code(type(algorithm.delegate()))
     ignored = [name for name in unread if name not in named]
     if ignored:
-        case.observation.ended()  # a run that did not end may have read it later
+        case.observation.ended()  # a run that failed might have read it later
     require(
         not ignored,
         "settings that have an effect",
-        f"{', '.join(ignored)}, which nothing reads but `__post_init__`",
-        "Use it, or leave it out: a user who changes it believes in a difference",
+        f"{', '.join(ignored)}, which only `__post_init__` reads",
+        "Use it, or leave it out: a user who changes it expects a difference",
     )
 
 
 def _attributes_in_code(kind: type) -> set[str]:
-    """Names of attributes in the modules of a class and its bases, outside of `__post_init__`."""
-    found = set[str]()
+    """Names of attributes in the modules of a class and its bases, outside `__post_init__`."""
+    names = set[str]()
     for name in {one.__module__ for one in kind.__mro__}:
         try:
             todo: list[ast.AST] = [ast.parse(inspect.getsource(sys.modules[name]))]
-        except (KeyError, OSError, TypeError):  # a notebook's or an interpreter's
+        except (KeyError, OSError, TypeError):  # a class of a notebook or an interpreter
             continue
         while todo:
             node = todo.pop()
             if isinstance(node, ast.FunctionDef) and node.name == "__post_init__":
                 continue
             if isinstance(node, ast.Attribute):
-                found.add(node.attr)
+                names.add(node.attr)
             todo += ast.iter_child_nodes(node)
-    return found
+    return names
 
 
 def check_capabilities_are_taken_up(algorithm: Algorithm, case: Case) -> None:
-    """Methods of a capability come with it as a base class, those of contributions are not on the algorithm."""
+    """Methods of a capability need it as a base class; methods of contributions are not on the algorithm."""
     check_taken_up(algorithm.delegate())

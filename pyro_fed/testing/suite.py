@@ -1,4 +1,4 @@
-"""All checks in their order, those that apply to an algorithm, and the messages of those that fail."""
+"""The list of all checks, the choice of those that apply to an algorithm, and the report of those that fail."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pyro_fed.testing.case import Case
 
 #: A check: it raises an error if the algorithm violates the contract.
 Function = Callable[[Algorithm, Case], None]
-#: The package's own folder, whose lines are not those of the algorithm under test.
+#: This folder, whose lines are not those of the algorithm under test.
 TESTING = str(Path(__file__).parent)
-#: The message of a check on an error that is not its own.
+#: The message of a check about an unexpected error.
 UNENDED = "expected a run that ends well"
 
 
@@ -34,8 +34,8 @@ class Check(NamedTuple):
     applies: Callable[[Algorithm], bool] = lambda algorithm: True
 
 
-def _keeps_some(algorithm: Algorithm) -> bool:
-    """Whether a round can go on without one of its clients."""
+def _can_miss_a_client(algorithm: Algorithm) -> bool:
+    """Whether a round can continue without one of its clients."""
     return not algorithm.needs_all and not (algorithm.pooled or isinstance(algorithm, OnGraph))
 
 
@@ -67,8 +67,8 @@ CHECKS = {
         Check(runs.check_seed),
         Check(runs.check_evaluation_changes_nothing),
         Check(runs.check_resume),
-        Check(runs.check_unused_messages, _keeps_some),
-        # An algorithm on the joint density of all latents has those in the plate among its parameters.
+        Check(runs.check_unused_messages, _can_miss_a_client),
+        # For an algorithm on the joint density the latents in the plate are parameters.
         Check(runs.check_integrated_latents, lambda algorithm: not getattr(algorithm, "joint", False)),
         # Particles are few, and a point has no SD.
         Check(
@@ -89,11 +89,11 @@ def checks(
     """The checks that apply to an algorithm.
 
     Args:
-        algorithm: under test, with settings whose rounds take milliseconds.
-        federation: of the short runs; None: linear regression, two parameters, three clients of 3, 7 and 13 rows. Some
-            checks have federations of their own, such as one with a client without rows.
-        num_rounds: of the short runs; None: 4, or 1 for an algorithm whose default is 1.
-        expected_failures: name of a check → why the algorithm need not pass it; it is left out.
+        algorithm: algorithm under test, with settings whose rounds take milliseconds.
+        federation: federation of the short runs; None: linear regression, two parameters, three clients of 3, 7 and 13
+            rows. Some checks have their own federations, such as one with a client without rows.
+        num_rounds: number of rounds of the short runs; None: 4, or 1 for an algorithm whose default is 1.
+        expected_failures: name of a check → the reason why the algorithm need not pass it; the check is left out.
 
     Yields:
         The name of a check, and a function that runs it, `check(algorithm)`, and raises `ContractError` if it fails.
@@ -125,7 +125,7 @@ def checks_of(case: Case, excused: Mapping[str, str]) -> Iterator[tuple[str, Cal
 
 
 def _run(function: Function, algorithm: Algorithm, *, case: Case) -> None:
-    """Run a check, on a case of its own for another algorithm; errors get its name."""
+    """Run a check, with a new case for another algorithm; errors begin with the check's name."""
     if algorithm is not case.algorithm:
         case = Case(algorithm, case.given, case.num_rounds)
     name = function.__name__
@@ -133,14 +133,14 @@ def _run(function: Function, algorithm: Algorithm, *, case: Case) -> None:
         function(algorithm, case)
     except ContractError as error:
         raise ContractError(f"{name}: {error}") from error.__cause__
-    except Exception as error:  # of any kind: the algorithm is anybody's
+    except Exception as error:  # an algorithm may raise any error
         cure = "Run it by itself, pf.run(algorithm, federation), to see the whole traceback"
         received = f"{type(error).__name__}: {error}{_place(error, algorithm)}"
         raise ContractError(f"{name}: {UNENDED}; received {received}. {cure}") from error
 
 
 def _place(error: Exception, algorithm: Algorithm) -> str:
-    """The last line of an error's traceback in the algorithm's own module, or else outside package and libraries."""
+    """The last line of an error's traceback in the algorithm's module, or else outside the package and libraries."""
     own = getattr(sys.modules.get(type(algorithm).__module__), "__file__", None)
     others = (str(Path(TESTING).parent), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
     frames = [
@@ -160,21 +160,21 @@ def check_algorithm(
     num_rounds: int | None = None,
     expected_failures: Mapping[str, str] | None = None,
 ) -> None:
-    """Check that an algorithm keeps the contract of every algorithm.
+    """Check that an algorithm satisfies the contract of all algorithms.
 
-    Its settings are frozen, checked, used, shown and written to recipes; its methods are pure functions between flat
-    dictionaries of tensors, whose messages are finite and of one form; its answer does not depend on the executor, the
-    order of the clients, the compiler, an interruption or the precision; clients without rows, with one row and those
-    that never answer do no harm; and on a conjugate posterior mean and SDs are right, unless it gives particles or a
-    point.
+    Its settings are frozen, checked, used, shown and written to recipes. Its methods are pure functions of flat
+    dictionaries of tensors, with finite messages of one form. Its answer does not depend on the executor, the order of
+    the clients, the compiler, an interruption or the precision. Clients may have no rows or one row, or never reply. On
+    a conjugate posterior mean and SDs are right, unless the answer consists of particles or a point.
 
     Args:
-        algorithm: under test, with settings whose rounds take milliseconds.
-        federation: of the short runs; None: linear regression, two parameters, three clients of 3, 7 and 13 rows. Some
-            checks have federations of their own, such as one with a client without rows.
-        num_rounds: of the short runs; None: 4, or 1 for an algorithm whose default is 1. The conjugate posterior takes
+        algorithm: algorithm under test, with settings whose rounds take milliseconds.
+        federation: federation of the short runs; None: linear regression, two parameters, three clients of 3, 7 and 13
+            rows. Some checks have their own federations, such as one with a client without rows.
+        num_rounds: number of rounds of the short runs; None: 4, or 1 for an algorithm whose default is 1. The conjugate
+        posterior takes
             the algorithm's default number of rounds.
-        expected_failures: name of a check → why the algorithm need not pass it; it is left out.
+        expected_failures: name of a check → the reason why the algorithm need not pass it; the check is left out.
 
     Raises:
         ContractError: lists every check that failed: its name, what was expected and received, and the cure.
@@ -191,19 +191,19 @@ def check_algorithm(
         "num_rounds": num_rounds,
         "expected_failures": expected_failures,
     }
-    failed, count = dict[str, list[str]](), 0
+    failures, count = dict[str, list[str]](), 0
     for name, check in checks(algorithm, **options):
         count += 1
         try:
             check(algorithm)
         except ContractError as error:
-            failed.setdefault(str(error).removeprefix(f"{name}: "), []).append(name)
-    if failed:
-        # Errors come last: a check's message on their cause is more useful than the place where they ended.
-        told = sorted(failed.items(), key=lambda item: item[0].startswith(UNENDED))
-        listed = "\n".join(f"- {', '.join(names)}: {text}" for text, names in told)
-        number = sum(map(len, failed.values()))
-        raise ContractError(f"{algorithm!r} fails {number} of {count} checks:\n{listed}")
+            failures.setdefault(str(error).removeprefix(f"{name}: "), []).append(name)
+    if failures:
+        # Unexpected errors come last: a check's message on their cause is more useful.
+        sorted_failures = sorted(failures.items(), key=lambda item: item[0].startswith(UNENDED))
+        lines = "\n".join(f"- {', '.join(names)}: {text}" for text, names in sorted_failures)
+        number = sum(map(len, failures.values()))
+        raise ContractError(f"{algorithm!r} fails {number} of {count} checks:\n{lines}")
 
 
 @checked
@@ -214,13 +214,14 @@ def parametrize_with_checks(
     num_rounds: int | None = None,
     expected_failures: Callable[[Algorithm], Mapping[str, str]] | None = None,
 ) -> Any:
-    """Decorator of a test of pytest, which then runs once for each algorithm and each check that applies to it.
+    """Decorate a pytest test, which then runs once for each algorithm and each check that applies to it.
 
     Args:
-        algorithms: under test.
+        algorithms: algorithms under test.
         federation: as for `check_algorithm`.
         num_rounds: as for `check_algorithm`.
-        expected_failures: gives `expected_failures` of `check_algorithm` for an algorithm; these tests are left out.
+        expected_failures: function that returns `expected_failures` of `check_algorithm` for an algorithm; these tests
+            are left out.
 
     Returns:
         `pytest.mark.parametrize` of the arguments `algorithm` and `check`.

@@ -107,7 +107,7 @@ def seen(excess, noise):
 
 def looked(*found, most=1000, aim=None):
     """At which transitions there were looks, each with the next of the findings, the last again and again."""
-    test, at = SequentialTest(most=most, aim=aim), []
+    test, at = SequentialTest(max_transitions=most, aim=aim), []
     while test.until:
         at.append(test.until)
         test.look(seen(*found[min(len(at), len(found)) - 1]))

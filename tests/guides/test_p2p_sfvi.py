@@ -113,7 +113,7 @@ def test_on_a_ring_every_agent_has_the_posterior():
     ids=["schedule", "turns"],
 )
 def test_agents_that_sleep_are_refused(graph, options):
-    with pytest.raises(GraphError, match="a step takes the scores of all agents, and some are asleep"):
+    with pytest.raises(GraphError, match="a step needs the scores of all agents, and some are asleep"):
         pf.run(pf.infer.P2PSFVI(num_steps=2), federation([3, 7, 20]), graph=graph, **options, **QUIET)
 
 
@@ -161,5 +161,5 @@ def test_a_point_is_no_guide_of_agents():
 
 
 def test_what_a_server_takes_is_named():
-    with pytest.raises(SettingError, match=r"local_steps.*what they reach by their own rows is not the posterior's"):
+    with pytest.raises(SettingError, match=r"local_steps.*steps by their own rows do not lead to the posterior"):
         pf.infer.P2PSFVI(local_steps=3)

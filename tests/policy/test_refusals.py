@@ -48,5 +48,5 @@ def test_svi_tempers_no_joint_density_of_rows_with_latents_of_their_own():
 )
 def test_surrogates_of_another_dimension_are_refused(kind):
     given = pf.infer.Given(torch.eye(2).repeat(3, 1, 1), torch.zeros(3, 2))
-    with pytest.raises(pf.errors.SettingError, match="Given: the surrogates have dimension 2, the model's vector 3"):
+    with pytest.raises(pf.errors.SettingError, match="expected surrogates of the model's dimension 3, received 2"):
         resolve(kind(surrogates=given), over(regression).problem.traits)

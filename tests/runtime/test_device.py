@@ -185,7 +185,7 @@ def test_a_model_may_hold_tensors_and_arrays_of_the_cpu(elsewhere):
 
 
 def test_a_model_may_hold_tensors_of_the_device(elsewhere, monkeypatch):
-    """It is checked and judged on the CPU, and asked there for predictions; its rows' structure sums in another order."""
+    """It is checked and judged on the CPU, and asked there for predictions; sums of rows are in another order."""
     on_device, _ = elsewhere
     monkeypatch.setattr(torch_modes, "has_other_devices", lambda: True)
 

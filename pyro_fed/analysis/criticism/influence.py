@@ -31,7 +31,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_fed.audit.client_sites import around, client_log_likelihoods, product_and_sites
-from pyro_fed.audit.influence import Without, apart_by_sites, by_sites, outlying_clients_sentence
+from pyro_fed.audit.influence import ClientFigures, apart_by_sites, by_sites, outlying_clients_sentence
 from pyro_fed.conventions.calls import checked, checked_but
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import DataError, SettingError, shown
@@ -147,13 +147,15 @@ def influence_by_weights(draws: Tensor, log_lik: Tensor, names: list[str], label
     shape = (len(names), len(labels))
     shift, sd_ratio = np.full(shape, np.nan), np.full(shape, np.nan)
     size, disagreement, opposed, pareto_k = (np.full(len(names), np.nan) for _ in range(4))
-    found = Without(shift, sd_ratio, size, disagreement, opposed, pareto_k, np.full(len(names), "none", dtype="<U5"))
+    found = ClientFigures(
+        shift, sd_ratio, size, disagreement, opposed, pareto_k, np.full(len(names), "none", dtype="<U5")
+    )
     _weigh(found, draws, log_lik)
     doubted = [name for name, by in zip(names, found.by, strict=True) if by == "none"]
     return _dataset(found, names, labels, {"unreliable": ", ".join(doubted)})
 
 
-def _dataset(found: Without, names: list[str], labels: list[str], attrs: dict[str, str]) -> xr.Dataset:
+def _dataset(found: ClientFigures, names: list[str], labels: list[str], attrs: dict[str, str]) -> xr.Dataset:
     data = {
         "shift": (("client", "parameter"), found.shift),
         "sd_ratio": (("client", "parameter"), found.sd_ratio),
@@ -165,7 +167,7 @@ def _dataset(found: Without, names: list[str], labels: list[str], attrs: dict[st
     return xr.Dataset(data, coords={"client": names, "parameter": labels}, attrs=attrs)
 
 
-def _by_draws(federation: Federation, draws: Tensor) -> Without:
+def _by_draws(federation: Federation, draws: Tensor) -> ClientFigures:
     """Figures by weights of the draws; by sites at the draws for clients whose weights are not reliable."""
     log_lik = client_log_likelihoods(federation, draws)
     at = around(federation.problem, draws)
@@ -175,7 +177,7 @@ def _by_draws(federation: Federation, draws: Tensor) -> Without:
     return found
 
 
-def _weigh(found: Without, draws: Tensor, log_lik: Tensor) -> None:
+def _weigh(found: ClientFigures, draws: Tensor, log_lik: Tensor) -> None:
     """Replace the figures of each client whose weights are reliable by figures from the weights."""
     z = draws.double()
     mean, sd = z.mean(0), z.std(0)

@@ -1,7 +1,7 @@
 """Angles whose posterior extends across the ends of their interval, so that one mode looks like two.
 
-An angle on (-π, π) whose posterior is near π has mass near -π too. No Gaussian and no chain on the interval joins the
-two parts. The audit then reports a missed mode, or a wrong mean or SD, which names neither the cause nor the cure. This
+An angle on (-π, π) whose posterior is near π also has mass near -π. No Gaussian and no chain on the interval joins the
+two parts. Other checks would report a missed mode, or a wrong mean or SD, but neither the cause nor the cure. This
 module recognises such a site.
 
 **Are the ends a and b of the interval the same point for the model?** They are if each term f of the log density, one
@@ -10,10 +10,11 @@ for the prior and one for each row, has the same value and the same slope at bot
     Σ |f(a) - f(b)| ≪ Σ (max f - min f),    Σ |f'(a) - f'(b)| ≪ Σ (|f'(a)| + |f'(b)|)
 
 The sums are over the terms and over some draws, which supply the other latents; max and min are over the interval. The
-total of the terms may agree at both ends by chance. Flat terms contribute to neither side.
+terms are compared one by one, since their total may agree at both ends by chance. Flat terms contribute to neither
+side.
 
-**Does the posterior reach the ends?** It does if the log density there is at most `MAX_NATS_AT_ENDS` nats below that at
-the draws.
+**Does the posterior reach the ends?** It does if the log density at an end is at most `MAX_NATS_AT_ENDS` nats below
+that at the draws.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from pyro_fed.policy.audit import affords
 
 #: Points inside the interval over which max f and min f are taken.
 INTERIOR_POINTS = 7
-#: Logits at which terms are computed on both sides, two near each end: the end itself follows, with value and slope.
+#: Logits at which terms are computed, two near each end: value and slope at the end itself follow by extrapolation.
 NEAR_LOGIT = 8.0
 NEARER_LOGIT = NEAR_LOGIT + 1
 LOGITS = -NEARER_LOGIT, -NEAR_LOGIT, NEAR_LOGIT, NEARER_LOGIT
 #: A site is bounded if less than this share of the distance between the outer `LOGITS` lies beyond the inner ones.
 BOUNDED_SHARE = 2 * math.exp(-NEAR_LOGIT)
-#: Nats: an end 3.5 SDs from a Gaussian's mean, with 0.02 % of the mass beyond it. If a turn is a hundred SDs, this mass
-#: appears a hundred SDs away, and adds 0.0002 · 100² = 2 to a variance of one.
+#: In nats: the end lies 3.5 SDs from a Gaussian's mean, with 0.02 % of the mass beyond it. If the interval is a hundred
+#: SDs long, this mass appears a hundred SDs away, and adds 0.0002 · 100² = 2 to a variance of one.
 MAX_NATS_AT_ENDS = 6.0
 
 
@@ -62,8 +63,8 @@ class Angle:
     def cure(self) -> str:
         """A sentence on what the user can do."""
         return (
-            f"Measure it from where its posterior is: sample the difference to {self.centre:.3g} in its place, on the "
-            "same interval, or sample two coordinates whose angle it is"
+            f"Measure the angle from the centre of its posterior: sample its difference to {self.centre:.3g} on the "
+            "same interval, or sample two coordinates and take their angle"
         )
 
     def is_in(self, finding: Finding) -> bool:
@@ -83,28 +84,28 @@ def angles_across_ends(evidence: Evidence) -> list[Angle]:
     length, beyond = upper - nearer, math.expm1(NEARER_LOGIT - NEAR_LOGIT)
     bounded = (nearer - near).abs() + (upper - above).abs() < BOUNDED_SHARE * length.abs()
     lowest, highest = nearer + (nearer - near) / beyond, upper + (upper - above) / beyond
-    found = []
+    angles = []
     for site in problem.sites.values():
         for number in range(site.start, site.start + site.size):
             if bool(bounded[number]) and _goes_across(target, z, number, float(length[number].abs())):
-                found.append(_angle(evidence, site, number, float(lowest[number]), float(highest[number])))
-    return found
+                angles.append(_angle(evidence, site, number, float(lowest[number]), float(highest[number])))
+    return angles
 
 
 def _values(evidence: Evidence, z: Tensor) -> Tensor:
-    """Entries of flat vectors (S, D) on their sites' own scale; NaN if a site has another size there."""
+    """Entries of flat vectors (S, D) on their sites' own scale; NaN for a site of another size on that scale."""
     problem = evidence.problem
     values = problem.constrain(z.to(problem.dtype), problem.fewest_rows)
-    found = torch.full_like(z, torch.nan)
+    entries = torch.full_like(z, torch.nan)
     for name, site in problem.sites.items():
-        own = values[name].reshape(len(z), -1)
-        if own.shape[1] == site.size:
-            found[:, site.start : site.start + site.size] = own.double()
-    return found
+        site_values = values[name].reshape(len(z), -1)
+        if site_values.shape[1] == site.size:
+            entries[:, site.start : site.start + site.size] = site_values.double()
+    return entries
 
 
 def _goes_across(target: Target, z: Tensor, number: int, length: float) -> bool:
-    """Whether an entry's interval, of this length, has ends that are the same point, and draws (S, D) reach them."""
+    """Whether the ends of an entry's interval, of this length, are the same point, and draws (S, D) reach them."""
     share = (torch.arange(INTERIOR_POINTS, dtype=torch.float64) + 0.5) / INTERIOR_POINTS
     logits = torch.cat([torch.tensor(LOGITS, dtype=torch.float64), share.logit()])
     near, nearer = (length / (1 + math.exp(logit)) for logit in (NEAR_LOGIT, NEARER_LOGIT))
@@ -125,7 +126,8 @@ def _goes_across(target: Target, z: Tensor, number: int, length: float) -> bool:
         kink += float((up - down).abs().sum())
         slope += float((up.abs() + down.abs()).sum())
         below.append(float(terms[0].sum() - torch.maximum(low.sum(), high.sum())))
-    same = gap < NEGLIGIBLE * spread and kink < NEGLIGIBLE * slope  # rounding at an angle's ends, elsewhere near one
+    # Both ratios are rounding errors if the ends are the same point, and near one otherwise.
+    same = gap < NEGLIGIBLE * spread and kink < NEGLIGIBLE * slope
     return same and statistics.median(below) < MAX_NATS_AT_ENDS
 
 
@@ -140,20 +142,20 @@ def _angle(evidence: Evidence, site: Site, number: int, lower: float, upper: flo
 
 
 def findings_with_causes(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
-    """Findings against draws, with such an angle as the cause in place of its consequences; none leads to no search."""
+    """The findings, with an angle across its ends as the cause in place of findings on its consequences."""
     for angle in angles_across_ends(evidence) if findings else []:
-        its = [one for one in findings if angle.is_in(one)]
-        if its:
-            lost = max(float(one.figures.get("lost", 0.0)) for one in its)
+        about_angle = [finding for finding in findings if angle.is_in(finding)]
+        if about_angle:
+            lost = max(float(finding.figures.get("lost", 0.0)) for finding in about_angle)
             cause = sentences.angle_across_its_ends(
                 parameter=angle.label, lower=angle.lower, upper=angle.upper, lost=lost, cures=[angle.cure]
             )
-            return [cause, *(one for one in findings if one not in its)]
+            return [cause, *(finding for finding in findings if finding not in about_angle)]
     return findings
 
 
 def angle_notes(evidence: Evidence) -> list[Finding]:
-    """A note on the first such angle of correct draws, or none: the mean and the SD of its values mean nothing."""
+    """A note on the first such angle of correct draws, whose mean and SD mean nothing; or none."""
     return [
         sentences.angle_has_no_mean(parameter=angle.label, lower=angle.lower, upper=angle.upper, cures=[angle.cure])
         for angle in angles_across_ends(evidence)[:1]

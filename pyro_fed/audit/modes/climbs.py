@@ -4,17 +4,17 @@ A climb is BFGS in the result's whitened coordinates,
 
     w ← w + α B ∇f(w),     B an inverse curvature from the score's changes along the way,  α cut until f rises
 
-It ends at a mode if |∇f| is small there and the curvature H (by differences of scores) is positive definite. Up to a
-constant the mode's mass is
+It ends at a mode if |∇f| is small and the curvature H (by differences of scores) is positive definite. Up to a constant
+the mode's mass is
 
     log M = f - log |H| / 2                                                                    (Laplace)
     log M = log mean of exp f / t over `POINTS_A_ROUND` points of t - D/2 log 2π                (importance weights)
 
-where t is a Student's t with the mode's curvature, and points that are nearer to another mode count as zero.
+where t is the density of a Student's t with the mode's curvature, and points nearer to another mode count as zero.
 
-Until the first mode is found, at each new mode, and for the last `NEWTON_CLIMBS` climbs, Newton's damped steps are used
-(`ops.newton_ascent`, driven by a loop): each takes 2 D + 1 scores, and few are needed. The Stein family's search
-(`infer.stein.modes`) takes Newton's steps alone: there a round is expensive, and clients have second derivatives.
+Damped Newton steps (`ops.newton_ascent`) search for the first mode, refine each new one, and finish the last
+`NEWTON_CLIMBS` climbs. Each takes 2 D + 1 scores, and few are needed. The Stein family's search (`infer.stein.modes`)
+uses only Newton steps, since its rounds are expensive and clients have second derivatives.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from pyro_fed.ops.matrices import equilibrated_cholesky, inverse_of
 from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent, newton_steps
 from pyro_fed.ops.student import Mixture
 
-#: The most steps of a climb, and the length, in the metric of its curvature, of a gradient at which it has arrived.
+#: Largest number of steps of a climb, and the length of the gradient, in the metric of B, at which it has arrived.
 MAX_CLIMB_STEPS, ARRIVAL_SDS = 60, 0.05
-#: Climbs that go on by Newton's steps.
+#: Number of last climbs that are finished by Newton steps.
 NEWTON_CLIMBS = 2
 #: Longest step, in the result's SDs; far away, a quarter of the distance.
 MAX_STEP_SDS = 3.0
-#: Modes nearer to each other than this, in SDs of either one, are one mode; a draw this near to a mode belongs to it.
+#: Two modes nearer to each other than this, in SDs of either one, are one mode; so near a draw belongs to a mode.
 SAME_MODE_SDS = 2.0
-#: The first damping of Newton's steps: climbs have come near a mode by then.
+#: First damping of Newton steps, for climbs that are near a mode.
 FIRST_DAMPING = 0.1
 
 
@@ -97,38 +97,38 @@ class Climbers:
 
     @property
     def arrived(self) -> Tensor:
-        """Which climbs are at a maximum, (M,): so near that the distance, in the mode's SDs, does not matter."""
+        """Which climbs are at a maximum (M,), up to a negligible distance in the mode's SDs."""
         return (self.left_over < ARRIVAL_SDS) & self.value.isfinite()
 
     def keep(self, which: Tensor) -> None:
-        """Continue with the climbs that a mask (M,) selects; the others end."""
+        """Continue with the climbs that a mask (M,) selects."""
         for part in ("w", "value", "score", "inverse", "ascent", "step"):
             setattr(self, part, getattr(self, part)[which])
 
     def move(self) -> None:
-        """One step of every climb."""
+        """Take one step of every climb."""
         length = self.ascent.norm(dim=1, keepdim=True)
         far = (self.w.norm(dim=1, keepdim=True) / 4).clamp_min(MAX_STEP_SDS)
         trial = self.w + self.step[:, None] * self.ascent * (far / length).clamp(max=1.0)
-        risen, slope = self.target(trial)
-        rose = (risen >= self.value) & risen.isfinite()
-        s, y = trial - self.w, self.score - slope
+        new_value, new_score = self.target(trial)
+        rose = (new_value >= self.value) & new_value.isfinite()
+        s, y = trial - self.w, self.score - new_score
         along = (s * y).sum(1)
-        # A step across the change of the score shows a curvature of rounding.
-        good = rose & (along > torch.finfo(s.dtype).eps * s.norm(dim=1) * y.norm(dim=1))
-        rho = torch.where(good, 1 / along, 0.0)[:, None, None]
+        # If the step is nearly orthogonal to the change of the score, the curvature along it is rounding error.
+        usable = rose & (along > torch.finfo(s.dtype).eps * s.norm(dim=1) * y.norm(dim=1))
+        rho = torch.where(usable, 1 / along, 0.0)[:, None, None]
         pulled = (self.inverse @ y[..., None])[..., 0]
         both = s[:, :, None] * pulled[:, None, :]
         more = 1 + rho * (y * pulled).sum(1)[:, None, None]
         updated = self.inverse + rho * (more * s[:, :, None] * s[:, None, :] - both - both.mT)
-        self.inverse = torch.where(good[:, None, None], updated, self.inverse)
-        # If even a short step does not rise, B is reset to the identity.
+        self.inverse = torch.where(usable[:, None, None], updated, self.inverse)
+        # If even a short step does not increase f, B is reset to the identity.
         lost = ~rose & (self.step < MIN_FRACTION)
         self.inverse[lost] = torch.eye(self.w.shape[1], dtype=self.w.dtype)
         self.step = torch.where(rose | lost, 1.0, self.step / 5)
         self.w = torch.where(rose[:, None], trial, self.w)
-        self.value = torch.where(rose, risen, self.value)
-        self.score = torch.where(rose[:, None], slope, self.score)
+        self.value = torch.where(rose, new_value, self.value)
+        self.score = torch.where(rose[:, None], new_score, self.score)
         self.ascent = (self.inverse @ self.score[..., None])[..., 0]
 
 
@@ -143,7 +143,7 @@ def climb_ends(target: Target, start: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def modes_by_climbs(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
-    """The modes to which climbs from w (M, D) lead, and the end of each climb that has arrived, by its number."""
+    """The modes to which climbs from w (M, D) lead, and the ends of the climbs that arrive, by number."""
     climbs, number = Climbers.begin(target, start), torch.arange(len(start))
     usable = climbs.value.isfinite()
     climbs.keep(usable)
@@ -153,14 +153,14 @@ def modes_by_climbs(target: Target, start: Tensor) -> tuple[list[Mode], dict[int
     add_mode(modes, mode_by_newton(target, torch.zeros_like(start[0])))
     for _ in range(MAX_CLIMB_STEPS):
         climbs.move()
-        done = climbs.arrived
-        for climb in done.nonzero()[:, 0].tolist():
+        arrived = climbs.arrived
+        for climb in arrived.nonzero()[:, 0].tolist():
             end = climbs.w[climb]
             ends[int(number[climb])] = end
             if not any(float(mode.distance(end[None])) < SAME_MODE_SDS for mode in modes):
                 add_mode(modes, mode_by_newton(target, end))
-        climbs.keep(~done)
-        number = number[~done]
+        climbs.keep(~arrived)
+        number = number[~arrived]
         if len(number) <= NEWTON_CLIMBS:
             break
     if len(number) <= NEWTON_CLIMBS:
@@ -196,7 +196,7 @@ def mode_by_newton(target: Target, w: Tensor) -> Mode | None:
 
 
 def _look(target: Target, w: Tensor) -> Look:
-    """The log density at w (D,), its score and its curvature, by differences of scores; with an axis for one climb."""
+    """Log density, score and curvature (by differences of scores) at w (D,), with a leading axis for one climb."""
     dim = len(w)
     eye = torch.eye(dim, dtype=w.dtype) * SCORE_STEP
     value, score = target(torch.cat([w[None], w + eye, w - eye]))
@@ -213,16 +213,16 @@ def nearest(modes: list[Mode], white: Tensor) -> Tensor:
 def log_mass_by_weights(
     target: Target, modes: list[Mode], number: int, points: int, generator: torch.Generator
 ) -> tuple[float, float]:
-    """log M of a mode by importance weights, and its standard error, which is infinite if no point is nearest to it."""
+    """log M of a mode by importance weights, and its standard error, infinite if no point is nearest to the mode."""
     mode, dim = modes[number], len(modes[number].at)
     drawn = torch.tensor([float(points)], dtype=torch.float64)
     root = equilibrated_cholesky(inverse_of(mode.precision)).full_lower()
     proposal = Mixture(drawn, mode.at[None], root[None])
     white = proposal.draws(FREEDOM, generator)
     log_weights = target.values(white) - proposal.log_density(white, FREEDOM) + math.log(points)
-    own = nearest(modes, white) == number
-    if not bool((own & log_weights.isfinite()).any()):
+    nearest_here = nearest(modes, white) == number
+    if not bool((nearest_here & log_weights.isfinite()).any()):
         return mode.log_mass, math.inf
-    most = float(log_weights[own].max())
-    found, error = log_mean(torch.where(own, log_weights, -torch.inf).clamp_min(most - NEGLIGIBLE_NATS))
-    return found - dim / 2 * math.log(2 * math.pi), error
+    largest = float(log_weights[nearest_here].max())
+    log_mass, error = log_mean(torch.where(nearest_here, log_weights, -torch.inf).clamp_min(largest - NEGLIGIBLE_NATS))
+    return log_mass - dim / 2 * math.log(2 * math.pi), error

@@ -1,32 +1,31 @@
-"""Modes that a result misses: maxima of the posterior that hold mass where there is no draw.
+"""Modes that a result misses: maxima of the posterior with mass but no draws.
 
-Chains that begin at the draws do not see a mode beyond a valley. So the log density is climbed from points away from
-the draws: draws of the prior (if it is proper), draws of a Student's t around the result, `AROUND_WIDTH` times as wide,
-`images` of a draw, and modes that the audits of a plan's earlier stages have found. Climbs from some of the draws find
+Chains that begin at the draws do not reach a mode beyond a valley. So climbs of the log density begin at points away
+from the draws: draws of the prior (if it is proper), draws of a Student's t around the result, `AROUND_WIDTH` times as
+wide, `images` of a draw, and modes found by the audits of a plan's earlier stages. Climbs from some of the draws find
 the modes that the result has. A mode counts as missed if no draw climbs to it, and no draw is nearer to it than
 `SAME_MODE_SDS` + √D of the mode's own SDs.
 
-**Modes without a draw.** Let M be the mass of a mode by Laplace's approximation, c = M / Σ M its share, and u its
+**Modes without draws.** Let M be the mass of a mode by Laplace's approximation, c = M / Σ M its share, and u its
 distance from the result's mean in SDs. Then the result's mean is off by c u and its variance by c (1 - c) u². The
 limits are those of the chains' estimates. Laplace's masses may be wrong by a factor `LAPLACE_MASS_FACTOR`, so that c /
 `LAPLACE_MASS_FACTOR` must still matter. A mode with more than `NEGLIGIBLE_MASS` and no draw is always reported.
 
-**Modes without their share of the draws.** If Laplace's masses do not decide, the masses are estimated by importance
+**Modes with a wrong share of the draws.** If Laplace's masses do not decide, the masses are estimated by importance
 weights (`climbs`), with more points if a difference that would matter may be chance. Let e be the share of the draws
 that are nearest to a mode. Then the mean is off by Σ (c - e) u and the variance by Σ (c - e) u², where each difference
-is first made smaller by three standard errors. Weights may fail for one mode, for example of several slabs with ridges
-beside a spike. Then the logarithm of its mass is taken half-way between the weights' and Laplace's (scaled first so
-that Laplace's masses of the other modes agree with their weights), and its error is log `LAPLACE_MASS_FACTOR` plus half
-of the distance between the two.
+is first reduced by three standard errors. Weights may fail for one mode, for example for slabs with ridges beside a
+spike. Then its log mass is half-way between the weights' and Laplace's, and its error is log `LAPLACE_MASS_FACTOR` plus
+half the distance between the two. Laplace's masses are first scaled to agree with the weights for the other modes.
 
-**Many rows.** The climbs use few of the rows (`target`), whose modes are near those of all. Newton's steps with all
-rows go on from there.
+**Many rows.** The climbs use few of the rows (`target`), whose modes are near those of all. Newton steps with all rows
+continue from these modes.
 
-**Symmetries.** Modes of equal mass may be images of one another, as by a relabelling of a mixture's components
-(`density.symmetry`). A run then moves its draws to all of them; of draws that cannot be moved, the finding states that
+**Symmetries.** Modes of equal mass may be images of one another, as under a relabelling of a mixture's components
+(`density.symmetry`). A run then spreads its draws over all of them. If draws cannot be spread, the finding states that
 one of the modes predicts as well as all.
 
-A plateau or a long tail has no maximum and is not found here, but by chains.
+A plateau or a long tail has no maximum: chains find it, climbs do not.
 """
 
 from __future__ import annotations
@@ -68,153 +67,158 @@ from pyro_fed.ops.importance import systematic
 from pyro_fed.ops.student import Mixture
 from pyro_fed.policy.audit import CHAINS, affords, climbs
 
-#: How much wider than the draws the points around them are.
+#: Width of the points around the draws, in the draws' SDs.
 AROUND_WIDTH = 5.0
-#: Factor by which Laplace's masses may be wrong.
+#: Largest factor by which Laplace's masses may be wrong.
 LAPLACE_MASS_FACTOR = 3.0
-#: A draw belongs to none of the known modes if it is more than this many times as far from each of them as a mode's own
-#: draws are. As many are looked for among the draws as there may be groups.
+#: A draw belongs to no known mode if it is more than this many times as far from each mode as the mode's own draws are.
 UNKNOWN_MODE_DISTANCE = 3.0
-#: How often Newton's steps towards a mode begin anew, each time with the square of the error before.
+#: Number of restarts of Newton steps towards a mode. Each squares the error before.
 NEWTON_RESTARTS = 3
 
 
 def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
-    """One finding on modes without draws or without their shares of them, also near the limits if `strict`; or none."""
+    """One finding on modes without draws or with wrong shares of them, or none; `strict`: also near the limits."""
     target, dim = evidence.target, evidence.problem.dim
     if target is None:
         return []
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 1)
-    few = on_rows_alone(target)
-    numbers = climbs(evidence.problem.traits, few.far_evaluations, MAX_CLIMB_STEPS)
+    few_rows = on_rows_alone(target)
+    numbers = climbs(evidence.problem.traits, few_rows.far_evaluations, MAX_CLIMB_STEPS)
     if numbers is None:
         return []
     white = target.white(evidence.points)
     from_prior, from_around, from_draws = numbers
     at = torch.linspace(0, len(white) - 1, from_draws).long()
-    own = white[at]
-    far = _distant_points(evidence, target, from_prior, from_around, generator)
-    far.append(target.white(evidence.problem.images(evidence.points[at[0]].to(evidence.problem.dtype))))
-    if evidence.record.modes:  # modes that the audit of an earlier stage has found
-        far.append(target.white(torch.stack(evidence.record.modes)))
-    modes, ends = _modes_and_climb_ends(evidence, target, few, torch.cat([own, *far]))
-    _add_those_of_draws(evidence, target, few, modes, white)
+    start_draws = white[at]
+    distant = _distant_points(evidence, target, from_prior, from_around, generator)
+    distant.append(target.white(evidence.problem.images(evidence.points[at[0]].to(evidence.problem.dtype))))
+    if evidence.record.modes:  # found by the audit of an earlier stage
+        distant.append(target.white(torch.stack(evidence.record.modes)))
+    modes, ends = _modes_and_climb_ends(evidence, target, few_rows, torch.cat([start_draws, *distant]))
+    _add_modes_of_draws(evidence, target, few_rows, modes, white)
     if evidence.weighted_points is not None:
         weights, points = evidence.weighted_points.weights, evidence.weighted_points.white
         resampled = points[systematic(weights, CHAINS, generator)]  # as many as chains begin at
-        _add_those_of_draws(evidence, target, few, modes, resampled)
+        _add_modes_of_draws(evidence, target, few_rows, modes, resampled)
     evidence.record.modes[:] = [target.model(mode.at[None])[0] for mode in modes[:MAX_GROUPS]]
     add_symmetries(evidence, modes)
     climbers = [ends[number] for number in range(from_draws) if number in ends]
-    seen = [
+    has_draws = [
         bool((mode.distance(white) < SAME_MODE_SDS + dim**0.5).any())
         or any(float(mode.distance(end[None])) < SAME_MODE_SDS for end in climbers)
         for mode in modes
     ]
-    if len(modes) < 2 or not any(seen):
+    if len(modes) < 2 or not any(has_draws):
         return []
-    part = NEAR_LIMIT_SHARE if strict else 1.0
+    limit_share = NEAR_LIMIT_SHARE if strict else 1.0
     shares = torch.softmax(torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64), 0)
-    lost = torch.where(torch.tensor(seen), 0.0, shares)
-    if _matters(target, modes, lost / LAPLACE_MASS_FACTOR, part):
-        return [_without_draws(evidence, target, modes, seen, shares)]
+    lost = torch.where(torch.tensor(has_draws), 0.0, shares)
+    if _matters(target, modes, lost / LAPLACE_MASS_FACTOR, limit_share):
+        return [_no_draws_finding(evidence, target, modes, has_draws, shares)]
     if not affords(evidence.problem.traits, POINTS_A_ROUND * len(modes)):
         return []
-    return _wrong_shares(evidence, target, modes, seen, white, generator, strict)
+    return _wrong_shares_findings(evidence, target, modes, has_draws, white, generator, strict)
 
 
 def _modes_and_climb_ends(
-    evidence: Evidence, target: Target, few: Target, start: Tensor
+    evidence: Evidence, target: Target, few_rows: Target, start: Tensor
 ) -> tuple[list[Mode], dict[int, Tensor]]:
-    """Modes, and each climb's end by its number; `few`, the posterior by few rows, is climbed first."""
-    rough, ends = modes_by_climbs(few, start)
-    if few is target:
+    """Modes, and each climb's end by its number; climbs begin with `few_rows`, the posterior by few rows."""
+    rough, ends = modes_by_climbs(few_rows, start)
+    if few_rows is target:
         return rough, ends
-    exact = [_exact(evidence, target, mode) for mode in rough]
+    exact = [_mode_of_all_rows(evidence, target, mode) for mode in rough]
     modes: list[Mode] = []
     for mode in exact:
         add_mode(modes, mode)
-    found = {}
+    exact_ends = {}
     for number, end in ends.items():
-        there = exact[int(torch.stack([mode.distance(end[None])[0] for mode in rough]).argmin())]
-        if there is not None:
-            found[number] = there.at
-    return modes, found
+        mode_of_all_rows = exact[int(torch.stack([mode.distance(end[None])[0] for mode in rough]).argmin())]
+        if mode_of_all_rows is not None:
+            exact_ends[number] = mode_of_all_rows.at
+    return modes, exact_ends
 
 
-def _add_those_of_draws(evidence: Evidence, target: Target, few: Target, modes: list[Mode], white: Tensor) -> None:
-    """Add the modes of those draws (S, D) that are far from all known modes, one after the other."""
+def _add_modes_of_draws(evidence: Evidence, target: Target, few_rows: Target, modes: list[Mode], white: Tensor) -> None:
+    """Add the modes of the draws (S, D) that are far from all known modes, one after the other."""
     dim = white.shape[1]
     while modes and len(modes) < MAX_GROUPS:
-        far = torch.stack([mode.distance(white) for mode in modes]).amin(0)
-        if not float(far.max()) > UNKNOWN_MODE_DISTANCE * (SAME_MODE_SDS + dim**0.5):
+        distances = torch.stack([mode.distance(white) for mode in modes]).amin(0)
+        if not float(distances.max()) > UNKNOWN_MODE_DISTANCE * (SAME_MODE_SDS + dim**0.5):
             return
-        known, mode = len(modes), mode_by_newton(few, white[int(far.argmax())])
-        if mode is not None and few is not target:
-            mode = _exact(evidence, target, mode)
+        known, mode = len(modes), mode_by_newton(few_rows, white[int(distances.argmax())])
+        if mode is not None and few_rows is not target:
+            mode = _mode_of_all_rows(evidence, target, mode)
         add_mode(modes, mode)
         if len(modes) == known:  # the farthest draw is in the tail of a known mode
             return
 
 
-def _exact(evidence: Evidence, target: Target, rough: Mode) -> Mode | None:
-    """The mode of the posterior of all rows, from one found with few rows; None if Newton's steps lead to none."""
+def _mode_of_all_rows(evidence: Evidence, target: Target, rough: Mode) -> Mode | None:
+    """The mode of the posterior of all rows, from one found with few rows; None if Newton steps lead to none."""
     near = evidence.few_rows_target
     if near is not None and near.few is not None:
-        found = mode_by_newton(near, rough.at)
-        if found is not None and bool(found.at.norm() < OUTWARD_FACTOR * len(found.at) ** 0.5):
-            return found
+        mode = mode_by_newton(near, rough.at)
+        if mode is not None and bool(mode.at.norm() < OUTWARD_FACTOR * len(mode.at) ** 0.5):
+            return mode
     return mode_by_newton(target, rough.at)
 
 
-def _wrong_shares(
+def _wrong_shares_findings(
     evidence: Evidence,
     target: Target,
     modes: list[Mode],
-    seen: list[bool],
+    has_draws: list[bool],
     white: Tensor,
     generator: torch.Generator,
     strict: bool,
 ) -> list[Finding]:
-    """One finding on modes whose share of the draws is not their share of the mass, by importance weights; or none."""
-    held = torch.bincount(nearest(modes, white), minlength=len(modes)) / len(white)
-    part = NEAR_LIMIT_SHARE if strict else 1.0
+    """One finding on modes whose shares of the draws and of the mass differ, by importance weights; or none."""
+    draw_shares = torch.bincount(nearest(modes, white), minlength=len(modes)) / len(white)
+    limit_share = NEAR_LIMIT_SHARE if strict else 1.0
 
-    def counts(more: Tensor) -> bool:
-        return bool(((held == 0) & (more > NEGLIGIBLE_MASS)).any()) or _matters(target, modes, more, part)
+    def counts(excess: Tensor) -> bool:
+        return bool(((draw_shares == 0) & (excess > NEGLIGIBLE_MASS)).any()) or _matters(
+            target, modes, excess, limit_share
+        )
 
     for points in (POINTS_A_ROUND, DISTRIBUTION_DRAWS):
         if points > POINTS_A_ROUND and not affords(evidence.problem.traits, points * len(modes)):
             break
-        mass, error, told = _log_masses(target, modes, points, generator)
+        mass, error, determined = _log_masses(target, modes, points, generator)
         shares = torch.softmax(mass, 0)
-        fewest, most = _bounds(mass, error * (not strict))
-        more = shares - held
-        plain = (fewest - held).clamp_min(0) + (most - held).clamp_max(0)
-        if not counts(more) or (bool(told.all()) and counts(plain)):
+        lowest, highest = _bounds(mass, error * (not strict))
+        excess = shares - draw_shares
+        sure_excess = (lowest - draw_shares).clamp_min(0) + (highest - draw_shares).clamp_max(0)
+        if not counts(excess) or (bool(determined.all()) and counts(sure_excess)):
             break
-    by = "by importance weights" if bool(told.all()) else "by importance weights and Laplace"
-    if not counts(plain):
+    by = "by importance weights" if bool(determined.all()) else "by importance weights and Laplace"
+    if not counts(sure_excess):
         return []
-    if not all(seen):
-        return [_without_draws(evidence, target, modes, seen, shares, by)]
-    lacking = plain if _matters(target, modes, plain, part) else torch.where(held == 0, plain, 0.0)
-    at = int((lacking if bool((lacking > 0).any()) else lacking.abs()).argmax())
-    name, shown = _place(evidence, target, modes[at], modes[0 if at else 1])
-    bound, share = "", float(shares[at])
-    if not bool(told.all()):
-        bound, limit = ("least", fewest) if float(plain[at]) > 0 else ("most", most)
-        share = float(limit[at])
+    if not all(has_draws):
+        return [_no_draws_finding(evidence, target, modes, has_draws, shares, by)]
+    lacking = (
+        sure_excess
+        if _matters(target, modes, sure_excess, limit_share)
+        else torch.where(draw_shares == 0, sure_excess, 0.0)
+    )
+    worst = int((lacking if bool((lacking > 0).any()) else lacking.abs()).argmax())
+    name, values = _differing_site(evidence, target, modes[worst], modes[0 if worst else 1])
+    bound, share = "", float(shares[worst])
+    if not bool(determined.all()):
+        bound, limit = ("least", lowest) if float(sure_excess[worst]) > 0 else ("most", highest)
+        share = float(limit[worst])
     return [
         sentences.mode_shares_are_wrong(
             modes=len(modes),
             site=name,
-            value=shown,
-            of_draws=float(held[at]),
+            value=values,
+            of_draws=float(draw_shares[worst]),
             of_mass=share,
             bound=bound,
             by=by,
-            lost=float(shares[~torch.tensor(seen)].sum()),
+            lost=float(shares[~torch.tensor(has_draws)].sum()),
             cures=[_cure(evidence)],
         )
     ]
@@ -224,14 +228,14 @@ def _log_masses(
     target: Target, modes: list[Mode], points: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log masses of modes, their possible errors, and whether importance weights determine them, (M,) each."""
-    found = [log_mass_by_weights(target, modes, number, points, generator) for number in range(len(modes))]
-    mass, error = torch.tensor(found, dtype=torch.float64).T
-    told = STANDARD_ERRORS * error < math.log(LAPLACE_MASS_FACTOR)  # else Laplace's masses are as exact
-    rough = torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64)
-    rough += (mass - rough)[told].mean() if bool(told.any()) else 0.0
-    between = (mass - rough).abs() / 2
-    off = torch.where(told, STANDARD_ERRORS * error, math.log(LAPLACE_MASS_FACTOR) + between)
-    return torch.where(told, mass, (mass + rough) / 2), off, told
+    estimates = [log_mass_by_weights(target, modes, number, points, generator) for number in range(len(modes))]
+    mass, error = torch.tensor(estimates, dtype=torch.float64).T
+    determined = STANDARD_ERRORS * error < math.log(LAPLACE_MASS_FACTOR)  # else Laplace's masses are as accurate
+    laplace = torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64)
+    laplace += (mass - laplace)[determined].mean() if bool(determined.any()) else 0.0
+    between = (mass - laplace).abs() / 2
+    possible_error = torch.where(determined, STANDARD_ERRORS * error, math.log(LAPLACE_MASS_FACTOR) + between)
+    return torch.where(determined, mass, (mass + laplace) / 2), possible_error, determined
 
 
 def _bounds(mass: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,61 +256,61 @@ def _distant_points(
     return [around, target.white(drawn[far_apart(drawn, from_prior)])]
 
 
-def _matters(target: Target, modes: list[Mode], more: Tensor, part: float) -> bool:
-    """Whether a mean or an SD moves by more than a part of what matters, if the modes' shares grow by `more` (M,)."""
+def _matters(target: Target, modes: list[Mode], excess: Tensor, limit_share: float) -> bool:
+    """Whether growth of the modes' shares by `excess` (M,) moves a mean or SD by `limit_share` of what matters."""
     away = target.along(torch.stack([mode.at for mode in modes]))
-    mean = more @ away
-    variance = 1 + more @ away.square() - mean.square()
-    moves = bool((mean.abs() > part * MATTERS * variance.clamp_min(0).sqrt()).any())
-    most = SD_MATTERS ** (2 * part)
-    return moves or bool(((variance > most) | (variance < 1 / most)).any())
+    mean = excess @ away
+    variance = 1 + excess @ away.square() - mean.square()
+    moves = bool((mean.abs() > limit_share * MATTERS * variance.clamp_min(0).sqrt()).any())
+    max_variance = SD_MATTERS ** (2 * limit_share)
+    return moves or bool(((variance > max_variance) | (variance < 1 / max_variance)).any())
 
 
-def _without_draws(
-    evidence: Evidence, target: Target, modes: list[Mode], seen: list[bool], shares: Tensor, by: str = "by Laplace"
+def _no_draws_finding(
+    evidence: Evidence, target: Target, modes: list[Mode], has_draws: list[bool], shares: Tensor, by: str = "by Laplace"
 ) -> Finding:
-    """The finding on modes without draws; `seen` is whether each mode has draws, `shares` are their masses' (M,)."""
-    lost = float(shares[~torch.tensor(seen)].sum())
-    found = [i for i, near in enumerate(seen) if near]
-    missed = [mode for mode, near in zip(modes, seen, strict=True) if not near]
-    if all_relabelled(evidence, target, [modes[i] for i in found], missed):
+    """The finding on modes without draws, from whether each mode has draws, and the modes' shares of the mass (M,)."""
+    lost = float(shares[~torch.tensor(has_draws)].sum())
+    with_draws = [i for i, near in enumerate(has_draws) if near]
+    missed = [mode for mode, near in zip(modes, has_draws, strict=True) if not near]
+    if all_relabelled(evidence, target, [modes[i] for i in with_draws], missed):
         return sentences.modes_relabelled(modes=len(modes), lost=lost)
-    worst = max((i for i, near in enumerate(seen) if not near), key=lambda i: float(shares[i]))
-    name, shown = _place(evidence, target, modes[worst], modes[found[0]])
-    return sentences.mode_without_draws(site=name, value=shown, lost=lost, by=by, cures=[_cure(evidence)])
+    worst = max((i for i, near in enumerate(has_draws) if not near), key=lambda i: float(shares[i]))
+    name, values = _differing_site(evidence, target, modes[worst], modes[with_draws[0]])
+    return sentences.mode_without_draws(site=name, value=values, lost=lost, by=by, cures=[_cure(evidence)])
 
 
 def _cure(evidence: Evidence) -> str:
     """A sentence, without its full stop, on algorithms that find several modes."""
     if evidence.algorithm.draws_are == "particles":
-        return "Its search has not found all of them: try more particles or another seed, or a model with one mode"
+        return "The search for modes has missed some: try more particles, another seed, or a model with one mode"
     if "DSVGD" in evidence.record.planned:
         return cures.LEFT_TO_TRY
     return "DSVGD searches for modes and gives each its share of particles"
 
 
-def _place(evidence: Evidence, target: Target, one: Mode, other: Mode) -> tuple[str, str]:
-    """The site by which a mode differs most from another, in SDs of its draws, and its values there."""
+def _differing_site(evidence: Evidence, target: Target, one: Mode, other: Mode) -> tuple[str, str]:
+    """The site at which a mode differs most from another, in SDs of the draws, and the mode's values there."""
     problem = evidence.problem
     at = target.model(torch.stack([one.at, other.at])).to(problem.dtype)
     values = problem.constrain(at, problem.fewest_rows)
-    own = {name: values[name].reshape(2, -1).double() for name in problem.sites}
+    site_values = {name: values[name].reshape(2, -1).double() for name in problem.sites}
     tiny = torch.finfo(torch.float64).tiny
 
     def distance(name: str) -> float:
         site = problem.sites[name]
         sds = evidence.flat[:, site.start : site.start + site.size].double().std(0)
-        return float((own[name][0] - own[name][1]).abs().max() / max(float(sds.max()), tiny))
+        return float((site_values[name][0] - site_values[name][1]).abs().max() / max(float(sds.max()), tiny))
 
-    name = max(own, key=distance)
-    return name, ", ".join(f"{x:.3g}" for x in own[name][0][:4].tolist())
+    name = max(site_values, key=distance)
+    return name, ", ".join(f"{x:.3g}" for x in site_values[name][0][:4].tolist())
 
 
 def add_symmetries(evidence: Evidence, modes: list[Mode]) -> None:
-    """Add the new maps between modes of equal mass under which the posterior is the same to the record's symmetries."""
+    """Add to the record's symmetries the new maps between modes of equal mass that leave the posterior invariant."""
     known = evidence.record.symmetries
-    alike = [[other for other in modes if _equal(one, other)] for one in modes]
-    if all(len(each) == 1 for each in alike):
+    equal_modes = [[other for other in modes if _have_equal_mass(one, other)] for one in modes]
+    if all(len(each) == 1 for each in equal_modes):
         return
     problem = evidence.problem.doubled()
     target = Target.of(problem, evidence.flat, evidence.temperature)
@@ -320,15 +324,15 @@ def add_symmetries(evidence: Evidence, modes: list[Mode]) -> None:
             places[id(mode)] = target.model(refined.at[None])[0]
         return places[id(mode)]
 
-    points = _points(evidence, target)
+    points = _points_apart(evidence, target)
     for number, mode in enumerate(modes):
-        for other in (one for one in modes[:number] if _equal(one, mode)):
-            found = symmetry.between(problem, place(other), place(mode))
+        for other in (one for one in modes[:number] if _have_equal_mass(one, mode)):
+            mapping = symmetry.between(problem, place(other), place(mode))
             group = symmetry.group_of(known) if known else []
-            if found is None or group is None or any(found.key == one.key for one in group):
-                continue  # none, or a product of known ones
-            if symmetry.holds(problem, found, points, lambda z: target.values(target.white(z))):
-                known.append(found)
+            if mapping is None or group is None or any(mapping.key == one.key for one in group):
+                continue  # no symmetry, or a product of known ones
+            if symmetry.holds(problem, mapping, points, lambda z: target.values(target.white(z))):
+                known.append(mapping)
 
 
 def all_relabelled(evidence: Evidence, target: Target, seen: list[Mode], missed: list[Mode]) -> bool:
@@ -343,19 +347,19 @@ def all_relabelled(evidence: Evidence, target: Target, seen: list[Mode], missed:
     spread = symmetry.entries(problem, evidence.flat.double()).std(0).clamp_min(torch.finfo(torch.float64).tiny)
 
     def is_image(mode: Mode, end: Tensor) -> bool:
-        alike = [start for one, start in zip(seen, starts, strict=True) if _equal(one, mode)]
-        return any(bool(((each(start) - end).abs() < spread).all()) for start in alike for each in group)
+        starts_of_equals = [start for one, start in zip(seen, starts, strict=True) if _have_equal_mass(one, mode)]
+        return any(bool(((each(start) - end).abs() < spread).all()) for start in starts_of_equals for each in group)
 
     return all(is_image(mode, end) for mode, end in zip(missed, ends, strict=True))
 
 
-def _equal(one: Mode, other: Mode) -> bool:
+def _have_equal_mass(one: Mode, other: Mode) -> bool:
     """Whether two modes have the same mass."""
     return abs(one.log_mass - other.log_mass) <= NEGLIGIBLE
 
 
-def _points(evidence: Evidence, target: Target) -> Tensor:
-    """Points (M, D) that have nothing to do with modes: draws of the prior, or around the result if it is improper."""
+def _points_apart(evidence: Evidence, target: Target) -> Tensor:
+    """Points (M, D) that do not depend on modes: draws of the prior, or points around the result if it is improper."""
     if evidence.from_prior is not None:
         return evidence.from_prior[:NUM_DRAWS].double()
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 9)

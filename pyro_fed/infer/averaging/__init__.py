@@ -1,4 +1,4 @@
-"""Averages of points instead of distributions, with adaptive optimisers at the server."""
+"""Federated averaging: points instead of distributions, with adaptive optimisers at the server."""
 
 from pyro_fed.conventions.doors import door
 

@@ -4,8 +4,8 @@ Source: McMahan et al. (2017); Reddi et al. (2020), Algorithm 2; the baseline of
 
     θ_k ← θ after L local steps of SGD on -log p_k / N_k,    θ ← θ + δ optim(Σ_k (N_k / N) (θ_k - θ))
 
-Deviations: `prior` adds the client's share N_k / N of the log prior to its objective (MAP); the papers have none. Where
-a step takes all rows its size is held to the curvature that the client's own gradients show, see `local_sgd`.
+Deviations: `prior` adds the client's share N_k / N of the log prior to its objective (MAP); the papers have no prior. A
+step on all rows is bounded by the curvature that the client's own gradients show, see `local_sgd`.
 Letters: θ `point`, θ_k - θ `delta`, N_k `divisor`, N `num_rows`, δ `damping`.
 """
 
@@ -37,16 +37,17 @@ class FedAvg(LocalSGD):
     """Federated averaging: averages of the clients' SGD iterates, a point and no posterior.
 
     Args:
-        chain_steps: L, SGD steps a round, or epochs, see `unit`.
-        step_size: of SGD, on the log-likelihood a row; if a step takes all rows, at most what the curvature allows.
-        momentum: of SGD.
-        batch_size: rows a step; None takes all.
-        unit: the unit of `chain_steps`: "steps", or "epochs", in each of which a client takes every row once, in
-            minibatches of `batch_size`: clients of any size then do equal work.
-        prior: add the client's share of the log prior.
+        chain_steps: L, SGD steps per round, or epochs, see `unit`.
+        step_size: SGD's step size, on the log-likelihood per row; steps on all rows are at most as long as the
+            curvature allows.
+        momentum: SGD's momentum.
+        batch_size: rows per step; None takes all.
+        unit: unit of `chain_steps`: "steps", or "epochs". In an epoch a client takes every row once, in minibatches
+            of `batch_size`, so that clients of any size make equally many passes over their rows.
+        prior: whether to add the client's share of the log prior.
         damping: δ, the server's learning rate.
-        server_optimiser: of the averaged step: a `pf.infer.optim` optimiser, or its name for the defaults: "sgd",
-            "adagrad", or "adam", whose `betas` are (0.9, 0.99) here. None is plain averaging.
+        server_optimiser: optimiser of the averaged step: an instance from `pf.infer.optim`, or its name for the
+            defaults: "sgd", "adagrad", or "adam" (here with `betas` (0.9, 0.99)). None is plain averaging.
 
     Raises:
         SettingError: a setting out of its range, or unknown.
@@ -99,16 +100,17 @@ class FedAvg(LocalSGD):
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class BurnIn(FedAvg):
-    """`FedAvg` on minibatches by Adam, for the rounds with which another algorithm begins.
+    """`FedAvg` by Adam on minibatches, for the first rounds of another algorithm.
 
-    Adam's steps are as long whatever the scale of the gradients, which in a wide network is that of its width: no step
-    size of SGD is right for all. They are as long beside a random start, too, where gradients are all noise: a first
-    round at the full rate would take ReLU units out of the reach of all rows. So the rate rises over the first rounds.
+    The length of Adam's steps does not depend on the scale of the gradients. In a network this scale grows with the
+    width, so that no step size of SGD suits all. Near a random start gradients are mostly noise, and a first round at
+    the full rate would move ReLU units out of the range of all rows. So the rate rises over the first rounds.
     """
 
-    rounds: int | None = None  # 40 if None, and 100 of a network of at most 1000 parameters that does not classify
+    # number of rounds; None takes 40, or 100 for a network of at most 1000 parameters that does not classify
+    rounds: int | None = None
     step_size: float = 0.03  # Adam's rate, from round `rising` on
-    rising: int = 3  # rounds over which the rate rises to it, linearly; 1 has it from the start
+    rising: int = 3  # number of rounds over which the rate rises linearly; with 1 it is constant
     second_moment: float = 0.99  # Adam's β_2; `momentum` is β_1
     eps: float = 1e-8
     batch_size: int | None = 32
@@ -133,7 +135,7 @@ class BurnIn(FedAvg):
         return {**super().download(shared, clients), "rounds_before": shared["rounds_before"].expand(len(clients))}
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Make L steps of Adam, which starts afresh in every round."""
+        """Take L steps of Adam, which starts anew in every round."""
         server = entries_as(Server, shared)
         objective, axes = self.objective(server, data, data.num_rows)
         zero = torch.zeros_like(server.point)
@@ -152,7 +154,7 @@ class BurnIn(FedAvg):
         return (point + rate * mean / (square.sqrt() + self.eps), first, second, count), ()
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Average as `FedAvg`, and count the round."""
+        """Average like `FedAvg`, and count the round."""
         after = super().combine(shared, messages, weights)
         return {**after, "rounds_before": shared["rounds_before"] + 1}
 

@@ -4,24 +4,25 @@ Source: Li et al. (2020), *Federated optimization in heterogeneous networks*.
 
     θ_k ← about arg min f_k(θ) + μ/2 ‖θ - θ_t‖²,    θ_(t+1) = Σ_k (N_k / N) θ_k
 
-with f_k = -(log p_k + N_k / N log p_0) / N_k, by L steps of SGD. The prior is counted by default (MAP). FedProx's fixed
-point is no mode where clients differ: of f_k = ½ (θ - m_k)' A_k (θ - m_k), solved to the end, it is
+with f_k = -(log p_k + N_k / N log p_0) / N_k, by L steps of SGD. The prior is included by default (MAP). If clients
+differ, FedProx's fixed point is not the mode: for exactly minimised f_k = ½ (θ - m_k)' A_k (θ - m_k) it is
 
     θ* = B⁻¹ Σ_k (N_k / N) (A_k + μ)⁻¹ A_k m_k,    B = Σ_k (N_k / N) (A_k + μ)⁻¹ A_k
 
-where the mode has A_k in place of (A_k + μ)⁻¹ A_k. FedDyn has no bias: Acar et al. (2021), *Federated learning based on
+and the mode has A_k in place of (A_k + μ)⁻¹ A_k. FedDyn has no bias: Acar et al. (2021), *Federated learning based on
 dynamic regularization*.
 
     θ_k ← about arg min f_k(θ) - g_k'θ + μ/2 ‖θ - θ_t‖²,    g_k ← g_k - μ (θ_k - θ_t)         a client
-    h ← h - μ/K Σ_k (θ_k - θ_t),    θ_(t+1) = 1/|P| Σ_k θ_k - h/μ                             the server, P at work
+    h ← h - μ/K Σ_k (θ_k - θ_t),    θ_(t+1) = 1/|P| Σ_k θ_k - h/μ                             the server, clients P
 
-where h collects the clients' pulls, Σ_k g_k = K h. At a fixed point θ_k = θ, h = 0 and ∇f_k = g_k: Σ_k ∇f_k = 0. With
+where h is the mean of the clients' pulls, Σ_k g_k = K h. At a fixed point θ_k = θ, h = 0 and ∇f_k = g_k, so that
+Σ_k ∇f_k = 0. With
 
     f_k = -(K / N) log p_k - 1/N log p_0
 
-that is the negative log posterior over N, and the fixed point its mode. Deviation: this f_k counts a client by its
-rows, and the prior. A client's g_k follows its step whether or not SGD has solved the problem, which leaves the fixed
-point where it is.
+the mean of the f_k is the negative log posterior divided by N, and the fixed point is its mode. Deviation: this f_k
+weights a client by its rows, and includes the prior. A client updates g_k whether or not SGD has minimised its
+objective; this does not change the fixed point.
 
 Letters: μ `proximal`, f_k's gradient `score`, g_k `linear`, h `correction`.
 """
@@ -50,7 +51,7 @@ from pyro_fed.infer.sites.records import entries_as
 class HeldObjective(NamedTuple):
     """A client's objective with the linear and the proximal term; leading axes are clients."""
 
-    free: Objective  # without them
+    free: Objective  # without these terms
     linear: Tensor  # g_k, of a term -g_k'θ of f_k, zero in FedProx, (D,)
     anchor: Tensor  # θ_t, the point of the proximal term, (D,)
 
@@ -67,17 +68,17 @@ class Proximal(LocalSGD):
         check_positive(self, "proximal")
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Make L steps of SGD on f_k and the proximal term."""
+        """Take L steps of SGD on f_k and the proximal term."""
         server = entries_as(Server, shared)
         return {"delta": self.step(problem, server, torch.zeros_like(server.point), data, data.num_rows, noise)}, {}, {}
 
     def step(
         self, problem: Problem, server: Server, linear: Tensor, data: ClientData, divisor: Tensor, noise: Noise
     ) -> Tensor:
-        """The clients' steps θ_k - θ_t, (C, D), with g_k `linear` (C, D); `divisor` (C,) is of log-likelihoods."""
+        """The clients' steps θ_k - θ_t, (C, D), with g_k `linear` (C, D); `divisor` (C,) divides log-likelihoods."""
         free, axes = self.objective(server, data, divisor)
-        held, held_axes = HeldObjective(free, linear, server.point), HeldObjective._make((axes, 0, 0))
-        return self.descended(problem, server.point, held, held_axes, noise) - server.point
+        objective, objective_axes = HeldObjective(free, linear, server.point), HeldObjective._make((axes, 0, 0))
+        return self.descended(problem, server.point, objective, objective_axes, noise) - server.point
 
     def gradient(self, problem: Problem, point: Tensor, const: HeldObjective, picks: Any) -> Tensor:
         """The gradient (D,) of -f_k with its linear and proximal terms; `picks` is the step's minibatch."""
@@ -97,10 +98,10 @@ class FedProx(Proximal, FedAvg):
         momentum: of SGD.
         batch_size: rows a step; None takes all.
         unit: the unit of `chain_steps`: "steps" or "epochs".
-        prior: add the client's share of the log prior.
+        prior: whether to add the client's share of the log prior.
         damping: δ, the server's learning rate.
-        server_optimiser: of the averaged step, as of `FedAvg`.
-        proximal: μ, on the scale of the log-likelihood a row.
+        server_optimiser: optimiser of the averaged step, as in `FedAvg`.
+        proximal: μ, on the scale of the log-likelihood per row.
 
     Raises:
         SettingError: a setting out of its range, or unknown.
@@ -133,8 +134,8 @@ class FedDyn(Proximal):
         momentum: of SGD.
         batch_size: rows a step; None takes all.
         unit: the unit of `chain_steps`: "steps" or "epochs".
-        prior: add the log prior, each client the same share of it.
-        proximal: μ, on the scale of the log-likelihood a row.
+        prior: whether to add the log prior, in equal shares of all clients.
+        proximal: μ, on the scale of the log-likelihood per row.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect.
@@ -148,7 +149,7 @@ class FedDyn(Proximal):
 
     additive: ClassVar[bool] = False
     without: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("damping", "server_optimiser"), "the server's step is the method's; use FedProx"
+        ("damping", "server_optimiser"), "the method fixes the server's step; use FedProx"
     )
 
     def init(
@@ -156,9 +157,9 @@ class FedDyn(Proximal):
     ) -> tuple[State, State]:
         """The state of `FedAvg`, with pulls of zero."""
         shared, _ = super().init(problem, num_clients, generator, start)
-        none = torch.zeros_like(shared["point"])
-        server = DynServer(**shared, correction=none, num_clients=torch.tensor(num_clients))
-        return server._asdict(), {"linear": none.expand(num_clients, -1).clone()}
+        zero = torch.zeros_like(shared["point"])
+        server = DynServer(**shared, correction=zero, num_clients=torch.tensor(num_clients))
+        return server._asdict(), {"linear": zero.expand(num_clients, -1).clone()}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The server's point and the number of clients, which clients receive."""
@@ -166,15 +167,15 @@ class FedDyn(Proximal):
         return {**super().download(shared, clients), "num_clients": count}
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Make L steps of SGD on f_k, the client's pull and the proximal term."""
+        """Take L steps of SGD on f_k, the client's pull and the proximal term."""
         server, linear = entries_as(Server, shared), local["linear"]
-        divisor = server.num_rows / shared["num_clients"]  # so that clients count by their rows, see the header
+        divisor = server.num_rows / shared["num_clients"]  # weights clients by their rows, see the header
         delta = self.step(problem, server, linear, data, divisor, noise)
         return {"delta": delta}, {"linear": linear - self.proximal * delta}, {}
 
     def contributions(self) -> Contributions:
         """The clients' steps, which cannot be bounded: a client's pull follows its own step, not the accepted part."""
-        obstacle = "each client's pull follows the step that it has made, not what is taken of it; use FedAvg"
+        obstacle = "each client's pull follows its own step, not the accepted part of it; use FedAvg"
         return StepContributions(self, obstacle)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:

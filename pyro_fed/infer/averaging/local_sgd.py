@@ -1,18 +1,18 @@
-"""Steps of SGD of a client from the server's point, none on all its rows longer than its gradients' curvature allows.
+"""A client's SGD steps from the server's point; steps on all rows are bounded by the curvature of its gradients.
 
     v ← β v + g_t,    θ' = θ_t + h v,    h = min(α, (1 + β) / L_t)
     L' = ‖g(θ') - g_t‖ / ‖θ' - θ_t‖
-    θ_(t+1) = θ',    L_(t+1) = max(L', γ L_t)                             where h L' < 2 (1 + β)
-    θ_(t+1) = θ_t,   L_(t+1) ≥ 2 (1 + β) / h,   v ← 0                    else
+    θ_(t+1) = θ',    L_(t+1) = max(L', γ L_t)                             if h L' < 2 (1 + β)
+    θ_(t+1) = θ_t,   L_(t+1) ≥ 2 (1 + β) / h,   v ← 0                    otherwise
 
 with g the gradient of the client's objective. Steps of a fixed size h with momentum β on a quadratic of curvature L
-diverge if h L > 2 (1 + β). Here no step begins with more than half of that, and a step that turns out to have had more,
-as where a rate is an exponential, is taken back. Below the limit, and on minibatches, steps are those of SGD. L_0 is
-that along the first gradient, found a short way from the start.
+diverge if h L > 2 (1 + β). Here a step begins with h L_t at most half of that. If h L' is then above the limit, as
+where a rate is an exponential, the step is rejected. Below the limit, and on minibatches, steps are those of SGD. L_0
+is the curvature along the first gradient, by a difference over a short distance.
 
-Source: Kim et al. (2024), *Adaptive federated learning with auto-tuned clients*, whose clients bound each step by that
-quotient. Letters: α `step_size`, β `momentum`, γ `CURVATURE_MEMORY`. Deviations: α is the longest step; momentum; L
-falls slowly where Kim et al. let a step grow slowly; steps are taken back.
+Source: Kim et al. (2024), *Adaptive federated learning with auto-tuned clients*, whose clients bound each step by L'.
+Letters: α `step_size`, β `momentum`, γ `CURVATURE_MEMORY`. Deviations: α bounds the step; there is momentum; L falls
+slowly, where Kim et al. let a step grow slowly; steps may be rejected.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from pyro_fed.density.rows.batches import (
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.records import entries_as
 
-#: Share of a curvature that is left after a step along which the curvature is smaller.
+#: Factor γ by which the curvature falls at most in one step.
 CURVATURE_MEMORY = 0.9
-#: Largest ratio of the next step's length to that of a step that was taken back.
+#: Largest factor by which the step is shortened after a rejected one.
 MAX_SHORTENING = 10.0
-#: Largest ratio of the mean length of the last steps to that of the middle ones: steps of minibatches keep their
-#: length, and steps towards a point get shorter.
+#: Largest ratio of the mean length of the last steps to that of the middle ones: steps on minibatches keep their
+#: length, and steps that converge become shorter.
 MAX_STEP_GROWTH = 2.0
 
 
 @dataclass(frozen=True)
 class StepContributions(Contributions):
-    """Contributions to `FedAvg` and its kin, whose clients send their steps as `delta`."""
+    """Contributions to algorithms such as `FedAvg`, whose clients send their steps as `delta`."""
 
     obstacle: str = ""
 
@@ -76,23 +76,23 @@ class StepContributions(Contributions):
 
 
 class Server(NamedTuple):
-    """The server's state but for its optimiser's, which clients receive: θ (D,) or (C, D), and N, () or (C,)."""
+    """The server's state without its optimiser's, which clients receive: θ (D,) or (C, D), and N, () or (C,)."""
 
     point: Tensor
     num_rows: Tensor
 
 
 class Objective(NamedTuple):
-    """What a client's log density a row, log p_k / N_k + log p_0 / N, is computed from; leading axes are clients."""
+    """The inputs of a client's log density per row, log p_k / N_k + log p_0 / N; leading axes are clients."""
 
-    divisor: Tensor  # of the log-likelihood, N_k
+    divisor: Tensor  # N_k, which divides the log-likelihood
     num_rows: Tensor  # N
     data: Batch | ClientData  # the client's rows, or those of a step
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(Algorithm):
-    """Base of algorithms whose clients make steps of SGD from the server's point."""
+    """Base of algorithms whose clients take SGD steps from the server's point."""
 
     draws_are: ClassVar[str] = "point"
     additive: ClassVar[bool] = True
@@ -122,7 +122,7 @@ class LocalSGD(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start near the prior's mean, further off if gradients vanish there, or at zeros if a flat prior has none."""
+        """Start near the prior's mean, farther away if gradients vanish there, or at zero without a mean."""
         return Server(problem.central_start(generator), torch.tensor(problem.num_rows))._asdict(), {}
 
     def download(self, shared: State, clients: Tensor) -> State:
@@ -138,52 +138,56 @@ class LocalSGD(Algorithm):
         return draw_minibatches(num_rows, self.batch_size, self.chain_steps, generator, problem.dtype)
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Make L steps of SGD."""
+        """Take L steps of SGD."""
         server = entries_as(Server, shared)
         point = self.descended(problem, server.point, *self.objective(server, data, data.num_rows), noise)
         return {"delta": point - server.point}, {}, {}
 
     def objective(self, server: Server, data: ClientData, divisor: Tensor) -> tuple[Objective, Objective]:
-        """The objectives of C clients, whose log-likelihoods `divisor` (C,) divides, and their client axes."""
+        """The objectives of C clients, with log-likelihoods divided by `divisor` (C,), and their client axes."""
         rows, axes = with_batches(data, self.batch_size)
         return Objective(divisor, server.num_rows, rows), Objective._make((0, 0, axes))
 
     def descended(self, problem: Problem, point: Tensor, const: Any, dims: Any, noise: Noise) -> Tensor:
-        """The points (C, D) where C clients' L steps from `point` (C, D) end; `dims` are the client axes of `const`."""
-        still = torch.zeros_like(point)
+        """The points (C, D) after L steps of C clients from `point` (C, D); `dims` are the client axes of `const`."""
+        zero = torch.zeros_like(point)
         end: Tensor
         if self.batch_size is None:
             (_, score, curvature), _ = problem.scan(
-                self._first_curvature, (point, still, still[:, 0]), const, (), 1, dims
+                self._first_curvature, (point, zero, zero[:, 0]), const, (), 1, dims
             )
-            carry = (point, still, score, curvature)
+            carry = (point, zero, score, curvature)
             (end, *_), _ = problem.scan(self._bounded_step, carry, const, (), self.chain_steps, dims)
             return end
         count = len(noise.weight) if self.unit == "epochs" else self.chain_steps
-        (end, _), _ = problem.scan(self._step, (point, still), const, noise, count, dims)
+        (end, _), _ = problem.scan(self._step, (point, zero), const, noise, count, dims)
         return end
 
     def _first_curvature(self, problem: Problem, carry: Any, const: Any, _: Any) -> tuple[Any, tuple[()]]:
         """The gradient at a point, and the curvature along it."""
         point, *_unknown = carry
         score = self.gradient(problem, point, const, ())
-        short = _probing_step(point) * score / score.norm().clamp_min(torch.finfo(score.dtype).tiny)
-        there = self.gradient(problem, point + short, const, ())
-        return (point, score, _curvature(point, point + short, there - score)), ()
+        offset = _probing_step(point) * score / score.norm().clamp_min(torch.finfo(score.dtype).tiny)
+        moved_score = self.gradient(problem, point + offset, const, ())
+        return (point, score, _curvature(point, point + offset, moved_score - score)), ()
 
     def _bounded_step(self, problem: Problem, carry: Any, const: Any, _: Any) -> tuple[Any, tuple[()]]:
-        """One step on all rows, no longer than the curvature allows, and the gradient and curvature at its end."""
+        """Take one step on all rows, bounded by the curvature, and update the gradient and the curvature."""
         point, velocity, score, curvature = carry
         velocity, stable = self.momentum * velocity + score, 1 + self.momentum
         rate = stable / curvature.clamp_min(stable / self.step_size)
         end = point + rate * velocity
-        there = self.gradient(problem, end, const, ())
-        seen = _curvature(point, end, there - score)
-        taken = (rate * seen < 2 * stable) & there.isfinite().all()
-        steeper = (seen * rate / stable).nan_to_num(MAX_SHORTENING).clamp(2.0, MAX_SHORTENING) * stable / rate
-        curvature = torch.where(taken, torch.maximum(seen, CURVATURE_MEMORY * curvature), steeper)
-        known = torch.where(taken, end, point), torch.where(taken, velocity, 0.0), torch.where(taken, there, score)
-        return (*known, curvature), ()
+        new_score = self.gradient(problem, end, const, ())
+        new_curvature = _curvature(point, end, new_score - score)
+        accepted = (rate * new_curvature < 2 * stable) & new_score.isfinite().all()
+        steeper = (new_curvature * rate / stable).nan_to_num(MAX_SHORTENING).clamp(2.0, MAX_SHORTENING) * stable / rate
+        curvature = torch.where(accepted, torch.maximum(new_curvature, CURVATURE_MEMORY * curvature), steeper)
+        kept_state = (
+            torch.where(accepted, end, point),
+            torch.where(accepted, velocity, 0.0),
+            torch.where(accepted, new_score, score),
+        )
+        return (*kept_state, curvature), ()
 
     def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
         point, velocity = carry
@@ -196,7 +200,7 @@ class LocalSGD(Algorithm):
         return self.score(problem, point, const, picks)
 
     def score(self, problem: Problem, point: Tensor, objective: Objective, picks: Minibatch) -> Tensor:
-        """The gradient (D,) of a client's objective by a step's minibatch."""
+        """The gradient (D,) of a client's objective on a step's minibatch."""
         batch = batch_of(objective.data, picks)
 
         def log_density(z: Tensor) -> Tensor:
@@ -207,7 +211,7 @@ class LocalSGD(Algorithm):
         return gradient
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Objections to steps far above the others', in units of the point."""
+        """Objections to steps far longer than the others', relative to the point's size."""
         size = message_limits.sizes(messages["delta"]) / (1 + message_limits.sizes(received["point"]))
         return message_limits.outlying_clients(size, "step")
 
@@ -225,12 +229,12 @@ class LocalSGD(Algorithm):
         if len(steps) < 4 * RECENT_ROUNDS:
             return []
         half = len(steps) // 2
-        before, late = (
+        before, recent = (
             sum(part) / RECENT_ROUNDS for part in (steps[half - RECENT_ROUNDS : half], steps[-RECENT_ROUNDS:])
         )
-        if not late > MAX_STEP_GROWTH * before:
+        if not recent > MAX_STEP_GROWTH * before:
             return []
-        return [sentences.server_steps_grow(late=late, before=before)]
+        return [sentences.server_steps_grow(late=recent, before=before)]
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The point, (1, 1, D)."""
@@ -238,13 +242,13 @@ class LocalSGD(Algorithm):
 
 
 def _curvature(point: Tensor, end: Tensor, change: Tensor) -> Tensor:
-    """L (), from a step and the gradients' change by it; zero if the step is lost in rounding."""
-    moved = (end - point).norm()
-    seen = change.norm() / moved.clamp_min(torch.finfo(moved.dtype).tiny)
-    return torch.where(moved >= _probing_step(point) / 2, seen, 0.0)
+    """L (), from a step and the change of the gradient along it; zero if rounding hides the step."""
+    length = (end - point).norm()
+    curvature = change.norm() / length.clamp_min(torch.finfo(length.dtype).tiny)
+    return torch.where(length >= _probing_step(point) / 2, curvature, 0.0)
 
 
 def _probing_step(point: Tensor) -> Tensor:
-    """A step () short enough for a straight line, and long enough for a difference of gradients."""
+    """The length () of a step for a difference of gradients, √eps relative to the point's size."""
     shortest: Tensor = torch.finfo(point.dtype).eps ** 0.5 * (1 + point.norm())
     return shortest

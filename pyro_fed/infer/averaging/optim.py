@@ -1,9 +1,9 @@
-"""Optimisers of changes, by `torch.optim` as pure functions: "gradients" are the changes that clients ask for.
+"""Server optimisers: `torch.optim` as pure functions, with the clients' changes in place of negative gradients.
 
     η ← η + δ optim(Δη)                                       Guo et al., Section 2.2.3; Reddi et al. (2020)
 
-An optimiser is built anew for every step and its state is put back into it, so that the state travels as tensors
-in an algorithm's own state. Its learning rate is δ, the algorithm's `damping`.
+Each step builds an optimiser and restores its state from tensors, which are kept in the algorithm's own state. The
+learning rate is δ, the algorithm's `damping`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ OPTIM = "optim"
 
 
 class Optimiser(Variant):
-    """An optimiser that applies a change Δ, in place of adding δ Δ."""
+    """An optimiser that applies a change Δ, instead of adding δ Δ."""
 
     what: ClassVar[str] = "optimiser"
     door: ClassVar[str] = "pf.infer.optim"
 
     @abstractmethod
     def build(self, leaves: list[Tensor], rate: float) -> torch.optim.Optimizer:
-        """The optimiser of `torch.optim` with its learning rate, without a state."""
+        """The `torch.optim` optimiser with this learning rate, without a state."""
 
     def init(self, params: Mapping[str, Tensor], rate: float) -> dict[str, Tensor]:
         """The state before the first step, flat: `{param}.{entry}`."""
@@ -47,8 +47,8 @@ class Optimiser(Variant):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The changes to add to the parameters, and the new state.
 
-        `deltas` are the parameters' changes Δ, which stand for the negative gradient; `state` is from `init` or the
-        step before.
+        `deltas` are the parameters' changes Δ, in place of the negative gradient; `state` is from `init` or the
+        previous step.
         """
         with torch.enable_grad():
             leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
@@ -71,10 +71,10 @@ class Optimiser(Variant):
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimiser):
-    """Steps with momentum: the changes of earlier rounds go on, each round by less.
+    """Steps with momentum: changes of earlier rounds continue with decreasing weight.
 
     Args:
-        momentum: share of the last step that is taken again, in [0, 1).
+        momentum: share of the last step that is repeated, in [0, 1).
 
     References:
         Guo et al. (2023), Table 7; FedAvgM of Hsu et al. (2019).
@@ -99,7 +99,7 @@ class Adagrad(Optimiser):
     """Steps divided by the root of the sum of all squared changes so far.
 
     Args:
-        eps: what is added to that root (τ in Table 7 of Guo et al.).
+        eps: added to that root (τ in Table 7 of Guo et al.).
 
     References:
         FedAdagrad of Reddi et al. (2020), Algorithm 2.
@@ -125,7 +125,7 @@ class Adam(Optimiser):
 
     Args:
         betas: weights of the past in the averages of the changes and of their squares, each in [0, 1).
-        eps: what is added to that root (τ in Table 7 of Guo et al.).
+        eps: added to that root (τ in Table 7 of Guo et al.).
 
     References:
         FedAdam of Reddi et al. (2020), Algorithm 2.

@@ -1,9 +1,9 @@
-"""Steps of Langevin chains: their size, their rule, and the coordinates that they are made in.
+"""Step sizes, integration rules and coordinates of Langevin chains.
 
-    h_t = h_0 (1 + t / decay_offset)^-decay          t steps of the chain before
+    h_t = h_0 (1 + t / decay_offset)^-decay          after t steps of the chain
 
-h_0 is given (`Fixed`), or derived: the longest stable step (`Derived`), one by which visits to clients are short
-(`ForVisits`), or one by which the clients' errors are small, which a round before the first measures (`Measured`).
+h_0 is set (`Fixed`) or derived: the longest stable step (`Derived`), a step for which visits to clients are short
+(`ForVisits`), or one for which the clients' errors, measured in a preliminary round, are small (`Measured`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Step(Variant):
     """Base of the steps of Langevin chains.
 
     Args:
-        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
+        midpoint: evaluate the score, and take draws, at θ + η/2, whose variance at a Gaussian is exact for every
+            stable step.
         decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
-        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+        decay_offset: number of steps after which the step has fallen by 2^-γ; only with a `decay`.
     """
 
     what: ClassVar[str] = "step"
@@ -46,30 +47,31 @@ class Step(Variant):
 
     @property
     def given_size(self) -> float | None:
-        """h_0 if it is given; None if it is derived."""
+        """h_0 if it is set; None if it is derived."""
         return None
 
     @property
     def preconditions(self) -> bool:
-        """Whether the covariance of p(θ) Π q_s(θ) is the preconditioner, as derived steps need."""
+        """Whether the covariance of p(θ) Π q_s(θ) is the preconditioner; derived steps need it."""
         return True
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class Fixed(Step):
-    """A given step.
+    """A step of fixed size.
 
     Args:
         size: h_0, the variance of the injected noise.
-        precondition: use the covariance of p(θ) Π_s q_s(θ) as preconditioner, so that one step size serves posteriors
-            of any scale.
-        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
+        precondition: whether the covariance of p(θ) Π_s q_s(θ) is the preconditioner, so that one step size suits
+            posteriors of any scale.
+        midpoint: evaluate the score, and take draws, at θ + η/2, whose variance at a Gaussian is exact for every
+            stable step.
         decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
-        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+        decay_offset: number of steps after which the step has fallen by 2^-γ; only with a `decay`.
 
     References:
-        El Mekkaoui et al. (2021), Sections 5.1 and 5.3 have 1e-4. Leimkuhler & Matthews (2013), for the midpoint.
+        El Mekkaoui et al. (2021), Sections 5.1 and 5.3, for 1e-4. Leimkuhler & Matthews (2013), for the midpoint.
 
     Example:
         >>> idata = pf.run(pf.FSGLD(step=pf.infer.step.Fixed(size=1e-3)), fed)
@@ -96,13 +98,14 @@ class Fixed(Step):
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class Derived(Step):
-    """The longest step that is stable, in coordinates in which the posterior is about N(0, I).
+    """The longest stable step, in coordinates in which the posterior is about N(0, I).
 
     Args:
         largest: largest h, in (0, 1]; stability ends at 4.
-        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
+        midpoint: evaluate the score, and take draws, at θ + η/2, whose variance at a Gaussian is exact for every
+            stable step.
         decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
-        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+        decay_offset: number of steps after which the step has fallen by 2^-γ; only with a `decay`.
 
     Example:
         >>> idata = pf.run(pf.infer.SGLD(step=pf.infer.step.Derived(largest=0.2)), fed)
@@ -118,15 +121,16 @@ class Derived(Step):
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class ForVisits(Derived):
-    """A step by which a visit to a client is short against the chain's relaxation time.
+    """A step for which a visit to a client is short compared with the chain's relaxation time.
 
     Args:
         visit_time: largest h T, in preconditioned time, where the posterior's relaxation time is 2; None takes the
-            algorithm's own: 1, and 0.2 where clients work in parallel.
+            algorithm's own: 1, or 0.2 if clients work in parallel.
         largest: largest h, in (0, 1]; stability ends at 4.
-        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
+        midpoint: evaluate the score, and take draws, at θ + η/2, whose variance at a Gaussian is exact for every
+            stable step.
         decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
-        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+        decay_offset: number of steps after which the step has fallen by 2^-γ; only with a `decay`.
 
     Example:
         >>> idata = pf.run(pf.infer.DSGLD(step=pf.infer.step.ForVisits(visit_time=0.5)), fed)
@@ -142,17 +146,19 @@ class ForVisits(Derived):
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class Measured(ForVisits):
-    """A step by which the clients' errors, which a round before the first measures, change the result by little.
+    """A step for which the clients' errors, measured in a preliminary round, change the result little.
 
     Args:
-        visit_error: by what share the clients' errors may widen a variance; of `FALD`, also by how many SDs their own
-            noise may move a mean. It moves an SD by half of it: by default 1.5 %, what 2,000 effective draws can tell.
+        visit_error: largest share by which the clients' errors may widen a variance; for `FALD`, also the largest
+            shift of a mean by the clients' own noise, in SDs. An SD changes by half as much: by default by 1.5 %, the
+            precision of 2,000 effective draws.
         visit_time: largest h T, in preconditioned time, where the posterior's relaxation time is 2; None takes the
-            algorithm's own: 1, and 0.2 where clients work in parallel.
+            algorithm's own: 1, or 0.2 if clients work in parallel.
         largest: largest h, in (0, 1]; stability ends at 4.
-        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
+        midpoint: evaluate the score, and take draws, at θ + η/2, whose variance at a Gaussian is exact for every
+            stable step.
         decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
-        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+        decay_offset: number of steps after which the step has fallen by 2^-γ; only with a `decay`.
 
     Example:
         >>> idata = pf.run(pf.FSGLD(step=pf.infer.step.Measured(visit_error=0.01)), fed)
@@ -176,14 +182,14 @@ class Measured(ForVisits):
 
 
 def check_step_fits(owner: object, step: Step, kinds: tuple[type[Step], ...]) -> None:
-    """Refuse a step that a sampler does not take."""
+    """Refuse a step that a sampler does not accept."""
     if type(step) not in kinds:
         allowed = " or ".join(f"pf.infer.step.{kind.__name__}" for kind in kinds)
         raise SettingError(f"{type(owner).__name__}: step must be {allowed}, received {step!r}")
 
 
 def check_scale_known(owner: object, step: Step, needs_surrogates: bool) -> None:
-    """Refuse a step, or an estimate of the score, that needs surrogates where there are none."""
+    """Refuse a step, or an estimate of the score, that needs surrogates if there are none."""
     name = type(owner).__name__
     if step.given_size is None:
         raise SettingError(

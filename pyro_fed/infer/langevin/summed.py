@@ -1,32 +1,34 @@
-"""Langevin steps by sums of the clients' scores, whose noise of differential privacy is the chain's own noise.
+"""Langevin steps by sums of the clients' scores, where noise for differential privacy is part of the chain's noise.
 
 Source: Wang, Fienberg & Smola (2015), *Privacy for free: posterior sampling and stochastic gradient Monte Carlo*, with
 the exact accountant of Gaussian noise (`algorithm.privacy`) in place of theirs, and clients in place of rows.
 
     θ' = θ + h/2 (∇ log p_0(θ) + S/α) + √(h - (h s / 2α)²) ξ,    S = Σ_k ∇ log p_k(θ) clipped + N(0, s² I)       (1)
 
-In a round every client sends its score at θ, and nothing else; the server knows the prior. With `pf.Private` the sum is
-released with noise of SD s = z r. Langevin steps need noise of variance h, and the release provides (h s / 2α)² of it:
-the steps are those of the posterior at temperature α as long as h ≤ 4 α²/s², the default step, where it provides all.
-Nothing is added to the draws afterwards; they lack what clipping removes.
+In a round every client sends only its score at θ; the server knows the prior. With `pf.Private` (norm r, noise
+multiplier z) the sum is released with noise of SD s = z r. Langevin steps need noise of variance h. The release
+provides (h s / 2α)² of it. The steps are those of the posterior at temperature α if h ≤ 4 α²/s². At the default,
+equality, the release provides all noise. The draws need no correction for noise; clipping biases them.
 
-What it costs: θ is all that is released, and R rounds are R Gaussian mechanisms of noise multiplier z, or zero-
-concentrated privacy of ρ = R / 2z². In R steps of the length 4 α²/s² = 4 α²/(z r)² a posterior of precision λ, at
-temperature α, is traversed h R λ / 2α = 4 α λ ρ / r² times, whatever R: ε determines the chain's length in relaxation
-times. A chain that is too short has few effective draws; the cure is a temperature, which makes it α times as long and
-the SDs √α times as wide. R determines how fine the steps are: hλ/α ≪ 4 is desirable, and the variance is 1/(1 - hλ/4α)
-times the correct one, which the draws' own autocorrelation shows.
+Privacy: only θ is released. R rounds are R Gaussian mechanisms with noise multiplier z, or zero-concentrated privacy
+with ρ = R / 2z². R steps of size 4 α²/s² = 4 α²/(z r)² traverse a posterior of precision λ, at temperature α,
 
-With `unit="row"` of `pf.Private` each client shortens every row's score to `row_norm`, and rounds it towards zero to a
-grid of 2⁻²⁸ to 2⁻²⁷ of that, before it adds them up in float64. The sum of up to 2²⁵ rows is then exact, whatever their
-order: a row replaced by zero changes it by no more than `row_norm`, without a change in the rounding of the others
-(Casacuberta et al. 2022, *Widespread underestimation of sensitivity in differentially private libraries*).
+    h R λ / 2α = 4 α λ ρ / r²  times for any R
 
-In a private run ξ comes from the operating system's secrets, as the release's noise does. ε does not depend on that:
-the release precedes it, and subtracting ξ from θ' gives S, which ε covers.
+ε determines the chain's length in relaxation times. A chain that is too short has few effective draws; a temperature
+makes it α times as long and the SDs √α times as wide. R determines the step size: hλ/α ≪ 4 is desirable, and the
+variance is 1/(1 - hλ/4α) times the correct one, which the autocorrelation of the draws shows.
 
-A round without some clients uses K/C times the sum of the others, and a step that is shorter by as much as its noise is
-larger.
+With `unit="row"` of `pf.Private` each client clips every row's score to `row_norm`, rounds it towards zero to a grid of
+2⁻²⁸ to 2⁻²⁷ of that, and then sums in float64. The sum of up to 2²⁵ rows is then exact in any order: a row replaced by
+zero changes it by at most `row_norm`, and does not change the rounding of the others (Casacuberta et al. 2022,
+*Widespread underestimation of sensitivity in differentially private libraries*).
+
+In a private run ξ comes from the operating system's secure randomness, like the release's noise. ε does not depend on
+it: ξ is added after the release, and subtracting it from θ' gives S, which ε covers.
+
+If clients are missing, a round uses K/C times the sum of the others. The noise grows by that factor, and the step
+becomes shorter to match.
 
 Letters: θ `position`, h `step_size`, α `temperature`, s `released_noise`, ξ `normal`, K clients, C of a round.
 """
@@ -64,23 +66,23 @@ from pyro_fed.infer.sites.records import as_entries, entries_as
 if TYPE_CHECKING:
     from pyro_fed.algorithm.privacy import Private
 
-#: Steps of the grid of rows' scores in `row_norm`, as a power of two.
+#: Number of grid steps of rows' scores in `row_norm`, as a power of two.
 ROW_GRID_BITS = 28
 
 
 class SummedState(NamedTuple):
     """The server's state."""
 
-    chains: ChainStore  # their positions and draws
-    prior_score: Tensor  # ∇ log p_0 there, (M, D)
-    step_size: Tensor  # h if all clients answer
+    chains: ChainStore  # the chains' positions and draws
+    prior_score: Tensor  # ∇ log p_0 at the positions, (M, D)
+    step_size: Tensor  # h if all clients reply
     num_clients: Tensor  # K
     key: Tensor  # the seed of ξ
 
 
 @dataclass(frozen=True, kw_only=True)
 class SummedChains(Algorithm):
-    """Langevin chains of the server, which is told the clients' scores at their positions."""
+    """Langevin chains at the server, by the clients' scores at the chains' positions."""
 
     draws_are: ClassVar[str] = "chains"
 
@@ -117,7 +119,7 @@ class SummedChains(Algorithm):
         return as_entries(state), {}
 
     def first_step_size(self, problem: Problem, otherwise: str = "") -> float:
-        """h; SettingError if it is not given, with `otherwise` at the end of the message."""
+        """h; SettingError if it is not set, with `otherwise` at the end of the message."""
         if self.step_size is None:
             raise SettingError(
                 f"{type(self).__name__}: give step_size, about a quarter of the narrowest posterior variance, such as "
@@ -139,13 +141,13 @@ class SummedChains(Algorithm):
         return message_limits.outlying_clients(message_limits.sizes(messages["score"]), "score")
 
     def after_step(self, state: SummedState, score: Tensor, h: float, noise: Tensor) -> SummedState:
-        """The state after θ' = θ + h/2 (∇ log p_0 + score / α) + noise, which is kept after `burn_in` steps."""
+        """The state after θ' = θ + h/2 (∇ log p_0 + score / α) + noise; a draw is stored after `burn_in` steps."""
         drift = state.prior_score + score.to(state.prior_score) / self.temperature
         theta = state.chains.position + h / 2 * drift + noise
         chains = state.chains._replace(position=theta, steps=state.chains.steps + 1)
         if int(chains.steps) > self.burn_in:
-            one = theta.new_ones(len(theta), 1)
-            draws = Draws(theta[:, None], -one, drift.norm(dim=-1, keepdim=True), h * one)
+            ones = theta.new_ones(len(theta), 1)
+            draws = Draws(theta[:, None], -ones, drift.norm(dim=-1, keepdim=True), h * ones)
             chains = chains.append(draws, self.target_ess)
         return state._replace(chains=chains)
 
@@ -156,13 +158,13 @@ class SummedChains(Algorithm):
         return torch.randn(at.shape, generator=generator, dtype=at.dtype).to(at.device)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """R-hat and ESS as last computed, the number of kept draws, and the factor by which steps widen the draws."""
+        """R-hat and ESS as last computed, the number of stored draws, and the factor by which steps widen SDs."""
         chains = entries_as(ChainStore, after)
         judged = int(chains.judged) > int(entries_as(ChainStore, before).judged)
         return chains.figures() | {"widened": widening(chains) if judged else math.nan}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether there are as many effective draws as wanted."""
+        """Whether the target number of effective draws is reached."""
         if self.target_ess is None:
             return None
         last = figures[-1]
@@ -180,12 +182,12 @@ class SummedChains(Algorithm):
 
 @dataclass(frozen=True)
 class SummedContributions(Contributions):
-    """Contributions to `SummedLangevin`, where the noise of privacy is a part of the chain's own."""
+    """Contributions to `SummedLangevin`, where privacy noise is part of the chain's noise."""
 
     noise_in_draws: ClassVar[bool] = True
 
     def form_for(self, combination: Combination | None) -> Any:
-        """The algorithm with the noise of a private release in place of as much of the chain's own."""
+        """The algorithm in which the noise of a private release replaces part of the chain's noise."""
         algorithm, name = self.algorithm, type(self.algorithm).__name__
         if combination is None or not combination.private:
             if algorithm.released_noise:
@@ -196,8 +198,8 @@ class SummedContributions(Contributions):
         private = cast("Private", combination)
         if private.unit == "row" and algorithm.row_norm != private.norm:
             raise SettingError(
-                f"{name}: Private(unit='row', norm={private.norm:g}) needs row_norm={private.norm:g} here, by which "
-                f"the clients shorten their rows' scores; received row_norm={algorithm.row_norm}"
+                f"{name}: Private(unit='row', norm={private.norm:g}) needs row_norm={private.norm:g} here, to which "
+                f"the clients clip their rows' scores; received row_norm={algorithm.row_norm}"
             )
         noise = private.norm * private.noise_multiplier
         longest = 4 * algorithm.temperature**2 / noise**2
@@ -218,20 +220,20 @@ class SummedContributions(Contributions):
 class SummedLangevin(SummedChains):
     """Langevin steps by sums of all clients' scores: a sampler under differential privacy or secure aggregation.
 
-    Coordinates are the unconstrained ones: parameters should have posteriors of like widths, as those of standardised
-    covariates have.
+    There is no preconditioner: unconstrained parameters should have posteriors of similar width, as with standardised
+    covariates.
 
     Args:
         step_size: h; about a quarter of the narrowest posterior variance. None, with `pf.Private`, takes the longest
             step that its noise allows, 4 α² / (norm × noise_multiplier)².
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α. Under privacy it buys a longer chain for
-            SDs that are √α times as wide.
-        num_chains: M. Under privacy each chain has its share of the norm, so that one is best.
-        burn_in: first rounds that are not kept.
-        target_ess: the run ends when the slowest coordinate has this many effective draws; None runs all. Private
-            runs have all their rounds.
-        row_norm: the longest that a row's score may be, for `pf.Private(unit="row")`, whose norm it has to be; None
-            takes sums as they are.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α. Under privacy it makes the chain α times
+            as long and the SDs √α times as wide.
+        num_chains: M. Under privacy the chains share the norm, so that one chain is best.
+        burn_in: number of first rounds that are discarded.
+        target_ess: the run ends when the slowest coordinate has this many effective draws; None runs all rounds, as
+            private runs do.
+        row_norm: norm to which rows' scores are clipped, for `pf.Private(unit="row")`, whose norm it has to equal; None
+            does not clip.
         released_noise: s, set by the run from `pf.Private`, not by hand.
 
     Raises:
@@ -261,7 +263,7 @@ class SummedLangevin(SummedChains):
         return SummedContributions(self)
 
     def first_step_size(self, problem: Problem, otherwise: str = "") -> float:
-        """h; where it is not given, the longest that the noise of privacy allows."""
+        """h; by default the longest step that the privacy noise allows."""
         noise = self.released_noise / self.temperature
         if self.step_size is None and noise:
             return 4 / noise**2
@@ -269,35 +271,35 @@ class SummedLangevin(SummedChains):
 
     # -- a round --------------------------------------------------------------------------------------------
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """The clients' scores, (C, M, D)."""
+        """Compute the clients' scores, (C, M, D)."""
         scores = problem.mapped(self._scores, (0, BATCHES))(shared["position"], data.full_batch())
         return {"score": scores}, {}, {}
 
     def _scores(self, problem: Problem, position: Tensor, batch: Batch) -> Tensor:
-        """The score of a client's likelihood at each chain, (M, D), with its rows' scores clipped if that is set."""
+        """The score of a client's likelihood at each chain, (M, D), with rows' scores clipped to `row_norm`."""
         if self.row_norm is None:
             return likelihood_scores(problem, position, batch)
         by_row = torch.stack([row_scores(problem, z, batch.rows) for z in position.unbind(0)], 1)  # (m, M, D)
         step = 2.0 ** (math.frexp(self.row_norm)[1] - ROW_GRID_BITS)
-        short = (clip(by_row.double().flatten(1), self.row_norm) / step).trunc().reshape(by_row.shape)
-        return step * (batch.weight[:, None, None] * short).sum(0)
+        clipped = (clip(by_row.double().flatten(1), self.row_norm) / step).trunc().reshape(by_row.shape)
+        return step * (batch.weight[:, None, None] * clipped).sum(0)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Make a step of Eq. (1), with K/C times the sum of C clients' scores, and the rest of the noise."""
+        """Take a step of Eq. (1), with K/C times the sum of C clients' scores, and the remaining noise."""
         state, score = entries_as(SummedState, shared), messages["score"]
         scale = int(state.num_clients) / len(score)
         h, s_over_alpha = float(state.step_size), scale * self.released_noise / self.temperature
         if s_over_alpha:
             h = min(h, 4 / s_over_alpha**2)
-        left = math.sqrt(max(0.0, h - (h * s_over_alpha / 2) ** 2))
-        return as_entries(self.after_step(state, scale * score.sum(0), h, left * self.normal(state)))
+        noise_scale = math.sqrt(max(0.0, h - (h * s_over_alpha / 2) ** 2))
+        return as_entries(self.after_step(state, scale * score.sum(0), h, noise_scale * self.normal(state)))
 
     def normal(self, state: SummedState) -> Tensor:
-        """ξ, a secret where it is noise of privacy."""
+        """ξ, from secure randomness in a private run."""
         return standard_normal(state.chains.position) if self.released_noise else super().normal(state)
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether there are as many effective draws as wanted; None if the run's end would reveal facts about rows."""
+        """Whether the target number of effective draws is reached; None if an early end would reveal facts on rows."""
         return None if self.released_noise else super().converged(figures)
 
     def advice(self, problem: Problem, before: State) -> str:
@@ -315,60 +317,62 @@ class SummedLangevin(SummedChains):
 
 
 def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
-    """Gradients of the log-likelihoods of rows (m, ...) at z (D,), (m, D), by D backward passes, whatever m is."""
+    """Gradients of the log-likelihoods of rows (m, ...) at z (D,), (m, D), by min(m, D) backward passes."""
     value, pull = vjp(lambda z: problem.log_parts(z, rows)[1], z)[:2]
     if len(value) <= len(z):
         by_row: Tensor = problem.vmap(lambda e: pull(e)[0])(torch.eye(len(value)).to(value))
         return by_row
-    pushed = vjp(lambda v: pull(v)[0], torch.zeros_like(value))[1]  # pull is linear: its own pull is the Jacobian
+    pushed = vjp(lambda v: pull(v)[0], torch.zeros_like(value))[1]  # `pull` is linear: its own pullback is the Jacobian
     columns: Tensor = problem.vmap(lambda e: pushed(e)[0])(torch.eye(len(z)).to(z))
     return columns.T
 
 
-#: Draws for each parameter from which on the autocorrelation of every direction can be estimated.
+#: Smallest number of draws per parameter for which the autocorrelation of every direction can be estimated.
 DRAWS_PER_PARAMETER = 20
 
 
 def summed_chain_findings(record: Record, num_chains: int, burn_in: int, is_private: bool) -> list[Finding]:
-    """Warnings about too few effective draws, chains that disagree, and steps that are too long for the posterior."""
-    last = record.latest
-    if not last.get("kept"):
+    """Warnings about too few effective draws, chains that disagree, and steps that are too long."""
+    figures = record.latest
+    if not figures.get("kept"):
         return [sentences.no_draw_kept(end=f"the run ended within burn_in={burn_in} rounds")]
     notes = list[Finding]()
     fewest = fewest_effective(num_chains)
-    if not last["ess"] >= fewest:
+    if not figures["ess"] >= fewest:
         cure = "raise temperature, spend more epsilon, or have more clients" if is_private else "run more rounds"
         notes.append(
-            sentences.too_few_effective_draws(effective=last["ess"], needed=fewest, chain_is_short=True, cures=[cure])
+            sentences.too_few_effective_draws(
+                effective=figures["ess"], needed=fewest, chain_is_short=True, cures=[cure]
+            )
         )
     limit = r_hat_limit(num_chains)
-    if num_chains > 1 and not last["r_hat"] <= limit:
-        notes.append(sentences.chains_disagree(r_hat=last["r_hat"], limit=f"{limit:.4g}", cures=()))
-    known = [one["widened"] for one in record.figures if one and not math.isnan(one["widened"])]
-    if known and not known[-1] <= SD_MATTERS:
-        notes.append(sentences.steps_widen_draws(factor=known[-1]))
+    if num_chains > 1 and not figures["r_hat"] <= limit:
+        notes.append(sentences.chains_disagree(r_hat=figures["r_hat"], limit=f"{limit:.4g}", cures=()))
+    widenings = [one["widened"] for one in record.figures if one and not math.isnan(one["widened"])]
+    if widenings and not widenings[-1] <= SD_MATTERS:
+        notes.append(sentences.steps_widen_draws(factor=widenings[-1]))
     return notes
 
 
 def widening(chains: ChainStore) -> float:
-    """Largest factor by which the steps widen an SD, from the draws; infinite if they hardly contract."""
+    """Largest factor by which the steps widen an SD, from the draws; infinite if the steps do not contract."""
     draws = chains.buffers.draws[:, : int(chains.kept)].double()
     centred = (draws - draws.mean(1, keepdim=True)).cpu().numpy()
-    least = least_autocorrelation(centred)
-    left = (1 + least) / 2
-    return math.inf if left <= 0 else left**-0.5
+    lowest = smallest_autocorrelation(centred)
+    contraction = (1 + lowest) / 2
+    return math.inf if contraction <= 0 else contraction**-0.5
 
 
-def least_autocorrelation(centred: np.ndarray) -> float:
-    """The smallest lag-one autocorrelation of centred chains (M, n, D), in coordinates only if draws are few."""
+def smallest_autocorrelation(centred: np.ndarray) -> float:
+    """The smallest lag-one autocorrelation of centred chains (M, n, D), only of coordinates if draws are few."""
     chains, draws, dim = centred.shape
-    centred = centred / np.abs(centred).max()  # a chain that runs away is finite for long
-    here, ahead = (part.reshape(-1, dim) for part in (centred[:, :-1], centred[:, 1:]))
+    centred = centred / np.abs(centred).max()  # scaled, since a diverging chain may still be finite
+    current, next_draws = (part.reshape(-1, dim) for part in (centred[:, :-1], centred[:, 1:]))
     variance = (centred.reshape(-1, dim) ** 2).mean(0)
     if chains * draws < DRAWS_PER_PARAMETER * dim:
-        return float(((here * ahead).mean(0) / variance).min())
+        return float(((current * next_draws).mean(0) / variance).min())
     whole = centred.reshape(-1, dim)
     values, vectors = np.linalg.eigh(whole.T @ whole / len(whole))
     white = vectors / np.sqrt(values.clip(np.finfo(float).tiny))
-    lagged = white.T @ (here.T @ ahead / len(here)) @ white
+    lagged = white.T @ (current.T @ next_draws / len(current)) @ white
     return float(np.linalg.eigvalsh((lagged + lagged.T) / 2).min())

@@ -1,21 +1,21 @@
-"""Visits of chains to clients: where chains begin, a step, its size and minibatch, and T steps in some rounds.
+"""Visits of chains to clients: the chains' starts, a step with its size and minibatch, and the T steps of a round.
 
     η = √h A ξ,    ξ ~ N(0, I)
     θ' = θ + h/2 A A' v(θ) + η                        (1) of el Mekkaoui et al., in coordinates A⁻¹ θ
     θ' = θ + h/2 A A' v(θ + η/2) + η                  midpoint, draws at θ + η/2
-    h_t = h_0 (1 + t / b)^-γ                          t steps of the chain before, b `decay_offset`, γ `decay`
+    h_t = h_0 (1 + t / b)^-γ                          after t steps of the chain, b `decay_offset`, γ `decay`
 
-G = A A' is the preconditioner, A = I in the papers. The midpoint rule takes the score and the draw half a noise further
+G = A A' is the preconditioner; A = I in the papers. The midpoint rule takes the score and the draw after half the noise
 (Leimkuhler & Matthews, 2013, in the form of Vilmart, 2015). With exact scores the variance at a Gaussian target is then
 exact for every stable h, while that of Eq. (1) is too large by a factor of 1/(1 - hλ/4).
 
-A derived step is as short as the steepest client needs (`longest_steps`): h λ < 4, λ the largest eigenvalue of A'HA, H
-= -∇v, by power iteration (`ops.langevin` has the derivation). One product A'HA v costs two gradients, so λ costs about
-forty. All clients have the same steps from the next round on: chains whose steps depend on the client that they are at
-have another stationary law.
+A derived step is stable at the steepest client (`longest_steps`): h λ < 4, λ the largest eigenvalue of A'HA, H = -∇v,
+by power iteration (`ops.langevin` has the derivation). A product A'HA v costs two gradients, so that λ costs about
+forty. From the next round on all clients have the same steps, since steps that depend on the client would change the
+stationary distribution.
 
-Chains begin at draws of p(θ) Π_s q_s(θ), or of the prior. That Gaussian's covariance is A A', and its mode θ* is where
-control variates and conducive gradients are taken.
+Chains begin at draws of p(θ) Π_s q_s(θ), or of the prior. The covariance of that Gaussian is A A', and control variates
+and conducive gradients are evaluated at its mode θ*.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class ClientState(NamedTuple):
     longest_step: Tensor | None = None  # the longest derived step at this client
     pull: Tensor | None = None  # α g_s(θ*), (D,)
     pull_slope: Tensor | None = None  # α (P - P_s/f_s), (D, D) or (D,)
-    metric: Tensor | None = None  # the posterior's precision, by which the distance from θ* is measured, (D, D) or (D,)
-    trust_radius: Tensor | None = None  # the distance at which g_s stops growing
+    metric: Tensor | None = None  # the posterior's precision, the metric of the distance from θ*, (D, D) or (D,)
+    trust_radius: Tensor | None = None  # the distance from which on g_s does not grow
 
     @property
     def conducive(self) -> ConduciveGradient | None:
@@ -75,33 +75,33 @@ class ClientState(NamedTuple):
         return ConduciveGradient(self.anchor, self.pull, self.pull_slope, TrustRegion(self.metric, self.trust_radius))
 
     def score(self, anchor: Tensor | None = None) -> Score:
-        """v_s, Eq. (4), with the control variate at `anchor` if there is one; with α g_s if there is that, Eq. (7)."""
+        """v_s, Eq. (4), with a control variate at `anchor`, and with α g_s, Eq. (7), if these are used."""
         unbiased: Score = MinibatchScore(self.inverse_f)
         if anchor is not None and self.anchor_score is not None:
             unbiased = ControlVariateScore(self.inverse_f, anchor, self.anchor_score)
         return unbiased if self.conducive is None else ConduciveScore(unbiased, self.conducive)
 
     def limit_step(self, step_size: Tensor, at: Tensor | slice = slice(None)) -> Tensor:
-        """h of visits, no longer than each client allows; `at` has the chains' clients, by default each its own."""
+        """h of visits, bounded by each client's longest step; `at` are the clients visited, by default all in order."""
         return step_size if self.longest_step is None else torch.minimum(step_size, self.longest_step[at])
 
 
 class Arrival(NamedTuple):
     """What a client receives for each chain that visits it, (C, ...)."""
 
-    position: Tensor  # where the chain is, (C, D)
+    position: Tensor  # the chain's position, (C, D)
     client: Tensor  # the client's number, (C,)
     steps: Tensor  # number of steps of the chain so far, (C,)
-    step_size: Tensor  # h of its steps, before they fall or are shortened, (C,)
+    step_size: Tensor  # h of its steps, before decay and bounds, (C,)
 
 
 class Visit(NamedTuple):
-    """What C visits send: the chains' positions, and every `stride`-th of their T steps; of R rounds (R, C, ...)."""
+    """Messages of C visits: the chains' positions, and every `stride`-th of T steps; of R rounds (R, C, ...)."""
 
-    position: Tensor  # where the chain is, (C, D)
+    position: Tensor  # the chain's position, (C, D)
     client: Tensor  # the client's number, (C,)
     draws: Tensor  # positions that may be kept, (C, T / stride, D)
-    gradient_norm: Tensor  # of the preconditioned scores, (C, T / stride)
+    gradient_norm: Tensor  # norm of the preconditioned score, (C, T / stride)
     step_size: Tensor  # h, (C, T / stride)
 
 
@@ -122,7 +122,7 @@ def first_places(
     precondition: bool,
     generator: torch.Generator,
 ) -> Beginning:
-    """Where chains begin: at draws of p(θ) Π_s q_s(θ), or of the prior if there are no surrogates."""
+    """Starts at draws of p(θ) Π_s q_s(θ), or of the prior without surrogates."""
     if surrogates is not None:
         return at_surrogates(problem, surrogates, start, num_chains, precondition, generator)
     zero = torch.zeros(problem.dim, dtype=problem.dtype)
@@ -159,7 +159,7 @@ def new_clients(begin: Beginning, visit_share: Tensor) -> ClientState:
 
 @lru_cache(maxsize=8)
 def no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Empty minibatches of a client that takes all its rows: `minibatches_at` fills them if others have some."""
+    """Empty minibatches of a client that takes all its rows; `minibatches_at` fills them."""
     return {
         "position": torch.zeros(0, batch_size, dtype=torch.int64),
         "weight": torch.zeros(0, batch_size, dtype=dtype),
@@ -167,17 +167,17 @@ def no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def minibatches_at(position: Tensor, weight: Tensor, num_rows: Tensor, steps: int) -> Minibatch:
-    """Minibatches (T, C, m), from those of clients that drew some; a client with at most m rows takes all of them."""
+    """Minibatches (T, C, m): those that were drawn, or all rows of a client with at most m rows."""
     slot = torch.arange(position.shape[-1], device=num_rows.device)
     rows = num_rows.unsqueeze(-1)
     if not len(position):  # no client drew any
         position, weight = (part.new_zeros(steps, *part.shape[1:]) for part in (position, weight))
-    whole, has = rows <= len(slot), slot < rows
-    position = torch.where(whole, slot % rows.clamp_min(1), position)
-    return Minibatch(position, torch.where(whole, has.to(weight.dtype), weight))
+    takes_all, is_row = rows <= len(slot), slot < rows
+    position = torch.where(takes_all, slot % rows.clamp_min(1), position)
+    return Minibatch(position, torch.where(takes_all, is_row.to(weight.dtype), weight))
 
 
-#: Minibatches (T, m) of so many rows, by: their number, m, T, a generator, and the dtype of weights.
+#: Minibatches (T, m) from: the number of rows, m, T, a generator, and the dtype of weights.
 PickRows = Callable[[int, int, int, torch.Generator, torch.dtype], Minibatch]
 
 
@@ -200,15 +200,15 @@ class VisitNoise:
         return {"normal": normal, "position": picks.position, "weight": picks.weight}
 
     def draw_many(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
-        """The draws of many visits in one tensor, (T, V, D); None if a client does not take all of its rows."""
+        """The noise of V visits in one tensor, (T, V, D); None if a client does not take all of its rows."""
         size = self.batch_size
         if size is not None and int(num_rows.max()) > size:
             return None
         normal = torch.empty(len(num_rows), self.local_steps, problem.dim, dtype=problem.dtype)
         for visit, generator in zip(normal, generators, strict=True):
             visit.normal_(generator=generator)
-        none = {} if size is None else no_picks(size, problem.dtype)
-        picks = {name: value.new_empty(0, len(num_rows), value.shape[-1]) for name, value in none.items()}
+        no_rows = {} if size is None else no_picks(size, problem.dtype)
+        picks = {name: value.new_empty(0, len(num_rows), value.shape[-1]) for name, value in no_rows.items()}
         return {"normal": normal.transpose(0, 1), **picks}
 
 
@@ -224,7 +224,7 @@ class Client(NamedTuple):
 
     score: Score  # estimates v
     factor: Tensor  # A, (D, D) or its diagonal (D,)
-    rows: Batch | ClientData  # all rows of the client, or those to pick minibatches from
+    rows: Batch | ClientData  # all rows of the client, or those from which minibatches are taken
 
 
 class StepInput(NamedTuple):
@@ -236,7 +236,7 @@ class StepInput(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """Output of a step: the draw (D,) that is judged and kept, and the norm |A' v| of the preconditioned score."""
+    """Output of a step: the draw (D,), and the norm |A' v| of the preconditioned score."""
 
     draw: Tensor
     norm: Tensor
@@ -251,16 +251,16 @@ class Integrator:
     def step(self, problem: Problem, state: LangevinState, client: Client, x: StepInput) -> tuple[LangevinState, Trace]:
         """The chain after a step, and the step's output."""
         noise = injected(x.step_size, x.normal, client.factor)
-        where = state.position + 0.5 * noise if self.midpoint else state.position
+        evaluated_at = state.position + 0.5 * noise if self.midpoint else state.position
         batch = batch_of(client.rows, x.picks)
-        score, memory = client.score.estimate(problem, where, batch, x.picks, state.memory)
+        score, memory = client.score.estimate(problem, evaluated_at, batch, x.picks, state.memory)
         pull = pulled(score, client.factor)
         after = drifted(state.position, pull, x.step_size, noise, client.factor)
-        return LangevinState(after, memory), Trace(where if self.midpoint else after, pull.norm())
+        return LangevinState(after, memory), Trace(evaluated_at if self.midpoint else after, pull.norm())
 
 
-#: Share of the chains' step that is one up to rounding, in any dtype: a client that needs a shorter step has at most
-#: `STABLE_STEP_SHARE` of it.
+#: A share of the full step above this is one, up to rounding in any dtype: a client that needs a shorter step has at
+#: most `STABLE_STEP_SHARE` of it.
 SAME_STEP_SHARE = 1 - torch.finfo(torch.float32).eps ** 0.5
 
 
@@ -275,7 +275,7 @@ class StepSizes:
 
     @property
     def stride(self) -> int:
-        """Steps between positions that are sent: all that `thin` may ask for."""
+        """Steps between positions that are sent, enough for `thin`."""
         return math.gcd(self.thin, self.local_steps)
 
     def of_visit(self, done: Tensor, step_size: Tensor) -> Tensor:
@@ -285,8 +285,8 @@ class StepSizes:
         steps = done + torch.arange(self.local_steps, device=done.device).reshape(-1, *[1] * done.dim())
         scale = step_size * self.decay_offset**self.decay
         decay = polynomial_step(steps.to(scale.dtype), 1.0, self.decay_offset, self.decay)
-        found: Tensor = scale * decay
-        return found
+        sizes: Tensor = scale * decay
+        return sizes
 
     def shortest_share(self, done: Tensor, step_size: Tensor, used: Tensor) -> float:
         """The smallest share of its full length of a step `used` in R rounds (R, C, T / stride), or 1."""
@@ -296,14 +296,14 @@ class StepSizes:
         return share if 0 < share < SAME_STEP_SHARE else 1.0
 
 
-#: A derived step that is unstable becomes this share of the largest stable one.
+#: An unstable derived step is replaced by this share of the largest stable one.
 STABLE_STEP_SHARE = 0.25
 
 
 def step_limits(
     name: str, problem: Problem, arrival: Arrival, client: ClientState, score: Score, batch: Batch
 ) -> State:
-    """Each client's longest step by its curvature where a chain is, if steps are derived; refuse longer given ones."""
+    """Each client's longest step, by its curvature at a chain's position; fixed steps that are longer are refused."""
     curvature = largest_curvature(problem, arrival.position, score, client.factor, batch)
     if client.longest_step is not None:
         return {"longest_step": longest_steps(arrival.step_size, curvature).to(client.longest_step.dtype)}
@@ -325,13 +325,13 @@ def _curve(problem: Problem, z: Tensor, direction: Tensor, score: Score, factor:
 
 
 def longest_steps(step_size: Tensor, curvature: Tensor) -> Tensor:
-    """Longest derived steps at clients where a step h (C,) was unstable, from λ (C,); infinite elsewhere."""
+    """Longest derived steps (C,), from λ (C,), where a step h (C,) would be unstable; infinite elsewhere."""
     beyond = step_size * curvature >= STABLE
     return torch.where(beyond, STABLE_STEP_SHARE * STABLE / curvature, torch.inf)
 
 
 def check_step(name: str, step_size: Tensor, curvature: Tensor, clients: Tensor) -> None:
-    """Refuse steps h (C,) that are unstable at curvature λ (C,), before they are made."""
+    """Refuse steps h (C,) that are unstable at curvature λ (C,), before they are taken."""
     product = step_size * curvature
     worst = int(torch.where(torch.isfinite(product), product, -torch.inf).argmax())
     if bool(product[worst] >= STABLE):
@@ -361,7 +361,7 @@ class Visits:
         noise: Noise,
         memory: Memory = (),
     ) -> tuple[LangevinState, Visit, State]:
-        """Make T steps of C chains at C clients: the chains' ends, the visits that are sent, and diagnostics."""
+        """Take T steps of C chains at C clients: the chains' ends, the messages, and diagnostics."""
         steps = self.step_sizes.of_visit(arrival.steps, client.limit_step(arrival.step_size))
         rows, axes = with_batches(data, self.batch_size)
         end, trace = problem.scan(
@@ -373,7 +373,7 @@ class Visits:
             Client._make((0, 0, axes)),
         )
         sent = trace._replace(draw=trace.draw[self.step_sizes.stride - 1 :: self.step_sizes.stride])
-        return end, self._sent(arrival.client, end.position, sent, steps), {"gradient_norm": trace.norm.mean(0)}
+        return end, self._messages(arrival.client, end.position, sent, steps), {"gradient_norm": trace.norm.mean(0)}
 
     def several_rounds(
         self,
@@ -386,7 +386,7 @@ class Visits:
         clients: Tensor,
         at: Tensor,
     ) -> LocalRounds:
-        """Make the steps of C chains in R rounds; arguments as for `one_round`, of K clients, and `local_rounds`."""
+        """Take the steps of C chains in R rounds; arguments as for `one_round`, of K clients, and `local_rounds`."""
         rounds, length = len(at), self.step_sizes.local_steps
 
         def in_turn(value: Tensor) -> Tensor:
@@ -408,10 +408,10 @@ class Visits:
             Client._make((0, 0, axes)),
             (self.step_sizes.stride, 1),
         )
-        began = torch.cat([arrival.position.unsqueeze(0), ends.position[:-1]])
+        starts = torch.cat([arrival.position.unsqueeze(0), ends.position[:-1]])
         trace = Trace(*(value.unflatten(0, (rounds, -1)).transpose(0, 1) for value in trace))
-        received = Arrival(began, clients, done, step_size)._asdict()
-        visits = self._sent(clients, ends.position, trace, steps)
+        received = Arrival(starts, clients, done, step_size)._asdict()
+        visits = self._messages(clients, ends.position, trace, steps)
         return LocalRounds(received, visits._asdict(), {"gradient_norm": trace.norm.mean(0)})
 
     def _picks(self, noise: Noise, num_rows: Tensor) -> Any:
@@ -420,8 +420,8 @@ class Visits:
             return ()
         return minibatches_at(noise["position"], noise["weight"], num_rows, self.step_sizes.local_steps)
 
-    def _sent(self, client: Tensor, position: Tensor, trace: Trace, steps: Tensor) -> Visit:
-        """The visits that are sent, from the chains' ends, every `stride`-th draw, and the norms and h of all steps."""
+    def _messages(self, client: Tensor, position: Tensor, trace: Trace, steps: Tensor) -> Visit:
+        """The messages, from the chains' ends, every `stride`-th draw, and the norms and h of all steps."""
         each = slice(self.step_sizes.stride - 1, None, self.step_sizes.stride)
         norms, steps = (value[each].movedim(0, -1) for value in (trace.norm, steps))
         return Visit(position, client, trace.draw.movedim(0, -2), norms, steps)

@@ -7,24 +7,24 @@ algorithms*, VR-FALD*. All K clients make T steps from the server's θ,
     η^c = √h (√τ ξ + √(K (1 - τ)) ξ^c),    ξ, ξ^c ~ N(0, I),    w_i = N_c/m                                      (2)
     θ ← 1/K Σ_c θ^c;    S = Σ_c ∇ log p_c(Y)  of all rows                                                        (3)
 
-where ξ is the same at all clients. At θ^c = Y the drift is the posterior's score at every client, whatever the rows of
-the minibatch and however the clients differ: noise and drift grow with the distance from Y alone. Y is where the last
-round began: each client sends the score of all its rows there along with its θ^c, so that Y is a round behind. A round
-without a Y, the first, has the client's own score in place of S / K (SVRG-LD).
+where ξ is common to all clients. At θ^c = Y the drift is the posterior's score at every client, for any minibatch and
+however the clients differ: noise and drift grow only with the distance from Y. Y is the start of the previous round:
+each client sends the score of all its rows there along with its θ^c. The first round has no Y, and the client's own
+score in place of S / K (SVRG-LD).
 
-With τ = 1 the clients have no noise of their own: they differ by the curvature of their rows over one or two rounds. In
-terms of the source's potentials U^c, which have a part of the prior each, h/2 is its γ over K.
+With τ = 1 the clients have no noise of their own, and differ only by the curvature of their rows over one or two
+rounds. In terms of the source's potentials U^c, each of which contains a part of the prior, h/2 is its γ divided by K.
 
-Stability: a run refuses a step h beyond that of one client's steps. That Y is a round behind asks for more where
-clients differ: in a direction that one client alone knows, of posterior curvature λ, averages of linear scores grow
-without end from about h T λ = 2 K / (K - 1) on.
+Stability: a run refuses steps h that are unstable at a single client. The delay of Y needs smaller steps if clients
+differ: in a direction that only one client informs, with posterior curvature λ, averages of linear scores diverge from
+about h T λ = 2 K / (K - 1) on.
 
-S is a sum over all clients, so that a schedule of some is refused.
+S is a sum over all clients, so that a schedule with only some of them is refused.
 
 Letters: T `local_steps`, h `step.size`, τ `shared_noise`, Y `reference`, S `reference_score`, m `batch_size`; p_c of
 `langevin.averaged` is 1/K.
-Deviations: rounds of T steps in place of a random number with mean 1/p_c; Y is renewed in every round in place of every
-step with probability q; the prior is no part of the clients' scores and not of the control variate. Those of
+Deviations: a round has T steps, not a random number with mean 1/p_c; Y is renewed in every round, not in every step
+with probability q; the prior is neither in the clients' scores nor in the control variate. The deviations of
 `langevin.langevin` are settings, off in `inference/vr_fald.toml`.
 """
 
@@ -52,12 +52,12 @@ from pyro_fed.infer.surrogates.surrogates import Surrogates
 
 
 class Reference(NamedTuple):
-    """Where the clients' scores were last summed, and their sum, of M chains; or of the visits to C clients."""
+    """The point of the clients' last scores, and their sum, for M chains, or for the visits to C clients."""
 
     reference: Tensor  # Y, (M, D)
     reference_score: Tensor  # S, (M, D)
-    has_reference: Tensor  # whether there is one, (M,)
-    noise_key: Tensor  # the seed of the noise that the clients share in the next round, (M,)
+    has_reference: Tensor  # whether Y exists, (M,)
+    noise_key: Tensor  # the seed of the clients' common noise in the next round, (M,)
 
 
 @explains_unknown
@@ -65,22 +65,22 @@ class Reference(NamedTuple):
 class VRFALD(AveragedLangevin):
     """VR-FALD*: clients in parallel from one point, whose drift is corrected by the sum of all clients' scores.
 
-    A draw is the average at the end of a round. A client sends its score beside what one of
-    `FALD` sends.
+    A draw is the average at the end of a round. A client of `FALD` sends the same without its score.
 
     Args:
-        num_chains: M, chains that run at once.
-        local_steps: T, steps a round, of every client.
-        burn_in: first steps of each chain that are not kept.
-        thin: one step in this many is kept, a multiple of `local_steps`: clients agree at the end of a round alone.
+        num_chains: M, number of chains that run at once.
+        local_steps: T, steps of every client per round.
+        burn_in: number of first steps of each chain that are discarded.
+        thin: one step in this many is kept, a multiple of `local_steps`: clients agree only at the end of a round.
         target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
             and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
-        batch_size: m, rows a step, each minibatch drawn anew, weighted to all of the client's; None takes all.
-        step: a `pf.infer.step.Fixed`; without surrogates one with `precondition=False`.
+        batch_size: m, rows per step, in minibatches that are drawn anew and weighted to represent all of the client's;
+            None takes all.
+        step: a `pf.infer.step.Fixed`; without surrogates it needs `precondition=False`.
         surrogates: the source of the Gaussians q_s, for the start and the preconditioner: an algorithm that leaves
             Gaussian sites at the clients, its name, or `Given`; None begins at draws of the prior.
-        shared_noise: τ, the share of the noise that all clients have in common; what is left is each one's own, and
-            biases the average of scores that are not linear.
+        shared_noise: τ, the share of the noise that is common to all clients. The clients' own noise biases the average
+            of scores that are not linear.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -98,9 +98,9 @@ class VRFALD(AveragedLangevin):
     steps: ClassVar[tuple[type[Step], ...]] = (Fixed,)
     without: ClassVar[Mapping[str, str]] = {
         "control_variate": "the scores of all clients at the last round's start are one",
-        "conducive": "the sum of all clients' scores takes its place; FALD and FSGLD take it",
-        "minibatches": "each is drawn anew, and its noise is corrected; FALD takes it",
-        "probabilities": "all clients have the same part in the average; FALD takes it",
+        "conducive": "the sum of all clients' scores replaces it; FALD and FSGLD have it",
+        "minibatches": "each is drawn anew, and its noise is corrected; FALD has it",
+        "probabilities": "all clients have the same weight in the average; FALD has it",
     }
 
     step: Step | str = Fixed(precondition=False, midpoint=False)
@@ -119,20 +119,20 @@ class VRFALD(AveragedLangevin):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start chains without a reference."""
+        """Start chains without a Y."""
         shared, local = super().init(problem, num_clients, generator, start)
-        none = torch.zeros_like(shared["position"])
-        unknown = torch.zeros(self.num_chains, dtype=torch.bool)
+        zero = torch.zeros_like(shared["position"])
+        has_reference = torch.zeros(self.num_chains, dtype=torch.bool)
         keys = torch.randint(2**62, (self.num_chains,), generator=generator)
-        return shared | Reference(none, none.clone(), unknown, keys)._asdict(), local
+        return shared | Reference(zero, zero.clone(), has_reference, keys)._asdict(), local
 
     def download(self, shared: State, clients: Tensor) -> State:
         """Each chain's position and reference, for all clients of that chain."""
-        everybody = torch.arange(len(shared["visit_share"])).repeat(self.num_chains)
-        if not torch.equal(clients, everybody):
+        all_clients = torch.arange(len(shared["visit_share"])).repeat(self.num_chains)
+        if not torch.equal(clients, all_clients):
             raise SettingError(
-                f"VRFALD adds up the scores of all {len(shared['visit_share'])} clients in every round, for each of "
-                f"{self.num_chains} chains, and the schedule named {len(clients)} in all: use schedule.All(), or FALD"
+                f"VRFALD sums the scores of all {len(shared['visit_share'])} clients in every round, for each of "
+                f"{self.num_chains} chains, but the schedule named {len(clients)} in all: use schedule.All(), or FALD"
             )
         of_chain = torch.arange(self.num_chains).repeat_interleave(len(clients) // self.num_chains)
         reference = {name: value[of_chain] for name, value in entries_as(Reference, shared)._asdict().items()}
@@ -140,31 +140,31 @@ class VRFALD(AveragedLangevin):
 
     def clients_noise(self, shared: State, normal: Tensor) -> Tensor:
         """Eq. (2) without √h, (T, C, D), from the clients' own ξ^c."""
-        own = super().clients_noise(shared, normal)
+        own_normal = super().clients_noise(shared, normal)
         common = {key: _normal(key, normal) for key in set(shared["noise_key"].tolist())}
-        alike = torch.stack([common[key] for key in shared["noise_key"].tolist()], 1)
-        mixed: Tensor = self.shared_noise**0.5 * alike + (1 - self.shared_noise) ** 0.5 * own
+        shared_normal = torch.stack([common[key] for key in shared["noise_key"].tolist()], 1)
+        mixed: Tensor = self.shared_noise**0.5 * shared_normal + (1 - self.shared_noise) ** 0.5 * own_normal
         return mixed
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Make T steps of Eq. (1); the message has the score of all rows where they begin."""
+        """Take T steps of Eq. (1); the message contains the score of all rows at their start."""
         arrival, client = entries_as(Arrival, shared), entries_as(ClientState, local)
-        client, news = self.after_first_visit(problem, arrival, client, data)
-        own = problem.mapped(likelihood_score, (0, BATCHES))(arrival.position, data.full_batch())
-        known, share = shared["has_reference"].unsqueeze(-1), 1 / client.inverse_f.unsqueeze(-1)
-        anchor = torch.where(known, shared["reference"], arrival.position)
+        client, new_state = self.after_first_visit(problem, arrival, client, data)
+        score_of_all_rows = problem.mapped(likelihood_score, (0, BATCHES))(arrival.position, data.full_batch())
+        has_reference, share = shared["has_reference"].unsqueeze(-1), 1 / client.inverse_f.unsqueeze(-1)
+        anchor = torch.where(has_reference, shared["reference"], arrival.position)
         score = ControlVariateScore(
-            client.inverse_f, anchor, torch.where(known, share * shared["reference_score"], own)
+            client.inverse_f, anchor, torch.where(has_reference, share * shared["reference_score"], score_of_all_rows)
         )
         noise = {**noise, "normal": self.clients_noise(shared, noise["normal"])}
         _, visit, figures = self.visits(data).one_round(problem, arrival, client, score, data, noise)
-        return {**visit._asdict(), "weight": shared["weight"], "score": own}, news, figures
+        return {**visit._asdict(), "weight": shared["weight"], "score": score_of_all_rows}, new_state, figures
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Average the clients of each chain, and sum their scores, Eq. (3)."""
         score = messages["score"].unflatten(0, (self.num_chains, -1)).sum(1)
-        known, keys = torch.ones_like(shared["has_reference"]), shared["noise_key"] + 1
-        reference = Reference(shared["position"], score, known, keys)
+        has_reference, keys = torch.ones_like(shared["has_reference"]), shared["noise_key"] + 1
+        reference = Reference(shared["position"], score, has_reference, keys)
         return super().combine(shared, messages, weights) | reference._asdict()
 
 

@@ -1,8 +1,8 @@
 """Algorithms as published, for comparison: the published settings and the papers' own comparators.
 
-dsvgd, parallel_dsvgd, svgd, udsvgd  Kassab and Simeone's four algorithms; `stein` has the defaults of this package
-pmd, npv, gvi                        on pooled data: the comparators of that paper
-p2p_finite                           Wang et al.'s agents on finitely many parameters; `peers` has the others
+dsvgd, parallel_dsvgd, svgd, udsvgd  Kassab and Simeone's four algorithms; this package's own forms are in `stein`
+pmd, npv, gvi                        that paper's comparators on pooled data
+p2p_finite                           Wang et al.'s agents on finitely many parameters; the others are in `peers`
 """
 
 from pyro_fed.conventions.doors import door

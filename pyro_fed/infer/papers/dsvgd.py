@@ -1,6 +1,6 @@
 """Distributed Stein variational gradient descent (Kassab & Simeone, Algorithm 1).
 
-One client k works in a round. It moves the global particles by L steps of SVGD towards its tilted target,
+In each round one client k moves the global particles by L steps of SVGD towards its tilted target,
 
     ∇ log p̃_k(θ) = ∇ log q^(i-1)(θ) - ∇ log t_k^(i-1)(θ) - 1/α ∇ L_k(θ)                               (14)
 
@@ -8,28 +8,28 @@ then distils its new site into its N local particles by L' steps towards
 
     ∇ log t_k^(i)(θ) = ∇ log q^(i)(θ) + ∇ log t_k^(i-1)(θ) - ∇ log q^(i-1)(θ)                          (17)
 
-where q^(i) and t_k^(i) are Gaussian KDEs of the global and the local particles; q^(0) is the prior itself and
-t_k^(0) = 1, as Algorithm 1's first line says.
+where q^(i) and t_k^(i) are Gaussian KDEs of the global and the local particles. As in the first line of Algorithm 1,
+q^(0) is the prior itself and t_k^(0) = 1.
 
 Letters: θ `particles`, q `q`, t `site`, α `temperature`, -L_k log-likelihood of client k, L `local_steps`,
 L' `distill_steps`, ε AdaGrad's step, λ `kde_bandwidth`.
 
-Deviation: `kde_floor`, which the authors' code has and the paper does not, lies under every KDE; its score then
-vanishes far from the particles. It is on by default, and off in the recipes, which are the paper's. Where it vanishes
-the targets here lose the prior; the authors' code, which has the prior in every client's target, counts it once for
-each client. Scores are computed in log space.
+Deviation: `kde_floor`, which is in the authors' code but not in the paper, is added to every KDE, so that its score
+vanishes far from the particles. It is on by default, and off in the recipes, which follow the paper. Where the score
+vanishes, the targets here lose the prior; the authors' code has the prior in every client's target, and counts it once
+for each client. Scores are computed in log space.
 
-With one particle there is neither repulsion nor a moment of second order: each client climbs its tilted density, and
-q^(i) is one Gaussian of variance λ². That is partitioned variational inference of such Gaussians (Appendix A.2).
+With one particle there is neither repulsion nor a second moment: each client ascends its tilted density, and q^(i) is
+one Gaussian with variance λ². This is partitioned variational inference with such Gaussians (Appendix A.2).
 
 Limits: in many dimensions the KDE degenerates: each particle has only its own old position as a neighbour. The record
-has the number of neighbours (`kde_neighbours`), and a run whose KDE has degenerated warns. In few dimensions a site may
-be no density: if q^(i) is wider than q^(i-1) their ratio grows outwards, and the local particles of Eq. (17) diverge.
-U-DSVGD, which distils nothing, does not have this problem (`benchmarks/papers/mixtures.py`).
+contains the number of neighbours (`kde_neighbours`), and a run whose KDE degenerates warns. In few dimensions a site
+may not be a density: if q^(i) is wider than q^(i-1), their ratio grows outwards, and the local particles of Eq. (17)
+diverge. U-DSVGD, which does not distil, does not have this problem (`benchmarks/papers/mixtures.py`).
 
-A turn's figures have the identities of the client's own likelihood, and its rows' share of the prior, at the particles
-it received (`ops.stein.linear_identities`). Their sums over the clients are the posterior's, and a run whose particles
-violate them warns.
+The figures of a turn contain the identities of the client's own likelihood, and of its rows' share of the prior, at the
+particles that it received (`ops.stein.linear_identities`). Their sums over the clients are the posterior's identities;
+a run whose particles violate these warns.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.ops.stein import effective_neighbours, kde_draws, kde_score, ksd, largest_off, linear_identities, spread
 
-#: A KDE with fewer effective neighbours than this has no more information than the particle's own old position.
+#: Smallest effective number of neighbours: with fewer a KDE only knows the particle's own old position.
 MIN_NEIGHBOURS = 2.0
-#: The KDE has degenerated if this holds for more than the rest of the particles.
+#: Smallest share of particles with so many neighbours: with a smaller one the KDE has degenerated.
 MIN_ALIVE_SHARE = 0.5
 
 
 class Approximation(NamedTuple):
-    """q^(i-1): the prior while `is_prior` (), and the KDE of the particles (N, D) after; leading axes are clients."""
+    """q^(i-1): the prior if `is_prior` (), else the KDE of the particles (N, D); leading axes are clients."""
 
     particles: Tensor
     is_prior: Tensor
 
 
 class Site(NamedTuple):
-    """t_k^(i-1): one until the client is `visited` (), and the KDE of its local particles `site` (N, D) after."""
+    """t_k^(i-1): the KDE of the client's local particles `site` (N, D) once it is `visited` (), else one."""
 
     site: Tensor
     visited: Tensor
@@ -81,16 +81,16 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SiteParticles(ParticleAlgorithm, Indicators):
-    """Global particles at a server and one site for each client, in turn: the base of DSVGD and U-DSVGD."""
+    """Base of DSVGD and U-DSVGD: global particles at a server, and one site for each client; clients take turns."""
 
     fewest_particles: ClassVar[int] = 1
     #: The kind of a client's site, a record of entries of its state.
     site_kind: ClassVar[type[Any]] = Site
 
     kde_bandwidth: float = 0.55  # λ, standard deviation of the KDE's Gaussian kernel
-    kde_floor: float = 1e-9  # constant under the KDE, in units of a kernel's peak; 0 is the paper's
-    # draws of the result: "particles", or draws of the KDE q around them, whose average is the predictive of Eq. (22)
-    # to (24).
+    kde_floor: float = 1e-9  # constant added to the KDE, in units of a kernel's peak; 0 as in the paper
+    # draws of the result: "particles", or draws of the KDE q around them, whose average is the predictive density of
+    # Eq. (22) to (24)
     draws: Literal["particles", "kde"] = "particles"
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         """Score of a client's site, of `site_kind`, at the particles: (N, D)."""
 
     def start_shared(self, problem: Problem, generator: torch.Generator) -> State:
-        """Draw particles from the prior, which q still is."""
+        """Draw particles from the prior, which is the first q."""
         particles = problem.init(self.num_particles, generator)
         return Approximation(particles, torch.tensor(True, device=particles.device))._asdict()
 
@@ -129,7 +129,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
     def move_global(
         self, problem: Problem, q: Approximation, site: Any, data: ClientData, noise: Noise
     ) -> tuple[Tensor, State]:
-        """Make L steps towards the tilted target, Eq. (13): (C, N, D), and the steps' figures."""
+        """Take L steps towards the tilted target, Eq. (13): new particles (C, N, D), and the steps' figures."""
         rows, axes = with_batches(data, self.batch_size)
         carry = q.particles, self.start_optimiser(q.particles)
         (particles, _), gains = problem.scan(
@@ -160,7 +160,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         is_prior = q.is_prior.to(particles.dtype)
 
         def model_part(z: Tensor) -> Tensor:
-            """log p_0 in the first round and -L_k / α, by one execution of the model."""
+            """log p_0 (only in the first round) and -L_k / α, by one execution of the model."""
             log_prior, pointwise = problem.log_parts(z, batch.rows)
             return is_prior * log_prior + (pointwise * batch.weight).sum() / self.temperature
 
@@ -169,49 +169,50 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         return model + (1.0 - is_prior) * density - self.site_score(problem, particles, site)
 
     def figures(self, problem: Problem, q: Approximation, particles: Tensor, data: ClientData) -> State:
-        """Effective neighbours in the KDE of q^(i-1) at the new particles, their spread, the client's identities."""
+        """The new particles' effective neighbours in the KDE of q^(i-1), their spread, and the client's identities."""
         neighbours = effective_neighbours(particles, q.particles, self.kde_bandwidth)
         alive = (neighbours >= MIN_NEIGHBOURS).to(particles.dtype)
-        found = {
+        figures = {
             "kde_neighbours": neighbours.mean(-1),
             "kde_alive": alive.mean(-1),
             "spread": spread(particles).mean(-1),
         }
-        if problem.traits.many_parameters or self.num_particles == 1:  # figures of every parameter, round and client
-            return found
+        # Identities are figures of every parameter, round and client.
+        if problem.traits.many_parameters or self.num_particles == 1:
+            return figures
         share = data.num_rows.to(particles.dtype) / problem.num_rows
         identities = problem.mapped(self._identities, (0, 0, BATCHES))
         mean, identity = identities(q.particles, share, data.full_batch())
-        return {**found, "mean_identity": mean, "sd_identity": identity}
+        return {**figures, "mean_identity": mean, "sd_identity": identity}
 
     def _identities(self, problem: Problem, particles: Tensor, share: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        own = likelihood_scores(problem, particles, batch) / self.temperature
-        return linear_identities(particles, own + share * prior_scores(problem, particles))
+        likelihood = likelihood_scores(problem, particles, batch) / self.temperature
+        return linear_identities(particles, likelihood + share * prior_scores(problem, particles))
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about a density estimate whose particles have no neighbours, and particles that are elsewhere."""
+        """Warnings about a degenerate density estimate, and about particles that violate the posterior's identities."""
         alive = record.last("kde_alive")
         if self.num_particles > 1 and len(alive) > 0 and np.mean(alive) < MIN_ALIVE_SHARE:
             dead = 1 - float(np.mean(alive))
             return [
                 sentences.density_estimate_is_empty(bandwidth=self.kde_bandwidth, share=dead, neighbours=MIN_NEIGHBOURS)
             ]
-        return self._elsewhere(record, problem)
+        return self._identity_findings(record, problem)
 
-    def _elsewhere(self, record: Record, problem: Problem) -> list[Finding]:
-        """A warning about particles that violate the posterior's identities, by the clients' last figures."""
-        seen: dict[int, tuple[Tensor, Tensor]] = {}
-        for past in reversed(record.rounds):
-            if "mean_identity" in past.info:
-                found = [torch.as_tensor(past.info[name]) for name in ("mean_identity", "sd_identity")]
-                for row, client in enumerate(past.clients):
-                    seen.setdefault(client, (found[0][row], found[1][row]))
-        if not seen:
+    def _identity_findings(self, record: Record, problem: Problem) -> list[Finding]:
+        """A warning about particles that violate the posterior's identities, from the clients' last figures."""
+        identities: dict[int, tuple[Tensor, Tensor]] = {}
+        for round in reversed(record.rounds):
+            if "mean_identity" in round.info:
+                values = [torch.as_tensor(round.info[name]) for name in ("mean_identity", "sd_identity")]
+                for row, client in enumerate(round.clients):
+                    identities.setdefault(client, (values[0][row], values[1][row]))
+        if not identities:
             return []
-        missing = len(record.client_names) - len(seen)
+        missing = len(record.client_names) - len(identities)
         if missing:
             return [sentences.some_clients_had_no_turn(missing=missing, of_clients=len(record.client_names))]
-        mean, share = (torch.stack(parts).sum(0) for parts in zip(*seen.values(), strict=True))
+        mean, share = (torch.stack(parts).sum(0) for parts in zip(*identities.values(), strict=True))
         mean_off, sd_off = (float(value) for value in largest_off(mean, share))
         if mean_off <= MATTERS and sd_off <= SD_MATTERS:
             return []
@@ -225,22 +226,22 @@ class SiteParticles(ParticleAlgorithm, Indicators):
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class PaperDSVGD(SiteParticles):
-    """DSVGD as published: particles at the server, and one site of N local particles a client.
+    """DSVGD as published: particles at the server, and a site of N local particles at each client.
 
     Args:
         num_particles: N.
-        local_steps: L, SVGD steps of a client's turn, one turn a round.
+        local_steps: L, SVGD steps of a client's turn, one turn per round.
         step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
         momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
-        fudge: added to the root of that mean.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
+        fudge: constant added to the root of that mean.
+        batch_size: rows per step, weighted to represent all of the client's; None takes all.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-        kernel: of the SVGD direction, of `pyro_fed.ops`; the default is RBF with the median heuristic.
-        entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); costs
-            D passes over the kernel a step.
+        kernel: kernel of the SVGD direction, from `pyro_fed.ops`; the default is RBF with the median heuristic.
+        entropy: whether to record each turn's exact change of the particles' entropy (`entropy_gain`, nats); costs
+            D passes over the kernel per step.
         kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
-        kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
-        draws: what the result has: "particles", or draws of the KDE q around them, whose average is the predictive of
+        kde_floor: constant added to the KDE, in units of a kernel's peak; 0 as in the paper.
+        draws: draws of the result: "particles", or draws of the KDE q around them, which average to the predictive of
             Eq. (22) to (24).
         distill_steps: L', SVGD steps that distil the site.
 

@@ -4,8 +4,8 @@ Source: Bui et al. (2018), Property 4; Kassab & Simeone, Appendix C.1, "PVI and 
 
     q ← arg min_q KL(q ‖ p_0 p),    Λ ← E_q[-∇² log p_0 p],   η ← E_q[∇ log p_0 p] + Λ m
 
-Partitioned variational inference with one client that has all rows: the local free energy is the global one, and the
-site's expected Newton step is a natural gradient of step one. `SVI` is the same by Adam, for any guide.
+This is partitioned variational inference with one client that has all rows: the local free energy is the global one,
+and the site's expected Newton step is a natural-gradient step of size one. `SVI` does the same by Adam, for any guide.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class GVI(Converging, Damped, Controlled):
     """Global variational inference: a Gaussian fitted to the pooled data by natural-gradient steps.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
-        curvature: of the likelihood: "hessian", "fisher" (never negative), or "auto": Hessians as far as
-            the covariance is full by default.
-        num_points: Sobol points for expectations under q; even.
-        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
-            more than this share.
-        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
-        client: `pf.infer.tilted.Newton` or its name alone, which is the natural gradient.
+        covariance: covariance of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        curvature: curvature of the likelihood: "hessian", "fisher" (never negative), or "auto": Hessians if the
+            covariance is full by default.
+        num_points: even number of Sobol points for expectations under q.
+        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD changes
+            by more than this share.
+        guide: an automatic Gaussian guide of Pyro, class or instance, in place of `covariance`.
+        client: `pf.infer.tilted.Newton` or its name, the natural gradient; no other is accepted.
         damping: δ, in (0, 1]; None takes 1.
-        step_control: how Newton steps are accelerated and held back.
+        step_control: acceleration and damping of Newton steps.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:

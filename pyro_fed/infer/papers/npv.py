@@ -7,16 +7,16 @@ Source: Gershman, Hoffman & Blei (2012), *Nonparametric variational inference*, 
     L_1(μ) = 1/N Σ_n [f(μ_n) - log q_n]
     L_2(μ, σ) = 1/N Σ_n [f(μ_n) + σ_n²/2 tr ∇²f(μ_n) - log q_n]
 
-A round maximises L_1 over the means, without the Hessians there, then L_2 over the variances, both by L-BFGS, as
-published. L_2 is a bound of the evidence if f is quadratic, and otherwise close to one.
+As published, a round maximises L_1 over the means, which needs no Hessians, then L_2 over the variances, both by
+L-BFGS. L_2 is a lower bound of the evidence if f is quadratic, and otherwise approximates one.
 
 Letters: N `num_components`, μ `means` (N, D), log σ² `log_variances` (N,), both on the unconstrained scale.
 
-Deviations: L-BFGS climbs over all means together, where the paper takes one component after the other. A component
-where f curves upwards (tr ∇²f >= 0) has no best variance: it keeps the one it has, and the run warns.
+Deviations: L-BFGS maximises over all means together, where the paper takes one component after the other. A component
+where f curves upwards (tr ∇²f >= 0) has no best variance: it keeps its variance, and the run warns.
 
-Limits: isotropic components do not follow a posterior whose scales differ, or that is correlated: many of them are
-needed for one long direction, and standard deviations come out too small.
+Limits: isotropic components fit badly if the posterior's scales differ or its parameters are correlated. A long
+direction needs many components, and standard deviations are too small.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class NPV(Algorithm):
 
     Args:
         num_components: N, Gaussians of equal weight.
-        steps: L-BFGS steps a round over the means, and as many over the variances.
-        start_sd: standard deviation that components begin with, on the unconstrained scale.
-        tolerance: the run has converged when no mean moves by more than this many of its σ in a round, and no log σ by
-            more than this.
+        steps: L-BFGS steps per round over the means, and as many over the variances.
+        start_sd: initial standard deviation of components, on the unconstrained scale.
+        tolerance: the run has converged when no mean moves by more than this many of its σ in a round, and no log σ
+            changes by more than this.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -108,23 +108,23 @@ class NPV(Algorithm):
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Maximise by L-BFGS over the means, then over the variances."""
         batch, (means, level) = data.full_batch(), entries_as(Mixture, shared)
-        first = problem.mapped(self._first, (0, 0, BATCHES), calls=self.steps)
-        means = _climb(lambda at: first(at, level, batch), means, self.steps)
+        first = problem.mapped(self._means_bound, (0, 0, BATCHES), calls=self.steps)
+        means = _lbfgs(lambda at: first(at, level, batch), means, self.steps)
         heights, curvature = problem.mapped(self._heights, (0, BATCHES))(means, batch)
-        bent = curvature < 0
+        curves_down = curvature < 0
 
         def second(at: Tensor) -> tuple[Tensor, Tensor]:
             slope, value = grad_and_value(_variance_bound)(at, means, heights, curvature)
-            return torch.where(bent, slope, 0.0), value[None]
+            return torch.where(curves_down, slope, 0.0), value[None]
 
-        level = _climb(second, level, self.steps)
+        level = _lbfgs(second, level, self.steps)
         figures = {
             "bound": _variance_bound(level, means, heights, curvature)[None],
-            "curving_up": (~bent).sum(-1).to(means.dtype),
+            "curving_up": (~curves_down).sum(-1).to(means.dtype),
         }
         return Mixture(means, level)._asdict(), {}, figures
 
-    def _first(self, problem: Problem, means: Tensor, level: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _means_bound(self, problem: Problem, means: Tensor, level: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Slope of L_1 in the means, and L_1."""
 
         def bound(at: Tensor) -> Tensor:
@@ -156,11 +156,11 @@ class NPV(Algorithm):
         return {name: value[0] for name, value in messages.items()}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Largest move of a mean, in its σ, or of a log σ."""
+        """Largest change of a mean, in its σ, or of a log σ."""
         old, new = entries_as(Mixture, before), entries_as(Mixture, after)
-        moved = ((new.means - old.means).abs().amax(-1) / new.sd).amax()
-        wider = (new.log_variances - old.log_variances).abs().amax() / 2
-        return {"change": float(torch.maximum(moved, wider))}
+        mean_change = ((new.means - old.means).abs().amax(-1) / new.sd).amax()
+        sd_change = (new.log_variances - old.log_variances).abs().amax() / 2
+        return {"change": float(torch.maximum(mean_change, sd_change))}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         return figures[-1]["change"] < self.tolerance
@@ -176,8 +176,8 @@ class NPV(Algorithm):
         """The log density of the mixture."""
         means, level = entries_as(Mixture, shared)
         flat = draws.reshape(-1, draws.shape[-1]).to(level.dtype)
-        found = _log_normals(squared_distances(flat, means), level, draws.shape[-1]).logsumexp(-1)
-        return found.reshape(draws.shape[:-1])
+        log_density = _log_normals(squared_distances(flat, means), level, draws.shape[-1]).logsumexp(-1)
+        return log_density.reshape(draws.shape[:-1])
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """A warning about components whose variance is not determined."""
@@ -205,8 +205,8 @@ def _variance_bound(level: Tensor, means: Tensor, heights: Tensor, curvature: Te
     return (heights + 0.5 * level.exp() * bend)[0].mean() - _log_overlap(means[0], level[0]).mean()
 
 
-def _climb(slope_and_value: Callable[[Tensor], tuple[Tensor, Tensor]], start: Tensor, steps: int) -> Tensor:
-    """The point that L-BFGS with strong Wolfe line searches reaches."""
+def _lbfgs(slope_and_value: Callable[[Tensor], tuple[Tensor, Tensor]], start: Tensor, steps: int) -> Tensor:
+    """The point at the end of `steps` steps of L-BFGS with strong Wolfe line searches."""
     at = start.clone().detach()
     optimiser = torch.optim.LBFGS([at], max_iter=steps, line_search_fn="strong_wolfe", tolerance_change=0.0)
 

@@ -5,14 +5,14 @@ Corollary 2.
 
     b_i(θ) ∝ q_i(θ) Π_rows f(y | θ)^(1/u_i),     q_i(θ) ∝ Π_j b_j(θ)^(W_ij),     θ in Θ = {θ_1, ..., θ_M}
 
-u_i = 1 as published: a datum of agent i ends in every belief with weight v_i, v = v W, beliefs in wrong parameters fall
-as exp(-T K(Θ)), Eq. (5), and on a complete graph of A agents, W = 1/A, each is Bayes' rule with all data to the power
-1/A. u_i = v_i by default: then each datum counts once, and all agents end at the posterior on Θ.
+As published, u_i = 1: a datum of agent i enters every belief with weight v_i, v = v W. Beliefs in wrong parameters fall
+as exp(-T K(Θ)), Eq. (5). On a complete graph of A agents, W = 1/A, Bayes' rule has the likelihood of all data to the
+power 1/A. By default u_i = v_i: each datum counts once, and all agents converge to the posterior on Θ.
 
 Letters: log q `log_belief` (A, M), Θ `candidates` (A, M, D) on the unconstrained scale, the same at all agents.
 
-Θ is given, with equal prior probabilities or others; else it is draws from the model's prior, common to all agents, and
-the posterior on them is importance sampling from the prior. Each row is used once.
+The user may set Θ and its prior probabilities. By default Θ contains draws from the model's prior, common to all
+agents, and the posterior on them is importance sampling from the prior. Each row is used once.
 """
 
 from __future__ import annotations
@@ -64,15 +64,14 @@ class P2PFinite(Tempered, OnGraph):
 
     Args:
         candidates: Θ: latent site → its values (M, ...), constrained; None takes draws from the prior.
-        num_candidates: M, how many draws; of those alone.
+        num_candidates: M, number of draws from the prior; only without `candidates`.
         probabilities: prior of the candidates, M positive numbers that sum to one; None makes them equal.
-        weighting: "exact" (each datum counts once, whatever the graph) or "paper" (with its agent's centrality).
-        batch_size: rows a round, in order; None takes all in the first.
-        gossip_steps: consensus steps of W a round; None takes those that shrink disagreement by `gossip_tolerance`.
-        gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, if `gossip_steps` is
-            None.
-        tolerance: the run has converged when all rows are used, no probability moves by more in a round, and no two
-            agents' differ by more.
+        weighting: "exact" (each datum counts once on any graph) or "paper" (it counts with its agent's centrality).
+        batch_size: rows per round, in order; None takes all in the first.
+        gossip_steps: consensus steps of W per round; None takes as many as shrink disagreement to `gossip_tolerance`.
+        gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, if `gossip_steps` is None.
+        tolerance: the run has converged when all rows are used, and no probability changes by more in a round or
+            differs by more between two agents.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -104,19 +103,17 @@ class P2PFinite(Tempered, OnGraph):
         check_between(self, "gossip_tolerance", 0, MAX_TOLERANCE)
         check_positive(self, "tolerance", "temperature")
         if self.gossip_steps is not None:
-            refuse_unused(self, f"gossip_steps={self.gossip_steps} says how many; leave that out", "gossip_tolerance")
+            refuse_unused(self, f"gossip_steps={self.gossip_steps} fixes them; leave that out", "gossip_tolerance")
         if self.candidates is not None:
             refuse_unused(self, "the candidates are given", "num_candidates")
         if self.probabilities is not None and self.candidates is None:
-            raise SettingError(
-                "P2PFinite: probabilities are of given candidates; draws from the prior are equally likely"
-            )
+            raise SettingError("P2PFinite: probabilities need candidates; draws from the prior are equally likely")
         if self.probabilities is not None:
             check_probabilities(self, "probabilities")
 
     # -- over the graph -------------------------------------------------------------------------------------
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """The number of steps as set, or as many as shrink disagreement; one if groups of agents take turns."""
+        """The number of steps that is set, or that shrinks disagreement enough; one if groups of agents take turns."""
         if self.weighting == "exact":
             require_centrality(graph, type(self).__name__, sleepers)
         if self.gossip_steps is not None:
@@ -131,7 +128,7 @@ class P2PFinite(Tempered, OnGraph):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from the candidates, with their prior at every agent."""
+        """Start every agent at the candidates' prior."""
         points = self._points(problem, generator)
         prior = torch.tensor(self.probabilities or [1 / len(points)] * len(points), dtype=torch.float64)
         if len(prior) != len(points):
@@ -154,14 +151,14 @@ class P2PFinite(Tempered, OnGraph):
         return torch.stack([problem.unconstrain(value) for value in each])
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Update by Eq. (6), or not at all when all rows are used."""
+        """Update by Eq. (6), as long as there are unused rows."""
         position, (belief, candidates) = local["next_row"], entries_as(Beliefs, shared)
-        left = data.num_rows - position
-        if bool((left > 0).any()):
+        rows_left = data.num_rows - position
+        if bool((rows_left > 0).any()):
             batch, position = self._rows(data, position)
-            found = problem.mapped(_log_likelihoods, (0, BATCHES))(candidates, batch).double()
+            log_lik = problem.mapped(_log_likelihoods, (0, BATCHES))(candidates, batch).double()
             v = shared["centrality"][:, None] if self.weighting == "exact" else 1.0
-            belief = belief + found.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE).clamp_min(IMPOSSIBLE) / v
+            belief = belief + log_lik.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE).clamp_min(IMPOSSIBLE) / v
         effective = 1 / torch.softmax(belief, -1).square().sum(-1)
         figures = {"rows_left": (data.num_rows - position).double(), "effective": effective}
         return {"log_belief": torch.log_softmax(belief, -1)}, {"next_row": position}, figures
@@ -183,20 +180,20 @@ class P2PFinite(Tempered, OnGraph):
 
     # -- what the record shows ------------------------------------------------------------------------------
     def witness(self, before: State, after: State) -> State:
-        """Each agent's beliefs, and the largest move of a probability."""
+        """Each agent's beliefs, and their largest change."""
         old, new = before["log_belief"].exp(), after["log_belief"].exp()
         return {"moved": (new - old).abs().amax(-1), "belief": new}
 
     def figures_of_witness(self, told: State) -> dict[str, float]:
-        """The largest of the moves, and of the differences between agents."""
-        apart = told["belief"].amax(0) - told["belief"].amin(0)
-        return {"change": float(told["moved"].amax()), "disagreement": float(apart.amax())}
+        """The largest change, and the largest difference between agents."""
+        differences = told["belief"].amax(0) - told["belief"].amin(0)
+        return {"change": float(told["moved"].amax()), "disagreement": float(differences.amax())}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         return self.figures_of_witness(self.witness(before, after))
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether nothing moves any more, and all agree; while rows are left, beliefs move."""
+        """Whether beliefs have stopped moving and agree; unused rows would move them."""
         return max(figures[-1]["change"], figures[-1]["disagreement"]) < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -206,16 +203,16 @@ class P2PFinite(Tempered, OnGraph):
         return candidates.gather(1, chosen[..., None].expand(-1, -1, candidates.shape[-1]))
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Warnings about another target, rows that no round has reached, and prior draws that miss the posterior."""
-        notes, left, worth = list[Finding](), record.last("rows_left"), record.last("effective")
+        """Warnings about the published weighting, unused rows, and prior draws that miss the posterior."""
+        notes, rows_left, effective = list[Finding](), record.last("rows_left"), record.last("effective")
         if self.weighting == "paper":
             notes.append(sentences.published_weighting_of_finitely_many())
-        if len(left) and left.sum() > 0:
-            cure = "run more rounds, or larger batches"
-            notes.append(sentences.rows_never_used(rows=int(left.sum()), cures=[cure]))
-        if self.candidates is None and len(worth) and worth.min() < MIN_SMOOTHED_DRAWS:
+        if len(rows_left) and rows_left.sum() > 0:
+            cure = "run more rounds, or take larger batches"
+            notes.append(sentences.rows_never_used(rows=int(rows_left.sum()), cures=[cure]))
+        if self.candidates is None and len(effective) and effective.min() < MIN_SMOOTHED_DRAWS:
             notes.append(
-                sentences.candidates_miss_the_posterior(candidates=self.num_candidates, worth=float(worth.min()))
+                sentences.candidates_miss_the_posterior(candidates=self.num_candidates, worth=float(effective.min()))
             )
         return notes
 

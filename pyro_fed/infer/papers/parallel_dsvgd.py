@@ -1,7 +1,7 @@
-"""Parallel-DSVGD as published (Kassab & Simeone, Appendix A.5, Algorithm 5): several clients a round.
+"""Parallel-DSVGD as published (Kassab & Simeone, Appendix A.5, Algorithm 5): several clients per round.
 
-Every scheduled client does what it does in DSVGD, from the same particles φ^(i-1), but sends its local
-particles. The server distils them by L_s steps of SVGD towards
+Every scheduled client takes its turn as in DSVGD, from the same particles φ^(i-1), but sends its local particles. The
+server distils them by L_s steps of SVGD towards
 
     ∇ log q^(i)(φ) = ∇ log p_0(φ) + Σ_k ∇ log t_k^(i)(φ)                                        (28), (29)
 
@@ -9,8 +9,8 @@ with t_k the KDE of client k's last local particles, and 1 before its first turn
 
 Letters: φ `particles`, θ_k `sites` (K, N, D), L_s `server_steps`; the others as in `papers.dsvgd`.
 
-The limits are those of `papers.dsvgd`, and one more: a KDE in place of each of K sites has the bandwidth's variance in
-place of the site's own, so q^(i) is too narrow where many clients with little data each have wide sites.
+The limits are those of `papers.dsvgd`, and one more: the KDE of a site has the bandwidth's variance, not the site's. So
+q^(i) is too narrow if many clients have little data and wide sites.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pyro_fed.ops.stein import kde_score
 
 
 class Server(NamedTuple):
-    """The server's state: φ (N, D), whether q is still the prior, θ_k (K, N, D), and who has had a turn, (K,)."""
+    """The server's state: φ (N, D), whether q is the prior, θ_k (K, N, D), and whether clients had a turn, (K,)."""
 
     particles: Tensor
     is_prior: Tensor
@@ -45,25 +45,25 @@ class Server(NamedTuple):
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class PaperParallelDSVGD(PaperDSVGD):
-    """Parallel-DSVGD as published: several clients a round send their sites, which the server distils.
+    """Parallel-DSVGD as published: several clients per round send their sites, which the server distils.
 
     Args:
         num_particles: N.
         local_steps: L, SVGD steps of a client on its tilted target.
         step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
         momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
-        fudge: added to the root of that mean.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
+        fudge: constant added to the root of that mean.
+        batch_size: rows per step, weighted to represent all of the client's; None takes all.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-        kernel: of the SVGD direction, of `pyro_fed.ops`; the default is RBF with the median heuristic.
-        entropy: refused: the server moves particles towards what it makes of several clients; use the forms in turn.
+        kernel: kernel of the SVGD direction, from `pyro_fed.ops`; the default is RBF with the median heuristic.
+        entropy: refused, since the server moves particles by several clients' sites; use `PaperDSVGD`.
         kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
-        kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
-        draws: what the result has: "particles", or draws of the KDE q around them, whose average is the predictive of
+        kde_floor: constant added to the KDE, in units of a kernel's peak; 0 as in the paper.
+        draws: draws of the result: "particles", or draws of the KDE q around them, which average to the predictive of
             Eq. (22) to (24).
         distill_steps: L', SVGD steps that distil the site.
         server_steps: L_s, SVGD steps at the server.
-        share: of the clients that work in a round by default, at random; at least one client does.
+        share: share of the clients that work in a round by default, chosen at random; at least one client.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -81,13 +81,13 @@ class PaperParallelDSVGD(PaperDSVGD):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 1, "server_steps")
-        refuse_unused(self, "the server's particles move towards several clients' sites at once", "entropy")
+        refuse_unused(self, "the server moves particles towards several clients' sites at once", "entropy")
         check_between(self, "share", 0, 1)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start as DSVGD; the server keeps every client's site."""
+        """Start like DSVGD; the server also stores every client's site."""
         shared, local = super().init(problem, num_clients, generator, start)
         server = Server(**shared, sites=local["site"].clone(), visited=local["visited"].clone())
         return server._asdict(), local | {"client": torch.arange(num_clients)}
@@ -100,13 +100,13 @@ class PaperParallelDSVGD(PaperDSVGD):
         return super().download(entries_as(Approximation, shared)._asdict(), clients)
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Make DSVGD's turn; the message is the new site."""
+        """Take a turn as in DSVGD; the message is the new site."""
         _, after, figures = super().local_step(problem, shared, local, data, noise)
         number = {"client": local["client"]}
         return {"site": after["site"], **number}, {**after, **number}, figures
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Replace the clients' old sites by the new ones."""
+        """Replace the clients' old sites by their new ones."""
         server, clients = entries_as(Server, shared), messages["client"]
         sites, visited = server.sites.clone(), server.visited.clone()
         sites[clients], visited[clients] = messages["site"], True
@@ -114,7 +114,7 @@ class PaperParallelDSVGD(PaperDSVGD):
         return server._replace(sites=sites, visited=visited, is_prior=is_prior)._asdict()
 
     def refine(self, problem: Problem, shared: State) -> State:
-        """Make L_s steps of SVGD towards the prior times all sites, Eq. (29)."""
+        """Take L_s steps of SVGD towards the prior times all sites, Eq. (29)."""
         server = entries_as(Server, shared)
         particles = server.particles[None]
         carry = particles, self.start_optimiser(particles)

@@ -32,19 +32,20 @@ from pyro_fed.ops.step_sizes import AdaGradState
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class PaperSVGD(ParticleAlgorithm):
-    """Centralised SVGD as in the DSVGD paper: `local_steps` steps a round on the pooled data.
+    """Centralised SVGD as in the DSVGD paper: `local_steps` steps per round on the pooled data.
 
     Args:
         num_particles: N, at least 2.
-        local_steps: L, SVGD steps a round.
+        local_steps: L, SVGD steps per round.
         step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
         momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
-        fudge: added to the root of that mean.
-        batch_size: rows a step, weighted to all of them; None takes all.
+        fudge: constant added to the root of that mean.
+        batch_size: rows per step, weighted to represent all; None takes all.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-        kernel: of the SVGD direction, of `pyro_fed.ops`; the default is RBF with the median heuristic.
-        entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); with
-            it `free_energy_change`, of F = KL(q ‖ p_0 p) up to a constant. Costs D passes over the kernel a step.
+        kernel: kernel of the SVGD direction, from `pyro_fed.ops`; the default is RBF with the median heuristic.
+        entropy: whether to record the exact change of the particles' entropy in each turn (figure `entropy_gain`,
+            nats), and `free_energy_change`, of F = KL(q ‖ p_0 p) up to a constant. Costs D passes over the kernel per
+            step.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -65,22 +66,22 @@ class PaperSVGD(ParticleAlgorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Draw particles from the prior, with AdaGrad's state, which is kept over the rounds."""
+        """Draw particles from the prior; AdaGrad's state is kept over the rounds."""
         particles = problem.init(self.num_particles, generator)
         return {"particles": particles}, self.start_optimiser(particles[None])._asdict()
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Make L steps on all rows."""
+        """Take L steps on all rows."""
         before, batch = shared["particles"], data.full_batch()
         carry = before, entries_as(AdaGradState, local)
         const, dims = with_batches(data, self.batch_size)
         (particles, optimiser), gains = problem.scan(self._step, carry, const, noise, self.local_steps, dims)
-        judged = problem.mapped(self._moments_off, (0, BATCHES))(particles, batch)
-        figures = {"mean_off": judged[0], "sd_off": judged[1], **self.entropy_figures(gains)}
+        moment_errors = problem.mapped(self._moments_off, (0, BATCHES))(particles, batch)
+        figures = {"mean_off": moment_errors[0], "sd_off": moment_errors[1], **self.entropy_figures(gains)}
         if self.entropy:
             height = problem.mapped(self._height, (0, BATCHES))
-            risen = height(particles, batch) - height(before, batch)
-            figures["free_energy_change"] = -risen - figures["entropy_gain"]
+            rise = height(particles, batch) - height(before, batch)
+            figures["free_energy_change"] = -rise - figures["entropy_gain"]
         return {"particles": particles}, optimiser._asdict(), figures
 
     def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[Tensor, ...]]:
@@ -103,11 +104,11 @@ class PaperSVGD(ParticleAlgorithm):
         return moments_off(particles, self._scores(problem, particles, batch))
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """A warning about moments that contradict the scores at the particles."""
-        found = [record.last(name) for name in ("mean_off", "sd_off")]
-        if not len(found[0]):
+        """A warning about moments that contradict the particles' scores."""
+        moment_errors = [record.last(name) for name in ("mean_off", "sd_off")]
+        if not len(moment_errors[0]):
             return []
-        mean_off, sd_off = (float(value[0]) for value in found)
+        mean_off, sd_off = (float(value[0]) for value in moment_errors)
         if mean_off <= MATTERS and sd_off <= SD_MATTERS:
             return []
         rounds = len(record.figures)

@@ -3,8 +3,8 @@
     t_k^(i)(θ) = Π_j q^(j)(θ) / q^(j-1)(θ)    over the rounds j at which client k worked                (10)
     ∇ log t_k^(i) = Σ_j [∇ log q^(j) - ∇ log q^(j-1)]                                                   (15)
 
-with KDEs q^(j) and q^(0) = p_0, the prior itself. The client keeps what it received and what it sent at each
-of its turns; nothing is distilled, and its memory grows with the number of turns.
+with KDEs q^(j) and q^(0) = p_0, the prior itself. The client stores the particles that it received and sent in each of
+its turns. Nothing is distilled, and the client's memory grows with the number of turns.
 
 Letters: q^(j) `after`, q^(j-1) `before`, `turns` the number of slots in use; the others as in `dsvgd`.
 """
@@ -28,7 +28,7 @@ from pyro_fed.ops.stein import buffer_score_ratio, kde_score
 
 
 class Turns(NamedTuple):
-    """Both ends of a client's turns so far, which its site is made of; leading axes are clients."""
+    """The particles before and after each turn of a client, which define its site; leading axes are clients."""
 
     before: Tensor  # the particles of q^(j-1), (V, N, D)
     after: Tensor  # those of q^(j)
@@ -36,7 +36,7 @@ class Turns(NamedTuple):
     from_prior: Tensor  # whether the first q^(j-1) is the prior, ()
 
     def with_turn(self, q: Approximation, particles: Tensor) -> Turns:
-        """The turns (C, ...) with one more from q to particles (C, N, D); the buffers double if they are full."""
+        """These turns with one more, from q to particles (C, N, D); the buffers double if they are full."""
         before, after, turns, from_prior = self
         if int(turns.max()) == before.shape[1]:
             before, after = (torch.cat([buffer, torch.zeros_like(buffer)], 1) for buffer in (before, after))
@@ -51,22 +51,22 @@ class Turns(NamedTuple):
 class UDSVGD(SiteParticles):
     """Unconstrained DSVGD as published: sites from all particles that a client has ever exchanged.
 
-    The buffer doubles when it is full, so that a compiled step is compiled anew a few times only.
+    The buffer doubles when it is full, so that a compiled step is compiled anew only a few times.
 
     Args:
         num_particles: N.
-        local_steps: L, SVGD steps of a client's turn, one turn a round.
+        local_steps: L, SVGD steps of a client's turn, one turn per round.
         step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
         momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
-        fudge: added to the root of that mean.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
+        fudge: constant added to the root of that mean.
+        batch_size: rows per step, weighted to represent all of the client's; None takes all.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-        kernel: of the SVGD direction, of `pyro_fed.ops`; the default is RBF with the median heuristic.
-        entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); costs
-            D passes over the kernel a step.
+        kernel: kernel of the SVGD direction, from `pyro_fed.ops`; the default is RBF with the median heuristic.
+        entropy: whether to record each turn's exact change of the particles' entropy (`entropy_gain`, nats); costs
+            D passes over the kernel per step.
         kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
-        kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
-        draws: what the result has: "particles", or draws of the KDE q around them, whose average is the predictive of
+        kde_floor: constant added to the KDE, in units of a kernel's peak; 0 as in the paper.
+        draws: draws of the result: "particles", or draws of the KDE q around them, which average to the predictive of
             Eq. (22) to (24).
 
     Raises:
@@ -84,7 +84,7 @@ class UDSVGD(SiteParticles):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start with empty buffers with room for one turn."""
+        """Start with empty buffers for one turn."""
         shared = self.start_shared(problem, generator)
         particles = shared["particles"]
         room = particles.new_zeros(num_clients, 1, *particles.shape)
@@ -92,7 +92,7 @@ class UDSVGD(SiteParticles):
         return shared, Turns(room, room.clone(), turns, torch.zeros_like(turns, dtype=torch.bool))._asdict()
 
     def site_score(self, problem: Problem, particles: Tensor, site: Turns) -> Tensor:
-        """The score of Eq. (15). The first slot's `before` is the prior if the client worked in the first round."""
+        """The score of Eq. (15); `before` of the first slot is the prior if the client worked in the first round."""
         used = torch.arange(len(site.before), device=particles.device) < site.turns
         score = buffer_score_ratio(particles, site.after, site.before, used, self.kde_bandwidth, self.kde_floor)
         first = kde_score(particles, site.before[0], self.kde_bandwidth, self.kde_floor)
@@ -100,7 +100,7 @@ class UDSVGD(SiteParticles):
         return score + torch.where(site.from_prior, swap, torch.zeros_like(swap))
 
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
-        """Move the global particles and keep both ends of the move."""
+        """Move the global particles, and store them as they were before and after."""
         q, turns = entries_as(Approximation, shared), entries_as(Turns, local)
         particles, steps = self.move_global(problem, q, turns, data, noise)
         figures = steps | self.figures(problem, q, particles, data)

@@ -1,4 +1,4 @@
-"""Algorithms that use all data in one place: references for the others."""
+"""Algorithms on the pooled data, as references for federated ones."""
 
 from pyro_fed.conventions.doors import door
 

@@ -1,12 +1,12 @@
 """The No-U-Turn Sampler on the pooled data: Pyro's own kernel on the compiled density.
 
-The reference that federated results are compared with (Hoffman & Gelman 2014, with the multinomial sampling, the
-windows of adaptation and the step-size search of Stan). Chains run one after the other, each from its own start and
-with its own seed, so that a chain's draws do not depend on how many there are.
+It is the reference for federated results (Hoffman & Gelman 2014, with the multinomial sampling, the windows of
+adaptation and the step-size search of Stan). Chains run one after the other, each from its own start and with its own
+seed, so that a chain's draws do not depend on the number of chains.
 
-Deviations from Pyro: one site "z" stands for all sites, so `full_mass=True` is one dense matrix over all of
-them. `energy` is H at the beginning of a trajectory, which is H at its end up to the integrator's error; `tree_depth`
-counts a last doubling that was cut short.
+Deviations from Pyro: one site "z" contains all sites, so that `full_mass=True` is one dense matrix over all of them.
+`energy` is H at the beginning of a trajectory, which equals H at its end up to the integrator's error. `tree_depth`
+counts a last, incomplete doubling.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, Chains, Potential, Sto
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.arviz_versions import bfmi, ess, rhat
 
-#: R-hat above which chains have not mixed (Vehtari et al. 2021); BFMI below which energies are explored badly.
+#: Largest R-hat of mixed chains (Vehtari et al. 2021); smallest BFMI of well explored energies.
 MAX_RHAT = 1.01
 MIN_BFMI = 0.3
-#: Share of draws with the deepest tree above which a run warns.
+#: Largest share of draws with the deepest tree: above it a run warns.
 MAX_DEEPEST_SHARE = 0.05
-#: Number of draws in a chain above which R-hat, ESS and BFMI are meaningful.
+#: Smallest number of draws per chain for which R-hat, ESS and BFMI are meaningful.
 MIN_DIAGNOSED_DRAWS = 50
 
 
@@ -84,16 +84,15 @@ class NUTS(Algorithm):
     """Markov chains on the pooled data by Pyro's NUTS.
 
     Args:
-        num_samples: draws kept of each chain.
-        warmup_steps: draws before those, in which the step size and the mass matrix are adapted.
-        num_chains: chains, run one after the other.
+        num_samples: number of draws of each chain after warm-up.
+        warmup_steps: number of warm-up draws, in which the step size and the mass matrix are adapted.
+        num_chains: number of chains, which run one after the other.
         target_accept_prob: target of the step size's adaptation; raise it if trajectories diverge.
-        max_tree_depth: at most 2^max_tree_depth - 1 leapfrog steps a draw.
-        full_mass: adapt a dense mass matrix instead of a diagonal one.
-        start: "uniform" on (-radius, radius) of the unconstrained scale, as in Stan; the "prior" (improper
-            sites uniformly); or "laplace", draws of the Laplace approximation with its SDs times
-            1.5.
-        radius: half width of the uniform start, on the unconstrained scale; not of "laplace".
+        max_tree_depth: a draw takes at most 2^max_tree_depth - 1 leapfrog steps.
+        full_mass: whether to adapt a dense mass matrix instead of a diagonal one.
+        start: "uniform" on (-radius, radius) of the unconstrained scale, as in Stan; "prior", draws of the prior
+            (uniform for improper sites); or "laplace", draws of the Laplace approximation with 1.5 times its SDs.
+        radius: half width of the uniform start, on the unconstrained scale; without effect with "laplace".
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -145,7 +144,7 @@ class NUTS(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from the starting points, (chains, 1, D), which stand for draws until there are any."""
+        """Start from the starting points, (chains, 1, D), in place of draws."""
 
         def drawn(count: int) -> Tensor:
             if start is not None:
@@ -169,7 +168,7 @@ class NUTS(Algorithm):
         """Run all chains from their starting points, one after the other.
 
         Raises:
-            PartialWork: Ctrl-C with draws at hand: the chains that are whole, or else the draws of the first.
+            PartialWork: Ctrl-C after some draws; contains the complete chains, or else the draws of the first.
         """
         chains = Chains(
             num_samples=self.num_samples,
@@ -197,7 +196,7 @@ class NUTS(Algorithm):
         return {name: value[0] for name, value in messages.items()}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The draws, (chains, num_samples, D); their number is a setting of the algorithm."""
+        """The draws, (chains, num_samples, D); `num_draws` is ignored."""
         return shared["draws"]
 
     def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:

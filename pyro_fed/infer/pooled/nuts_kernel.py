@@ -1,16 +1,13 @@
 """Pyro's NUTS kernel with its leapfrog step as one compiled function, and chains of it.
 
-Pyro's kernel keeps the doubling, the adaptation and the random numbers; replaced are the tree that a doubling adds (its
-recursion, on flat vectors in place of dictionaries of sites: the same choices by the same random numbers), and its
-leaf:
-
     r½ = r - ε/2 ∇U(z),   z' = z + ε M⁻¹ r½,   r' = r½ - ε/2 ∇U(z'),   H' = U(z') + |p'|²/2,   p' = M^(-1/2) r'
-
-and what Pyro computes from H' (the weight of the leaf, its acceptance probability, whether it diverges). The potential
-
     U(z) = -(w log p(z) + log p(y | z) / α)
 
-has the prior to the power w (1, or a share of it in consensus Monte Carlo) and the likelihood to 1/α.
+The doubling, the adaptation and the random numbers are Pyro's. Two parts are replaced: the leaf above, with what Pyro
+computes from H' (its weight, its acceptance probability, whether it diverges), and the recursion that builds the tree
+of a doubling. The recursion works on flat vectors instead of dictionaries of sites, and makes the same choices by the
+same random numbers. The potential U has the prior to the power w (1, or a share of it in consensus Monte Carlo) and the
+likelihood to the power 1/α.
 
 Letters as in Pyro: z unconstrained position (D,), r momentum, p `unscaled` momentum, M mass matrix, `root` M^(-1/2) (a
 vector if M is diagonal), ε `step`.
@@ -42,14 +39,14 @@ from pyro_fed.ops.hamiltonian import drifted, kicked
 
 #: Statistics of a trajectory, under ArviZ's names.
 STATISTICS = ("energy", "diverging", "acceptance_rate", "step_size", "tree_depth", "n_steps")
-#: The one site of the flat vector, and the name of its block of the mass matrix.
+#: Name of the single site, the flat vector, and of its block of the mass matrix.
 SITE, BLOCK = "z", ("z",)
-#: Leapfrog steps of a tree of five doublings, a usual number.
+#: Leapfrog steps of a tree of five doublings, a typical number.
 LEAPFROGS_PER_DRAW = 31
 
 
 class Leaf(NamedTuple):
-    """End of a leapfrog step: z, r, p, ∇U (D,), U, H's error, acceptance probability (); a run's have an axis more."""
+    """End of a leapfrog step: z, r, p, ∇U (D,), U, H's error, acceptance probability (); a run adds an axis of one."""
 
     z: Tensor
     r: Tensor
@@ -132,7 +129,7 @@ class CompiledNUTS(mcmc.NUTS):
         tree_depth: int,
         energy_current: Tensor,
     ) -> _TreeInfo:
-        """The tree that a doubling adds; of its two ends only the new one is used, which stands for both."""
+        """The tree that a doubling adds; both ends are set to the new one, since Pyro uses no other."""
         step = energy_current.new_tensor([self.step_size * (1 if direction == 1 else -1)])
         root = self.mass_matrix_adapter._mass_matrix_sqrt_inverse[BLOCK].contiguous()
         self._along = root[None], step, energy_current.detach()[None]
@@ -168,12 +165,12 @@ class CompiledNUTS(mcmc.NUTS):
             return half
         other = self._grow(half.last.z, half.last.r, half.last.gradient, depth - 1)
         weight = np.logaddexp(half.weight, other.weight)
-        taken = torch.bernoulli(torch.as_tensor(np.exp(other.weight - weight))).item() == 1
+        from_other = torch.bernoulli(torch.as_tensor(np.exp(other.weight - weight))).item() == 1
         momentum = half.momentum + other.momentum
         return Tree(
             half.first,
             other.last,
-            other.proposal if taken else half.proposal,
+            other.proposal if from_other else half.proposal,
             momentum,
             weight,
             other.turning or bool(turning(half.first, other.last.unscaled.numpy()[0], momentum)),
@@ -222,15 +219,15 @@ class CompiledNUTS(mcmc.NUTS):
         for _ in range(warmup):
             params = self._draw(params)
             tick()
-        kept = []
+        transitions = []
         try:
             for _ in range(samples):
-                kept.append(self.transition(params))
-                params = {SITE: kept[-1]["draws"]}
+                transitions.append(self.transition(params))
+                params = {SITE: transitions[-1]["draws"]}
                 tick()
         except KeyboardInterrupt as stop:
-            raise Stopped(_columns(start, kept)) from stop
-        return _columns(start, kept)
+            raise Stopped(_columns(start, transitions)) from stop
+        return _columns(start, transitions)
 
 
 class Stopped(KeyboardInterrupt):
@@ -241,15 +238,15 @@ class Stopped(KeyboardInterrupt):
         self.chain = chain
 
 
-def _columns(start: Tensor, kept: list[dict[str, Any]]) -> dict[str, Tensor]:
+def _columns(start: Tensor, transitions: list[dict[str, Any]]) -> dict[str, Tensor]:
     """Draws (n, D) and their statistics, each (n,)."""
-    columns = {name: start.new_tensor([one[name] for one in kept]) for name in STATISTICS}
-    draws = torch.stack([one["draws"] for one in kept]) if kept else start.new_zeros(0, len(start))
+    columns = {name: start.new_tensor([one[name] for one in transitions]) for name in STATISTICS}
+    draws = torch.stack([one["draws"] for one in transitions]) if transitions else start.new_zeros(0, len(start))
     return {"draws": draws, **columns}
 
 
 class _WithGradient(torch.autograd.Function):
-    """A value whose gradient is known already, for the parts of Pyro's kernel that use autograd."""
+    """A value with a given gradient, for the parts of Pyro's kernel that use autograd."""
 
     @staticmethod
     def forward(context: Any, z: Tensor, evaluate: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
@@ -278,13 +275,13 @@ class Potential:
             else:
                 log_prior, pointwise = problem.log_parts(one, batch.rows)
                 log_density = self.prior_power * log_prior + (pointwise * batch.weight).sum() / self.temperature
-            # A float64 constant of the model makes it another dtype, and Pyro's kernel mixes none.
+            # A float64 constant in the model changes the dtype, and Pyro's kernel does not mix dtypes.
             return -log_density.to(one.dtype)
 
         return grad_and_value(potential)(z)
 
     def leapfrog(self, problem: Problem, *state_and_batch: Any) -> tuple[Tensor, ...]:
-        """A leapfrog step, see `nuts_kernel.leapfrog`; a batch comes last."""
+        """A leapfrog step, see `nuts_kernel.leapfrog`; the last argument is a batch."""
         *state, batch = state_and_batch
         return tuple(leapfrog(lambda z: self.value_and_gradient(problem, z, batch), *state))
 
@@ -293,8 +290,8 @@ class Potential:
 class Chains:
     """Settings of chains."""
 
-    num_samples: int  # kept draws of each chain
-    warmup_steps: int  # draws before the kept ones
+    num_samples: int  # draws of each chain after warm-up
+    warmup_steps: int  # warm-up draws
     target_accept_prob: float  # acceptance to which the step size is adapted
     max_tree_depth: int  # at most 2^max_tree_depth - 1 leapfrog steps for each draw
     full_mass: bool  # adapt a dense mass matrix instead of a diagonal one
@@ -303,7 +300,7 @@ class Chains:
     def run(self, problem: Problem, batch: Batch, points: Tensor, seeds: Tensor, label: str = "NUTS") -> State:
         """Run chains one after the other from `points` (chains, D): `draws` (chains, S, D) and `STATISTICS`.
 
-        `batch` has a client axis of one. Ctrl-C raises `Stopped` with whole chains, or else the draws of the first.
+        `batch` has a client axis of one. Ctrl-C raises `Stopped` with the complete chains, or else the first's draws.
         """
         density = self._density(problem, batch, len(points))
         total = (self.warmup_steps + self.num_samples) * len(points)
@@ -316,10 +313,10 @@ class Chains:
                     torch.manual_seed(seed)
                     chains.append(self._chain(density, point, partial(bar.advance, where)))
             except KeyboardInterrupt as stop:
-                begun = [stop.chain] if isinstance(stop, Stopped) and len(stop.chain["draws"]) else []
-                if not (chains or begun):
+                interrupted = [stop.chain] if isinstance(stop, Stopped) and len(stop.chain["draws"]) else []
+                if not (chains or interrupted):
                     raise
-                raise Stopped(_stack_chains(chains or begun)) from stop
+                raise Stopped(_stack_chains(chains or interrupted)) from stop
         return _stack_chains(chains)
 
     def _chain(self, density: Density, point: Tensor, tick: Callable[[], None]) -> State:

@@ -1,7 +1,7 @@
 """Centralised stochastic variational inference with Pyro's own `SVI` and guides: the papers' "GVI".
 
 The guide is an automatic one (class or instance) or a function of the model's arguments. It is fitted in a param store
-of its own, so that the user's store is unchanged; its parameters travel between rounds as tensors, unconstrained.
+of its own, so that the user's store is unchanged.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from pyro_fed.guides.guide_runs import KeptDraws, pooled_model
 class SVI(KeptDraws, Algorithm):
     """Pyro's SVI on the pooled data, in one round.
 
-    A step runs the model and the guide `num_samples` times by Pyro, some milliseconds of each however few the rows are.
-    Where the guide is a Gaussian of all latents, `GVI` finds the same by a handful of expected Newton steps.
+    A step runs the model and the guide `num_samples` times by Pyro, which takes some milliseconds each however few rows
+    there are. If the guide is a Gaussian of all latents, `GVI` finds the same answer in a handful of Newton steps.
 
     Args:
         guide: an automatic guide, class or instance, or a guide function of the model's arguments.
-        num_steps: steps of SVI.
+        num_steps: number of SVI steps.
         step_size: Adam's learning rate at the beginning, in the guide's own units.
-        final_share: what share of the learning rate is left at the end; it falls geometrically.
-        num_samples: draws of the guide a step.
-        num_guide_draws: draws of the fitted guide that are kept, each returned once by `run`; None keeps as many
-            as it is asked for, and 4,000 at least.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α. Of models without latents of rows' own.
+        final_share: ratio of the last learning rate to the first; the rate falls geometrically.
+        num_samples: draws of the guide per step.
+        num_guide_draws: number of stored draws of the fitted guide, each returned once by `run`; None stores as many
+            as the run returns, and at least 4,000.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α. Only for models without latents of rows.
 
     Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others; an automatic guide, and
-            a latent whose support moves with others.
-        DivergenceError: the ELBO is NaN at the end.
+        SettingError: a setting out of its range, unknown, or without effect beside the others; an automatic guide for
+            a latent whose support depends on other latents.
+        DivergenceError: the ELBO is not finite at the end.
 
     References:
         Kucukelbir et al. (2017), Automatic differentiation variational inference.
@@ -78,7 +78,7 @@ class SVI(KeptDraws, Algorithm):
         check_between(self, "final_share", 0, 1)
 
     def default_rounds(self, num_clients: int) -> int:
-        """One round, in which all steps are made."""
+        """One round, which takes all steps."""
         return 1
 
     def init(
@@ -94,10 +94,10 @@ class SVI(KeptDraws, Algorithm):
     def local_step(self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise) -> LocalResult:
         """Fit the guide, and draw from it."""
         args, kwargs = problem.arguments.call_arguments()
-        made = inspect.isclass(self.guide)
-        given: Any = self.guide
+        is_class = inspect.isclass(self.guide)
+        guide_setting: Any = self.guide
         with pooled_model(problem, int(noise[0, 0]), self.temperature) as model:
-            guide = given(model) if made else given
+            guide = guide_setting(model) if is_class else guide_setting
             self._check_sites(problem, guide, args, kwargs)
             rate = {"lr": self.step_size, "lrd": self.final_share ** (1 / self.num_steps)}
             svi = PyroSVI(model, guide, ClippedAdam(rate), Trace_ELBO(num_particles=self.num_samples))
@@ -108,34 +108,34 @@ class SVI(KeptDraws, Algorithm):
         return {"draws": draws[None]}, {}, {"negative_elbo": torch.tensor([losses[-1]])}
 
     def _diverged(self, losses: list[float], model: Any, guide: Any, args: Any, kwargs: Any) -> DivergenceError:
-        """The error for an ELBO that is NaN, with the sites that cause it."""
+        """The error for an ELBO that is not finite, with the sites that cause it."""
         first = next(number for number, loss in enumerate(losses, 1) if not math.isfinite(loss))
         with torch.no_grad():
-            drawn = poutine.trace(guide).get_trace(*args, **kwargs)
-            trace = poutine.trace(poutine.replay(model, drawn)).get_trace(*args, **kwargs)
+            guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+            trace = poutine.trace(poutine.replay(model, guide_trace)).get_trace(*args, **kwargs)
             trace.compute_log_prob()
         nodes = [node for node in trace.nodes.values() if node["type"] == "sample"]
-        lost = [node["name"] for node in nodes if not bool(torch.isfinite(node["log_prob"]).all())]
-        where = f" at its draws now the log density of {lost} is not finite." if lost else ""
+        not_finite = [node["name"] for node in nodes if not bool(torch.isfinite(node["log_prob"]).all())]
+        where = f" at its draws now the log density of {not_finite} is not finite." if not_finite else ""
         return DivergenceError(
-            f"{type(self).__name__}: the guide's ELBO was first no number in step {first} of {self.num_steps};{where} "
-            f"Take a shorter step_size ({self.step_size:g} was taken), a guide that begins nearer (init_loc_fn, "
+            f"{type(self).__name__}: the guide's ELBO was first not finite in step {first} of {self.num_steps};{where} "
+            f"Take a smaller step_size (now {self.step_size:g}), a guide that begins nearer (init_loc_fn, "
             "init_scale), or dtype=torch.float64"
         )
 
     def _check_sites(self, problem: Problem, guide: Any, args: Any, kwargs: Any) -> None:
-        """Refuse a function that does not have the model's latents, before it is fitted."""
+        """Refuse a guide function without the model's latents before it is fitted."""
         if isinstance(guide, AutoGuide):
             return
         nodes = poutine.trace(guide).get_trace(*args, **kwargs).nodes.items()
-        own = {name for name, msg in nodes if msg["type"] == "sample" and not msg["is_observed"]}
-        if missing := sorted(problem.sites.keys() - own):
+        guide_sites = {name for name, msg in nodes if msg["type"] == "sample" and not msg["is_observed"]}
+        if missing := sorted(problem.sites.keys() - guide_sites):
             raise SettingError(
                 f"{type(self).__name__}: the guide lacks the sites {missing}: the model's are {list(problem.sites)}"
             )
 
     def _draws(self, problem: Problem, guide: Any, args: Any, kwargs: Any) -> Tensor:
-        """Draws (S, D), one by one from the guide, and all at once through the model, which has their transforms."""
+        """Draws (S, D), one by one from the guide, unconstrained all at once by the model's transforms."""
         with torch.no_grad():
             traces = [poutine.trace(guide).get_trace(*args, **kwargs).nodes for _ in range(self.kept_draw_count)]
             values = {name: torch.stack([nodes[name]["value"] for nodes in traces]) for name in problem.sites}

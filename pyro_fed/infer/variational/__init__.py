@@ -1,4 +1,4 @@
-"""Pyro's guides, fitted by the clients' gradients of a bound of the evidence."""
+"""Variational inference with Pyro's guides, by the clients' gradients of a bound of the evidence."""
 
 from pyro_fed.conventions.doors import door
 

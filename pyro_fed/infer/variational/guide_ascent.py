@@ -1,30 +1,30 @@
-"""A guide that Adam moves along the gradient of a bound of the evidence, and what is kept of its steps.
+"""Stochastic ascent of a bound of the evidence by Adam on a guide's parameters, and the average of its steps.
 
     z_s = g_φ(ε_s)                                                        ε_s from the run's seed and the step
     ∇_φ ELBO ≈ 1/S Σ_s [∇_φ (log p_0 - log q_φ)(x_s) + (∂z_s/∂φ)' Σ_k ∇_z log p_k(z_s)]
     φ ← φ + Adam(∇_φ ELBO)
     φ̄ = mean of φ over the second half of the steps                       the guide that is returned
 
-The likelihood enters by the clients' scores at the draws (S, D), which are all that they send: the sum over clients is
-the gradient of `pyro.infer.Trace_ELBO` on the pooled data at the same ε.
+Clients send only their scores at the draws (S, D). The gradient by the sum of these scores is that of
+`pyro.infer.Trace_ELBO` on the pooled data at the same ε.
 
-The IWAE bound E[log 1/S Σ_s p(x_s) / q_φ(x_s)] does not split over clients, but its gradient is the above with draw s
-weighted by w_s ∝ p(x_s) / q_φ(x_s): clients also send log p_k(z_s), and the weights are those of the sums.
+The IWAE bound E[log 1/S Σ_s p(x_s) / q_φ(x_s)] does not split over clients. Its gradient is the above with draw s
+weighted by w_s ∝ p(x_s) / q_φ(x_s). So clients also send log p_k(z_s), and the weights follow from the sums.
 
-The first half of the steps needs no rounds: a guide of any family approaches a Gaussian that is known, such as FedEP's
-or P2PVI's, by the same steps, with ∇_z log (q_EP / p_0) in place of Σ_k ∇_z log p_k. The rounds are those of the second
-half. Without such a Gaussian there are twice as many, from the guide's own start.
+The first half of the steps needs no rounds: the same steps move a guide of any family towards a known Gaussian, such as
+FedEP's or P2PVI's, with ∇_z log (q_EP / p_0) in place of Σ_k ∇_z log p_k. The second half takes the rounds. Without
+such a Gaussian there are twice as many rounds, from the guide's own start.
 
-One φ carries the noise of the few draws behind Adam's last steps. φ̄ averages over S draws of half of all steps (Dhaka
-et al., 2020), and errs half as much as the φ at the end of a rate that falls a hundredfold.
+A single φ has the noise of the few draws in Adam's last steps. φ̄ averages over the draws of half of all steps (Dhaka et
+al., 2020). Its error is half that of the last φ at a rate that falls a hundredfold.
 
-An average of steps that still lead somewhere is on the way there. As R̂ compares the halves of a chain, the guides at
-the mean of the earlier and of the later half of what is averaged are compared, at the same ε: by the means and SDs of
-their draws, since parameters of a flow may move while its distribution does not. φ̄ errs by half of the difference, or
-by more.
+If the steps have not converged, the average lags behind. As R̂ compares the halves of a chain, two guides are compared
+at the same ε: at the means of the earlier and of the later half of the averaged steps. The comparison is by means and
+SDs of their draws, since a flow's parameters may move while its distribution does not. The error of φ̄ is at least half
+of the difference.
 
-Latents inside the plate are integrated out of log p_k, which is what the best of all local guides would give. Where the
-guide has these sites, and takes any rows, its local part is used in place: see `guides.program`.
+Latents inside the plate are integrated out of log p_k, as by the best of all local guides. If the guide has these
+sites, and takes any rows, its local part is used instead: see `guides.program`.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program, loc
 from pyro_fed.infer.averaging.optim import OPTIM, Adam
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Adam's β₂: steep gradients of a distant start are forgotten within the rounds of a run.
+#: Adam, with a β₂ that forgets the steep gradients of a distant start within the rounds of a run.
 ADAM = Adam(betas=(0.9, 0.99), eps=1e-8)
 
 
 class Fit(NamedTuple):
-    """A guide on its way to the largest ELBO."""
+    """A guide's parameters and Adam's state during the fit."""
 
     params: Tensor  # φ
     step: Tensor  # steps of Adam so far, ()
-    seed: Tensor  # of the run's ε, ()
+    seed: Tensor  # seed of the run's ε, ()
     adam: Annotated[State, f"{OPTIM}."]  # Adam's state by name
 
     @property
@@ -76,11 +76,11 @@ class Fit(NamedTuple):
 
 
 class Average(NamedTuple):
-    """The mean of a guide's parameters over the second half of its steps, and whether it still moves."""
+    """The mean of a guide's parameters over the second half of its steps, and their drift."""
 
     average: Tensor  # φ̄
-    early: Annotated[Tensor, "early_average"]  # of the first half of these steps
-    drift: Tensor  # from the first to the second half: of the means in SDs, and of log SDs, (2,); NaN until the end
+    early: Annotated[Tensor, "early_average"]  # the mean over the first half of these steps
+    drift: Tensor  # from the first to the second half: of means in SDs, and of log SDs, (2,); NaN until the end
 
     @classmethod
     def at(cls, params: Tensor) -> Self:
@@ -94,21 +94,21 @@ class GuideAscent(KeptDraws, Tempered):
 
     Args:
         guide: an automatic guide, class or instance, a function of the model's arguments, or a `PyroModule`.
-        num_steps: steps of Adam.
-        num_particles: S, draws of the guide a step.
+        num_steps: number of Adam's steps.
+        num_particles: S, draws of the guide per step.
         bound: "elbo", or "iwae" with its S draws in one logarithm, which is tighter and makes guides wider. Its weights
             need all clients: in rounds of some of them they are biased.
         step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
-        final_share: what share of the learning rate is left after `num_steps`; from their half on it falls
+        final_share: ratio of the last learning rate to the first. In the second half of the steps the rate falls
             geometrically, and the guide's parameters are averaged.
-        num_guide_draws: draws of the fitted guide that are kept, each returned once by `run`; None keeps as many
-            as it is asked for, and 4,000 at least.
+        num_guide_draws: number of stored draws of the fitted guide, each returned once by `run`; None stores as many
+            as the run returns, and at least 4,000.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
-        surrogates: what leaves the Gaussian that the guide is fitted to before the first round, or None.
+        surrogates: source of the Gaussian to which the guide is fitted before the first round, or None.
     """
 
     on_cpu: ClassVar[bool] = True
-    #: Settings that need more than sums of the clients' scores, and their values that do not.
+    #: Settings that may need more than sums of the clients' scores, with the values that do not.
     by_sums: ClassVar[Mapping[str, Any]] = {"bound": "elbo"}
 
     guide: Any = AutoMultivariateNormal
@@ -130,11 +130,11 @@ class GuideAscent(KeptDraws, Tempered):
 
     @property
     def steps_without_rounds(self) -> int:
-        """The number of steps that are made by surrogates before the first round."""
+        """The number of steps towards the surrogates before the first round."""
         return 0 if self.surrogates is None else self.num_steps // 2
 
     def program(self, problem: Problem) -> GuideProgram:
-        """The guide as a function of its parameters; an amortised one takes settings by which sums are known."""
+        """The guide as a function of its parameters; an amortised guide takes only settings that need sums."""
         program = guide_program(self.guide, problem)
         for setting, default in self.by_sums.items():
             value = getattr(self, setting)
@@ -146,7 +146,7 @@ class GuideAscent(KeptDraws, Tempered):
         return program
 
     def first_states(self, problem: Problem, num_clients: int, generator: torch.Generator) -> tuple[Fit, State]:
-        """The guide at its own start, and the clients' own parts of an amortised one, (K, ...)."""
+        """The guide at its own start, and the clients' parts of an amortised guide, (K, ...)."""
         program = self.program(problem)
         seed = torch.randint(2**31, (), generator=generator)
         fit = Fit(program.start, torch.tensor(0), seed, self.adam_at(program.start))
@@ -156,7 +156,7 @@ class GuideAscent(KeptDraws, Tempered):
         return fit, {name: value.expand(num_clients, *value.shape) for name, value in local.items()}
 
     def no_points(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """Draws (S, D) and what clients send at them, flat, of the shapes that rounds have."""
+        """Zeros in place of draws (S, D) and of the clients' flat messages, of the shapes that rounds have."""
         zero = torch.zeros(self.num_particles, problem.dim, dtype=problem.dtype)
         return zero, (zero if self.bound == "elbo" else with_values(zero, zero[:, 0])).flatten()
 
@@ -168,25 +168,27 @@ class GuideAscent(KeptDraws, Tempered):
     ) -> tuple[Tensor, State]:
         """The clients' scores at the draws, flat, (C, S D), with their log-likelihoods for IWAE; and their states."""
         if local:
-            found = [self._own_step(problem, shared, local, data, noise, k) for k in range(len(data.num_rows))]
-            after = {name: torch.stack([own[name] for _, own in found]) for name in local}
-            return torch.stack([score.flatten() for score, _ in found]), after
+            scores_and_states = [
+                self._local_guide_step(problem, shared, local, data, noise, k) for k in range(len(data.num_rows))
+            ]
+            after = {name: torch.stack([own[name] for _, own in scores_and_states]) for name in local}
+            return torch.stack([score.flatten() for score, _ in scores_and_states]), after
         if self.bound == "elbo":
             scores = clients_likelihood_scores(problem, shared["points"], data)
         else:
             scores = with_values(*clients_likelihood_scores_and_values(problem, shared["points"], data))
         return scores.double().flatten(1), {}
 
-    def _own_step(
+    def _local_guide_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise, k: int
     ) -> tuple[Tensor, State]:
-        """Scores (S, D) of client k, whose latents have a guide of their own, and its state after a step of it."""
+        """Scores (S, D) of client k, whose latents have a guide of their own, and its state after a step of that."""
         batch = Batch(*pytree.tree_map(lambda part: part[k], tuple(data.full_batch())))
         state = {name: value[k] for name, value in local.items()}
-        own, points, rate = state["params"], shared["points"][k], self.rate(shared["step"][k])
-        scores, gradient = local_gradients(self.program(problem), own, points, batch, int(noise[0, k]))
-        move, after = ADAM.step({"params": own}, {"params": gradient}, within(state, OPTIM), rate)
-        return scores, {"params": own + move["params"], **prefixed(OPTIM, after)}
+        params, points, rate = state["params"], shared["points"][k], self.rate(shared["step"][k])
+        scores, gradient = local_gradients(self.program(problem), params, points, batch, int(noise[0, k]))
+        move, after = ADAM.step({"params": params}, {"params": gradient}, within(state, OPTIM), rate)
+        return scores, {"params": params + move["params"], **prefixed(OPTIM, after)}
 
     def points(self, problem: Problem, fit: Fit) -> Tensor:
         """The draws z (S, D) of the step's ε."""
@@ -201,14 +203,14 @@ class GuideAscent(KeptDraws, Tempered):
         return Fit(fit.params + move["params"], fit.step + 1, fit.seed, adam)
 
     def fitted_to(self, problem: Problem, target: Gaussian, fit: Fit, steps: int) -> Fit:
-        """The guide after steps towards a Gaussian in place of the posterior, which need no rounds."""
+        """The guide after steps towards a Gaussian in place of the posterior, without rounds."""
         for _ in range(steps):
             points = self.points(problem, fit)
             fit = self.ascended(problem, fit, target.score(points) - prior_scores(problem, points))
         return fit
 
     def averaged(self, problem: Problem, before: Average, fit: Fit, steps_a_round: int = 1) -> Average:
-        """φ̄ with another round's φ: the mean over those of the second half of the steps; and its drift at the end."""
+        """φ̄ with another round's φ, the mean over the second half of the steps; and its drift at the end."""
         steps, half = int(fit.step) - self.num_steps // 2, self.num_steps - self.num_steps // 2
         average = before.average.lerp(fit.params, 1 / max(steps / steps_a_round, 1.0))
         early = average if 2 * steps <= half else before.early
@@ -220,33 +222,33 @@ class GuideAscent(KeptDraws, Tempered):
     def _drift(self, problem: Problem, early: Tensor, late: Tensor, seed: Tensor) -> Tensor:
         """The largest difference of two guides' means, in SDs, and of their log SDs, (2,); NaN if both are points."""
         program = self.program(problem)
-        both = [program.points(params, MIN_EFFECTIVE_DRAWS, int(seed) - 1).double() for params in (early, late)]
-        means, sds = torch.stack([one.mean(0) for one in both]), torch.stack([one.std(0) for one in both])
+        guide_draws = [program.points(params, MIN_EFFECTIVE_DRAWS, int(seed) - 1).double() for params in (early, late)]
+        means, sds = torch.stack([one.mean(0) for one in guide_draws]), torch.stack([one.std(0) for one in guide_draws])
         spread = (sds > SAME_SHARE * means.abs()).all(0)
         if not bool(spread.any()):
             return torch.full((2,), torch.nan, dtype=torch.float64)
         means, sds = means[:, spread], sds[:, spread]
-        moved = means.diff(dim=0) / sds.square().mean(0).sqrt()
-        return torch.stack([moved.abs().amax(), sds.log().diff(dim=0).abs().amax()])
+        shift = means.diff(dim=0) / sds.square().mean(0).sqrt()
+        return torch.stack([shift.abs().amax(), sds.log().diff(dim=0).abs().amax()])
 
     def drift_figures(self, after: State) -> dict[str, float]:
-        """How far the guide moved from the earlier to the later half of the steps that are averaged, at their end."""
+        """The guide's drift from the earlier to the later half of the averaged steps, once these are complete."""
         mean, log_sd = after["drift"].reshape(-1, 2).amax(0).tolist()
         return {"mean_drift": mean, "log_sd_drift": log_sd} if math.isfinite(mean + log_sd) else {}
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """A warning if the guide still moved at the end."""
+        """A warning if the guide had not converged at the end."""
         mean, log_sd = (record.latest.get(name, 0.0) for name in ("mean_drift", "log_sd_drift"))
         if mean <= MATTERS and log_sd <= math.log(SD_MATTERS):
             return []
         return [sentences.guide_still_moves(steps=self.num_steps, sds=mean, factor=math.exp(log_sd))]
 
     def final_draws(self, problem: Problem, average: Tensor, seed: Tensor) -> Tensor:
-        """Draws (S, D) of the guide at φ̄, which are kept, at an ε that no step had."""
+        """Draws (S, D) of the guide at φ̄ that are stored, at an ε of no step."""
         return self.program(problem).points(average, self.kept_draw_count, int(seed) - 1)
 
     def advice(self, problem: Problem, before: State) -> str:
-        return f"take a shorter step_size ({self.step_size:g} was taken), or a guide that begins nearer"
+        return f"take a smaller step_size (now {self.step_size:g}), or a guide that begins nearer"
 
     def adam_at(self, params: Tensor) -> State:
         """Adam's state before the first step."""
@@ -269,7 +271,7 @@ def with_values(scores: Tensor, values: Tensor) -> Tensor:
 
 
 def elbo(problem: Problem, scores: Tensor, draws: GuideDraws, values: Tensor | None = None) -> Tensor:
-    """A scalar whose gradient in the guide's parameters is the bound's: the likelihood enters by its scores (S, D)."""
+    """A scalar whose gradient in the guide's parameters is that of the bound, by the likelihood's scores (S, D)."""
     log_ratio: Tensor = problem.vmap(partial(_log_prior, problem))(draws.z).double() - draws.log_density.double()
     log_lik = (draws.z * scores.to(draws.z)).sum(-1).double()
     if values is None:
@@ -279,6 +281,6 @@ def elbo(problem: Problem, scores: Tensor, draws: GuideDraws, values: Tensor | N
 
 
 def _log_prior(problem: Problem, z: Tensor) -> Tensor:
-    """log p_0 of the sites' own values at z (D,), without the transforms' Jacobian, as the guide's densities are."""
+    """log p_0 of the sites' own values at z (D,), without the transforms' Jacobian, like the guide's densities."""
     outside, _ = problem.log_terms(z, problem.fewest_rows)
     return sum((value for site, value in outside.items() if site), torch.zeros((), dtype=problem.dtype))

@@ -1,22 +1,22 @@
-"""Structured variational inference over a graph: agents fit any Pyro guide, and no server has the sum of their scores.
+"""Structured variational inference over a graph: agents fit any Pyro guide without a server.
 
     r_i = Σ_rows ∇_z log p_i(z_is) / v_i,   z_is = g_{φ_i}(ε_s)          the same ε_s at all agents, from the run's seed
-    m_i ← m_i + r_i - r_i'                                               r_i' of the round before, zero in the first
-    (m_i, φ_i) ← Σ_j W_ij (m_j, φ_j)                                     as often as shrinks disagreement enough
+    m_i ← m_i + r_i - r_i'                                               r_i' of the previous round, zero in the first
+    (m_i, φ_i) ← Σ_j W_ij (m_j, φ_j)                                     repeated until disagreement is small enough
     φ_i ← φ_i + Adam(∇_φ E_q[log p_0 - log q_φ] + 1/S Σ_s (∂z_is/∂φ)' m_is)
 
 Source: `sfvi` for the step, Wang et al., *Peer-to-peer variational federated learning over arbitrary graphs*, Eq. (8),
 for the consensus. v is the centrality of W, v'W = v', so that the mean that agents approach, Σ_i v_i m_i = Σ_i v_i r_i,
-is the sum of all agents' scores: on a complete graph a round is the server's.
+is the sum of all agents' scores: on a complete graph a round equals one with a server.
 
-Elsewhere consensus leaves `gossip_tolerance` of what agents' m differ by. Agents with different data have scores r that
-differ by far more than the noise of the draws, and always in the same direction. Each agent's Adam divides them by a
-size of its own, so that steps by what is left of them would end elsewhere, on large data by several SDs. Therefore m
-tracks the sum from round to round (Zhu & Martínez 2010, *Discrete-time dynamic average consensus*; as gradients in
-Nedić, Olshevsky & Shi 2017): what does not change from one round to the next cancels in r_i - r_i'.
+On other graphs consensus leaves a share `gossip_tolerance` of the differences between the agents' m. Scores r of agents
+with different data differ far more than by the noise of the draws, and always in the same direction. Each agent's Adam
+divides them by its own scale, so that steps by the remaining differences would end elsewhere, on large data by several
+SDs. Therefore m tracks the sum from round to round (Zhu & Martínez 2010, *Discrete-time dynamic average consensus*; as
+gradients in Nedić, Olshevsky & Shi 2017): constant differences cancel in r_i - r_i'.
 
-P2PVI mixes Gaussians as products of densities. Guides of other families have no product; here scores are mixed, which
-are those of the posterior whatever the guide is, and parameters only as far as they differ by what consensus has left.
+P2PVI mixes Gaussians as products of densities. Guides of other families have no products. So scores are mixed, which
+are the posterior's for any guide. Parameters are mixed only to remove the differences that consensus leaves.
 
 Letters: m `delta`, r `scores`, φ `params`, W `graph`, v `centrality`, z `points`, S `num_particles`.
 """
@@ -58,25 +58,25 @@ Kept = TypeVar("Kept", Fit, Average)
 class P2PSFVI(GuideAscent, OnGraph):
     """Variational inference over a graph with any Pyro guide that can be reparametrised.
 
-    Where the guide is a Gaussian, `P2PVI` finds its best member in tens of rounds. This takes `num_steps`, for flows,
-    low-rank normals, guides with dependent sites, and others.
+    For a Gaussian guide `P2PVI` finds the best member in tens of rounds. This algorithm takes `num_steps` of them, for
+    flows, low-rank normals, guides with dependent sites, and others.
 
     Args:
         guide: an automatic guide, class or instance, a function of the model's arguments, or a `PyroModule`; not a
             point, which `P2PFedAvg` finds.
-        num_steps: steps of Adam, one a round; the first half needs no rounds if there are `surrogates`.
-        num_particles: S, draws of the guide a step.
+        num_steps: number of Adam's steps, one per round; the first half needs no rounds if there are `surrogates`.
+        num_particles: S, draws of the guide per step.
         bound: "elbo", or "iwae" with its S draws in one logarithm, which is tighter and makes guides wider.
         step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
-        final_share: what share of the learning rate is left after `num_steps`; from their half on it falls
+        final_share: ratio of the last learning rate to the first. In the second half of the steps the rate falls
             geometrically, and the guide's parameters are averaged.
         gossip_tolerance: share of the agents' disagreement that a round's consensus leaves.
-        num_guide_draws: draws of each agent's guide that are kept, each returned once by `run`; None keeps as many as
-            it is asked for, and 4,000 at least.
+        num_guide_draws: number of stored draws of each agent's guide, each returned once by `run`; None stores as many
+            as the run returns, and at least 4,000.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         surrogates: an algorithm over the graph that leaves a Gaussian at every agent, such as `P2PVI`, or its name
-            "p2pvi": each agent fits the guide to its own before the first round. With None guides begin at their own
-            start. "auto" is P2PVI if it has a full covariance and runs on the model.
+            "p2pvi". Each agent fits the guide to its Gaussian before the first round. With None guides begin at their
+            own start. "auto" is P2PVI if it has a full covariance and runs on the model.
 
     Raises:
         SettingError: a setting out of its range, or unknown; a guide without the model's sites, with values outside of
@@ -96,7 +96,7 @@ class P2PSFVI(GuideAscent, OnGraph):
     begins_apart: ClassVar[bool] = True
     needs_all: ClassVar[bool] = True
     without: ClassVar[Mapping[str, str]] = {
-        "local_steps": "agents step by the sum of all scores; what they reach by their own rows is not the posterior's",
+        "local_steps": "agents step by the sum of all scores; steps by their own rows do not lead to the posterior",
     }
 
     gossip_tolerance: float = 0.01
@@ -116,7 +116,7 @@ class P2PSFVI(GuideAscent, OnGraph):
             raise SettingError(f"{type(self).__name__}: guide AutoDelta is a point, which P2PFedAvg finds")
 
     def default_rounds(self, num_clients: int) -> int:
-        """As many as there are steps, or those after the steps towards the surrogates."""
+        """One round per step, without the steps towards the surrogates."""
         return self.num_steps - self.steps_without_rounds
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -127,17 +127,17 @@ class P2PSFVI(GuideAscent, OnGraph):
         return self.surrogates if isinstance(self.surrogates, Algorithm) else None
 
     def contributions(self) -> Contributions:
-        """The agents' scores, which cannot be bounded: the guides that agents mix keep what they have received."""
-        obstacle = "later rounds cannot undo what has moved a guide; use SFVI, or P2PVI, whose agents keep sites"
+        """The agents' scores, which cannot be bounded: later rounds cannot undo a change of the mixed guides."""
+        obstacle = "later rounds cannot undo a change of the guides; use SFVI, or P2PVI, whose agents keep sites"
         return StepContributions(self, obstacle)
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """The fewest steps that shrink disagreement by the tolerance; all agents have to take part."""
+        """The smallest number of steps that shrinks disagreement to the tolerance; all agents have to take part."""
         require_centrality(graph, type(self).__name__, sleepers)
         if sleepers or graph.active(0) is not None:
             raise GraphError(
-                f"{type(self).__name__}: a step takes the scores of all agents, and some are asleep; leave schedule= "
-                "out, and take a graph on which all are awake, or P2PVI"
+                f"{type(self).__name__}: a step needs the scores of all agents, and some are asleep; leave schedule= "
+                "out and take a graph on which all are awake, or use P2PVI"
             )
         return graph.consensus(self.gossip_tolerance).steps
 
@@ -154,16 +154,16 @@ class P2PSFVI(GuideAscent, OnGraph):
         fits = [fit] * num_clients
         if start is not None:
             beliefs = gaussian(start.shared)
-            known = beliefs.precision.flatten(1).any(1)  # an agent in a process of its own knows its own
-            if not bool(known.any()):
+            has_belief = beliefs.precision.flatten(1).any(1)  # an agent in a process of its own has only its own belief
+            if not bool(has_belief.any()):
                 beliefs.require_proper("the agents' beliefs")
-            for agent in known.nonzero().flatten().tolist():
+            for agent in has_belief.nonzero().flatten().tolist():
                 belief = type(beliefs)(beliefs.precision[agent], beliefs.eta[agent])
                 belief.require_proper(f"the belief of agent {agent}, at which its guide begins")
                 fits[agent] = self.fitted_to(problem, belief, fit, self.steps_without_rounds)
-        points, sent = self.no_points(problem)
-        one = {"points": points, "delta": sent.double()}
-        shared = {name: value.expand(num_clients, *value.shape).clone() for name, value in one.items()}
+        points, message = self.no_points(problem)
+        agent_state = {"points": points, "delta": message.double()}
+        shared = {name: value.expand(num_clients, *value.shape).clone() for name, value in agent_state.items()}
         shared |= _stacked(fits) | _stacked([Average.at(fit.params) for fit in fits])
         return shared, {**local, "scores": shared["delta"]}
 
@@ -176,17 +176,17 @@ class P2PSFVI(GuideAscent, OnGraph):
     ) -> tuple[State, State, State]:
         """Compute m_i by the change of the agent's scores, and send it with φ_i."""
         guide = {name: value for name, value in local.items() if name != "scores"}
-        found, after = self.scores_at_points(problem, shared, guide, data, noise)
-        scores = found / shared["centrality"].unsqueeze(-1)
+        scores_at_draws, after = self.scores_at_points(problem, shared, guide, data, noise)
+        scores = scores_at_draws / shared["centrality"].unsqueeze(-1)
         message = {"delta": shared["delta"] + scores - local["scores"], "params": shared["params"]}
         return message, {**after, "scores": scores}, {}
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """One step of consensus on scores and parameters."""
+        """Take one step of consensus on scores and parameters."""
         return {name: mix(weights, value) for name, value in messages.items()}
 
     def refine(self, problem: Problem, shared: State) -> State:
-        """Make one step of Adam at every agent, and average."""
+        """Take one step of Adam at every agent, and update the averages."""
         sums = shared["delta"].reshape(*shared["points"].shape[:2], -1)
         fits = [self.ascended(problem, fit, own) for fit, own in zip(_each(Fit, shared), sums, strict=True)]
         before = _each(Average, shared)
@@ -213,7 +213,7 @@ class P2PSFVI(GuideAscent, OnGraph):
 
 
 def _each(kind: type[Kept], shared: State) -> list[Kept]:
-    """The record of a kind of every agent."""
+    """Every agent's record of this kind."""
     agents = range(len(shared["params"]))
     return [entries_as(kind, {name: value[agent] for name, value in shared.items()}) for agent in agents]
 

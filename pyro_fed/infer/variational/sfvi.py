@@ -9,20 +9,21 @@ models*, Algorithms 1 (SFVI) and 2 (SFVI-Avg).
     φ_k ← φ after m steps of Adam on log p_0 - log q_φ + (N / N_k) log p_k,   φ ← Σ_k (N_k / N) φ_k  local_steps = m
     φ̄ = mean of φ over the second half of the steps                          the guide that is returned
 
-With one step a round a client's part of the gradient is ∂z/∂φ, which the server knows, times the scores at the draws:
-a client gets z (S, D) and sends its scores there (S, D). It does not run the guide, and messages do not grow with φ;
-see `guide_ascent`, which has the step. For the IWAE bound clients also send log p_k(z_s), and the server weights the
-sums. What moves at a client before the sums are known, as in several local steps or parameters of its own, would need
-others' weights.
+With one step per round a client's part of the gradient is ∂z/∂φ, which the server knows, times the scores at the draws:
+a client receives z (S, D) and sends its scores there (S, D). It does not run the guide, and messages do not grow with
+φ. `guide_ascent` defines the step. For the IWAE bound clients also send log p_k(z_s), and the server weights the sums.
+Several local steps, or parameters of a client's own, are excluded there: clients would need the weights before the sums
+are known.
 
-With several steps, clients run the guide, and send their change of φ: fewer rounds where clients' rows are alike. Where
-they are not it ends elsewhere: the mean of the clients' best guides is not the best guide.
+With several steps, clients run the guide and send their change of φ. This saves rounds if the clients' rows are
+similar. Otherwise it converges to another point: the mean of the clients' best guides is not the best guide.
 
-The Gaussian of the steps before the first round is that of `surrogates`.
+The steps before the first round use the Gaussian of `surrogates`.
 
 Letters: φ `params`, z `points`, ε's seed `noise_seed`, S `num_particles`, m `local_steps`.
 
-Deviation: φ is averaged as it is, by rows; the paper takes Wasserstein barycentres of Gaussians, and means of clients.
+Deviation: φ itself is averaged, weighted by rows; the paper takes Wasserstein barycentres of Gaussians, and unweighted
+means over clients.
 """
 
 from __future__ import annotations
@@ -55,26 +56,26 @@ from pyro_fed.infer.variational.guide_ascent import Average, Fit, GuideAscent, i
 class SFVI(GuideAscent):
     """Structured federated variational inference with any Pyro guide that can be reparametrised.
 
-    Where the guide is a Gaussian or another exponential family, `FedEP(guide=...)` finds its best member in a handful
-    of rounds. This takes some thousand, for flows, low-rank normals, guides with dependent sites, and others.
+    For a Gaussian or another exponential family `FedEP(guide=...)` finds the best member in a handful of rounds. This
+    algorithm takes about a thousand, for flows, low-rank normals, guides with dependent sites, and others.
 
     Args:
         guide: an automatic guide, class or instance, a function of the model's arguments, or a `PyroModule`. The answer
             of `AutoDelta` is a point, the MAP estimate.
-        num_steps: steps of Adam; a round has `local_steps` of them, and the first half needs no rounds if there are
-            `surrogates`.
+        num_steps: number of Adam's steps; a round has `local_steps` of them, and the first half needs no rounds if
+            there are `surrogates`.
         local_steps: m; with more than one, clients move the guide's parameters, and the server takes their mean.
-        num_particles: S, draws of the guide a step.
+        num_particles: S, draws of the guide per step.
         bound: "elbo", or "iwae" with its S draws in one logarithm, which is tighter and makes guides wider. Its weights
             need all clients: in rounds of some of them they are biased.
         step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
-        final_share: what share of the learning rate is left after `num_steps`; from their half on it falls
+        final_share: ratio of the last learning rate to the first. In the second half of the steps the rate falls
             geometrically, and the guide's parameters are averaged.
-        num_guide_draws: draws of the fitted guide that are kept, each returned once by `run`; None keeps as many
-            as it is asked for, and 4,000 at least.
+        num_guide_draws: number of stored draws of the fitted guide, each returned once by `run`; None stores as many
+            as the run returns, and at least 4,000.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         surrogates: an algorithm that leaves a Gaussian, `Given`, or one of the names "fedep", "laplace" and
-            "local_sgld": the guide is fitted to that Gaussian before the first round. With None it begins at its own
+            "local_sgld". The guide is fitted to that Gaussian before the first round. With None it begins at its own
             start. "auto" is FedEP or FedLaplace, by the number of parameters, if they run on the model.
 
     Raises:
@@ -114,11 +115,11 @@ class SFVI(GuideAscent):
         return PointSFVI(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     def default_rounds(self, num_clients: int) -> int:
-        """As many rounds as make `num_steps` steps, or those after the steps towards the surrogates."""
+        """The rounds for `num_steps` steps, without the steps towards the surrogates."""
         return -(-(self.num_steps - self.steps_without_rounds) // self.local_steps)
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The algorithm that fits the surrogates, if they have to be fitted; a guide is refused before it runs."""
+        """The algorithm that fits the surrogates, if any; an unsuitable guide is refused before it runs."""
         self.program(problem)
         return surrogate_phase(self.surrogates, self.temperature) if self.steps_without_rounds else None
 
@@ -130,13 +131,13 @@ class SFVI(GuideAscent):
         if self.steps_without_rounds:
             target = fitted_surrogates(problem, self.surrogates, start)[1]
             fit = self.fitted_to(problem, target, fit, self.steps_without_rounds)
-        points, sent = self.no_points(problem)
+        points, message = self.no_points(problem)
         shared = {
             **as_entries(fit),
             **as_entries(Average.at(fit.params)),
             "num_rows": torch.tensor(float(problem.num_rows), dtype=torch.float64),
             "points": points,
-            "delta": fit.params if self.local_steps > 1 else sent,
+            "delta": fit.params if self.local_steps > 1 else message,
         }
         return shared, local
 
@@ -154,7 +155,7 @@ class SFVI(GuideAscent):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """The scores of a row at the draws, or the parameters' change in m steps."""
+        """Compute the scores per row at the draws, or the parameters' change in m steps."""
         rows = data.num_rows.double().clamp_min(1).unsqueeze(-1)
         if self.local_steps > 1:
             return {"delta": self._parameter_changes(problem, shared, data, shared["num_rows"] / rows[:, 0])}, {}, {}
@@ -162,7 +163,7 @@ class SFVI(GuideAscent):
         return {"delta": scores / rows}, after, {}
 
     def _parameter_changes(self, problem: Problem, shared: State, data: ClientData, weight: Tensor) -> Tensor:
-        """The changes of φ by m steps of each client, (C, P), whose likelihood counts with `weight` N / N_k, (C,)."""
+        """The changes of φ by m steps of each client, (C, P), with likelihoods weighted by `weight` N / N_k, (C,)."""
         each = zip(*(shared[name] for name in ("params", "step", "seed")), strict=True)
         fits = [Fit(params, step, seed, self.adam_at(params)) for params, step, seed in each]
         for _ in range(self.local_steps):
@@ -175,11 +176,11 @@ class SFVI(GuideAscent):
         return StepContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The mean over rows of what the clients sent; `refine` moves the guide by it."""
+        """Average the clients' messages over rows; `refine` moves the guide by the mean."""
         return {**shared, "delta": (weights.unsqueeze(-1) * messages["delta"]).sum(0)}
 
     def refine(self, problem: Problem, shared: State) -> State:
-        """Make one step of Adam on the ELBO, or take the mean of the clients' parameters; and average."""
+        """Take one step of Adam on the ELBO, or add the clients' mean change, and update the average."""
         delta, fit = shared["delta"], entries_as(Fit, shared)
         if self.local_steps > 1:
             fit = fit._replace(params=fit.params + delta, step=fit.step + self.local_steps)

@@ -1,9 +1,9 @@
-"""Clients at workers in other processes: requests of the server, and the replies of a worker (`Host`).
+"""Clients at workers in other processes: the server's requests, and the replies of a worker (`Host`).
 
-The server knows the clients' states at the start of a phase, since the algorithm computes them. It requests them at the
-end of a phase from which another one starts, and at checkpoints. Requests and replies may be lost. The server therefore
-repeats the start of a phase, and the verdict on the worker's last messages, in every request until one has been
-answered; the worker applies each of them once.
+The server knows the clients' states at the start of a phase, since the algorithm computes them. It requests them at
+checkpoints, and at the end of a phase from which another one starts. Requests and replies may be lost. So every request
+repeats the start of the phase, and the verdict on the worker's last messages, until the worker has answered; the worker
+applies each of them once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WorkerPhase:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The messages of a worker's clients that the server has used in a round, see `Executor.settle`."""
+    """The messages of a worker's clients that the server used in a round, see `Executor.settle`."""
 
     round: int
     taken: Tensor
@@ -53,8 +53,8 @@ class Verdict:
 class Request:
     """One request to a worker: for a round's work, for replies to a query (`indicator`), or for all states."""
 
-    phase: WorkerPhase | None  # until the worker has answered a request in it
-    verdict: Verdict | None  # the last one, until the worker has answered a request after it
+    phase: WorkerPhase | None  # None once the worker has answered a request of this phase
+    verdict: Verdict | None  # the last verdict; None once the worker has answered a request with it
     work: Work | None = None
     indicator: str | None = None
 
@@ -91,14 +91,13 @@ class Share:
     arguments: Arguments
     plate: str
     whole: Mapping[str, int]  # sizes of the split plates with all clients' rows
-    num_rows: int  # of all clients of the run
+    num_rows: int  # rows of all clients of the run
     dtype: torch.dtype
     quadrature: Quadrature
     form: type[Problem]  # the model unchanged, with the rows' own latents in the flat vector, or non-centred
     constants: dict[str, Tensor]  # values of `pyro.param` statements
-    data: (
-        ClientData  # the clients' rows (k, n); with tensors only for a model that indexes its own data, by row numbers
-    )
+    # the clients' rows (k, n); it contains tensors only for a model that indexes its own data, by row numbers
+    data: ClientData
     clients: list[int]
     numbers: Tensor | None  # the rows' numbers among those of the run (m,); None if `data` holds the rows' tensors
     compiler: tuple[str, bool, int, float | None]  # level, auto, rounds and seconds
@@ -123,19 +122,19 @@ class Share:
 
 
 def share_of(problem: Problem, data: ClientData, clients: list[int], places: Tensor) -> Share:
-    """A worker's share; its clients have these numbers in the run and these places (k,) in `data`."""
+    """The share of a worker whose clients have the numbers `clients` in the run and `places` (k,) in `data`."""
     index, num_rows = data.row_index[places], data.num_rows[places]
     valid = torch.arange(index.shape[1]) < num_rows.unsqueeze(-1)
     used = index[valid].unique()
-    # Padding points to the worker's first row; it has the weight zero.
-    moved = torch.where(valid, torch.searchsorted(used, index), 0)
+    # Padding refers to the worker's first row, with weight zero.
+    new_index = torch.where(valid, torch.searchsorted(used, index), 0)
     arguments, rows, numbers = problem.arguments, tuple[Tensor, ...](), None
     if arguments.num_rows is None:
         rows = tuple(leaf[used] if len(used) else torch.ones_like(leaf[:1]) for leaf in data.rows)
     else:
         arguments, numbers = arguments.alone(used), used if len(used) else used.new_zeros(1)
-    own = problem.compiler
-    compiler = own.level, own.auto, own.rounds, own.seconds
+    compiler_of_run = problem.compiler
+    compiler = compiler_of_run.level, compiler_of_run.auto, compiler_of_run.rounds, compiler_of_run.seconds
     return Share(
         arguments,
         problem.plate,
@@ -145,7 +144,7 @@ def share_of(problem: Problem, data: ClientData, clients: list[int], places: Ten
         problem.quadrature,
         type(problem),
         problem.bound.constants,
-        ClientData(rows, moved, num_rows),
+        ClientData(rows, new_index, num_rows),
         clients,
         numbers,
         compiler,
@@ -173,14 +172,14 @@ class Remote(Executor):
 
     @abstractmethod
     def worker_of(self, client: int) -> int:
-        """The number of the worker that has a client."""
+        """The number of a client's worker."""
 
     def revived(self, workers: list[int]) -> list[int]:
-        """Restart the dead ones of workers that have not answered, and return those restarted; by default none."""
+        """Restart dead workers among those that did not answer, and return the restarted ones; by default none."""
         return []
 
     def restorable(self, worker: int) -> bool:
-        """Whether the server knows the states of a worker's clients: they have none, or none has changed."""
+        """Whether the server knows the states of a worker's clients: there are none, or they are unchanged."""
         return not self.local or worker not in self._changed
 
     @abstractmethod
@@ -188,46 +187,46 @@ class Remote(Executor):
         """The workers' replies to their requests; for a missing reply, a sentence with the reason."""
 
     def execute(self, work: Work) -> Reply:
-        """Each worker does its clients' part of the work; the new states stay there."""
+        """Let each worker do its clients' part of the work; the new states stay at the workers."""
         if work.round != self._round:
             self._round, self._asked = work.round, {}
-        homes = self._positions_by_worker(work.clients)
-        for worker, at in homes.items():
+        positions = self._positions_by_worker(work.clients)
+        for worker, at in positions.items():
             self._asked.setdefault(worker, []).extend(work.slots[i] for i in at.tolist())
-        return merge_replies(homes, self._send({worker: work.part(at) for worker, at in homes.items()}))
+        return merge_replies(positions, self._send({worker: work.part(at) for worker, at in positions.items()}))
 
     def settle(self, taken: Tensor, feedback: State) -> None:
-        """Store the verdict, which is sent to each worker with its next request."""
+        """Store the verdict, which each worker receives with its next request."""
         for worker, slots in self._asked.items():
-            here = torch.isin(taken, torch.tensor(slots))
-            if bool(here.any()):
-                self._verdicts[worker] = Verdict(self._round, taken[here], select(feedback, here))
+            of_worker = torch.isin(taken, torch.tensor(slots))
+            if bool(of_worker.any()):
+                self._verdicts[worker] = Verdict(self._round, taken[of_worker], select(feedback, of_worker))
                 self._changed.add(worker)
 
     def ask(self, kind: str, work: Work) -> State:
         """The clients' replies to a query, in the order of `work`; StoppedError if a worker has not replied."""
-        homes = self._positions_by_worker(work.clients)
-        answers = self._send({worker: work.part(at) for worker, at in homes.items()}, kind)
+        positions = self._positions_by_worker(work.clients)
+        answers = self._send({worker: work.part(at) for worker, at in positions.items()}, kind)
         self._require(answers, f"the schedule needs every client's {kind}")
-        reports = concatenate([answers[worker] for worker in homes])
-        return select(reports, torch.cat(list(homes.values())).argsort())
+        reports = concatenate([answers[worker] for worker in positions])
+        return select(reports, torch.cat(list(positions.values())).argsort())
 
     def collect(self) -> State:
         """The states of all clients; changed states are requested from the workers."""
-        homes = self._positions_by_worker(list(self.place))
-        answers = self._send({worker: None for worker in homes if self.local and worker in self._changed})
+        positions = self._positions_by_worker(list(self.place))
+        answers = self._send({worker: None for worker in positions if self.local and worker in self._changed})
         self._require(answers, "their states are needed, by the next phase or a checkpoint")
         for worker, state in answers.items():
-            write(self.local, homes[worker], state)
+            write(self.local, positions[worker], state)
             self._changed.discard(worker)
         return self.local
 
     def _send(self, parts: Mapping[int, Work | None], indicator: str | None = None) -> dict[int, Any]:
-        """The workers' replies. Dead workers that could be restarted with their clients' states are asked again."""
+        """The workers' replies. Requests to dead workers that could be restarted are repeated."""
         answers = self._replies_of_one_attempt(parts, indicator)
-        again = self.revived([worker for worker, answer in answers.items() if isinstance(answer, str)])
-        self._begun -= set(again)
-        return answers | self._replies_of_one_attempt({worker: parts[worker] for worker in again}, indicator)
+        revived = self.revived([worker for worker, answer in answers.items() if isinstance(answer, str)])
+        self._begun -= set(revived)
+        return answers | self._replies_of_one_attempt({worker: parts[worker] for worker in revived}, indicator)
 
     def _replies_of_one_attempt(self, parts: Mapping[int, Work | None], indicator: str | None) -> dict[int, Any]:
         requests = {
@@ -245,7 +244,7 @@ class Remote(Executor):
         for worker, answer in answers.items():
             if isinstance(answer, str):
                 clients = [client for client in self.place if self.worker_of(client) == worker]
-                raise StoppedError(f"clients {clients}: {answer}; {why}. Run again, without them if they stay away")
+                raise StoppedError(f"clients {clients}: {answer}; {why}. Run again, without them if they stay absent")
 
     def _beginning(self, worker: int) -> WorkerPhase | None:
         if worker in self._begun:
@@ -255,14 +254,14 @@ class Remote(Executor):
 
     def _positions_by_worker(self, clients: list[int]) -> dict[int, Tensor]:
         """The positions in `clients` of each worker's clients, by worker."""
-        homes: dict[int, list[int]] = {}
+        positions: dict[int, list[int]] = {}
         for position, client in enumerate(clients):
-            homes.setdefault(self.worker_of(client), []).append(position)
-        return {worker: torch.tensor(at) for worker, at in sorted(homes.items())}
+            positions.setdefault(self.worker_of(client), []).append(position)
+        return {worker: torch.tensor(at) for worker, at in sorted(positions.items())}
 
 
 def merge_replies(parts: Mapping[int, Tensor], answers: Mapping[int, Reply | str]) -> Reply:
-    """Merge the workers' replies, or reasons for none; `parts` are ascending positions in the work."""
+    """Merge the workers' replies, or the reasons for missing ones; `parts` are ascending positions in the work."""
     replies: list[Reply] = []
     positions: list[int] = []
     failures: dict[int, str] = {}

@@ -259,7 +259,7 @@ def test_fald_refuses_what_it_cannot_average():
         (
             {"surrogates": pf.infer.Given(torch.ones(4, 3), torch.ones(4, 3))},
             None,
-            "have dimension 3, the model's vector 2",
+            "expected surrogates of the model's dimension 2, received 3",
         ),
         ({}, Explicit([[0, 1]]), "visits one client a round, but the schedule named 6 in all"),
     ],
